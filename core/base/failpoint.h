@@ -1,0 +1,17 @@
+// Named places where a test may make something go wrong. In the product library they are nothing at all.
+// Touches nothing here; link/chaos.cc, part of the test-only library, holds the actions.
+#pragma once
+
+#include "base/kind.h"
+
+namespace farandole {
+
+#ifdef FARANDOLE_CHAOS
+// May kill or stop the process, delay, or throw Failure, as the test asked for "<kind>.<phase>" (or "*.<phase>").
+void failpoint(const void* engine, Kind kind, const char* phase);
+#define FARANDOLE_FAILPOINT(engine, kind, phase) ::farandole::failpoint(engine, kind, phase)
+#else
+#define FARANDOLE_FAILPOINT(engine, kind, phase) (static_cast<void>(0))
+#endif
+
+}  // namespace farandole

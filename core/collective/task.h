@@ -1,0 +1,141 @@
+// Task: a collective as a resumable step. It runs until a link would block, and goes on when it is advanced again.
+// Touches base/ alone.
+#pragma once
+
+#include <coroutine>
+#include <exception>
+#include <utility>
+
+namespace farandole {
+
+// A coroutine that is polled. `co_await until([&] { return ...; })` suspends until the condition holds; `co_await task`
+// runs another Task to its end inside this one. Whoever owns the outermost Task calls advance() again and again.
+// Destroying a Task cancels it.
+class Task {
+ public:
+  struct promise_type;
+  using Handle = std::coroutine_handle<promise_type>;
+
+  struct Condition {
+    virtual bool holds() = 0;  // may throw: the exception continues in the coroutine that waits
+
+   protected:
+    ~Condition() = default;
+  };
+
+  // Shared by a chain of nested tasks: the innermost one and what it waits for.
+  struct Stack {
+    std::coroutine_handle<> top;
+    Condition* waiting = nullptr;
+  };
+
+  struct promise_type {
+    Stack* stack = nullptr;
+    std::coroutine_handle<> caller;  // null for the outermost
+    std::exception_ptr error;
+
+    Task get_return_object() { return Task(Handle::from_promise(*this)); }
+    std::suspend_always initial_suspend() noexcept { return {}; }
+    struct Final {
+      bool await_ready() noexcept { return false; }
+      std::coroutine_handle<> await_suspend(Handle self) noexcept {
+        promise_type& promise = self.promise();
+        if (!promise.caller) return std::noop_coroutine();
+        promise.stack->top = promise.caller;
+        return promise.caller;
+      }
+      void await_resume() noexcept {}
+    };
+    Final final_suspend() noexcept { return {}; }
+    void return_void() {}
+    void unhandled_exception() { error = std::current_exception(); }
+  };
+
+  Task() = default;
+  Task(Task&& other) noexcept : handle_(std::exchange(other.handle_, {})) {}
+  Task& operator=(Task&& other) noexcept {
+    if (this != &other) {
+      if (handle_) handle_.destroy();
+      handle_ = std::exchange(other.handle_, {});
+    }
+    return *this;
+  }
+  ~Task() {
+    if (handle_) handle_.destroy();
+  }
+  Handle handle() const { return handle_; }
+  explicit operator bool() const { return static_cast<bool>(handle_); }
+
+  // co_await task
+  bool await_ready() const { return false; }
+  std::coroutine_handle<> await_suspend(Handle caller) {
+    promise_type& promise = handle_.promise();
+    promise.stack = caller.promise().stack;
+    promise.caller = caller;
+    promise.stack->top = handle_;
+    return handle_;
+  }
+  void await_resume() {
+    if (handle_.promise().error) std::rethrow_exception(handle_.promise().error);
+  }
+
+ private:
+  explicit Task(Handle handle) : handle_(handle) {}
+  Handle handle_;
+};
+
+// The owner's side of an outermost Task.
+class Running {
+ public:
+  explicit Running(Task task) : task_(std::move(task)) {
+    task_.handle().promise().stack = &stack_;
+    stack_.top = task_.handle();
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+  // Goes on as far as it can. True when it has finished; throws what the body threw.
+  // `moved` is set when anything was done.
+  bool advance(bool& moved) {
+    while (!task_.handle().done()) {
+      if (stack_.waiting != nullptr) {
+        bool holds = true;
+        try {
+          holds = stack_.waiting->holds();
+        } catch (...) {
+          holds = true;  // the awaiter evaluates again and throws inside the coroutine
+        }
+        if (!holds) return false;
+        stack_.waiting = nullptr;
+      }
+      moved = true;
+      stack_.top.resume();
+    }
+    if (task_.handle().promise().error) std::rethrow_exception(task_.handle().promise().error);
+    return true;
+  }
+
+ private:
+  Task task_;
+  Task::Stack stack_;
+};
+
+template <class Predicate>
+class Until final : public Task::Condition {
+ public:
+  explicit Until(Predicate predicate) : predicate_(std::move(predicate)) {}
+  bool holds() override { return predicate_(); }
+  bool await_ready() { return predicate_(); }
+  void await_suspend(Task::Handle self) { self.promise().stack->waiting = this; }
+  void await_resume() { (void)predicate_(); }  // throws here what made the wait end
+
+ private:
+  Predicate predicate_;
+};
+
+template <class Predicate>
+Until<Predicate> until(Predicate predicate) {
+  return Until<Predicate>(std::move(predicate));
+}
+
+}  // namespace farandole

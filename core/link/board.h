@@ -1,0 +1,56 @@
+// The board: one page per rank where it tells its neighbours on the host whether it sleeps and must be rung.
+// Touches os/.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "os/memory.h"
+#include "os/poller.h"
+
+namespace farandole::link {
+
+// Lies in shared memory; written by its owner alone.
+struct BoardPage {
+  std::uint64_t magic;
+  std::uint64_t nonce;  // also sent in `hello`: reading it back proves that both look at the same memory
+  std::uint32_t generation;
+  std::uint32_t rank;
+  alignas(64) std::atomic<std::uint32_t> sleeping;
+};
+inline constexpr std::uint64_t kBoardMagic = 0x656c6f646e617261;  // "arandole"
+inline constexpr std::size_t kBoardBytes = 4096;
+
+// Mine. `sleep_soon` then looking once more at everything, then waiting, loses no ring: publishers store first, then read
+// `sleeping`, with a full fence in between on both sides.
+class Board {
+ public:
+  Board(std::uint32_t generation, int rank, std::uint64_t nonce);
+  const os::SharedMemory& memory() const { return memory_; }
+  void sleep_soon();
+  void awake();
+
+ private:
+  os::SharedMemory memory_;
+  BoardPage* page_;
+};
+
+// A neighbour's board and doorbell.
+class Neighbour {
+ public:
+  // Throws Failure(precondition) when magic, nonce, generation or rank are not what the neighbour said.
+  Neighbour(os::Descriptor board, os::Descriptor doorbell, std::uint32_t generation, int rank, std::uint64_t nonce);
+  // Call after publishing; rings only when the neighbour sleeps. The caller has issued a seq_cst fence since its store.
+  void notify() const {
+    if (page_->sleeping.load(std::memory_order_relaxed) != 0) bell_.ring();
+  }
+
+ private:
+  os::SharedMemory memory_;
+  const BoardPage* page_;
+  os::Doorbell bell_;
+};
+
+}  // namespace farandole::link

@@ -1,0 +1,71 @@
+// Rings: how the members of one group on one host pass chunks through shared memory. Each writes only its own file.
+// Touches os/.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "link/board.h"
+#include "os/memory.h"
+
+namespace farandole::link {
+
+// Lanes of a writer: lane r (r = a local member) is read by that member alone; lane `everyone` by all the others.
+// A lane is a ring of `slots` slots of `slot_bytes`; what a slot holds is known to both sides from the collective they
+// run, so nothing but the bytes and a count is ever published. Counts only grow, over all collectives of the group.
+struct RingShape {
+  int members = 1;  // on this host
+  std::size_t slot_bytes = 64 << 10;
+  int slots = 4;
+  std::size_t file_bytes() const;
+};
+
+// The words of the plan (engine/): published beside the rings.
+struct Words {
+  alignas(64) std::atomic<std::uint64_t> own;     // this member's word
+  alignas(64) std::atomic<std::uint64_t> remote;  // the host leader's sum of the other hosts' words
+};
+
+class Rings {
+ public:
+  static constexpr int everyone = -1;
+
+  Rings(RingShape shape, int me);  // creates my file
+  const os::SharedMemory& memory() const;
+  // A neighbour's file; all of them are needed before the first claim.
+  void attach(int member, os::Descriptor file, const Neighbour* neighbour);
+  bool complete() const;
+  void close_file();  // after everyone has my file
+
+  int members() const { return shape_.members; }
+  int me() const { return me_; }
+  std::size_t slot_bytes() const { return shape_.slot_bytes; }
+  int slots() const { return shape_.slots; }
+
+  // Writing: claim(lane) gives the next free slot of my lane, or nullptr while a reader has not caught up; publish(lane)
+  // makes it visible and wakes sleeping readers. Claiming twice without publishing gives the same slot.
+  std::byte* claim(int lane);
+  void publish(int lane);
+  // Reading: the oldest unread slot of `writer`'s lane to me (`everyone` = false) or to all (true), or nullptr.
+  const std::byte* peek(int writer, bool from_everyone) const;
+  void consume(int writer, bool from_everyone);
+
+  Words& my_words();
+  const Words& words_of(int member) const;
+  void notify(int member) const;  // wakes it if it sleeps; fences first
+  void notify_all() const;
+
+ private:
+  RingShape shape_;
+  int me_;
+  struct Lane;  // cached counters, to touch the other side's cache lines only when needed
+  std::unique_ptr<Lane[]> lanes_;
+  os::SharedMemory mine_;
+  std::vector<os::SharedMemory> files_;
+  std::vector<const Neighbour*> neighbours_;
+};
+
+}  // namespace farandole::link

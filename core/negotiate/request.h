@@ -1,0 +1,69 @@
+// Requests, buckets and their bytes: what ranks tell the group's first member, and what it answers.
+// Pure. Touches base/ and wire/.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "base/kind.h"
+#include "wire/buffer.h"
+
+namespace farandole::negotiate {
+
+// One operation that a member submits.
+struct Request {
+  Kind kind = Kind::allreduce;
+  DType dtype = DType::float32;
+  ReduceOp op = ReduceOp::sum;
+  std::int32_t root = -1;    // broadcast: the root's rank in the job
+  std::int32_t device = -1;  // -1: CPU, else a GPU's number
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::string name;          // unique among the member's pending requests; "<kind>.noname.<n>" when the user gave none
+  bool unnamed = false;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> splits;  // alltoall: rows for each member. add_group: sets as [count, ranks..., count, ranks...]. remove_group: [id]
+  std::string bundle;        // tensors with one bundle name become ready together; "" when alone
+  std::uint32_t bundle_size = 0;
+
+  std::int64_t elements() const;
+  std::size_t bytes() const;
+  // Equal for requests that may follow the same plan: the name (or, unnamed, everything else), see plan.h.
+  std::string key() const;
+  bool same_but_name(const Request& other) const;
+};
+
+// One tensor of a bucket, as all members agreed on it.
+struct Item {
+  std::string name;
+  DType dtype = DType::float32;
+  std::vector<std::int64_t> shape;          // allreduce, broadcast, reducescatter: of all; allgather, alltoall: of the first member
+  std::vector<std::int64_t> first_dims;     // allgather, alltoall: by member
+  std::vector<std::int64_t> splits;         // alltoall: members x members, row = sender. add_group, remove_group: the request's
+};
+
+// What all members run next: one fused collective, or an error for the tensors named. Order is the order of the bytes.
+struct Bucket {
+  Kind kind = Kind::allreduce;
+  ReduceOp op = ReduceOp::sum;
+  std::int32_t root = -1;
+  std::int32_t device = -1;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::vector<Item> items;
+  Error error;                // failed(): every member's request of these names ends with it
+  std::int32_t joined = 0;    // members that had joined: they contribute zeros
+  std::int32_t last_joined = -1;  // kind join: the rank that joined last
+
+  std::size_t bytes() const;  // of the reduced or broadcast tensors; gathered bytes for allgather
+};
+
+void encode(wire::Writer& writer, const Request& request);
+Request decode_request(wire::Reader& reader);  // look at reader.ok() after it
+void encode(wire::Writer& writer, const Bucket& bucket);
+Bucket decode_bucket(wire::Reader& reader);
+
+}  // namespace farandole::negotiate

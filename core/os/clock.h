@@ -1,0 +1,31 @@
+// Time, threads and waiting on a word.
+// Touches the operating system.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <thread>
+
+namespace farandole::os {
+
+std::int64_t now_ns();  // monotonic
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+// Sleeps while *word == expected, at most `timeout_ns`. Returns early on a wake-up or a signal; the caller looks again.
+void futex_wait(const std::atomic<std::uint32_t>* word, std::uint32_t expected, std::int64_t timeout_ns);
+void futex_wake_all(const std::atomic<std::uint32_t>* word);
+
+// A thread that blocks every signal (they belong to the user's threads) and carries `name` (15 characters).
+std::thread start_thread(const char* name, std::function<void()> body);
+
+int usable_cores();  // of this process, by its affinity mask
+
+}  // namespace farandole::os

@@ -1,0 +1,12 @@
+// What happens to the core in a forked child: descriptors are closed, mappings are absent, calls are refused.
+// Touches the operating system. The registry in fork.cc is the one global of the core: pthread_atfork knows no object.
+#pragma once
+
+namespace farandole::os {
+
+void watch_descriptor(int fd);    // close it in forked children
+void forget_descriptor(int fd);
+// Counts up in every forked child; an engine that remembers another number belongs to the parent.
+unsigned fork_depth();
+
+}  // namespace farandole::os

@@ -1,0 +1,37 @@
+// Memory shared between processes: a nameless, fully allocated, sealed memory file that one rank writes and others read.
+// Touches the operating system.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "os/descriptor.h"
+
+namespace farandole::os {
+
+class SharedMemory {
+ public:
+  SharedMemory() = default;
+  // A new file, allocated in full (so that no later access can fail), sealed against resizing and, after this mapping,
+  // against further writable mappings (F_SEAL_FUTURE_WRITE where the kernel has it). Zero-filled; MADV_DONTFORK.
+  // Throws Failure(no_memory) with what to do (ulimit, /dev/shm size, memory limit of the container).
+  static SharedMemory create(std::size_t bytes);
+  // Somebody else's file, read-only. Throws Failure(precondition) when its size is not `bytes` or it could still shrink.
+  static SharedMemory open(Descriptor file, std::size_t bytes);
+  ~SharedMemory();
+  SharedMemory(SharedMemory&&) noexcept;
+  SharedMemory& operator=(SharedMemory&&) noexcept;
+
+  std::byte* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  const Descriptor& file() const { return file_; }  // kept by the creator until everyone has it
+  void close_file() { file_.reset(); }
+  explicit operator bool() const { return data_ != nullptr; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  Descriptor file_;
+};
+
+}  // namespace farandole::os

@@ -1,0 +1,46 @@
+// The frame: the unit of bytes on a stream between two ranks.
+// Pure. Touches base/ alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace farandole::wire {
+
+enum class FrameType : std::uint8_t {
+  data = 1,     // a run of a message's bytes
+  grant = 2,    // the receiver of a message is ready for it
+  control = 3,  // a typed message between the engines; `step` holds its type
+  leave = 4,    // the last frame of a rank that leaves in good order
+};
+
+// Which message a frame belongs to: the `step`th of collective `sequence` of `group` (its meaning is the collective's).
+struct Tag {
+  std::uint32_t group = 0;
+  std::uint64_t sequence = 0;
+  std::uint32_t step = 0;
+  auto operator<=>(const Tag&) const = default;
+};
+
+// On the wire: fixed 48 bytes, little-endian: magic u16, type u8, flags u8, generation u32, group u32, step u32,
+// sequence u64, total u64 (bytes of the whole message), length u32 (bytes that follow), payload crc u32, header crc u32,
+// zero u32.
+struct Frame {
+  FrameType type = FrameType::data;
+  std::uint32_t generation = 0;
+  Tag tag;
+  std::uint64_t total = 0;
+  std::uint32_t length = 0;
+  std::uint32_t crc = 0;  // CRC32C of the payload; 0 on links inside a host, which are not checked
+};
+inline constexpr std::size_t kFrameBytes = 48;
+inline constexpr std::uint32_t kLargestData = 1u << 20;     // payload of one data frame
+inline constexpr std::uint32_t kLargestControl = 64u << 20;  // payload of one control frame
+
+void encode(const Frame& frame, std::span<std::byte, kFrameBytes> out);
+// Nothing when the magic, the header's CRC, the type or a length is wrong.
+std::optional<Frame> decode(std::span<const std::byte, kFrameBytes> in);
+
+}  // namespace farandole::wire
