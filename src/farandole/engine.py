@@ -1,0 +1,196 @@
+# What an engine is: requests go in, outcomes come out. Both engines (native.py, reference.py) speak these words.
+# Touches NumPy alone.
+"""The vocabulary between the operations that users call and the engine that carries them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Kind(IntEnum):
+    """The operations a rank can ask for; the numbers are those of the core."""
+
+    ALLREDUCE = 0
+    ALLGATHER = 1
+    BROADCAST = 2
+    ALLTOALL = 3
+    REDUCESCATTER = 4
+    BARRIER = 5
+    JOIN = 6
+    ADD_GROUP = 7
+    REMOVE_GROUP = 8
+    SEND = 9
+    RECEIVE = 10
+
+
+class DType(IntEnum):
+    """Element types; the numbers are those of the core, the lower-case names are NumPy's."""
+
+    BOOL = 0
+    UINT8 = 1
+    INT8 = 2
+    UINT16 = 3
+    INT16 = 4
+    INT32 = 5
+    INT64 = 6
+    FLOAT16 = 7
+    FLOAT32 = 8
+    FLOAT64 = 9
+    BFLOAT16 = 10
+
+
+class ReduceOp(IntEnum):
+    """Reductions, with Horovod's numbers."""
+
+    AVERAGE = 0
+    SUM = 1
+    ADASUM = 2
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+
+
+# NumPy has no bfloat16: such elements travel in uint16 arrays, and only the request's dtype knows.
+STORAGE: dict[DType, np.dtype[Any]] = {
+    DType.BOOL: np.dtype(np.bool_),
+    DType.UINT8: np.dtype(np.uint8),
+    DType.INT8: np.dtype(np.int8),
+    DType.UINT16: np.dtype(np.uint16),
+    DType.INT16: np.dtype(np.int16),
+    DType.INT32: np.dtype(np.int32),
+    DType.INT64: np.dtype(np.int64),
+    DType.FLOAT16: np.dtype(np.float16),
+    DType.FLOAT32: np.dtype(np.float32),
+    DType.FLOAT64: np.dtype(np.float64),
+    DType.BFLOAT16: np.dtype(np.uint16),
+}
+
+_BY_NUMPY: dict[np.dtype[Any], DType] = {dtype: key for key, dtype in STORAGE.items() if key != DType.BFLOAT16}
+
+
+def dtype_of(array: Array) -> DType:
+    """The element type of an array; ValueError lists the supported ones."""
+    found = _BY_NUMPY.get(array.dtype)
+    if found is not None:
+        return found
+    if array.dtype.name == "bfloat16":
+        return DType.BFLOAT16
+    supported = ", ".join(key.name.lower() for key in DType)
+    raise ValueError(f"arrays of dtype {array.dtype} are not supported; supported are {supported}")
+
+
+# The order is that of the core (farandole_counter).
+COUNTERS: tuple[str, ...] = (
+    "bytes_sent",
+    "bytes_received",
+    "frames",
+    "negotiated_buckets",
+    "planned_buckets",
+    "diverts",
+    "shared_memory_bytes",
+    "collectives",
+    "wakeups",
+)
+
+
+@dataclass(slots=True)
+class Request:
+    """One operation. Arrays are C-contiguous and stay untouched by the caller until the handle is done.
+
+    `output` may be `input` itself (in place). Only allgather and alltoall leave it None: the engine allocates.
+    """
+
+    kind: Kind
+    name: str | None = None  # None: paired across ranks by the order of calls per (group, kind)
+    input: Array | None = None
+    output: Array | None = None
+    dtype: DType | None = None  # None: that of the input (or output); BFLOAT16 must be said, its arrays are uint16
+    op: ReduceOp = ReduceOp.SUM
+    group: int = 0
+    peer: int = -1  # broadcast: the root; send, receive: the other side. A rank in the job, not in the group
+    splits: Sequence[int] | None = None  # alltoall: rows per member; add_group: count, ranks..., again; remove: the id
+    prescale: float = 1.0
+    postscale: float = 1.0
+    tag: int = 0
+
+    def elements(self) -> DType:
+        """The element type, said or found; uint8 where no array is involved (barrier, join)."""
+        if self.dtype is not None:
+            return self.dtype
+        array = self.input if self.input is not None else self.output
+        return DType.UINT8 if array is None else dtype_of(array)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a request. bfloat16 results are uint16 arrays."""
+
+    output: Array | None = None
+    splits: NDArray[np.int64] | None = None  # alltoall: rows received from each member
+    value: int = 0  # join: the last rank to join; add_group: the first new group's id (the rest follow)
+
+
+class Engine(Protocol):
+    """One rank's engine. Calls are safe from any thread; errors are those of errors.py, ValueError for bad arguments."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def submit(self, requests: Sequence[Request], bundle: bool = False) -> list[int]:
+        """Accepts all requests or none and gives their handles; with `bundle` they become ready together."""
+        ...
+
+    def poll(self, handle: int) -> bool:
+        """Whether the operation is done (or has failed); ValueError for an unknown handle."""
+        ...
+
+    def wait(self, handle: int, timeout: float | None = None) -> Outcome:
+        """Waits and releases the handle. FarandoleTimeout after `timeout` seconds leaves the handle as it was."""
+        ...
+
+    def add_link(self, peer: int, fd: int, kind: int) -> None:
+        """Takes over a connected, authenticated stream to `peer`; kind 0: unix socket on one host, 1: TCP."""
+        ...
+
+    def watch_links(self, wanted: Callable[[int], None]) -> None:
+        """From now on `wanted(peer)` is called, on a Python thread, when a link to `peer` is needed."""
+        ...
+
+    def start(self, timeout: float) -> None:
+        """Begins to work once the first links are there; raises after `timeout` seconds."""
+        ...
+
+    def leave(self, linger: float = 2.0) -> None:
+        """Leaves in good order: pending operations end with ShutDown, peers are told."""
+        ...
+
+    def close(self) -> None:
+        """Leaves if need be and frees everything. Calling it again does nothing."""
+        ...
+
+    def revoke(self, code: int, rank: int, message: str) -> None:
+        """Ends every operation now, for good, here and on the peers; `rank` is blamed (or -1)."""
+        ...
+
+    def counter(self, name: str) -> int:
+        """One of COUNTERS."""
+        ...
+
+    def trace(self, on: bool, mark_plans: bool = False) -> None:
+        """Switches the recording of trace events."""
+        ...
+
+    def trace_drain(self) -> bytes:
+        """Recorded events so far, one JSON object per line; empty when there are none."""
+        ...
