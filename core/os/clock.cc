@@ -1,0 +1,74 @@
+// Time, threads and waiting on a word, by Linux's means.
+// Touches the operating system.
+#include "os/clock.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <climits>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+
+namespace farandole::os {
+
+std::int64_t now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+// Not FUTEX_PRIVATE: the word may lie in memory that another process writes.
+void futex_wait(const std::atomic<std::uint32_t>* word, std::uint32_t expected, std::int64_t timeout_ns) {
+  if (timeout_ns <= 0) return;
+  timespec timeout{};
+  timeout.tv_sec = static_cast<time_t>(timeout_ns / 1'000'000'000);
+  timeout.tv_nsec = static_cast<long>(timeout_ns % 1'000'000'000);
+  syscall(SYS_futex, word, FUTEX_WAIT, expected, &timeout, nullptr, 0);
+}
+
+void futex_wake_all(const std::atomic<std::uint32_t>* word) {
+  syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+std::thread start_thread(const char* name, std::function<void()> body) {
+  sigset_t blocked, before;
+  sigfillset(&blocked);
+  // A fault in the thread itself cannot be anybody else's: crash reporters must see it.
+  for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) sigdelset(&blocked, fault);
+  pthread_sigmask(SIG_BLOCK, &blocked, &before);  // the new thread inherits it from its first instruction on
+  try {
+    std::thread thread([label = std::string(name).substr(0, 15), run = std::move(body)] {
+      pthread_setname_np(pthread_self(), label.c_str());
+      run();
+    });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return thread;
+  } catch (const std::system_error& error) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw Failure(Code::no_memory, std::string("cannot start a thread: ") + error.what() +
+                                       ": raise `ulimit -u` or the container's limit of processes");
+  }
+}
+
+int usable_cores() {
+  for (int cores = 1024; cores <= (1 << 18); cores *= 4) {
+    cpu_set_t* mask = CPU_ALLOC(cores);
+    if (mask == nullptr) break;
+    const std::size_t bytes = CPU_ALLOC_SIZE(cores);
+    const int count = sched_getaffinity(0, bytes, mask) == 0 ? CPU_COUNT_S(bytes, mask) : 0;
+    CPU_FREE(mask);
+    if (count > 0) return count;
+  }
+  const unsigned fallback = std::thread::hardware_concurrency();
+  return fallback == 0 ? 1 : static_cast<int>(fallback);
+}
+
+}  // namespace farandole::os

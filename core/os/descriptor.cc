@@ -1,0 +1,34 @@
+// Owning, duplicating and closing a descriptor.
+// Touches the operating system.
+#include "os/descriptor.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "os/failure.h"
+#include "os/fork.h"
+
+namespace farandole::os {
+
+Descriptor::Descriptor(int fd) : fd_(fd < 0 ? -1 : fd) {
+  if (fd_ < 0) return;
+  fcntl(fd_, F_SETFD, FD_CLOEXEC);  // a binding may have handed over one that is not
+  watch_descriptor(fd_);
+}
+
+void Descriptor::reset() {
+  if (fd_ < 0) return;
+  const int fd = std::exchange(fd_, -1);
+  if (forget_descriptor(fd)) close(fd);
+}
+
+Descriptor Descriptor::duplicate() const {
+  if (fd_ < 0) return {};
+  const int copy = fcntl(fd_, F_DUPFD_CLOEXEC, 0);
+  if (copy < 0) fail("cannot duplicate a descriptor", errno);
+  return Descriptor(copy);
+}
+
+}  // namespace farandole::os

@@ -1,0 +1,124 @@
+// Shared memory files: memfd with seals, or an unlinked file in /dev/shm on kernels without it.
+// Touches the operating system.
+#include "os/memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "os/failure.h"
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+namespace farandole::os {
+
+namespace {
+
+int create_memfd() {
+  return static_cast<int>(syscall(SYS_memfd_create, "farandole", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+}
+
+// The kernel, or a sandbox around this process, has no memory files.
+bool without_memfd(int error) { return error == ENOSYS || error == EPERM; }
+
+int create_in_dev_shm() { return open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL, 0600); }
+
+[[noreturn]] void fail_to_allocate(std::size_t bytes, int error) {
+  const std::string what = "cannot allocate " + std::to_string((bytes + 1023) >> 10) + " KiB of shared memory: ";
+  if (error == EMFILE || error == ENFILE) fail("cannot create shared memory", error);
+  throw Failure(Code::no_memory, what + std::generic_category().message(error) +
+                                     ": raise the memory limit of the container, or the size of /dev/shm "
+                                     "(docker run --shm-size)");
+}
+
+std::byte* map(int fd, std::size_t bytes, int protection) {
+  void* data = mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) fail_to_allocate(bytes, errno);
+  madvise(data, bytes, MADV_DONTFORK);
+  return static_cast<std::byte*>(data);
+}
+
+// After the only writable mapping exists. F_SEAL_FUTURE_WRITE came with Linux 5.1; a file without seals says EINVAL or,
+// in /dev/shm, EPERM.
+void seal(int fd) {
+  fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
+  fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE);
+  fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL);
+}
+
+// Somebody who could shrink the file could make us die of SIGBUS.
+bool can_shrink(int fd) {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals >= 0 && (seals & F_SEAL_SHRINK) != 0) return false;
+  // Without seals it is accepted only where this process, too, could have made no other kind.
+  const int probe = create_memfd();
+  if (probe < 0) return !without_memfd(errno);
+  close(probe);
+  return true;
+}
+
+}  // namespace
+
+SharedMemory SharedMemory::create(std::size_t bytes) {
+  int fd = create_memfd();
+  if (fd < 0 && without_memfd(errno)) fd = create_in_dev_shm();
+  if (fd < 0) fail_to_allocate(bytes, errno);
+  SharedMemory memory;
+  memory.file_ = Descriptor(fd);
+  const auto size = static_cast<off_t>(bytes);
+  if (ftruncate(fd, size) != 0) fail_to_allocate(bytes, errno);
+  int result = 0;
+  do {
+    result = posix_fallocate(fd, 0, size);
+  } while (result == EINTR);
+  if (result != 0) fail_to_allocate(bytes, result);
+  memory.data_ = map(fd, bytes, PROT_READ | PROT_WRITE);
+  memory.bytes_ = bytes;
+  seal(fd);
+  return memory;
+}
+
+SharedMemory SharedMemory::open(Descriptor file, std::size_t bytes) {
+  struct stat status {};
+  if (fstat(file.get(), &status) != 0) fail("cannot look at a shared memory file", errno);
+  if (!S_ISREG(status.st_mode) || static_cast<std::size_t>(status.st_size) != bytes) {
+    throw Failure(Code::precondition, "a shared memory file has " + std::to_string(status.st_size) +
+                                          " bytes where " + std::to_string(bytes) + " were announced");
+  }
+  if (can_shrink(file.get())) {
+    throw Failure(Code::precondition, "a shared memory file is not sealed against shrinking");
+  }
+  SharedMemory memory;
+  memory.data_ = map(file.get(), bytes, PROT_READ);
+  memory.bytes_ = bytes;
+  memory.file_ = std::move(file);
+  return memory;
+}
+
+SharedMemory::~SharedMemory() {
+  if (data_ != nullptr) munmap(data_, bytes_);
+}
+
+SharedMemory::SharedMemory(SharedMemory&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)), file_(std::move(other.file_)) {}
+
+SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
+  if (this != &other) {
+    if (data_ != nullptr) munmap(data_, bytes_);
+    data_ = std::exchange(other.data_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+    file_ = std::move(other.file_);
+  }
+  return *this;
+}
+
+}  // namespace farandole::os

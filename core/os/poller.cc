@@ -1,0 +1,91 @@
+// epoll, eventfd and pidfd.
+// Touches the operating system.
+#include "os/poller.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "os/failure.h"
+
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434  // one number on every architecture
+#endif
+
+namespace farandole::os {
+
+namespace {
+
+constexpr int kEventsAtOnce = 64;
+
+epoll_event interest(std::uint64_t key, bool writable) {
+  epoll_event event{};
+  event.events = EPOLLIN | (writable ? EPOLLOUT : 0u);
+  event.data.u64 = key;
+  return event;
+}
+
+}  // namespace
+
+Poller::Poller() {
+  const int fd = epoll_create1(EPOLL_CLOEXEC);
+  if (fd < 0) fail("cannot create an event loop", errno);
+  epoll_ = Descriptor(fd);
+}
+
+void Poller::add(int fd, std::uint64_t key, bool writable) {
+  epoll_event event = interest(key, writable);
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0) return;
+  if (errno == ENOSPC) {
+    throw Failure(Code::no_memory, "cannot watch a descriptor: raise the sysctl fs.epoll.max_user_watches");
+  }
+  fail("cannot watch a descriptor", errno);
+}
+
+void Poller::change(int fd, std::uint64_t key, bool writable) {
+  epoll_event event = interest(key, writable);
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event) != 0) fail("cannot watch a descriptor", errno);
+}
+
+void Poller::remove(int fd) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
+
+const std::vector<Event>& Poller::wait(int timeout_ms, std::vector<Event>& events) const {
+  events.clear();
+  epoll_event ready[kEventsAtOnce];
+  const int count = epoll_wait(epoll_.get(), ready, kEventsAtOnce, timeout_ms);
+  if (count < 0 && errno != EINTR) fail("cannot wait for descriptors", errno);
+  for (int i = 0; i < count; ++i) {
+    const std::uint32_t bits = ready[i].events;
+    events.push_back({ready[i].data.u64, (bits & EPOLLIN) != 0, (bits & EPOLLOUT) != 0,
+                      (bits & (EPOLLHUP | EPOLLERR)) != 0});
+  }
+  return events;
+}
+
+Doorbell::Doorbell() {
+  const int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (fd < 0) fail("cannot create a doorbell", errno);
+  fd_ = Descriptor(fd);
+}
+
+void Doorbell::ring() const {
+  // Fails only when it rings already 2^64 - 2 times over.
+  [[maybe_unused]] const auto written = eventfd_write(fd_.get(), 1);
+}
+
+void Doorbell::answer() const {
+  eventfd_t rings = 0;
+  [[maybe_unused]] const auto read = eventfd_read(fd_.get(), &rings);
+}
+
+Descriptor watch_process(int pid) {
+  const long fd = syscall(SYS_pidfd_open, pid, 0);
+  if (fd >= 0) return Descriptor(static_cast<int>(fd));
+  if (errno == EMFILE || errno == ENFILE) fail("cannot watch a process", errno);
+  return {};
+}
+
+}  // namespace farandole::os
