@@ -47,7 +47,7 @@ class Mismatch(HorovodInternalError):
         self.rank = rank
 
 
-class FarandoleTimeout(HorovodInternalError, TimeoutError):
+class FarandoleTimeout(TimeoutError):
     """A deadline passed. After a timed-out wait the operation is still pending and can be waited for again."""
 
     def __init__(self, message: str, *, seconds: float | None = None, rank: int = -1) -> None:

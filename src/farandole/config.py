@@ -1,0 +1,289 @@
+# Every setting, declared once: type, default, unit, help, variables, flag and YAML key. Frozen at init.
+# The only file that reads the environment.
+"""Settings of a job: `Config.from_environment()` reads them, `SETTINGS` describes them for flags, YAML and docs."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+KiB = 1 << 10
+MiB = 1 << 20
+PREFIX = "FARANDOLE_"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The declaration of one setting; `SETTINGS` has them all."""
+
+    name: str  # attribute of Config; the variable is FARANDOLE_<NAME>
+    type: str  # "int", "float", "bool" or "str"; " | None" where it may be absent
+    default: Any
+    help: str
+    unit: str = ""
+    aliases: tuple[str, ...] = ()  # HOROVOD_* variables with the same meaning and unit
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    flag: str = ""  # "" derives --name-with-dashes
+    yaml: str = ""  # "section.key" of the contract's file
+    scale: float = 1.0  # one unit of the flag and the YAML key in units of the variable
+    inverted: bool = False  # the YAML key says the opposite of the variable
+    scope: str = "job"  # "worker": set by the launcher for each rank; "test": for tests alone
+    forgiving: bool = False  # an unknown choice in a HOROVOD_ variable means the default, as the contract has it
+
+    @property
+    def variable(self) -> str:
+        """The environment variable of this setting."""
+        return PREFIX + self.name.upper()
+
+    @property
+    def base(self) -> str:
+        """The type without its None."""
+        return self.type.partition(" ")[0]
+
+    @property
+    def expected(self) -> str:
+        """What a value has to be, for messages."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        kind = {"int": "a whole number", "float": "a number", "bool": "0 or 1", "str": "text"}[self.base]
+        if self.unit:
+            kind += f" of {self.unit}"
+        if self.minimum is not None:
+            kind += f", at least {self.minimum:g}"
+        return kind
+
+    def parse(self, text: str, variable: str) -> Any:
+        """The value that `text` stands for; ValueError names `variable`, the text and what is expected."""
+        text = text.strip()
+        try:
+            value = _PARSERS[self.base](text)
+        except ValueError:
+            raise ValueError(f"{variable}={text!r}: expected {self.expected}") from None
+        if self.choices:
+            value = value.lower()
+            if value not in self.choices and self.forgiving and variable in self.aliases:
+                return self.default
+        self.check(value, variable)
+        return value
+
+    def check(self, value: Any, source: str) -> None:
+        """ValueError when the value is out of range; `source` names where it came from."""
+        if value is None:
+            return
+        bad_choice = bool(self.choices) and value not in self.choices
+        # Written so that a NaN fails too.
+        too_small = self.minimum is not None and not value >= self.minimum
+        if bad_choice or too_small:
+            raise ValueError(f"{source}={value!r}: expected {self.expected}")
+
+
+def _parse_bool(text: str) -> bool:
+    lowered = text.lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(text)
+
+
+_PARSERS: dict[str, Any] = {"int": int, "float": float, "bool": _parse_bool, "str": str}
+
+
+def _setting(default: Any, help: str, *aliases: str, **more: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help, "aliases": aliases, **more})
+
+
+def _worker(default: Any, help: str, *aliases: str, **more: Any) -> Any:
+    return _setting(default, help, *aliases, scope="worker", **more)
+
+
+LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+ALGORITHMS = ("auto", "ring", "direct", "doubling", "tree")  # the order is that of the core
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of this process, frozen. Each field is a setting; its metadata is the declaration."""
+
+    # Who this process is. The launcher sets these; bare `python train.py` is a world of one.
+    rank: int = _worker(0, "this process's number in the job", "HOROVOD_RANK", minimum=0)
+    size: int = _worker(1, "number of processes in the job", "HOROVOD_SIZE", minimum=1)
+    local_rank: int = _worker(0, "this process's number on its host", "HOROVOD_LOCAL_RANK", minimum=0)
+    local_size: int = _worker(1, "number of processes on this host", "HOROVOD_LOCAL_SIZE", minimum=1)
+    cross_rank: int = _worker(0, "this host's number among those with this local rank", "HOROVOD_CROSS_RANK", minimum=0)
+    cross_size: int = _worker(1, "number of hosts that have this local rank", "HOROVOD_CROSS_SIZE", minimum=1)
+    hostname: str = _worker("localhost", "the host's entry in the launcher's list", "HOROVOD_HOSTNAME")
+    rendezvous: str | None = _worker(None, "where the ranks meet: unix:PATH or tcp:HOST:PORT")
+    secret_fd: int | None = _worker(None, "descriptor of the memory file with the job's secret", minimum=0)
+    elastic: bool = _worker(False, "ranks may come and go", "HOROVOD_ELASTIC")
+
+    # Speed.
+    engine: str = _setting(
+        "native", "who moves the bytes; python is the slow specification", choices=("native", "python")
+    )
+    fusion_threshold: int = _setting(
+        128 * MiB,
+        "tensors are reduced together up to this size; 0 keeps each alone",
+        "HOROVOD_FUSION_THRESHOLD",
+        unit="bytes",
+        minimum=0,
+        flag="--fusion-threshold-mb",
+        yaml="params.fusion_threshold_mb",
+        scale=MiB,
+    )
+    cycle_time: float = _setting(
+        1.0,
+        "accepted; there is no cycle, requests start when they are ready",
+        "HOROVOD_CYCLE_TIME",
+        unit="milliseconds",
+        minimum=0,
+        flag="--cycle-time-ms",
+        yaml="params.cycle_time_ms",
+    )
+    cache_capacity: int = _setting(
+        1024,
+        "tensors of a repeated step that is planned ahead; 0 negotiates every step",
+        "HOROVOD_CACHE_CAPACITY",
+        minimum=0,
+        yaml="params.cache_capacity",
+    )
+    disable_group_fusion: bool = _setting(
+        False, "a group of tensors shares its bucket with no others", "HOROVOD_DISABLE_GROUP_FUSION"
+    )
+    allreduce_algorithm: str = _setting("auto", "how allreduce travels between hosts", choices=ALGORITHMS)
+    hierarchical_allreduce: bool = _setting(
+        False,
+        "accepted; reductions are always done inside the host first",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE",
+        yaml="params.hierarchical_allreduce",
+    )
+    hierarchical_allgather: bool = _setting(
+        False,
+        "accepted; gathers always use shared memory inside the host",
+        "HOROVOD_HIERARCHICAL_ALLGATHER",
+        yaml="params.hierarchical_allgather",
+    )
+    torus_allreduce: bool = _setting(
+        False, "accepted; see hierarchical_allreduce", "HOROVOD_TORUS_ALLREDUCE", yaml="params.torus_allreduce"
+    )
+    flush_us: int = _setting(
+        20_000, "the longest a request waits for the rest of its planned bucket", unit="microseconds", minimum=0
+    )
+    spin_us: int = _setting(50, "how long a waiting thread looks before it sleeps", unit="microseconds", minimum=0)
+    slot_bytes: int = _setting(64 * KiB, "one slot of a ring in shared memory", unit="bytes", minimum=4096)
+    slots: int = _setting(4, "slots of a ring in shared memory", minimum=2)
+    chunk_bytes: int = _setting(256 * KiB, "one message between hosts", unit="bytes", minimum=4096)
+    links: str = _setting("auto", "tcp forbids shared memory inside the host", choices=("auto", "tcp"))
+
+    # Groups.
+    dynamic_process_sets: bool = _setting(
+        False, "process sets may be added and removed after init", "HOROVOD_DYNAMIC_PROCESS_SETS"
+    )
+
+    # Times.
+    start_timeout: float = _setting(
+        30.0, "how long init waits for all ranks", "HOROVOD_START_TIMEOUT", unit="seconds", minimum=0
+    )
+    stall_note_seconds: float = _setting(
+        5.0, "one line about a tensor that some ranks have not submitted; 0 never", unit="seconds", minimum=0
+    )
+    stall_check_disable: bool = _setting(
+        False,
+        "no stall reports at all",
+        "HOROVOD_STALL_CHECK_DISABLE",
+        flag="--no-stall-check",
+        yaml="stall_check.enabled",
+        inverted=True,
+    )
+    stall_check_time_seconds: float = _setting(
+        60.0,
+        "the full report about stalled tensors, and again after each such time",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS",
+        unit="seconds",
+        minimum=0,
+        flag="--stall-check-warning-time-seconds",
+        yaml="stall_check.warning_time_seconds",
+    )
+    stall_shutdown_time_seconds: float = _setting(
+        0.0,
+        "end the job when a tensor has been stalled this long; 0 never; ignored below the warning time",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        unit="seconds",
+        minimum=0,
+        flag="--stall-check-shutdown-time-seconds",
+        yaml="stall_check.shutdown_time_seconds",
+    )
+
+    # Seeing.
+    timeline: str | None = _setting(
+        None,
+        "rank 0 writes a Chrome trace to this path from the start; DYNAMIC: only when start_timeline is called",
+        "HOROVOD_TIMELINE",
+        flag="--timeline-filename",
+        yaml="timeline.filename",
+    )
+    timeline_mark_cycles: bool = _setting(
+        False, "mark each pass of a plan in the timeline", "HOROVOD_TIMELINE_MARK_CYCLES", yaml="timeline.mark_cycles"
+    )
+    log_level: str = _setting(
+        "warning", "what is logged", "HOROVOD_LOG_LEVEL", choices=LOG_LEVELS, yaml="logging.level", forgiving=True
+    )
+    log_hide_time: bool = _setting(
+        False,
+        "log lines without a time",
+        "HOROVOD_LOG_HIDE_TIME",
+        flag="--log-without-timestamp",
+        yaml="logging.with_timestamp",
+        inverted=True,
+    )
+    library: str | None = _setting(None, "path of another native library (the one with failpoints)", scope="test")
+
+    def __post_init__(self) -> None:
+        for setting in SETTINGS.values():
+            setting.check(getattr(self, setting.name), setting.name)
+        for number, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
+            if getattr(self, number) >= getattr(self, count):
+                raise ValueError(
+                    f"{number}={getattr(self, number)} must be smaller than {count}={getattr(self, count)}"
+                    f" ({SETTINGS[number].variable}, {SETTINGS[count].variable})"
+                )
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Config:
+        """Reads every setting from `environ` (None: this process's environment).
+
+        >>> Config.from_environment({"HOROVOD_FUSION_THRESHOLD": "0"}).fusion_threshold
+        0
+        """
+        environ = os.environ if environ is None else environ
+        _warn_of_unknown(environ)
+        values: dict[str, Any] = {}
+        for setting in SETTINGS.values():
+            for variable in (setting.variable, *setting.aliases):
+                # An empty variable counts as unset, as shells make it easy to leave one behind.
+                if environ.get(variable, "").strip():
+                    values[setting.name] = setting.parse(environ[variable], variable)
+                    break
+        return cls(**values)
+
+
+SETTINGS: dict[str, Setting] = {
+    field.name: Setting(name=field.name, type=str(field.type), default=field.default, **field.metadata)
+    for field in dataclasses.fields(Config)
+}
+
+
+def _warn_of_unknown(environ: Mapping[str, str]) -> None:
+    known = {setting.variable for setting in SETTINGS.values()}
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and variable not in known:
+            close = difflib.get_close_matches(variable, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            # Python shows the same warning once, however often init is called.
+            warnings.warn(f"{variable} is no setting of Farandole and has no effect{hint}", stacklevel=3)
