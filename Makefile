@@ -1,0 +1,59 @@
+# Every target sets up what it needs in .venv and build/, says what it does, and ends with an error when something failed.
+# `make demo` and `make test` are the first two commands to type.
+PYTHON ?= python3
+SHELL := /bin/sh
+VENV_PYTHON := .venv/bin/python
+# Chaos: how often each cell of the fault table runs.
+N ?= 1
+
+.PHONY: help demo test bench chaos lint sanitize wheel clean
+
+help:
+	@echo "make demo      train on scikit-learn's digits with 1 and with 2 processes"
+	@echo "make test      build everything and run every test"
+	@echo "make bench     allreduce beside Gloo and memcpy; what an idle job costs"
+	@echo "make chaos     kill ranks everywhere, N=10 times each"
+	@echo "make lint      style, types, and the rules of the house"
+	@echo "make sanitize  C++ tests under address, undefined behaviour and thread sanitizers"
+	@echo "make wheel     wheels for x86_64 and aarch64, and one tried in a bare environment"
+	@echo "make clean     remove what was built (the virtual environment stays)"
+
+demo:
+	@$(PYTHON) scripts/build.py check
+	@$(PYTHON) scripts/environment.py build demo
+	@$(VENV_PYTHON) scripts/build.py library
+	@$(VENV_PYTHON) examples/digits.py
+
+test:
+	@$(PYTHON) scripts/build.py check
+	@$(PYTHON) scripts/environment.py build demo test bench lint wheel
+	@$(VENV_PYTHON) scripts/test.py
+
+bench:
+	@$(PYTHON) scripts/build.py check
+	@$(PYTHON) scripts/environment.py build bench
+	@$(VENV_PYTHON) scripts/build.py library
+	@$(VENV_PYTHON) -m farandole.tools.bench allreduce
+	@$(VENV_PYTHON) -m farandole.tools.bench idle
+
+chaos:
+	@$(PYTHON) scripts/build.py check
+	@$(PYTHON) scripts/environment.py build test
+	@$(VENV_PYTHON) scripts/build.py tests
+	@CHAOS_N=$(N) $(VENV_PYTHON) -m pytest -q -p no:cacheprovider tests/chaos
+
+lint:
+	@$(PYTHON) scripts/environment.py build lint
+	@$(VENV_PYTHON) scripts/lint.py
+
+sanitize:
+	@$(PYTHON) scripts/build.py check
+	@$(PYTHON) scripts/environment.py build
+	@$(VENV_PYTHON) scripts/sanitize.py
+
+wheel:
+	@$(PYTHON) scripts/environment.py build wheel
+	@$(VENV_PYTHON) scripts/wheel.py
+
+clean:
+	rm -rf build dist src/farandole/_native .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,90 @@
+"""Builds the core with CMake and Ninja of the virtual environment: `build.py check|library|tests|sanitize NAME`.
+Touches build/ and src/farandole/_native/; one line and the way out when there is no compiler."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from environment import ROOT, VENV, installer, stop
+
+COMPILER = {"apt-get": "g++", "dnf": "gcc-c++", "zypper": "gcc-c++", "pacman": "gcc", "apk": "g++"}
+PROBE = "#include <coroutine>\n#include <bit>\nint main() { return std::popcount(3u) == 2 ? 0 : 1; }\n"
+
+
+def compiler() -> str:
+    """A C++20 compiler: $CXX, or the first usual name that knows coroutines."""
+    chosen = os.environ.get("CXX")
+    found = []
+    for name in [chosen] if chosen else ["c++", "g++", "clang++"]:
+        if not shutil.which(name.split()[0]):
+            continue
+        found.append(name)
+        command = [*name.split(), "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
+        if subprocess.run(command, input=PROBE, capture_output=True, text=True).returncode == 0:
+            return name
+    if found:
+        stop(f"build: {', '.join(found)} cannot compile C++20 (GCC 11 or Clang 14 can); run: {installer(COMPILER)}")
+    stop(f"build: no C++ compiler found; run: {installer(COMPILER)}")
+    raise AssertionError  # stop() ends the process
+
+
+def cores() -> int:
+    """Processors this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def build(folder: str, defines: list[str], targets: list[str]) -> None:
+    """Configures once, then lets Ninja find what changed."""
+    where = ROOT / "build" / folder
+    cmake, ninja = VENV / "bin" / "cmake", VENV / "bin" / "ninja"
+    began = time.monotonic()
+    if not (where / "build.ninja").exists():
+        shutil.rmtree(where, ignore_errors=True)
+        configure = [cmake, "-S", ROOT, "-B", where, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+        configure += [f"-DCMAKE_CXX_COMPILER={compiler()}", *defines]
+        run([str(part) for part in configure], where / "configure.log")
+    command = [str(cmake), "--build", str(where), "-j", str(cores())]
+    for target in targets:
+        command += ["--target", target]
+    run(command, where / "build.log")
+    print(f"build: {folder} ({', '.join(targets) or 'everything'}) is up to date, {time.monotonic() - began:.0f} s")
+
+
+def run(command: list[str], log: Path) -> None:
+    """Runs quietly; shows the log only when the command fails."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "w") as out:
+        code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode
+    if code != 0:
+        print("\n".join(log.read_text(errors="replace").splitlines()[-60:]), file=sys.stderr)
+        stop(f"build: {Path(command[0]).name} failed; the whole log is {log.relative_to(ROOT)}")
+
+
+def main() -> None:
+    """check: is there a compiler? library: the product. tests: also the chaos library and the C++ tests. sanitize NAME: the tests, instrumented."""
+    what = sys.argv[1]
+    if what == "check":
+        compiler()
+    elif what == "library":
+        print("build: compiling the core (under a minute the first time)", flush=True)
+        build("checkout", ["-DFARANDOLE_TESTS=ON"], ["farandole"])
+    elif what == "tests":
+        print(
+            "build: compiling the core, the chaos library and the C++ tests (a few minutes the first time)", flush=True
+        )
+        build("checkout", ["-DFARANDOLE_TESTS=ON"], [])
+    elif what == "sanitize":
+        name = sys.argv[2]
+        print(f"build: compiling the C++ tests with -fsanitize={name} (a few minutes the first time)", flush=True)
+        build(f"sanitize-{name.split(',')[0]}", ["-DFARANDOLE_TESTS=ON", f"-DFARANDOLE_SANITIZE={name}"], [])
+    else:
+        stop(f"build: no such thing: {what}")
+
+
+if __name__ == "__main__":
+    main()

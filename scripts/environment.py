@@ -1,0 +1,139 @@
+"""Creates .venv at the root of the repository and fills it with the requirement lists that a make target names.
+Touches .venv alone; runs with any Python from 3.10 and the standard library, since nothing is installed yet."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+LISTS = ROOT / "scripts" / "requirements"
+
+# What a list costs the first time: megabytes to download and seconds on an ordinary line. For the reader, not for pip.
+COST = {
+    "build": (50, 15),
+    "demo": (50, 20),
+    "test": (3, 5),
+    "bench": (150, 60),
+    "lint": (30, 10),
+    "wheel": (100, 30),
+}
+
+
+def stop(line: str) -> None:
+    """Ends with one line that says what to do."""
+    print(line, file=sys.stderr)
+    sys.exit(1)
+
+
+def installer(packages: dict[str, str]) -> str:
+    """The command that installs a system package here; `packages` maps a package manager to the package's name."""
+    sudo = "" if os.geteuid() == 0 else "sudo "
+    commands = {
+        "apt-get": "apt-get install -y",
+        "dnf": "dnf install -y",
+        "zypper": "zypper install -y",
+        "pacman": "pacman -S --noconfirm",
+        "apk": "apk add",
+    }
+    for manager, command in commands.items():
+        if manager in packages and shutil.which(manager):
+            refresh = f"{sudo}apt-get update && " if manager == "apt-get" else ""
+            return f"{refresh}{sudo}{command} {packages[manager]}"
+    return f"install {packages['apt-get']} with your system's package manager"
+
+
+def create() -> None:
+    """Makes the virtual environment, unless a working one is there."""
+    if PYTHON.exists() and subprocess.run([PYTHON, "-c", "import pip"], capture_output=True).returncode == 0:
+        return
+    if VENV.exists():
+        print(f"setup: {VENV.name} does not work (moved, or its Python is gone): making it again", flush=True)
+        shutil.rmtree(VENV)
+    print(f"setup: creating {VENV.name} with Python {platform.python_version()}", flush=True)
+    try:
+        # ensurepip is what Debian leaves out of python3.
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError:
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
+        stop(f"setup: this Python cannot make virtual environments; run: {installer({'apt-get': version})}")
+    made = subprocess.run([sys.executable, "-m", "venv", str(VENV)], capture_output=True, text=True)
+    if made.returncode != 0:
+        shutil.rmtree(VENV, ignore_errors=True)
+        last = ((made.stderr or made.stdout).strip().splitlines() or ["no output"])[-1]
+        stop(f"setup: python -m venv failed: {last}")
+
+
+def link_source() -> None:
+    """Lets the environment's Python import the package from src/, as an editable install would."""
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    place = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    path = Path(place, "farandole-checkout.pth")
+    if not path.exists() or path.read_text() != f"{ROOT / 'src'}\n":
+        path.write_text(f"{ROOT / 'src'}\n")
+    command = VENV / "bin" / "farandole"
+    start = "import sys; from farandole.launch.cli import main; sys.exit(main())"
+    text = f'#!/bin/sh\nexec "{PYTHON}" -c "{start}" "$@"\n'
+    if not command.exists() or command.read_text() != text:
+        command.write_text(text)
+        command.chmod(0o755)
+
+
+def stamp(name: str) -> Path:
+    """The file that says: this very list is installed. Another list has another hash."""
+    return VENV / f".installed-{name}-{hashlib.sha256((LISTS / f'{name}.txt').read_bytes()).hexdigest()[:16]}"
+
+
+def fill(names: list[str]) -> None:
+    """Installs the lists that are not installed yet, all of them in one run of pip."""
+    missing = [name for name in names if not stamp(name).exists()]
+    if not missing:
+        return
+    megabytes = sum(COST[name][0] for name in missing)
+    seconds = sum(COST[name][1] for name in missing)
+    print(
+        f"setup: installing {', '.join(missing)} into {VENV.name}: up to {megabytes} MB to download, about {seconds} s",
+        flush=True,
+    )
+    began = time.monotonic()
+    command: list[str] = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    for name in missing:
+        command += ["-r", str(LISTS / f"{name}.txt")]
+    # Root in a container is fine: this is a private environment.
+    result = subprocess.run(command, env={**os.environ, "PIP_ROOT_USER_ACTION": "ignore"})
+    if result.returncode != 0:
+        stop(f"setup: pip could not install {', '.join(missing)} (see above); check the network and run make again")
+    for name in missing:
+        for old in VENV.glob(f".installed-{name}-*"):
+            old.unlink()
+        stamp(name).touch()
+    print(f"setup: done in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def main() -> None:
+    """python3 scripts/environment.py LIST..."""
+    if sys.version_info < (3, 10):
+        stop(f"setup: Python 3.10 or newer is needed, this is {platform.python_version()}: make PYTHON=python3.11 ...")
+    unknown = [name for name in sys.argv[1:] if name not in COST]
+    if unknown:
+        stop(f"setup: no such list: {', '.join(unknown)} (there are {', '.join(COST)})")
+    (ROOT / "build").mkdir(exist_ok=True)
+    with open(ROOT / "build" / "setup.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once: the second waits
+        create()
+        fill(sys.argv[1:])
+        link_source()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""`make lint`: ruff, mypy --strict, clang-format and the rules of the house.
+Starts the tools and changes no file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from stages import ROOT, Stage, run
+
+PYTHON = Path(sys.executable)
+
+
+def tool(name: str) -> Path:
+    """A program of the virtual environment."""
+    return PYTHON.with_name(name)
+
+
+def sources() -> list[Path]:
+    """Every C++ file."""
+    return sorted(
+        path for folder in ("core", "tests") for kind in ("*.h", "*.cc") for path in (ROOT / folder).rglob(kind)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(
+        run(
+            [
+                Stage("rules of the house", [PYTHON, ROOT / "scripts" / "house.py"]),
+                Stage("ruff check", [tool("ruff"), "check", "--quiet"]),
+                Stage("ruff format", [tool("ruff"), "format", "--check", "--quiet"]),
+                Stage("mypy --strict src/farandole", [tool("mypy"), "--strict", "src/farandole"]),
+                Stage("clang-format", [tool("clang-format"), "--dry-run", "-Werror", *sources()]),
+            ]
+        )
+    )

@@ -1,0 +1,42 @@
+"""`make test`: builds everything and runs every test, in the order in which a failure explains the next ones.
+Starts the stages below; the tests themselves are in tests/."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from stages import ROOT, Stage, run
+
+PYTHON = Path(sys.executable)
+BUILD = ROOT / "build" / "checkout"
+PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
+# One thread of arithmetic per process: the tests start more processes than there are cores.
+QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+# Folders whose tests start ranks share the machine with nobody; the others run two at a time.
+ALONE = ("ranks", "security", "chaos", "frameworks")
+
+
+def stages() -> list[Stage]:
+    """All stages; a folder of tests that does not exist has none."""
+    cores = str(min(4, max(2, len(os.sched_getaffinity(0)))))
+    ctest = [PYTHON.with_name("ctest"), "--test-dir", BUILD, "--output-on-failure", "--progress", "-j", "2"]
+    found = [
+        Stage("rules of the house", [PYTHON, ROOT / "scripts" / "house.py"]),
+        Stage(
+            "build the core, the chaos library and the C++ tests", [PYTHON, ROOT / "scripts/build.py", "tests"], True
+        ),
+        Stage("C++ tests and the fuzz corpus", ctest),
+        Stage("Python: unit", [*PYTEST, "-n", cores, "tests/unit"], environment=QUIET),
+    ]
+    for folder in ALONE:
+        if (ROOT / "tests" / folder).is_dir() and any((ROOT / "tests" / folder).glob("test_*.py")):
+            found.append(Stage(f"Python: {folder}", [*PYTEST, f"tests/{folder}"], environment=QUIET))
+    found.append(Stage("wheels for x86_64 and aarch64", [PYTHON, ROOT / "scripts" / "wheel.py"]))
+    return found
+
+
+if __name__ == "__main__":
+    print("make test: about 15 minutes on 2 cores the first time", flush=True)
+    sys.exit(run(stages()))
