@@ -33,7 +33,8 @@ class Rings {
  public:
   static constexpr int everyone = -1;
 
-  Rings(RingShape shape, int me);  // creates my file
+  Rings(RingShape shape, int me);  // creates my file; at least two members
+  ~Rings();
   const os::SharedMemory& memory() const;
   // A neighbour's file; all of them are needed before the first claim.
   void attach(int member, os::Descriptor file, const Neighbour* neighbour);
