@@ -69,6 +69,9 @@ bool can_shrink(int fd) {
 }  // namespace
 
 SharedMemory SharedMemory::create(std::size_t bytes) {
+  // A memory file has no limit of its own: asking for more than the machine has would wake the OOM killer.
+  const auto machine = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  if (bytes > machine) fail_to_allocate(bytes, ENOMEM);
   int fd = create_memfd();
   if (fd < 0 && without_memfd(errno)) fd = create_in_dev_shm();
   if (fd < 0) fail_to_allocate(bytes, errno);

@@ -26,7 +26,7 @@ struct Tag {
 
 // On the wire: fixed 48 bytes, little-endian: magic u16, type u8, flags u8, generation u32, group u32, step u32,
 // sequence u64, total u64 (bytes of the whole message), length u32 (bytes that follow), payload crc u32, header crc u32,
-// zero u32.
+// zero u32. In a grant, `total` is the size of the receive; in a control frame, the number of descriptors that came along.
 struct Frame {
   FrameType type = FrameType::data;
   std::uint32_t generation = 0;
@@ -38,6 +38,12 @@ struct Frame {
 inline constexpr std::size_t kFrameBytes = 48;
 inline constexpr std::uint32_t kLargestData = 1u << 20;     // payload of one data frame
 inline constexpr std::uint32_t kLargestControl = 64u << 20;  // payload of one control frame
+
+inline constexpr std::uint32_t kMostDescriptors = 64;        // with one control frame
+
+// Castagnoli; seed 0 to begin, the last result to go on.
+std::uint32_t crc32c(std::uint32_t seed, const void* data, std::size_t bytes);
+std::uint32_t crc32c_by_tables(std::uint32_t seed, const void* data, std::size_t bytes);  // for tests
 
 void encode(const Frame& frame, std::span<std::byte, kFrameBytes> out);
 // Nothing when the magic, the header's CRC, the type or a length is wrong.

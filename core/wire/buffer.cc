@@ -1,0 +1,90 @@
+// Writer and Reader, byte by byte so that the processor's own order does not matter.
+// Pure. Touches base/ alone.
+#include "wire/buffer.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "base/error.h"
+
+namespace farandole::wire {
+
+namespace {
+
+template <class Integer>
+void append(std::vector<std::byte>& bytes, Integer value) {
+  for (std::size_t i = 0; i < sizeof(Integer); ++i) bytes.push_back(static_cast<std::byte>(value >> (8 * i)));
+}
+
+template <class Integer>
+Integer load(std::span<const std::byte> bytes) {
+  Integer value = 0;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    value = static_cast<Integer>(value | static_cast<Integer>(static_cast<Integer>(bytes[i]) << (8 * i)));
+  }
+  return value;
+}
+
+std::uint32_t checked_count(std::size_t count) {
+  if (count > std::numeric_limits<std::uint32_t>::max()) {
+    throw Failure(Code::invalid_argument, "a text or list of more than 2^32 - 1 entries cannot be sent");
+  }
+  return static_cast<std::uint32_t>(count);
+}
+
+}  // namespace
+
+void Writer::u8(std::uint8_t value) { bytes_.push_back(static_cast<std::byte>(value)); }
+void Writer::u32(std::uint32_t value) { append(bytes_, value); }
+void Writer::u64(std::uint64_t value) { append(bytes_, value); }
+void Writer::f64(double value) { append(bytes_, std::bit_cast<std::uint64_t>(value)); }
+
+void Writer::text(std::string_view value) {
+  u32(checked_count(value.size()));
+  const auto bytes = std::as_bytes(std::span(value.data(), value.size()));
+  bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+}
+
+void Writer::list(std::span<const std::int64_t> values) {
+  u32(checked_count(values.size()));
+  bytes_.reserve(bytes_.size() + values.size() * sizeof(std::int64_t));
+  for (std::int64_t value : values) i64(value);
+}
+
+std::span<const std::byte> Reader::take(std::size_t bytes) {
+  if (bytes > left_.size()) {
+    fail();
+    return {};
+  }
+  const auto taken = left_.first(bytes);
+  left_ = left_.subspan(bytes);
+  return taken;
+}
+
+std::uint8_t Reader::u8() { return load<std::uint8_t>(take(1)); }
+std::uint32_t Reader::u32() { return load<std::uint32_t>(take(4)); }
+std::uint64_t Reader::u64() { return load<std::uint64_t>(take(8)); }
+double Reader::f64() { return std::bit_cast<double>(u64()); }
+
+std::string Reader::text() {
+  const auto bytes = take(count(1));
+  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+std::vector<std::int64_t> Reader::list() {
+  std::vector<std::int64_t> values(count(sizeof(std::int64_t)));
+  for (std::int64_t& value : values) value = i64();
+  return values;
+}
+
+std::uint32_t Reader::count(std::size_t each) {
+  const std::uint32_t things = u32();
+  if (things > left_.size() / std::max<std::size_t>(each, 1)) {
+    fail();
+    return 0;
+  }
+  return things;
+}
+
+}  // namespace farandole::wire

@@ -1,0 +1,248 @@
+// Tests of os/: descriptors in forked children, sealed memory, poller, doorbell, futex, threads.
+// Touches os/.
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstddef>
+
+#include "base/error.h"
+#include "check.h"
+#include "os/clock.h"
+#include "os/descriptor.h"
+#include "os/fork.h"
+#include "os/memory.h"
+#include "os/poller.h"
+
+using namespace farandole;
+using namespace farandole::os;
+
+namespace {
+
+// The body's value as exit status of a forked child.
+int in_child(int (*body)()) {
+  const pid_t child = fork();
+  if (child == 0) _exit(body());
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+bool open_here(int fd) { return fcntl(fd, F_GETFD) >= 0; }
+
+}  // namespace
+
+TEST(descriptor_closes_itself) {
+  int raw = -1;
+  {
+    Doorbell bell;
+    raw = bell.descriptor().get();
+    CHECK(open_here(raw));
+    CHECK((fcntl(raw, F_GETFD) & FD_CLOEXEC) != 0);
+    Descriptor copy = bell.descriptor().duplicate();
+    CHECK(copy.get() != raw);
+    CHECK((fcntl(copy.get(), F_GETFD) & FD_CLOEXEC) != 0);
+  }
+  CHECK(!open_here(raw));
+}
+
+TEST(forked_children_close_what_is_watched) {
+  static int watched, plain;
+  static unsigned depth;
+  Doorbell bell;
+  watched = bell.descriptor().get();
+  plain = dup(watched);
+  depth = fork_depth();
+  const int result = in_child([] {
+    if (open_here(watched)) return 1;
+    if (!open_here(plain)) return 2;
+    if (fork_depth() != depth + 1) return 3;
+    return 0;
+  });
+  close(plain);
+  CHECK_EQUAL(result, 0);
+  CHECK_EQUAL(fork_depth(), depth);
+  CHECK(open_here(watched));
+}
+
+TEST(a_child_does_not_close_a_reused_number) {
+  static Descriptor* inherited;
+  int ends[2];
+  CHECK(pipe(ends) == 0);
+  Descriptor first(ends[0]), second(ends[1]);
+  inherited = &first;
+  const int result = in_child([] {
+    const int number = inherited->get();
+    const int mine = open("/dev/null", O_RDONLY);  // takes the lowest free number
+    if (mine != number && dup2(mine, number) != number) return 1;
+    inherited->reset();  // as a destructor in the child would
+    return open_here(number) ? 0 : 2;
+  });
+  CHECK_EQUAL(result, 0);
+}
+
+TEST(memory_is_shared_sealed_and_not_inherited) {
+  static SharedMemory mine;
+  mine = SharedMemory::create(8192);
+  CHECK_EQUAL(mine.bytes(), 8192u);
+  for (std::size_t i = 0; i < 8192; ++i) CHECK(mine.data()[i] == std::byte{0});
+  SharedMemory seen = SharedMemory::open(mine.file().duplicate(), 8192);
+  mine.data()[8191] = std::byte{7};
+  CHECK(seen.data()[8191] == std::byte{7});
+  CHECK(ftruncate(mine.file().get(), 0) != 0);
+  CHECK(ftruncate(mine.file().get(), 16384) != 0);
+  void* writable = mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, mine.file().get(), 0);
+  CHECK(writable == MAP_FAILED);  // F_SEAL_FUTURE_WRITE: Linux 5.1
+  CHECK_THROWS(SharedMemory::open(mine.file().duplicate(), 4096), Failure);
+  const int result = in_child([] {
+    unsigned char resident = 0;
+    return mincore(mine.data(), 4096, &resident) != 0 ? 0 : 1;  // ENOMEM: nothing is mapped there
+  });
+  CHECK_EQUAL(result, 0);
+  mine = SharedMemory();
+  CHECK(!mine);
+}
+
+TEST(an_unsealed_file_is_refused) {
+  const int fd = memfd_create("test", MFD_CLOEXEC);
+  CHECK(ftruncate(fd, 4096) == 0);
+  CHECK_THROWS(SharedMemory::open(Descriptor(fd), 4096), Failure);
+}
+
+// In a child whose kernel seems to have no memfd_create, files of /dev/shm take its place.
+TEST(memory_without_memfd) {
+  const int result = in_child([] {
+    sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    sock_fprog program{4, filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+      return 0;  // this sandbox allows no filters: nothing to test
+    }
+    if (access("/dev/shm", W_OK) != 0) return 0;
+    try {
+      SharedMemory mine = SharedMemory::create(4096);
+      SharedMemory seen = SharedMemory::open(mine.file().duplicate(), 4096);
+      mine.data()[5] = std::byte{9};
+      return seen.data()[5] == std::byte{9} ? 0 : 1;
+    } catch (const Failure&) {
+      return 2;
+    }
+  });
+  CHECK_EQUAL(result, 0);
+}
+
+TEST(running_out_of_descriptors_names_the_limit) {
+  const int result = in_child([] {
+    const rlimit none{3, 3};
+    setrlimit(RLIMIT_NOFILE, &none);
+    try {
+      Poller poller;
+    } catch (const Failure& failure) {
+      const std::string text = failure.what();
+      return failure.error().code == Code::no_memory && text.find("ulimit -n") != std::string::npos ? 0 : 1;
+    }
+    return 2;
+  });
+  CHECK_EQUAL(result, 0);
+}
+
+TEST(memory_beyond_reason_says_what_to_do) {
+  try {
+    SharedMemory::create(std::size_t{1} << 60);
+    CHECK(false);
+  } catch (const Failure& failure) {
+    CHECK(failure.error().code == Code::no_memory);
+    CHECK(std::string(failure.what()).find("/dev/shm") != std::string::npos);
+  }
+}
+
+TEST(poller_reports_readable_and_writable) {
+  int ends[2];
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  Descriptor mine(ends[0]), other(ends[1]);
+  Poller poller;
+  std::vector<Event> events;
+  poller.add(mine.get(), 77);
+  CHECK(poller.wait(0, events).empty());
+  poller.change(mine.get(), 77, true);
+  CHECK_EQUAL(poller.wait(0, events).size(), 1u);
+  CHECK(events[0].key == 77 && events[0].writable && !events[0].readable);
+  poller.change(mine.get(), 77, false);
+  CHECK(write(other.get(), "x", 1) == 1);
+  poller.wait(0, events);
+  CHECK(events.size() == 1 && events[0].readable && !events[0].writable);
+  other.reset();
+  poller.wait(0, events);
+  CHECK(events.size() == 1 && events[0].hung_up);
+  poller.remove(mine.get());
+  CHECK(poller.wait(0, events).empty());
+}
+
+TEST(doorbell_rings_until_answered) {
+  Poller poller;
+  Doorbell bell;
+  poller.add(bell.descriptor().get(), 1);
+  std::vector<Event> events;
+  bell.ring();
+  bell.ring();
+  CHECK_EQUAL(poller.wait(0, events).size(), 1u);
+  bell.answer();
+  CHECK(poller.wait(0, events).empty());
+  bell.answer();  // nothing to forget; does not block
+}
+
+TEST(a_process_can_be_watched) {
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  Descriptor watched = watch_process(child);
+  if (watched) {
+    Poller poller;
+    poller.add(watched.get(), 3);
+    std::vector<Event> events;
+    CHECK(poller.wait(0, events).empty());
+    kill(child, SIGKILL);
+    CHECK_EQUAL(poller.wait(5000, events).size(), 1u);
+  } else {
+    kill(child, SIGKILL);
+  }
+  waitpid(child, nullptr, 0);
+}
+
+TEST(threads_block_signals_and_futex_wakes) {
+  std::atomic<std::uint32_t> word{0};
+  std::atomic<bool> blocked{false};
+  std::thread thread = start_thread("a name that is too long", [&] {
+    sigset_t mask;
+    pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+    blocked = sigismember(&mask, SIGINT) == 1 && sigismember(&mask, SIGTERM) == 1 && sigismember(&mask, SIGSEGV) == 0;
+    word = 1;
+    futex_wake_all(&word);
+  });
+  const std::int64_t begin = now_ns();
+  while (word.load() == 0) futex_wait(&word, 0, 1'000'000'000);
+  thread.join();
+  CHECK(blocked);
+  CHECK(now_ns() - begin < 5'000'000'000);
+  futex_wait(&word, 1, 1'000'000);  // ends by its timeout
+  futex_wait(&word, 0, 1'000'000'000'000);  // another value: returns at once
+  sigset_t mask;
+  pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+  CHECK(sigismember(&mask, SIGINT) == 0);
+  CHECK(usable_cores() >= 1);
+}
