@@ -66,7 +66,7 @@ def run(command: list[str], log: Path) -> None:
 
 
 def main() -> None:
-    """check: is there a compiler? library: the product. tests: also the chaos library and the C++ tests. sanitize NAME: the tests, instrumented."""
+    """check: is there a compiler? library: the product. tests: everything. sanitize NAME: the tests, instrumented."""
     what = sys.argv[1]
     if what == "check":
         compiler()
@@ -74,9 +74,7 @@ def main() -> None:
         print("build: compiling the core (under a minute the first time)", flush=True)
         build("checkout", ["-DFARANDOLE_TESTS=ON"], ["farandole"])
     elif what == "tests":
-        print(
-            "build: compiling the core, the chaos library and the C++ tests (a few minutes the first time)", flush=True
-        )
+        print("build: compiling the core and its tests (a few minutes the first time)", flush=True)
         build("checkout", ["-DFARANDOLE_TESTS=ON"], [])
     elif what == "sanitize":
         name = sys.argv[2]

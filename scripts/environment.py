@@ -122,7 +122,7 @@ def fill(names: list[str]) -> None:
 
 def main() -> None:
     """python3 scripts/environment.py LIST..."""
-    if sys.version_info < (3, 10):
+    if sys.version_info < (3, 10):  # noqa: UP036 (this is the check)
         stop(f"setup: Python 3.10 or newer is needed, this is {platform.python_version()}: make PYTHON=python3.11 ...")
     unknown = [name for name in sys.argv[1:] if name not in COST]
     if unknown:

@@ -18,9 +18,8 @@ def tool(name: str) -> Path:
 
 def sources() -> list[Path]:
     """Every C++ file."""
-    return sorted(
-        path for folder in ("core", "tests") for kind in ("*.h", "*.cc") for path in (ROOT / folder).rglob(kind)
-    )
+    folders = (ROOT / "core", ROOT / "tests")
+    return sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in (".h", ".cc"))
 
 
 if __name__ == "__main__":

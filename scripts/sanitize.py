@@ -21,15 +21,8 @@ def stages() -> list[Stage]:
     found = []
     for name in ("address,undefined", "thread"):
         folder = ROOT / "build" / f"sanitize-{name.split(',')[0]}"
-        ctest = [
-            PYTHON.with_name("ctest"),
-            "--test-dir",
-            folder,
-            "--output-on-failure",
-            "--progress",
-            "--timeout",
-            "600",
-        ]
+        ctest: list[str | Path] = [PYTHON.with_name("ctest"), "--test-dir", folder]
+        ctest += ["--output-on-failure", "--progress", "--timeout", "600"]
         found.append(Stage(f"build with {name}", [PYTHON, ROOT / "scripts" / "build.py", "sanitize", name]))
         found.append(Stage(f"C++ tests with {name}", ctest, environment=SETTINGS))
     return found

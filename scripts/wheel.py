@@ -1,0 +1,146 @@
+"""`make wheel`: builds wheels for two platforms with a cross compiler from the package registry, checks and tries them.
+Writes dist/ and build/; starts the compiler, pip and two ranks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+from stages import ROOT
+
+PYTHON = Path(sys.executable)
+DIST = ROOT / "dist"
+WORK = ROOT / "build" / "wheel"
+PLATFORMS = ("x86_64", "aarch64")
+GLIBC = "2.28"
+TAG = "manylinux_2_28"
+TRIAL = """
+import numpy, farandole
+farandole.init()
+assert farandole.size() == 2
+total = farandole.allreduce(numpy.arange(5, dtype=numpy.float32) + farandole.rank(), op=farandole.Sum)
+assert total.tolist() == [1, 3, 5, 7, 9], total
+print("rank", farandole.rank(), "of", farandole.size(), "has the sum")
+farandole.shutdown()
+"""
+
+
+def run(command: list[str | Path], log: Path | None = None, **environment: str) -> str:
+    """The output of a command; ends the script with it when the command fails."""
+    result = subprocess.run(
+        [str(part) for part in command],
+        cwd=WORK,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if log is not None:
+        log.write_text(result.stdout)
+    if result.returncode != 0:
+        print("\n".join(result.stdout.splitlines()[-60:]), file=sys.stderr)
+        sys.exit(f"wheel: failed: {' '.join(str(part) for part in command)}")
+    return result.stdout
+
+
+def toolchain(machine: str) -> Path:
+    """A CMake toolchain file and the wrappers it names; zig's C++ library is linked statically by itself."""
+    folder = WORK / f"zig-{machine}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, command in {"c++": f"c++ -target {machine}-linux-gnu.{GLIBC}", "ar": "ar", "ranlib": "ranlib"}.items():
+        wrapper = folder / f"zig-{name}"
+        wrapper.write_text(f'#!/bin/sh\nexec "{PYTHON}" -m ziglang {command} "$@"\n')
+        wrapper.chmod(0o755)
+    text = f"""set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR {machine})
+set(CMAKE_CXX_COMPILER "{folder / "zig-c++"}")
+set(CMAKE_AR "{folder / "zig-ar"}")
+set(CMAKE_RANLIB "{folder / "zig-ranlib"}")
+"""
+    path = folder / "toolchain.cmake"
+    path.write_text(text)
+    return path
+
+
+def build(machine: str) -> Path:
+    """Builds the wheel of one platform, tagged for every Python 3 and for systems with that glibc or a newer one."""
+    target = WORK / f"out-{machine}"
+    shutil.rmtree(target, ignore_errors=True)
+    run(
+        [PYTHON, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, ROOT]
+        + [f"-Ccmake.define.CMAKE_TOOLCHAIN_FILE={toolchain(machine)}", f"-Cbuild-dir={WORK / f'cmake-{machine}'}"]
+        + [f"-Cwheel.tags=py3-none-{TAG}_{machine}"],
+        log=WORK / f"build-{machine}.log",
+        ZIG_GLOBAL_CACHE_DIR=str(WORK / "zig-cache"),
+        ZIG_LOCAL_CACHE_DIR=str(WORK / "zig-cache"),
+        CMAKE_GENERATOR="Ninja",
+    )
+    (wheel,) = target.glob("*.whl")
+    DIST.mkdir(exist_ok=True)
+    return Path(shutil.move(wheel, DIST / wheel.name))
+
+
+def check(wheel: Path, machine: str) -> None:
+    """The tag is true, one library is inside, and it exports the C interface alone."""
+    from elftools.elf.elffile import ELFFile  # comes with auditwheel
+
+    assert wheel.name.endswith(f"-py3-none-{TAG}_{machine}.whl"), wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        libraries = [name for name in archive.namelist() if name.endswith(".so")]
+        assert libraries == ["farandole/_native/libfarandole.so"], libraries
+        with archive.open(libraries[0]) as file:
+            elf = ELFFile(file)
+            expected = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[machine]
+            assert elf["e_machine"] == expected, elf["e_machine"]
+            table = elf.get_section_by_name(".dynsym")
+            exported = [s.name for s in table.iter_symbols() if s.name and s["st_shndx"] != "SHN_UNDEF"]
+            needed = [t.needed for t in elf.get_section_by_name(".dynamic").iter_tags() if t.entry.d_tag == "DT_NEEDED"]
+    strangers = [name for name in exported if not name.startswith("farandole_")]
+    assert not strangers, f"exported by mistake: {strangers[:10]}"
+    assert not any("chaos" in name for name in exported), "the fault injector is for tests alone"
+    assert not any("stdc++" in name or "libc++" in name for name in needed), needed
+    # auditwheel only calls a foreign platform by its name; the glibc symbols are what it checks.
+    report = run([PYTHON, "-m", "auditwheel", "show", wheel])
+    assert f"{TAG}_{machine}" in report or "manylinux" in report, report
+    size = wheel.stat().st_size / 1e6
+    print(f"wheel: {wheel.relative_to(ROOT)}: {size:.1f} MB, {len(exported)} symbols, needs {', '.join(needed)}")
+
+
+def trial(wheel: Path) -> None:
+    """Installs the wheel with NumPy alone in a fresh environment and runs an allreduce between two ranks there."""
+    fresh = WORK / "bare"
+    shutil.rmtree(fresh, ignore_errors=True)
+    run([PYTHON, "-m", "venv", fresh])
+    run([fresh / "bin" / "python", "-m", "pip", "install", "--quiet", wheel])
+    script = WORK / "trial.py"
+    script.write_text(TRIAL)
+    began = time.monotonic()
+    command: list[str | Path] = [fresh / "bin" / "farandole", "run", "-np", "2", fresh / "bin" / "python", script]
+    said = run(command, PYTHONPATH="")
+    assert said.count("has the sum") == 2, said
+    print(f"wheel: two ranks in a bare environment agreed, {time.monotonic() - began:.1f} s")
+
+
+def main() -> None:
+    """Both platforms, then the one that runs here."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    wheels = {}
+    for machine in PLATFORMS:
+        print(f"wheel: compiling for {machine}, glibc {GLIBC} (a minute or two the first time)", flush=True)
+        wheels[machine] = build(machine)
+        check(wheels[machine], machine)
+    here = platform.machine()
+    if here in wheels and sys.platform == "linux":
+        trial(wheels[here])
+    else:
+        print(f"wheel: no wheel for {here} is built, so none was tried")
+
+
+if __name__ == "__main__":
+    main()
