@@ -22,7 +22,7 @@ demo:
 	@$(PYTHON) scripts/build.py check
 	@$(PYTHON) scripts/environment.py build demo
 	@$(VENV_PYTHON) scripts/build.py library
-	@$(VENV_PYTHON) examples/digits.py
+	@$(VENV_PYTHON) scripts/demo.py
 
 test:
 	@$(PYTHON) scripts/build.py check

@@ -12,6 +12,10 @@ import time
 import zipfile
 from pathlib import Path
 
+from elftools.elf.dynamic import DynamicSection  # comes with auditwheel
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+
 from stages import ROOT
 
 PYTHON = Path(sys.executable)
@@ -62,6 +66,7 @@ set(CMAKE_SYSTEM_PROCESSOR {machine})
 set(CMAKE_CXX_COMPILER "{folder / "zig-c++"}")
 set(CMAKE_AR "{folder / "zig-ar"}")
 set(CMAKE_RANLIB "{folder / "zig-ranlib"}")
+set(CMAKE_SHARED_LINKER_FLAGS_INIT "-s")
 """
     path = folder / "toolchain.cmake"
     path.write_text(text)
@@ -72,10 +77,12 @@ def build(machine: str) -> Path:
     """Builds the wheel of one platform, tagged for every Python 3 and for systems with that glibc or a newer one."""
     target = WORK / f"out-{machine}"
     shutil.rmtree(target, ignore_errors=True)
+    command: list[str | Path] = [PYTHON, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, ROOT]
+    command += [f"-Ccmake.define.CMAKE_TOOLCHAIN_FILE={toolchain(machine)}", f"-Cbuild-dir={WORK / f'cmake-{machine}'}"]
+    # The linker strips: the machine's own strip does not know the other platform.
+    command += [f"-Cwheel.tags=py3-none-{TAG}_{machine}", "-Cinstall.strip=false"]
     run(
-        [PYTHON, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, ROOT]
-        + [f"-Ccmake.define.CMAKE_TOOLCHAIN_FILE={toolchain(machine)}", f"-Cbuild-dir={WORK / f'cmake-{machine}'}"]
-        + [f"-Cwheel.tags=py3-none-{TAG}_{machine}"],
+        command,
         log=WORK / f"build-{machine}.log",
         ZIG_GLOBAL_CACHE_DIR=str(WORK / "zig-cache"),
         ZIG_LOCAL_CACHE_DIR=str(WORK / "zig-cache"),
@@ -88,8 +95,6 @@ def build(machine: str) -> Path:
 
 def check(wheel: Path, machine: str) -> None:
     """The tag is true, one library is inside, and it exports the C interface alone."""
-    from elftools.elf.elffile import ELFFile  # comes with auditwheel
-
     assert wheel.name.endswith(f"-py3-none-{TAG}_{machine}.whl"), wheel.name
     with zipfile.ZipFile(wheel) as archive:
         libraries = [name for name in archive.namelist() if name.endswith(".so")]
@@ -98,9 +103,10 @@ def check(wheel: Path, machine: str) -> None:
             elf = ELFFile(file)
             expected = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[machine]
             assert elf["e_machine"] == expected, elf["e_machine"]
-            table = elf.get_section_by_name(".dynsym")
+            table, dynamic = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".dynamic")
+            assert isinstance(table, SymbolTableSection) and isinstance(dynamic, DynamicSection)
             exported = [s.name for s in table.iter_symbols() if s.name and s["st_shndx"] != "SHN_UNDEF"]
-            needed = [t.needed for t in elf.get_section_by_name(".dynamic").iter_tags() if t.entry.d_tag == "DT_NEEDED"]
+            needed = [tag.needed for tag in dynamic.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
     strangers = [name for name in exported if not name.startswith("farandole_")]
     assert not strangers, f"exported by mistake: {strangers[:10]}"
     assert not any("chaos" in name for name in exported), "the fault injector is for tests alone"

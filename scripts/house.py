@@ -1,0 +1,268 @@
+"""The rules of the house, checked: which room may use which, who makes system calls, opens sockets, starts processes.
+Reads files and imports nothing of the product; `check(root)` returns one line per broken rule."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rules import (
+    CORE_ROOMS,
+    EXCEPTIONS,
+    FORBIDDEN_CALLS,
+    FORBIDDEN_WORDS,
+    FRAMEWORKS,
+    PYTHON_ROOMS,
+    SYSTEM_HEADERS,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ("core", "src", "tests", "scripts", "examples", "bench")
+LONGEST_FILE, LONGEST_FUNCTION = 700, 80
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One broken rule: the rule's name is what an exception names."""
+
+    rule: str
+    path: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text} [{self.rule}]"
+
+
+def files(root: Path) -> list[Path]:
+    """Every file that belongs to the tree: what git knows or would add, or everything where there is no git."""
+    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    known = subprocess.run(command, capture_output=True)
+    if known.returncode == 0 and (root / ".git").exists():
+        names = sorted(set(known.stdout.decode().split("\0")) - {""})
+        return [root / name for name in names if (root / name).is_file()]
+    return sorted(path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+def blank(text: str) -> str:
+    """C++ with comments and strings replaced by spaces, so that only code is left; lines keep their numbers."""
+
+    def spaces(match: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", match.group())
+
+    return re.sub(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'", spaces, text, flags=re.DOTALL)
+
+
+def core_arrows(path: str, text: str) -> Iterator[Finding]:
+    """Includes go down only, and system headers belong to os/."""
+    room = path.split("/")[1]
+    if room not in CORE_ROOMS:
+        yield Finding("core-arrow", path, 1, f"core/{room} is not a room; add it to scripts/rules.py")
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        include = re.match(r'\s*#\s*include\s+(["<])([^">]+)[">]', line)
+        if include is None:
+            continue
+        quote, target = include.groups()
+        if quote == '"' and "/" in target:
+            other = target.split("/")[0]
+            if other != room and other not in CORE_ROOMS[room]:
+                yield Finding("core-arrow", path, number, f"{room}/ may not use {other}/")
+        elif quote == "<" and room != "os" and re.fullmatch(SYSTEM_HEADERS, target):
+            yield Finding("system-call", path, number, f"<{target}> belongs to os/")
+    for number, line in enumerate(blank(text).splitlines(), 1):
+        for pattern, reason in FORBIDDEN_CALLS.items():
+            if found := re.search(pattern, line):
+                yield Finding("core-call", path, number, f"{found.group().strip()}: {reason}")
+
+
+def imports(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str, bool]]:
+    """(line, absolute module, at the top level) of every import; those for type checkers alone are left out."""
+    top = {id(node) for node in tree.body}
+    for node in tree.body:
+        if isinstance(node, ast.Try | ast.If | ast.With):
+            top |= {id(inner) for inner in ast.walk(node)}
+    typing_only: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            typing_only |= {id(inner) for statement in node.body for inner in ast.walk(statement)}
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, id(node) in top
+        elif isinstance(node, ast.ImportFrom):
+            parents = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*parents, *([node.module] if node.module else [])])
+            # `from farandole import errors` names a room; `from farandole.errors import X` does already.
+            for alias in node.names:
+                yield node.lineno, f"{module}.{alias.name}" if module in ("farandole", "") else module, id(node) in top
+
+
+def python_arrows(path: str, tree: ast.Module) -> Iterator[Finding]:
+    """Imports between rooms of the package, and the things only one room may do."""
+    parts = Path(path).with_suffix("").parts[1:]  # ("farandole", "rendezvous", "mesh")
+    room = parts[1]
+    if room not in PYTHON_ROOMS:
+        yield Finding("python-arrow", path, 1, f"src/farandole/{room} is not a room; add it to scripts/rules.py")
+        return
+    package = list(parts[:-1])
+    for line, module, top in imports(tree, package):
+        names = module.split(".")
+        if names[0] == "farandole" and len(names) > 1:
+            other = names[1]
+            if other in PYTHON_ROOMS and other != room and other not in PYTHON_ROOMS[room]:
+                yield Finding("python-arrow", path, line, f"{room} may not use {other}")
+        if names[0] in FRAMEWORKS and room != names[0] and (top or room != "tools"):
+            yield Finding(
+                "framework", path, line, f"{names[0]} may not be imported here: the package knows no framework"
+            )
+        if names[0] in ("socket", "socketserver", "asyncio", "http") and room != "rendezvous":
+            yield Finding("socket", path, line, f"{names[0]}: only rendezvous/ opens sockets")
+        if names[0] in ("subprocess", "multiprocessing", "pty") and path != "src/farandole/launch/spawn.py":
+            yield Finding("process", path, line, f"{names[0]}: only launch/spawn.py starts processes")
+        if names[0] in ("pickle", "cloudpickle", "marshal", "shelve", "dill"):
+            yield Finding("pickle", path, line, f"{names[0]}: messages are typed data")
+        if names[0] == "ctypes" and room != "native":
+            yield Finding("ctypes", path, line, "only native.py sees the C interface")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+            if node.attr in ("environ", "environb", "getenv", "putenv", "unsetenv") and room not in (
+                "config",
+                "launch",
+            ):
+                yield Finding("environment", path, node.lineno, f"os.{node.attr}: only config.py and launch/ read it")
+            starts = re.fullmatch(r"fork|forkpty|system|popen|exec\w+|spawn\w+|posix_spawnp?", node.attr)
+            if starts and path != "src/farandole/launch/spawn.py":
+                yield Finding("process", path, node.lineno, f"os.{node.attr}: only launch/spawn.py starts processes")
+
+
+def header(path: str, text: str) -> Iterator[Finding]:
+    """Two lines at the top: what it is, what it may touch."""
+    lines = text.splitlines()
+    if not any(line.strip() for line in lines):
+        return  # an empty __init__.py
+    if lines[0].startswith("#!"):
+        lines = lines[1:]
+    start = lines[:2]
+    if path.endswith(".py"):
+        good = all(line.startswith("#") for line in start)
+        if start and start[0].startswith(('"""', 'r"""')):
+            good = len(start) == 2 and start[0].count('"""') == 1 and bool(start[1].strip(' "'))
+    else:
+        good = all(re.match(r"//|/\*| \*", line) for line in start)
+    if not good or len(start) < 2:
+        yield Finding("header", path, 1, "the file does not open with two lines: what it is, what it may touch")
+
+
+def python_functions(tree: ast.Module) -> Iterator[tuple[str, int, int]]:
+    """(name, first line, number of lines)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node.lineno, (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def core_functions(text: str) -> Iterator[tuple[str, int, int]]:
+    """(name, first line, number of lines) of C++ functions, found by their braces."""
+    code = re.sub(r"^\s*#(?:[^\n]*\\\n)*[^\n]*", lambda m: re.sub(r"[^\n]", " ", m.group()), blank(text), flags=re.M)
+    kinds: list[tuple[bool, str, int]] = []  # (is a function, its name, the line it begins in)
+    since = 0
+    line = 1
+    for place, sign in enumerate(code):
+        if sign == "\n":
+            line += 1
+        elif sign == "{":
+            before = code[since:place]
+            inside = any(function for function, _, _ in kinds)
+            name = re.search(r"([\w~:]+|operator\S+)\s*\(", before)
+            scope = re.search(r"\b(namespace|class|struct|enum|union|extern)\b(?![^(]*\()", before)
+            function = not inside and name is not None and scope is None
+            kinds.append((function, name.group(1) if name else "", line - before.lstrip().count("\n")))
+            since = place + 1
+        elif sign == "}":
+            if kinds:
+                function, title, first = kinds.pop()
+                if function:
+                    yield title, first, line - first + 1
+            since = place + 1
+        elif sign == ";":
+            since = place + 1
+
+
+def size(path: str, text: str, functions: Iterator[tuple[str, int, int]]) -> Iterator[Finding]:
+    """Files and functions that are too long to read."""
+    count = len(text.splitlines())
+    if count > LONGEST_FILE:
+        yield Finding("long-file", path, 1, f"{count} lines; {LONGEST_FILE} is the limit")
+    for name, line, length in functions:
+        if length > LONGEST_FUNCTION:
+            yield Finding("long-function", path, line, f"{name} has {length} lines; {LONGEST_FUNCTION} is the limit")
+
+
+def words(path: str, text: str) -> Iterator[Finding]:
+    """Text that speaks of one machine has no place in the tree."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for word in FORBIDDEN_WORDS:
+            if word in line:
+                yield Finding("word", path, number, f"{word!r} does not belong into the repository")
+
+
+def look(path: str, text: str) -> Iterator[Finding]:
+    """All findings in one file."""
+    yield from words(path, text)
+    if path.split("/")[0] not in SOURCES or not path.endswith((".py", ".h", ".cc")):
+        return
+    yield from header(path, text)
+    if not path.endswith(".py"):
+        yield from size(path, text, core_functions(text))
+        if path.startswith("core/"):
+            yield from core_arrows(path, text)
+        return
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        yield Finding("syntax", path, error.lineno or 1, str(error.msg))
+        return
+    yield from size(path, text, python_functions(tree))
+    if path.startswith("src/farandole/"):
+        yield from python_arrows(path, tree)
+
+
+def check(root: Path) -> list[Finding]:
+    """Every broken rule under `root` that has no written reason, and every reason that is no longer needed."""
+    found: list[Finding] = []
+    used: set[tuple[str, str]] = set()
+    for file in files(root):
+        path = file.relative_to(root).as_posix()
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        for finding in look(path, text):
+            if (finding.rule, path) in EXCEPTIONS:
+                used.add((finding.rule, path))
+            else:
+                found.append(finding)
+    if root == ROOT:
+        for rule, path in sorted(set(EXCEPTIONS) - used):
+            found.append(Finding(rule, path, 1, "the exception in scripts/rules.py is not needed any more"))
+    return found
+
+
+def main() -> int:
+    """Prints what is wrong; 1 when something is."""
+    found = check(ROOT)
+    for finding in found:
+        print(finding)
+    print(f"house: {len(found)} broken rules" if found else "house: every rule is kept")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

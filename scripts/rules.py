@@ -1,0 +1,68 @@
+"""The rules of the house as tables: rooms and what they may use, and every exception with its reason.
+Data alone; scripts/house.py applies it."""
+
+from __future__ import annotations
+
+# Core: a room and the rooms it may include. Downwards only; trace stands beside link.
+CORE_ROOMS: dict[str, set[str]] = {
+    "base": set(),
+    "os": {"base"},
+    "wire": {"base"},
+    "trace": {"base", "os"},
+    "kernel": {"base"},
+    "link": {"base", "os", "wire", "trace"},
+    "group": {"base", "os", "wire", "trace", "link"},
+    "collective": {"base", "os", "wire", "trace", "link", "group", "kernel"},
+    "negotiate": {"base", "wire"},
+    "engine": {"base", "os", "wire", "trace", "link", "group", "kernel", "collective", "negotiate"},
+    "api": {"base", "os", "wire", "trace", "link", "group", "kernel", "collective", "negotiate", "engine"},
+}
+
+# Headers that declare system calls.
+SYSTEM_HEADERS = (
+    r"(sys|linux|netinet|arpa|net|asm)/.*|unistd\.h|fcntl\.h|poll\.h|signal\.h|csignal|pthread\.h|sched\.h|dlfcn\.h"
+    r"|netdb\.h|spawn\.h|termios\.h"
+)
+
+# A pattern in the core's code, and why it is not there.
+FORBIDDEN_CALLS: dict[str, str] = {
+    r"(?<![\w.>:])(::)?(socket|connect|accept|accept4|bind|listen|getaddrinfo)\s*\(": "the core never opens a socket",
+    r"(?<!\w)(getenv|setenv|secure_getenv)\s*\(": "the core knows no environment",
+    r"(?<![\w.>:])(::)?(fork|vfork|system|popen|execve?|execvp|posix_spawn)\s*\(": "the core starts no process",
+    r"(?<!\w)(std::cerr|std::cout|stderr|stdout)(?!\w)": "the core writes nothing for people; it posts events",
+    r"(?<![\w.>:])(::)?(abort|exit|_exit|terminate)\s*\(": "the core never ends the process",
+}
+
+# Python: a room (a file or a folder of src/farandole) and the rooms it may import.
+_WORDS = {"version", "errors"}
+_BASE = _WORDS | {"config", "engine"}
+_RUNTIME = _BASE | {"rendezvous", "native", "reference", "observe"}
+PYTHON_ROOMS: dict[str, set[str]] = {
+    "version": set(),
+    "errors": {"version"},
+    "config": _WORDS,
+    "engine": _WORDS | {"config"},
+    "rendezvous": _BASE,
+    "native": _BASE,
+    "specification": _BASE,
+    "reference": _BASE | {"rendezvous", "specification"},
+    "observe": _BASE,
+    "groups": _RUNTIME | {"runtime"},
+    "runtime": _RUNTIME | {"groups"},
+    "ops": _RUNTIME | {"runtime", "groups"},
+    "__init__": _RUNTIME | {"runtime", "groups", "ops"},
+    "launch": _BASE | {"rendezvous", "observe", "tools"},
+    "tools": _RUNTIME | {"runtime", "groups", "ops", "launch", "__init__"},
+}
+
+# Rooms named after a framework may import it; nobody else may.
+FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "mxnet", "lightning", "pytorch_lightning", "ray", "pyspark"}
+
+# Paths and settings of one machine. Written in halves so that this file keeps its own rule.
+FORBIDDEN_WORDS = ["/wo" + "rk/", "index" + "-url", "find" + "-links", "/opt/" + "pypi", "/root" + "/"]
+
+# (rule, file): the reason. A rule that is broken without a line here is an error, and so is a line that nobody needs.
+EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("system-call", "core/wire/crc32c.cc"): "asks once which instructions the processor has; no other effect",
+    ("socket", "src/farandole/reference.py"): "wraps the descriptors that rendezvous/ connected; opens none itself",
+}

@@ -1,0 +1,94 @@
+"""The script that checks the rules of the house: this tree keeps them, and each kind of violation is found.
+Writes small trees into a temporary folder; starts one Python to look at what an import loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import house  # noqa: E402
+import rules  # noqa: E402
+
+CORE = "// A file.\n// Touches nothing.\n"
+PYTHON = '"""A file.\nTouches nothing."""\n'
+
+
+def test_this_tree_keeps_the_rules() -> None:
+    assert [str(finding) for finding in house.check(ROOT)] == []
+
+
+def test_every_exception_has_a_reason() -> None:
+    assert all(len(reason) > 20 for reason in rules.EXCEPTIONS.values())
+
+
+VIOLATIONS = [
+    ("core/wire/frame.cc", CORE + '#include "link/rings.h"\n', "core-arrow"),
+    ("core/kernel/sum.cc", CORE + '#include "os/clock.h"\n', "core-arrow"),
+    ("core/negotiate/plan.cc", CORE + '#include "os/clock.h"\n', "core-arrow"),
+    ("core/cellar/wine.cc", CORE, "core-arrow"),
+    ("core/engine/engine.cc", CORE + "#include <sys/socket.h>\n", "system-call"),
+    ("core/negotiate/plan.cc", CORE + "#include <unistd.h>\n", "system-call"),
+    ("core/os/stream.cc", CORE + "int f() { return ::socket(1, 2, 3); }\n", "core-call"),
+    ("core/os/settings.cc", CORE + 'auto f() { return std::getenv("X"); }\n', "core-call"),
+    ("core/engine/log.cc", CORE + 'void f() { std::cerr << "x"; }\n', "core-call"),
+    ("src/farandole/errors.py", PYTHON + "from farandole.runtime import rank\n", "python-arrow"),
+    ("src/farandole/errors.py", PYTHON + "from farandole import runtime\n", "python-arrow"),
+    ("src/farandole/errors.py", PYTHON + "from . import runtime\n", "python-arrow"),
+    ("src/farandole/rendezvous/mesh.py", PYTHON + "from ..launch import local\n", "python-arrow"),
+    ("src/farandole/cellar.py", PYTHON, "python-arrow"),
+    ("src/farandole/ops.py", PYTHON + "import torch\n", "framework"),
+    ("src/farandole/ops.py", PYTHON + "def f():\n    import torch\n", "framework"),
+    ("src/farandole/tools/bench.py", PYTHON + "import torch\n", "framework"),
+    ("src/farandole/runtime.py", PYTHON + "import socket\n", "socket"),
+    ("src/farandole/rendezvous/hub.py", PYTHON + "import subprocess\n", "process"),
+    ("src/farandole/launch/local.py", PYTHON + "import os\nos.fork()\n", "process"),
+    ("src/farandole/ops.py", PYTHON + "import os\nx = os.environ['A']\n", "environment"),
+    ("src/farandole/rendezvous/messages.py", PYTHON + "import pickle\n", "pickle"),
+    ("src/farandole/ops.py", PYTHON + "import ctypes\n", "ctypes"),
+    ("src/farandole/ops.py", "import os\n", "header"),
+    ("src/farandole/ops.py", '"""One line."""\nimport os\n', "header"),
+    ("core/base/x.h", "#pragma once\n", "header"),
+    ("src/farandole/ops.py", PYTHON + "x = 1\n" * 700, "long-file"),
+    ("src/farandole/ops.py", PYTHON + "def f():\n" + "    x = 1\n" * 81, "long-function"),
+    ("core/base/x.cc", CORE + "int f(int x) {\n" + "  x++;\n" * 81 + "}\n", "long-function"),
+    ("docs/index.md", "see " + "/wo" + "rk/x\n", "word"),
+    ("scripts/setup.sh", "pip install --index" + "-url x\n", "word"),
+]
+
+
+@pytest.mark.parametrize(("path", "text", "rule"), VIOLATIONS, ids=[f"{p}-{r}" for p, _, r in VIOLATIONS])
+def test_a_violation_is_found(tmp_path: Path, path: str, text: str, rule: str) -> None:
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text(text)
+    assert rule in {finding.rule for finding in house.check(tmp_path)}
+
+
+FINE = [
+    ("core/link/rings.cc", CORE + '#include "os/memory.h"\n#include <vector>\n// calls socket() never\n'),
+    ("core/os/stream.cc", CORE + "#include <sys/socket.h>\nint f(int a) { return recv(a, nullptr, 0, 0); }\n"),
+    ("core/engine/e.cc", CORE + "namespace farandole {\n" + "int f() { return 1; }\n" * 100 + "}\n"),
+    ("src/farandole/rendezvous/mesh.py", PYTHON + "import socket\nfrom ..errors import PeerLost\n"),
+    ("src/farandole/ops.py", PYTHON + "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"),
+    ("src/farandole/tools/bench.py", PYTHON + "def f():\n    import torch\n"),
+    ("src/farandole/launch/spawn.py", PYTHON + "import subprocess\n"),
+    ("src/farandole/tools/__init__.py", ""),
+]
+
+
+@pytest.mark.parametrize(("path", "text"), FINE, ids=[path for path, _ in FINE])
+def test_what_is_allowed_passes(tmp_path: Path, path: str, text: str) -> None:
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text(text)
+    assert [str(finding) for finding in house.check(tmp_path)] == []
+
+
+def test_importing_the_package_imports_no_framework() -> None:
+    code = "import sys, farandole; print(' '.join(sorted({name.split('.')[0] for name in sys.modules})))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(run.stdout.split()) & rules.FRAMEWORKS
