@@ -1,0 +1,346 @@
+// The kernels over vectors, written once for all widths. neon.cc, avx2.cc and avx512.cc each include it, after defining
+// FARANDOLE_TARGET (the attribute that lets a function use the set), kVectorBytes, and fp16 conversion in struct Half.
+// Touches set.h and base/ alone.
+#pragma once
+
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "kernel/set.h"
+
+#define FARANDOLE_INLINE FARANDOLE_TARGET inline __attribute__((always_inline))
+
+// Everything has internal linkage: the linker must never take one set's copy of a function for another's.
+namespace farandole::kernel {
+namespace {
+
+template <class T, std::size_t kLanes>
+struct VectorOf {
+  typedef T Type __attribute__((vector_size(kLanes * sizeof(T))));
+};
+template <class T>
+using Wide = typename VectorOf<T, kVectorBytes / sizeof(T)>::Type;
+template <class V>
+using Lane = std::remove_cvref_t<decltype(std::declval<V&>()[0])>;
+
+template <class V>
+FARANDOLE_INLINE V load_bytes(const std::byte* from) {
+  V vector;
+  std::memcpy(&vector, from, sizeof vector);
+  return vector;
+}
+template <class V>
+FARANDOLE_INLINE void store_bytes(std::byte* to, V vector) {
+  std::memcpy(to, &vector, sizeof vector);
+}
+template <class V>
+FARANDOLE_INLINE V splat(Lane<V> value) {
+  return value - V{};  // minus, since plus would lose the sign of -0.0
+}
+
+template <class T>
+struct Plain {
+  using Value = T;
+  using Vector = Wide<T>;
+  static constexpr std::size_t kBytes = kVectorBytes;  // of one vector's elements in memory
+  FARANDOLE_INLINE static Vector load(const std::byte* from) { return load_bytes<Vector>(from); }
+  FARANDOLE_INLINE static void store(std::byte* to, Vector value) { store_bytes(to, value); }
+};
+struct Float16 {
+  using Value = float;
+  using Vector = Wide<float>;
+  static constexpr std::size_t kBytes = kVectorBytes / 2;
+  FARANDOLE_INLINE static Vector load(const std::byte* from) { return (Vector)Half::load(from); }
+  FARANDOLE_INLINE static void store(std::byte* to, Vector value) { Half::store(to, value); }
+};
+struct BFloat16 {
+  using Value = float;
+  using Vector = Wide<float>;
+  using Bits = Wide<std::uint32_t>;
+  using Stored = VectorOf<std::uint16_t, kVectorBytes / 4>::Type;
+  static constexpr std::size_t kBytes = kVectorBytes / 2;
+  FARANDOLE_INLINE static Vector load(const std::byte* from) {
+    return (Vector)(__builtin_convertvector(load_bytes<Stored>(from), Bits) << 16);
+  }
+  // The quiet NaN, the only one that arrives here, rounds to the quiet NaN.
+  FARANDOLE_INLINE static void store(std::byte* to, Vector value) {
+    const Bits bits = (Bits)value;
+    const Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    store_bytes<Stored>(to, __builtin_convertvector(rounded, Stored));
+  }
+};
+struct Boolean {
+  using Value = std::uint8_t;
+  using Vector = Wide<std::uint8_t>;
+  static constexpr std::size_t kBytes = kVectorBytes;
+  FARANDOLE_INLINE static Vector load(const std::byte* from) {
+    return (Vector)(load_bytes<Vector>(from) != Vector{}) & splat<Vector>(1);
+  }
+  FARANDOLE_INLINE static void store(std::byte* to, Vector value) { store_bytes(to, value); }
+};
+
+// Of -0.0 and 0.0 the first is the smaller: where neither is below the other, joining the bits of both picks it for min
+// (or) and the other for max (and). A NaN joined with anything must stay one.
+template <ReduceOp kOp, class V>
+FARANDOLE_INLINE V apply(V a, V b) {
+  if constexpr (kOp == ReduceOp::sum) {
+    return a + b;
+  } else if constexpr (kOp == ReduceOp::product) {
+    return a * b;
+  } else if constexpr (!std::is_floating_point_v<Lane<V>>) {
+    if constexpr (kOp == ReduceOp::min) return a < b ? a : b;
+    return a > b ? a : b;
+  } else {
+    using Bits = decltype(a < b);
+    if constexpr (kOp == ReduceOp::min) return (V)((Bits)(a < b ? a : b) | (Bits)(b < a ? b : a));
+    return (V)(((Bits)(a > b ? a : b) & (Bits)(b > a ? b : a)) | (a != a) | (b != b));
+  }
+}
+
+template <class V>
+FARANDOLE_INLINE V one_nan(V value) {
+  if constexpr (std::is_floating_point_v<Lane<V>>) {
+    return value == value ? value : splat<V>(std::numeric_limits<Lane<V>>::quiet_NaN());
+  } else {
+    return value;
+  }
+}
+
+// `kVectors` vectors at byte `at`: kept in registers over all sources, written once. Loads come before any store,
+// since `out` may be a source.
+template <class Element, ReduceOp kOp, bool kScaled, int kVectors>
+FARANDOLE_INLINE void block(const void* const* sources, int count, std::size_t at, void* out, void* mirror,
+                            typename Element::Vector pre, typename Element::Vector post) {
+  typename Element::Vector result[kVectors];
+  const std::byte* from = static_cast<const std::byte*>(sources[0]) + at;
+  for (int v = 0; v < kVectors; ++v) {
+    result[v] = Element::load(from + v * Element::kBytes);
+    if constexpr (kScaled) result[v] = result[v] * pre;
+  }
+  for (int s = 1; s < count; ++s) {
+    from = static_cast<const std::byte*>(sources[s]) + at;
+    for (int v = 0; v < kVectors; ++v) {
+      typename Element::Vector next = Element::load(from + v * Element::kBytes);
+      if constexpr (kScaled) next = next * pre;
+      result[v] = apply<kOp>(result[v], next);
+    }
+  }
+  for (int v = 0; v < kVectors; ++v) {
+    if constexpr (kScaled) result[v] = result[v] * post;
+    result[v] = one_nan(result[v]);
+  }
+  std::byte* to = static_cast<std::byte*>(out) + at;
+  for (int v = 0; v < kVectors; ++v) Element::store(to + v * Element::kBytes, result[v]);
+  if (mirror == nullptr) return;
+  to = static_cast<std::byte*>(mirror) + at;
+  for (int v = 0; v < kVectors; ++v) Element::store(to + v * Element::kBytes, result[v]);
+}
+
+template <class Element, ReduceOp kOp, bool kScaled>
+FARANDOLE_TARGET std::size_t run(const Reduce& work) {
+  using Vector = typename Element::Vector;
+  using Value = typename Element::Value;
+  constexpr std::size_t kLanes = sizeof(Vector) / sizeof(Value), kSize = Element::kBytes / kLanes;
+  constexpr int kUnroll = 4;
+  constexpr std::size_t kBlock = kUnroll * Element::kBytes;
+  const std::size_t bytes = work.elements * kSize;
+  // Copies that no store can alias, so that they stay in registers.
+  void *const out = work.out, *const mirror = work.mirror;
+  const int count = work.count;
+  // The scalar code multiplies by 1 as well, or by nothing; both give the same bits.
+  const Vector pre = splat<Vector>(kScaled ? static_cast<Value>(work.prescale) : Value{1});
+  const Vector post =
+      splat<Vector>(kScaled ? static_cast<Value>(work.postscale / static_cast<double>(work.divisor)) : Value{1});
+  std::size_t at = 0;
+  if (count == 2) {
+    const void* const pair[2] = {work.sources[0], work.sources[1]};
+    for (; bytes - at >= kBlock; at += kBlock) {
+      block<Element, kOp, kScaled, kUnroll>(pair, 2, at, out, mirror, pre, post);
+    }
+  }
+  for (; bytes - at >= kBlock; at += kBlock) {
+    block<Element, kOp, kScaled, kUnroll>(work.sources, count, at, out, mirror, pre, post);
+  }
+  for (; bytes - at >= Element::kBytes; at += Element::kBytes) {
+    block<Element, kOp, kScaled, 1>(work.sources, count, at, out, mirror, pre, post);
+  }
+  return at / kSize;
+}
+
+template <class Element, bool kScaled>
+std::size_t run_scaled(const Reduce& work) {
+  constexpr bool kBoolean = std::is_same_v<Element, Boolean>;  // of zeros and ones, "or" is max and "and" is min
+  switch (work.op) {
+    case ReduceOp::sum:
+      return run<Element, kBoolean ? ReduceOp::max : ReduceOp::sum, kScaled>(work);
+    case ReduceOp::product:
+      return run<Element, kBoolean ? ReduceOp::min : ReduceOp::product, kScaled>(work);
+    case ReduceOp::min:
+      return run<Element, ReduceOp::min, kScaled>(work);
+    case ReduceOp::max:
+      return run<Element, ReduceOp::max, kScaled>(work);
+    default:
+      return 0;
+  }
+}
+
+bool scaled(const Reduce& work) { return work.prescale != 1 || work.postscale != 1 || work.divisor != 1; }
+
+template <class Element>
+std::size_t run_float(const Reduce& work) {
+  return scaled(work) ? run_scaled<Element, true>(work) : run_scaled<Element, false>(work);
+}
+
+// Sums and products wrap around, which only unsigned numbers may; the bits are the same for both. Scaled integers go by
+// double and by division: scalar.
+template <class T>
+std::size_t run_integer(const Reduce& work) {
+  using Unsigned = Plain<std::make_unsigned_t<T>>;
+  if (scaled(work)) return 0;
+  switch (work.op) {
+    case ReduceOp::sum:
+      return run<Unsigned, ReduceOp::sum, false>(work);
+    case ReduceOp::product:
+      return run<Unsigned, ReduceOp::product, false>(work);
+    case ReduceOp::min:
+      return run<Plain<T>, ReduceOp::min, false>(work);
+    case ReduceOp::max:
+      return run<Plain<T>, ReduceOp::max, false>(work);
+    default:
+      return 0;
+  }
+}
+
+std::size_t vector_reduce(const Reduce& work) {
+  switch (work.dtype) {
+    case DType::boolean:
+      return run_scaled<Boolean, false>(work);
+    case DType::uint8:
+      return run_integer<std::uint8_t>(work);
+    case DType::int8:
+      return run_integer<std::int8_t>(work);
+    case DType::uint16:
+      return run_integer<std::uint16_t>(work);
+    case DType::int16:
+      return run_integer<std::int16_t>(work);
+    case DType::int32:
+      return run_integer<std::int32_t>(work);
+    case DType::int64:
+      return run_integer<std::int64_t>(work);
+    case DType::float16:
+      return run_float<Float16>(work);
+    case DType::float32:
+      return run_float<Plain<float>>(work);
+    case DType::float64:
+      return run_float<Plain<double>>(work);
+    case DType::bfloat16:
+      return run_float<BFloat16>(work);
+  }
+  return 0;
+}
+
+// Eight elements at a time, each vector of doubles to the running sums of its lanes.
+template <class T>
+FARANDOLE_TARGET std::size_t run_dots(const std::byte* a, const std::byte* b, std::size_t elements, DotLanes& lanes) {
+  using Doubles = Wide<double>;
+  constexpr int kWidth = kVectorBytes / sizeof(double), kVectors = kDotLanes / kWidth;
+  using Values = typename VectorOf<T, kWidth>::Type;
+  Doubles ab[kVectors], aa[kVectors], bb[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    std::memcpy(&ab[v], lanes.ab + v * kWidth, sizeof(Doubles));
+    std::memcpy(&aa[v], lanes.aa + v * kWidth, sizeof(Doubles));
+    std::memcpy(&bb[v], lanes.bb + v * kWidth, sizeof(Doubles));
+  }
+  const std::size_t whole = elements - elements % kDotLanes;
+  for (std::size_t i = 0; i < whole; i += kDotLanes) {
+    for (int v = 0; v < kVectors; ++v) {
+      const std::size_t at = (i + v * kWidth) * sizeof(T);
+      const Doubles x = __builtin_convertvector(load_bytes<Values>(a + at), Doubles);
+      const Doubles y = __builtin_convertvector(load_bytes<Values>(b + at), Doubles);
+      ab[v] += x * y;
+      aa[v] += x * x;
+      bb[v] += y * y;
+    }
+  }
+  for (int v = 0; v < kVectors; ++v) {
+    std::memcpy(lanes.ab + v * kWidth, &ab[v], sizeof(Doubles));
+    std::memcpy(lanes.aa + v * kWidth, &aa[v], sizeof(Doubles));
+    std::memcpy(lanes.bb + v * kWidth, &bb[v], sizeof(Doubles));
+  }
+  return whole;
+}
+
+// Two-byte types are widened to fp32 a run at a time, in cache.
+template <class Element>
+FARANDOLE_TARGET std::size_t run_dots_widened(const std::byte* a, const std::byte* b, std::size_t elements,
+                                              DotLanes& lanes) {
+  constexpr std::size_t kRun = 1024, kLanes = kVectorBytes / sizeof(float);
+  constexpr std::size_t kUnit = kLanes > kDotLanes ? kLanes : kDotLanes;  // whole vectors, and whole turns of the sums
+  static_assert(kRun % kUnit == 0);
+  std::byte wide_a[kRun * sizeof(float)], wide_b[kRun * sizeof(float)];
+  const std::size_t whole = elements - elements % kUnit;
+  for (std::size_t i = 0; i < whole; i += kRun) {
+    const std::size_t turn = whole - i < kRun ? whole - i : kRun;
+    for (std::size_t j = 0; j < turn; j += kLanes) {
+      store_bytes(wide_a + j * sizeof(float), Element::load(a + (i + j) * 2));
+      store_bytes(wide_b + j * sizeof(float), Element::load(b + (i + j) * 2));
+    }
+    run_dots<float>(wide_a, wide_b, turn, lanes);
+  }
+  return whole;
+}
+
+std::size_t vector_dots(DType dtype, const void* a, const void* b, std::size_t elements, DotLanes& lanes) {
+  const auto *x = static_cast<const std::byte*>(a), *y = static_cast<const std::byte*>(b);
+  switch (dtype) {
+    case DType::float16:
+      return run_dots_widened<Float16>(x, y, elements, lanes);
+    case DType::bfloat16:
+      return run_dots_widened<BFloat16>(x, y, elements, lanes);
+    case DType::float32:
+      return run_dots<float>(x, y, elements, lanes);
+    case DType::float64:
+      return run_dots<double>(x, y, elements, lanes);
+    default:
+      return 0;
+  }
+}
+
+template <class Element>
+FARANDOLE_TARGET std::size_t run_combine(const std::byte* a, const std::byte* b, Coefficients by, std::byte* out,
+                                         std::size_t elements) {
+  using Vector = typename Element::Vector;
+  using Value = typename Element::Value;
+  constexpr std::size_t kLanes = sizeof(Vector) / sizeof(Value), kSize = Element::kBytes / kLanes;
+  const Vector by_a = splat<Vector>(static_cast<Value>(by.a)), by_b = splat<Vector>(static_cast<Value>(by.b));
+  const std::size_t bytes = elements * kSize;
+  std::size_t at = 0;
+  for (; bytes - at >= Element::kBytes; at += Element::kBytes) {
+    const Vector x = Element::load(a + at), y = Element::load(b + at);
+    Element::store(out + at, one_nan<Vector>(x * by_a + y * by_b));
+  }
+  return at / kSize;
+}
+
+std::size_t vector_combine(DType dtype, const void* a, const void* b, Coefficients by, void* out,
+                           std::size_t elements) {
+  const auto *x = static_cast<const std::byte*>(a), *y = static_cast<const std::byte*>(b);
+  auto* to = static_cast<std::byte*>(out);
+  switch (dtype) {
+    case DType::float16:
+      return run_combine<Float16>(x, y, by, to, elements);
+    case DType::bfloat16:
+      return run_combine<BFloat16>(x, y, by, to, elements);
+    case DType::float32:
+      return run_combine<Plain<float>>(x, y, by, to, elements);
+    case DType::float64:
+      return run_combine<Plain<double>>(x, y, by, to, elements);
+    default:
+      return 0;
+  }
+}
+
+}  // namespace
+}  // namespace farandole::kernel
