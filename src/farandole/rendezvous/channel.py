@@ -1,0 +1,185 @@
+# The control channel between a rank and the hub: frames with a length, a type and a MAC that counts.
+# Touches the proven socket it is given.
+"""Frames after the handshake.
+
+A frame is a header (length, type) with its own tag, the payload, and a tag over all of it. Both tags cover the number
+of the frame in its direction, so one that is repeated, left out, moved or sent back does not fit. The header is checked
+before the payload is waited for, and payloads are at most 1 MiB.
+"""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import struct
+from collections.abc import Callable
+
+from farandole.rendezvous.flow import READ, WRITE, Loop
+from farandole.rendezvous.handshake import Proven
+from farandole.rendezvous.messages import Message, decode, encode
+
+LARGEST_PAYLOAD = 1 << 20
+LARGEST_BACKLOG = 16 << 20  # bytes a reader may be behind before it is given up
+_TAG = 16
+_HEADER = struct.Struct("!IHH")
+_COUNTER = struct.Struct("!Q")
+HEADER_BYTES = _HEADER.size + _TAG
+_READ_BYTES = 64 << 10
+
+
+class ChannelError(Exception):
+    """A frame that does not belong here; the channel is closed."""
+
+
+def _tag(key: bytes, part: bytes, counter: int, *data: bytes) -> bytes:
+    code = hmac.new(key, part + _COUNTER.pack(counter), "sha256")
+    for piece in data:
+        code.update(piece)
+    return code.digest()[:_TAG]
+
+
+class Sealer:
+    """Turns messages into frames of one direction."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._counter = 0
+
+    def seal(self, message: Message) -> bytes:
+        """The next frame."""
+        number, payload = encode(message)
+        if len(payload) > LARGEST_PAYLOAD:
+            raise ChannelError(f"a message of {len(payload)} bytes is larger than {LARGEST_PAYLOAD}")
+        return self.seal_bytes(number, payload)
+
+    def seal_bytes(self, number: int, payload: bytes) -> bytes:
+        """The next frame with any payload."""
+        header = _HEADER.pack(len(payload), number, 0)
+        first = _tag(self._key, b"head", self._counter, header)
+        last = _tag(self._key, b"body", self._counter, header, payload)
+        self._counter += 1
+        return header + first + payload + last
+
+
+class Opener:
+    """Turns bytes of one direction into messages. Keeps no more than has arrived of one frame."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._counter = 0
+        self._bytes = bytearray()
+        self._header: tuple[int, int] | None = None  # length and type, once proven
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that are complete now; ChannelError or MessageError ends the channel."""
+        self._bytes += data
+        found: list[Message] = []
+        while True:
+            if self._header is None:
+                if len(self._bytes) < HEADER_BYTES:
+                    return found
+                self._header = self._open_header()
+            length, number = self._header
+            whole = HEADER_BYTES + length + _TAG
+            if len(self._bytes) < whole:
+                return found
+            payload = bytes(self._bytes[HEADER_BYTES : HEADER_BYTES + length])
+            tag = _tag(self._key, b"body", self._counter, bytes(self._bytes[: _HEADER.size]), payload)
+            if not hmac.compare_digest(tag, bytes(self._bytes[whole - _TAG : whole])):
+                raise ChannelError("a frame is damaged")
+            del self._bytes[:whole]
+            self._counter += 1
+            self._header = None
+            found.append(decode(number, payload))
+
+    def _open_header(self) -> tuple[int, int]:
+        header = bytes(self._bytes[: _HEADER.size])
+        tag = _tag(self._key, b"head", self._counter, header)
+        length, number, zero = _HEADER.unpack(header)
+        if not hmac.compare_digest(tag, bytes(self._bytes[_HEADER.size : HEADER_BYTES])) or zero:
+            raise ChannelError("a frame is damaged, repeated or out of order")
+        if length > LARGEST_PAYLOAD:
+            raise ChannelError(f"a frame of {length} bytes is larger than {LARGEST_PAYLOAD}")
+        return length, number
+
+
+class Channel:
+    """A proven connection in a loop: `on_message` for each message, `on_end(reason)` once when it is over."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        proven: Proven,
+        on_message: Callable[[Message], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._sealer = Sealer(proven.send_key)
+        self._opener = Opener(proven.receive_key)
+        self._out = bytearray()
+        self._on_message = on_message
+        self._on_end = on_end
+        self.open = True
+        loop.watch(sock, READ, self._ready)
+
+    @property
+    def sock(self) -> socket.socket:
+        """The connection underneath."""
+        return self._sock
+
+    def send(self, message: Message) -> None:
+        """Queues a message and sends what goes out at once. On a channel that has ended nothing happens."""
+        if not self.open:
+            return
+        self._out += self._sealer.seal(message)
+        self._write()
+        if len(self._out) > LARGEST_BACKLOG:
+            self._end("it does not read what it is sent")
+
+    def close(self) -> None:
+        """Closes without calling `on_end`. What the kernel has taken is still delivered."""
+        if self.open:
+            self.open = False
+            self._loop.forget(self._sock)
+            self._sock.close()
+
+    def _end(self, reason: str) -> None:
+        if self.open:
+            self.close()
+            self._on_end(reason)
+
+    def _ready(self, events: int) -> None:
+        if events & WRITE:
+            self._write()
+        if events & READ and self.open:
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(_READ_BYTES)
+            messages = self._opener.feed(data)
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, ChannelError, ValueError) as error:
+            self._end(str(error))
+            return
+        if not data:
+            self._end("the connection was closed")
+            return
+        for message in messages:
+            if self.open:  # an earlier one may have closed it
+                self._on_message(message)
+
+    def _write(self) -> None:
+        try:
+            while self._out:
+                sent = self._sock.send(self._out)
+                del self._out[:sent]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            # The reading side reports the end, after the last words of the other side have been read.
+            self._out.clear()
+        self._loop.watch(self._sock, READ | WRITE if self._out else READ, self._ready)

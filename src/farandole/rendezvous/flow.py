@@ -1,0 +1,225 @@
+# A small event loop: conversations over sockets as generators, each with a deadline, none of them blocking another.
+# Touches sockets it is given; opens none.
+"""Flows and the loop that drives them.
+
+A flow is a generator that yields what it waits for. Handshakes and link proofs are written once, as flows, and run
+beside each other in the hub, while a rank joins, and in tests. A loop with nothing under way
+sleeps without ever waking up.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+READ = selectors.EVENT_READ
+WRITE = selectors.EVENT_WRITE
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What a flow waits for: a socket to become ready, or a moment on the monotonic clock."""
+
+    sock: socket.socket | None = None
+    events: int = 0
+    until: float | None = None
+
+
+Flow = Generator[Wait, None, T]
+
+
+def receive(sock: socket.socket, count: int) -> Flow[bytes]:
+    """Exactly `count` bytes and not one more; EOFError when the other side closes before."""
+    parts = bytearray()
+    while len(parts) < count:
+        try:
+            part = sock.recv(count - len(parts))
+        except (BlockingIOError, InterruptedError):
+            yield Wait(sock, READ)
+            continue
+        if not part:
+            raise EOFError("the other side closed the connection")
+        parts += part
+    return bytes(parts)
+
+
+def send(sock: socket.socket, data: bytes) -> Flow[None]:
+    """All of `data`."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[sock.send(view) :]
+        except (BlockingIOError, InterruptedError):
+            yield Wait(sock, WRITE)
+
+
+def pause(seconds: float) -> Flow[None]:
+    """Lets others go on for a while."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        yield Wait(until=until)
+
+
+class Task(Generic[T]):
+    """A flow under way. `done(result, error)` is called once, when it is over."""
+
+    def __init__(
+        self, flow: Flow[T], deadline: float | None, done: Callable[[T | None, Exception | None], None]
+    ) -> None:
+        self.flow = flow
+        self.deadline = deadline
+        self.done = done
+        self.wait = Wait()
+
+    def due(self) -> float | None:
+        """When the loop must look at this task even if its socket stays silent."""
+        times = [moment for moment in (self.deadline, self.wait.until) if moment is not None]
+        return min(times) if times else None
+
+
+class Loop:
+    """Drives flows and watches sockets, on one thread; `call` alone is safe from others."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._tasks: dict[int, Task[Any]] = {}
+        self._calls: collections.deque[Callable[[], None]] = collections.deque()
+        self._timers: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector.register(self._bell, READ, None)
+        self._closing = threading.Lock()  # a bell must not ring in a descriptor that has been closed
+
+    def spawn(
+        self, flow: Flow[T], deadline: float | None, done: Callable[[T | None, Exception | None], None]
+    ) -> Task[T]:
+        """Starts a flow; at `deadline` (monotonic) it gets a TimeoutError."""
+        task = Task(flow, deadline, done)
+        self._tasks[id(task)] = task
+        self._step(task, None)
+        return task
+
+    def cancel(self, task: Task[Any]) -> None:
+        """Ends a flow without calling `done`."""
+        if self._tasks.pop(id(task), None) is not None:
+            self._release(task)
+            task.flow.close()
+
+    def watch(self, sock: socket.socket, events: int, ready: Callable[[int], None]) -> None:
+        """Calls `ready(events)` whenever the socket is; again: changes what is watched."""
+        try:
+            self._selector.modify(sock, events, ready)
+        except KeyError:
+            self._selector.register(sock, events, ready)
+
+    def forget(self, sock: socket.socket) -> None:
+        """Watches the socket no more."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(sock)
+
+    def at(self, key: object, moment: float | None, act: Callable[[], None]) -> None:
+        """Calls `act` once at that moment; None takes the appointment of this key back."""
+        self._timers.pop(key, None)
+        if moment is not None:
+            self._timers[key] = (moment, act)
+
+    def call(self, act: Callable[[], None]) -> None:
+        """Has the loop's thread call `act` soon. Safe from any thread; nothing happens on a closed loop."""
+        with self._closing:
+            if self._bell >= 0:
+                self._calls.append(act)
+                os.eventfd_write(self._bell, 1)
+
+    def turn(self, until: float | None = None) -> None:
+        """Waits until something can be done, at most until that moment, and does it."""
+        due = [moment for task in self._tasks.values() if (moment := task.due()) is not None]
+        due += [moment for moment, _ in self._timers.values()]
+        if until is not None:
+            due.append(until)
+        timeout = max(0.0, min(due) - time.monotonic()) if due else None
+        for key, events in self._selector.select(timeout):
+            if key.fd == self._bell:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._bell)
+            elif isinstance(key.data, Task):
+                if id(key.data) in self._tasks:
+                    self._step(key.data, None)
+            elif self._selector.get_map().get(key.fd) is key:  # not forgotten by an earlier one of this round
+                key.data(events)
+        while self._calls:
+            self._calls.popleft()()
+        self._keep_time(time.monotonic())
+
+    def finish(self, flow: Flow[T], deadline: float) -> T:
+        """Runs one flow to its end, the others beside it."""
+        outcome: list[tuple[T | None, Exception | None]] = []
+        self.spawn(flow, deadline, lambda result, error: outcome.append((result, error)))
+        while not outcome:
+            self.turn()
+        result, error = outcome[0]
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]  # None only where T allows it
+
+    def close(self) -> None:
+        """Cancels every flow. Watched sockets stay open: they belong to others."""
+        for task in list(self._tasks.values()):
+            self.cancel(task)
+        with self._closing:
+            bell, self._bell = self._bell, -1
+            if bell >= 0:
+                self._selector.close()
+                os.close(bell)
+        self._calls.clear()
+        self._timers.clear()
+
+    def abandon(self) -> None:
+        """In a forked child: closes this process's copies of the descriptors and touches nothing that is shared."""
+        bell, self._bell = self._bell, -1
+        self._closing = threading.Lock()  # the old one may be held by a thread that does not exist here
+        if bell >= 0:
+            self._selector.close()
+            os.close(bell)
+        self._tasks.clear()
+
+    def _keep_time(self, now: float) -> None:
+        for task in list(self._tasks.values()):
+            if id(task) not in self._tasks:
+                continue
+            if task.deadline is not None and task.deadline <= now:
+                self._step(task, TimeoutError("timed out"))
+            elif task.wait.until is not None and task.wait.until <= now:
+                self._step(task, None)
+        for key, (moment, act) in list(self._timers.items()):
+            if moment <= now and self._timers.get(key, (None, None))[1] is act:
+                del self._timers[key]
+                act()
+
+    def _release(self, task: Task[Any]) -> None:
+        if task.wait.sock is not None:
+            self.forget(task.wait.sock)
+        task.wait = Wait()
+
+    def _step(self, task: Task[Any], error: Exception | None) -> None:
+        self._release(task)
+        try:
+            wait = task.flow.throw(error) if error is not None else next(task.flow)
+        except StopIteration as end:
+            self._tasks.pop(id(task), None)
+            task.done(end.value, None)
+        except Exception as failure:  # whatever a stranger's bytes cause ends this flow alone
+            self._tasks.pop(id(task), None)
+            task.done(None, failure)
+        else:
+            task.wait = wait
+            if wait.sock is not None:
+                self._selector.register(wait.sock, wait.events, task)

@@ -1,0 +1,211 @@
+# Links: which ranks are joined at init, and how one link is made, proven, and shown to share memory.
+# Touches sockets and memory files.
+"""A link is a connected stream between two ranks that both have proven the job's secret.
+
+The lower rank calls, the higher one answers. Ranks of one host also pass each other a memory file with a nonce and read
+it back: only then do they share a host.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hmac
+import mmap
+import os
+import socket
+import time
+from collections.abc import Iterable, Sequence
+
+from farandole.rendezvous import sockets
+from farandole.rendezvous.door import Door
+from farandole.rendezvous.flow import READ, WRITE, Flow, Loop, Wait, pause, receive, send
+from farandole.rendezvous.handshake import Greeting, Role, answer, call
+from farandole.rendezvous.secret import Secret
+
+EVERYBODY = 64  # up to this many ranks, each is linked with all at init
+NEAR_HOSTS = 32  # up to this many hosts, the same local rank of each is linked
+RETRY_SECONDS = 0.02
+STUBBORN_SECONDS = 1.0  # a refused connection is tried again for this long: the hub may know more by then
+_NONCE = 16
+
+
+def initial_links(rank: int, hosts: Sequence[int]) -> tuple[set[int], set[int]]:
+    """(peers on this host, peers on other hosts) that are linked at init. Both sides come to the same answer."""
+    local = {peer for peer, host in enumerate(hosts) if host == hosts[rank] and peer != rank}
+    others = [peer for peer, host in enumerate(hosts) if host != hosts[rank]]
+    if len(hosts) <= EVERYBODY:
+        return local, set(others)
+    count = max(hosts) + 1
+    seats: list[int] = []  # of each rank on its host
+    taken = [0] * count
+    for host in hosts:
+        seats.append(taken[host])
+        taken[host] += 1
+    remote = set()
+    for peer in others:
+        # Rank 0 orders the negotiation of the first group, so everybody talks to it.
+        if rank == 0 or peer == 0 or (seats[peer] == seats[rank] and _near(hosts[rank], hosts[peer], count)):
+            remote.add(peer)
+    return local, remote
+
+
+def _near(one: int, other: int, count: int) -> bool:
+    ring = (one - other) % count in (1, count - 1)
+    doubling = (one ^ other).bit_count() == 1
+    return count <= NEAR_HOSTS or ring or doubling
+
+
+def prove_memory(sock: socket.socket) -> Flow[str]:
+    """Whether both sides of a unix socket can map each other's memory files: "" or what went wrong.
+
+    Either side sends a file with a nonce, maps the other's and sends back what it reads there: 17 bytes in all.
+    """
+    nonce = os.urandom(_NONCE)
+    problem = ""
+    try:
+        mine = _memory_file(nonce)
+    except OSError as error:
+        problem, mine = f"no memory file ({sockets.explain(error)})", -1
+    try:
+        yield from _send_file(sock, mine)
+    finally:
+        if mine >= 0:
+            os.close(mine)
+    theirs = yield from _receive_file(sock)
+    seen = bytes(_NONCE)
+    try:
+        if theirs >= 0:
+            with mmap.mmap(theirs, _NONCE, mmap.MAP_SHARED, mmap.PROT_READ) as page:
+                seen = page[:]
+        else:
+            problem = problem or "no memory file arrived"
+    except (OSError, ValueError) as error:
+        problem = problem or f"a memory file cannot be mapped ({error})"
+    finally:
+        if theirs >= 0:
+            os.close(theirs)
+    yield from send(sock, seen)
+    echo = yield from receive(sock, _NONCE)
+    if not problem and not hmac.compare_digest(echo, nonce):
+        problem = "what was written into a memory file was not read back"
+    return problem
+
+
+def _memory_file(nonce: bytes) -> int:
+    fd = os.memfd_create("farandole-proof", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.write(fd, nonce)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _send_file(sock: socket.socket, fd: int) -> Flow[None]:
+    while True:
+        try:
+            socket.send_fds(sock, [b"\x01"], [fd] if fd >= 0 else [])
+            return
+        except (BlockingIOError, InterruptedError):
+            yield Wait(sock, WRITE)
+
+
+def _receive_file(sock: socket.socket) -> Flow[int]:
+    while True:
+        try:
+            data, fds, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        except (BlockingIOError, InterruptedError):
+            yield Wait(sock, READ)
+            continue
+        if not data:
+            raise EOFError("the other side closed the connection")
+        return fds[0] if fds else -1
+
+
+class Weaver:
+    """Makes the links of one rank, of one kind, in one generation. The owner of the loop reads `made` and `failed`."""
+
+    def __init__(self, loop: Loop, secret: Secret, rank: int, kind: int) -> None:
+        self._loop = loop
+        self._secret = secret
+        self._rank = rank
+        self._kind = kind
+        self.generation = 0
+        self.wanted: set[int] = set()
+        self.made: dict[int, socket.socket] = {}
+        self.failed: dict[int, str] = {}
+
+    def door(self, address: str) -> Door[tuple[int, str]]:
+        """Listens for the lower ones of the wanted ranks; hears them once it is opened."""
+        return Door(self._loop, address, self._answer, self._entered, lambda error: None)
+
+    def want(self, peers: Iterable[int]) -> None:
+        """From now on these peers may call."""
+        self.wanted |= set(peers)
+
+    def call(self, peer: int, address: str, deadline: float) -> None:
+        """Calls a higher rank; the outcome appears in `made` or `failed`."""
+        self.wanted.add(peer)
+
+        def done(result: tuple[socket.socket, str] | None, error: Exception | None) -> None:
+            if result is None:
+                self.failed[peer] = f"{address}: {sockets.explain(error or EOFError())}"
+            else:
+                self._settle(result[0], peer, result[1])
+
+        self._loop.spawn(self.call_flow(peer, address), deadline, done)
+
+    def settled(self) -> bool:
+        """Whether every wanted link stands or has failed."""
+        return len(self.made) + len(self.failed) >= len(self.wanted)
+
+    def take(self) -> dict[int, socket.socket]:
+        """The links made; they are the caller's from now on."""
+        made, self.made = self.made, {}
+        return made
+
+    def _settle(self, sock: socket.socket, peer: int, problem: str) -> None:
+        if problem or peer in self.made:
+            sock.close()
+            self.failed.setdefault(peer, problem)
+        else:
+            self.made[peer] = sock
+
+    def _greeting(self, role: Role, target: int) -> Greeting:
+        return Greeting(role, self._rank, target, self.generation)
+
+    def call_flow(self, peer: int, address: str) -> Flow[tuple[socket.socket, str]]:
+        """Calls until the peer answers: the proven link, and why it shares no memory ("" when it does or need not)."""
+        began = time.monotonic()
+        while True:
+            try:
+                sock = yield from sockets.connect(address)
+            except (ConnectionRefusedError, ConnectionResetError):
+                if self._kind == sockets.LOCAL or time.monotonic() > began + STUBBORN_SECONDS:
+                    raise
+                yield from pause(RETRY_SECONDS)
+                continue
+            try:
+                yield from call(sock, self._secret, self._greeting(Role.CALLER, peer), Role.CALLEE)
+                problem = "" if self._kind == sockets.TCP else (yield from prove_memory(sock))
+                return sock, problem
+            except (EOFError, ConnectionError):
+                # Turned away unheard, as happens when strangers crowd the door.
+                sock.close()
+                yield from pause(RETRY_SECONDS)
+            except BaseException:
+                sock.close()
+                raise
+
+    def _answer(self, sock: socket.socket) -> Flow[tuple[int, str]]:
+        me = self._greeting(Role.CALLEE, 0)
+        proven = yield from answer(sock, self._secret, me, self._admit)
+        problem = "" if self._kind == sockets.TCP else (yield from prove_memory(sock))
+        return proven.peer.rank, problem
+
+    def _admit(self, peer: Greeting) -> bool:
+        return peer.role is Role.CALLER and peer.rank in self.wanted and peer.rank not in self.made
+
+    def _entered(self, sock: socket.socket, result: tuple[int, str]) -> None:
+        self._settle(sock, *result)

@@ -1,0 +1,252 @@
+# How a rank joins its job: tells the hub where it listens, makes its links, proves shared memory, returns a Session.
+# Touches sockets through links, door and channel.
+"""`join(config)`: from an environment with a rank and a hub to connected, proven descriptors for the engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import socket
+import time
+from typing import TypeVar
+
+from farandole.config import Config
+from farandole.errors import HorovodInternalError
+from farandole.rendezvous import sockets
+from farandole.rendezvous.channel import Channel
+from farandole.rendezvous.door import Door
+from farandole.rendezvous.flow import Flow, Loop, pause
+from farandole.rendezvous.handshake import NOBODY, Greeting, Proven, Refused, Role, VersionMismatch, call
+from farandole.rendezvous.links import Weaver, initial_links
+from farandole.rendezvous.messages import Agreed, Failed, Hello, Linked, Message, Proved, Sorry, Started, Welcome
+from farandole.rendezvous.secret import Secret
+from farandole.rendezvous.session import Session
+from farandole.version import package_version
+
+HUB_SECONDS = 5.0  # the hub listens before any rank is started; a crowd of strangers may delay it
+LOCAL_SECONDS = 10.0  # then a host is taken to share no memory
+SLACK_SECONDS = 60.0  # the hub keeps the times; a rank gives up by itself this much later
+BLAME_SECONDS = 0.5  # the hub knows better than we do why a peer cannot be reached
+RETRY_SECONDS = 0.05
+
+log = logging.getLogger("farandole.rendezvous")
+M = TypeVar("M", Welcome, Agreed, Started)
+
+
+class JoinFailed(HorovodInternalError):
+    """The ranks did not come together; the message names those who are to blame."""
+
+
+def join(config: Config, secret: Secret | None = None, package: str = "") -> Session:
+    """Joins the next round of the job that `config` describes; blocks until every link of every rank stands.
+
+    Without a hub it is a world of one. `secret` is for tests that have ranks as threads.
+    """
+    if config.rendezvous is None:
+        if config.size != 1:
+            raise ValueError(
+                f"FARANDOLE_SIZE={config.size}, but FARANDOLE_RENDEZVOUS is not set: "
+                "start the ranks with `farandole run`"
+            )
+        return Session(0, [0], 0, {})
+    if secret is None:
+        if config.secret_fd is None:
+            raise ValueError("FARANDOLE_SECRET_FD is not set: start the ranks with `farandole run`")
+        secret = Secret.read(config.secret_fd)
+    joining = _Joining(config, config.rendezvous, secret, package or package_version())
+    try:
+        return joining.run()
+    except (OSError, Refused, VersionMismatch) as error:
+        raise JoinFailed(f"rank {config.rank} could not join its job: {sockets.explain(error)}") from error
+    finally:
+        joining.clean_up()
+
+
+class _Joining:
+    def __init__(self, config: Config, rendezvous: str, secret: Secret, package: str) -> None:
+        self.config = config
+        self.rank = config.rank
+        self.rendezvous = rendezvous
+        self.secret = secret
+        self.package = package
+        self.loop = Loop()
+        self.local = Weaver(self.loop, secret, config.rank, sockets.LOCAL)
+        self.remote = Weaver(self.loop, secret, config.rank, sockets.TCP)
+        self.doors: list[Door[tuple[int, str]]] = []
+        self.inbox: list[Message] = []
+        self.ended: str | None = None
+        self.channel: Channel | None = None
+        self.session: Session | None = None
+        self.own_directory: str | None = None
+        self.deadline = time.monotonic() + config.start_timeout + SLACK_SECONDS
+
+    def run(self) -> Session:
+        sock, proven = self.loop.finish(self.call_hub(), time.monotonic() + HUB_SECONDS)
+        self.channel = Channel(self.loop, sock, proven, self.heard, self.hung_up)
+        listen_at = "tcp:" + ("127.0.0.1" if sockets.is_local(self.rendezvous) else sock.getsockname()[0])
+        self.listen(listen_at)
+        self.channel.send(self.hello())
+        welcome = self.expect(Welcome)
+        self.local.generation = self.remote.generation = welcome.generation
+        for door in self.doors:
+            door.open()
+        hosts = self.link_locally(welcome)
+        links = self.link_remotely(welcome, hosts)
+        self.channel.send(Linked(welcome.generation))
+        self.expect(Started)
+        session = Session(self.rank, hosts, welcome.generation, links, self.secret, self.loop, self.channel, listen_at)
+        self.session = session
+        for message in self.inbox:  # somebody may already wish for a link, or be gone
+            session.heard(message)
+        self.inbox.clear()
+        return session
+
+    def call_hub(self) -> Flow[tuple[socket.socket, Proven]]:
+        while True:
+            sock = yield from sockets.connect(self.rendezvous)
+            try:
+                me = Greeting(Role.WORKER, self.rank, NOBODY)
+                return sock, (yield from call(sock, self.secret, me, Role.HUB))
+            except (EOFError, ConnectionError):
+                sock.close()
+                yield from pause(RETRY_SECONDS)  # turned away unheard by a crowded door
+            except BaseException:
+                sock.close()
+                raise
+
+    def listen(self, listen_at: str) -> None:
+        place = sockets.split(self.rendezvous)
+        if isinstance(place, str):
+            directory = os.path.dirname(place)
+        else:
+            directory = self.own_directory = sockets.private_directory()
+        name = f"{directory}/{self.rank}-{secrets.token_hex(4)}"
+        self.doors.append(self.local.door(f"unix:{name}"))
+        self.doors.append(self.remote.door(listen_at))
+
+    def hello(self) -> Hello:
+        config = self.config
+        return Hello(
+            rank=self.rank,
+            size=config.size,
+            host=config.hostname,
+            pid=os.getpid(),
+            package=self.package,
+            sharing=int(config.links != "tcp"),
+            timeout_ms=int(config.start_timeout * 1000),
+            local=self.doors[0].address,
+            remote=self.doors[1].address,
+        )
+
+    def heard(self, message: Message) -> None:
+        if self.session is not None:
+            self.session.heard(message)
+        else:
+            self.inbox.append(message)
+
+    def hung_up(self, reason: str) -> None:
+        if self.session is not None:
+            self.session.ended(reason)
+        else:
+            self.ended = reason
+
+    def take(self, kind: type[M]) -> M | None:
+        """The next message of this kind if it is here; raises when the round is over."""
+        for message in self.inbox:
+            if isinstance(message, Sorry):
+                raise JoinFailed(message.text)
+        for place, message in enumerate(self.inbox):
+            if isinstance(message, kind):
+                del self.inbox[place]
+                return message
+        if self.ended is not None:
+            raise JoinFailed(f"rank {self.rank} lost the connection to the launcher while it joined: {self.ended}")
+        if time.monotonic() > self.deadline:
+            raise JoinFailed(f"rank {self.rank} heard nothing from the launcher in time")
+        return None
+
+    def expect(self, kind: type[M]) -> M:
+        while (message := self.take(kind)) is None:
+            self.loop.turn(self.deadline)
+        return message
+
+    def link_locally(self, welcome: Welcome) -> tuple[int, ...]:
+        """Tries shared memory with the ranks of the same host; the hosts that everybody agrees on."""
+        assert self.channel is not None
+        deadline = time.monotonic() + LOCAL_SECONDS
+        peers, _ = initial_links(self.rank, welcome.hosts)
+        self.local.want(peers)
+        for peer in sorted(peers):
+            if peer > self.rank:
+                self.local.call(peer, welcome.locals[peer], deadline)
+        reported = False
+        while (agreed := self.take(Agreed)) is None:
+            if not reported and (self.local.settled() or time.monotonic() >= deadline):
+                reported = True
+                self.channel.send(self.proved(welcome))
+                continue
+            self.loop.turn(self.deadline if reported else deadline)
+        if agreed.reason and self.rank == 0:
+            log.warning("some ranks of one host do not share memory and will use TCP: %s", agreed.reason)
+        return agreed.hosts
+
+    def proved(self, welcome: Welcome) -> Proved:
+        unshared = sorted(self.local.wanted - set(self.local.made))
+        reason = ""
+        if unshared:
+            why = self.local.failed.get(unshared[0], f"no answer within {LOCAL_SECONDS:g} s")
+            reason = f"rank {self.rank} and rank {unshared[0]} on {welcome.names[self.rank]}: {why}"
+        return Proved(welcome.generation, tuple(unshared), reason)
+
+    def link_remotely(self, welcome: Welcome, hosts: tuple[int, ...]) -> dict[int, tuple[int, int]]:
+        """Makes the TCP links; all links of this rank, ready for the engine."""
+        near, far = initial_links(self.rank, hosts)
+        self.remote.want(far)
+        for peer in sorted(far):
+            if peer > self.rank:
+                self.remote.call(peer, welcome.remotes[peer], self.deadline)
+        while not self.remote.settled():
+            if self.remote.failed:
+                break
+            self.take(Started)  # raises when the round is over
+            self.loop.turn(self.deadline)
+        if self.remote.failed:
+            self.blame(welcome)
+        links: dict[int, tuple[int, int]] = {}
+        for kind, weaver in ((sockets.LOCAL, self.local), (sockets.TCP, self.remote)):
+            wanted = near if kind == sockets.LOCAL else far
+            for peer, sock in weaver.take().items():
+                if peer in wanted:
+                    links[peer] = (sock.detach(), kind)
+                else:
+                    sock.close()
+        return links
+
+    def blame(self, welcome: Welcome) -> None:
+        """A peer cannot be reached. If it died, the hub will say so; else everybody hears it from us."""
+        assert self.channel is not None
+        moment = time.monotonic() + BLAME_SECONDS
+        while time.monotonic() < moment:
+            self.take(Started)
+            self.loop.turn(moment)
+        peer, why = next(iter(self.remote.failed.items()))
+        text = f"rank {self.rank} could not reach rank {peer} on {welcome.names[peer]}: {why}"
+        self.channel.send(Failed(welcome.generation, text))
+        raise JoinFailed(text)
+
+    def clean_up(self) -> None:
+        """Closes what only joining needs; everything when it failed."""
+        for door in self.doors:
+            door.close()
+        if self.own_directory is not None:
+            shutil.rmtree(self.own_directory, ignore_errors=True)
+        if self.session is not None:
+            return
+        if self.channel is not None:
+            self.channel.close()
+        for weaver in (self.local, self.remote):
+            for sock in weaver.take().values():
+                sock.close()
+        self.loop.close()

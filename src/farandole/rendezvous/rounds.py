@@ -1,0 +1,282 @@
+# What the hub decides: who is in a round, when it is complete, which generation it gets, whom to tell what.
+# Pure: no sockets; time is an argument.
+"""Rounds. Each `init` of a rank joins the round that is gathering; a full round gets the next generation.
+
+A round goes gathering -> proving (shared memory inside hosts) -> linking -> running. A rank may enter the next round
+while others are still running in an older one. Every method returns the messages to send: a list of (member, message).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from farandole.rendezvous.messages import (
+    Agreed,
+    Failed,
+    Hello,
+    Leave,
+    Linked,
+    Lost,
+    Message,
+    NoLink,
+    Offer,
+    Proved,
+    Sorry,
+    Started,
+    Wanted,
+    Welcome,
+    Wish,
+)
+
+LINK_SECONDS = 30.0  # a complete round has this long to make its links
+Sends = list[tuple[int, Message]]
+
+
+class Phase(Enum):
+    """Where a round is."""
+
+    GATHERING = "waiting for ranks"
+    PROVING = "trying shared memory"
+    LINKING = "making links"
+    RUNNING = "running"
+
+
+@dataclass
+class Round:
+    """One membership, from the first rank that asks for it to the last that leaves."""
+
+    deadline: float
+    phase: Phase = Phase.GATHERING
+    generation: int = 0
+    members: dict[int, int] = field(default_factory=dict)  # rank -> member
+    hellos: dict[int, Hello] = field(default_factory=dict)
+    hosts: list[int] = field(default_factory=list)
+    done: set[int] = field(default_factory=set)  # ranks that have finished the current phase
+    reasons: list[str] = field(default_factory=list)
+    divided: set[int] = field(default_factory=set)  # host numbers without shared memory
+    wishes: set[tuple[int, int]] = field(default_factory=set)
+    timeout: float = 0.0
+
+    def tell(self, message: Message, ranks: Iterable[int] | None = None) -> Sends:
+        """The message for these ranks, or for all that are still there."""
+        chosen = self.members if ranks is None else ranks
+        return [(self.members[rank], message) for rank in chosen if rank in self.members]
+
+
+class Rounds:
+    """All rounds of a job. Members are numbers that the hub gives to connections."""
+
+    def __init__(self, size: int, package: str) -> None:
+        self.size = size
+        self.package = package
+        self.generation = 0
+        self._gathering: Round | None = None
+        self._rounds: list[Round] = []
+        self._places: dict[int, tuple[Round, int]] = {}  # member -> its round and rank
+
+    def deadline(self) -> float | None:
+        """The next moment at which `tick` must be called."""
+        return min((one.deadline for one in self._rounds if one.phase is not Phase.RUNNING), default=None)
+
+    def tick(self, now: float) -> Sends:
+        """Ends the rounds whose time is over."""
+        sends: Sends = []
+        for one in list(self._rounds):
+            if one.phase is Phase.RUNNING or one.deadline > now:
+                continue
+            if one.phase is Phase.GATHERING:
+                missing = sorted(set(range(self.size)) - set(one.members))
+                text = (
+                    f"{len(one.members)} of {self.size} ranks came to init within {one.timeout:g} s; missing: "
+                    f"{_list(missing)}. If they are only slow, raise FARANDOLE_START_TIMEOUT (HOROVOD_START_TIMEOUT)."
+                )
+            else:
+                text = (
+                    f"{_list(sorted(set(one.members) - one.done))} did not finish {one.phase.value} "
+                    f"within {LINK_SECONDS:g} s"
+                )
+            sends += self._end(one, text)
+        return sends
+
+    def message(self, member: int, message: Message, now: float) -> Sends:
+        """What a member says."""
+        if isinstance(message, Hello):
+            return self._hello(member, message, now)
+        place = self._places.get(member)
+        if place is None:
+            return []  # its round has ended; it will read so
+        one, rank = place
+        if getattr(message, "generation", -1) != one.generation:
+            return self._end(one, f"rank {rank} spoke of another generation than {one.generation}")
+        if isinstance(message, Failed):
+            return self._end(one, message.text)
+        if isinstance(message, Proved) and one.phase is Phase.PROVING:
+            return self._proved(one, rank, message)
+        if isinstance(message, Proved) and one.phase is Phase.LINKING:
+            return []  # its host had been divided before it was through
+        if isinstance(message, Linked) and one.phase is Phase.LINKING:
+            return self._linked(one, rank)
+        if isinstance(message, Leave):
+            self._places.pop(member, None)
+            return self._left(one, rank)
+        if isinstance(message, Wish):
+            return self._wish(one, rank, message.peer)
+        if isinstance(message, Offer):
+            return self._offer(one, rank, message)
+        return self._end(one, f"rank {rank} sent a {type(message).__name__} while {one.phase.value}")
+
+    def gone(self, member: int, reason: str) -> Sends:
+        """A member's connection has ended."""
+        place = self._places.pop(member, None)
+        if place is None:
+            return []
+        one, rank = place
+        hello = one.hellos[rank]
+        text = f"rank {rank} (process {hello.pid} on {hello.host}) died"
+        del one.members[rank]
+        if one.phase is Phase.RUNNING:
+            sends = one.tell(Lost(one.generation, rank, f"{text} ({reason})"))
+            if not one.members:
+                self._rounds.remove(one)
+            return sends
+        return self._end(one, f"{text} while the job was {one.phase.value} ({reason})")
+
+    def absent(self, rank: int, reason: str) -> Sends:
+        """The launcher knows that this rank will not come (again)."""
+        one = self._gathering
+        if one is None or rank in one.members:
+            return []
+        return self._end(one, f"rank {rank} {reason}, so that the others wait for it in vain")
+
+    def _hello(self, member: int, hello: Hello, now: float) -> Sends:
+        if member in self._places:
+            return [(member, Sorry("this connection has said Hello before"))]
+        if self._gathering is None:
+            self._gathering = Round(deadline=float("inf"))
+            self._rounds.append(self._gathering)
+        one = self._gathering
+        wrong = self._objection(one, hello)
+        if wrong:
+            return [(member, Sorry(wrong)), *self._end(one, wrong)]
+        self._places[member] = (one, hello.rank)
+        one.members[hello.rank] = member
+        one.hellos[hello.rank] = hello
+        if now + hello.timeout_ms / 1000 < one.deadline:
+            one.deadline = now + hello.timeout_ms / 1000
+            one.timeout = hello.timeout_ms / 1000
+        return self._welcome(one, now) if len(one.members) == self.size else []
+
+    def _objection(self, one: Round, hello: Hello) -> str:
+        if hello.package != self.package:
+            return (
+                f"rank {hello.rank} on {hello.host} has farandole {hello.package}, the launcher {self.package}: "
+                "install the same version on every host"
+            )
+        if hello.size != self.size:
+            return f"rank {hello.rank} was told a size of {hello.size}, but the job has {self.size} ranks"
+        if not 0 <= hello.rank < self.size:
+            return f"there is no rank {hello.rank} in a job of {self.size}"
+        if hello.rank in one.members:
+            first = one.hellos[hello.rank]
+            return (
+                f"two processes say that they are rank {hello.rank}: {first.pid} on {first.host} and "
+                f"{hello.pid} on {hello.host}"
+            )
+        return ""
+
+    def _welcome(self, one: Round, now: float) -> Sends:
+        self._gathering = None
+        self.generation += 1
+        one.generation = self.generation
+        one.phase = Phase.PROVING
+        one.deadline = now + LINK_SECONDS
+        hellos = [one.hellos[rank] for rank in range(self.size)]
+        one.hosts = _number([hello.host if hello.sharing else rank for rank, hello in enumerate(hellos)])
+        return one.tell(
+            Welcome(
+                one.generation,
+                tuple(one.hosts),
+                tuple(hello.host for hello in hellos),
+                tuple(hello.local for hello in hellos),
+                tuple(hello.remote for hello in hellos),
+            )
+        )
+
+    def _proved(self, one: Round, rank: int, message: Proved) -> Sends:
+        one.done.add(rank)
+        if message.unshared:
+            # The others of this host may wait for a call that never comes; they are through as well.
+            one.divided.add(one.hosts[rank])
+            one.reasons.append(message.reason)
+        waiting = [other for other in one.members if other not in one.done and one.hosts[other] not in one.divided]
+        if waiting:
+            return []
+        entries: list[object] = [
+            ("rank", index) if host in one.divided else ("host", host) for index, host in enumerate(one.hosts)
+        ]
+        one.hosts = _number(entries)
+        one.phase = Phase.LINKING
+        one.done.clear()
+        return one.tell(Agreed(one.generation, tuple(one.hosts), "; ".join(one.reasons)))
+
+    def _linked(self, one: Round, rank: int) -> Sends:
+        one.done.add(rank)
+        if len(one.done) < self.size:
+            return []
+        one.phase = Phase.RUNNING
+        return one.tell(Started(one.generation))
+
+    def _left(self, one: Round, rank: int) -> Sends:
+        del one.members[rank]
+        if one.phase is not Phase.RUNNING:
+            return self._end(one, f"rank {rank} left while the job was {one.phase.value}")
+        sends: Sends = []
+        for pair in [pair for pair in one.wishes if rank in pair]:
+            one.wishes.discard(pair)
+            other = pair[0] if pair[1] == rank else pair[1]
+            sends += one.tell(NoLink(one.generation, rank, f"rank {rank} has left"), [other])
+        if not one.members:
+            self._rounds.remove(one)
+        return sends
+
+    def _wish(self, one: Round, rank: int, peer: int) -> Sends:
+        if peer not in one.members or peer == rank:
+            return one.tell(NoLink(one.generation, peer, f"rank {peer} is not there any more"), [rank])
+        pair = (min(rank, peer), max(rank, peer))
+        if pair in one.wishes:
+            return []  # the other side had the same wish
+        one.wishes.add(pair)
+        return one.tell(Wanted(one.generation, pair[0]), [pair[1]])
+
+    def _offer(self, one: Round, rank: int, offer: Offer) -> Sends:
+        pair = (offer.peer, rank)
+        if pair not in one.wishes:
+            return []
+        if not offer.address:
+            one.wishes.discard(pair)
+            return one.tell(NoLink(one.generation, rank, f"rank {rank} cannot listen"), [offer.peer])
+        return one.tell(Offer(one.generation, rank, offer.address), [offer.peer])
+
+    def _end(self, one: Round, text: str) -> Sends:
+        sends = one.tell(Sorry(text))
+        for member in one.members.values():
+            self._places.pop(member, None)
+        one.members.clear()
+        if one in self._rounds:
+            self._rounds.remove(one)
+        if one is self._gathering:
+            self._gathering = None
+        return sends
+
+
+def _number(entries: Iterable[object]) -> list[int]:
+    """Numbers entries in the order of their first appearance."""
+    numbers: dict[object, int] = {}
+    return [numbers.setdefault(entry, len(numbers)) for entry in entries]
+
+
+def _list(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:32])) + (f" and {len(ranks) - 32} more" if len(ranks) > 32 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

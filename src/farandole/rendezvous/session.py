@@ -1,0 +1,264 @@
+# The session of a rank: its links from init, and later ones when they are wished for; its line to the hub.
+# Touches the hub's channel and sockets; hands descriptors to the engine.
+"""What `mesh.join` returns. One thread, asleep until the hub or the engine has something to say."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from farandole import errors
+from farandole.rendezvous import sockets
+from farandole.rendezvous.channel import Channel
+from farandole.rendezvous.door import Door
+from farandole.rendezvous.flow import Loop
+from farandole.rendezvous.links import Weaver
+from farandole.rendezvous.messages import Leave, Lost, Message, NoLink, Offer, Wanted, Wish
+from farandole.rendezvous.secret import Secret
+
+ON_DEMAND_SECONDS = 30.0  # a link that is wished for must stand after this time
+GOODBYE_SECONDS = 0.5
+
+log = logging.getLogger("farandole.rendezvous")
+
+
+class LinkTaker(Protocol):
+    """What a session needs of an engine."""
+
+    def add_link(self, peer: int, fd: int, kind: int) -> None:
+        """Takes over a connected descriptor."""
+        ...
+
+    def watch_links(self, wanted: Callable[[int], None]) -> None:
+        """Will call `wanted(peer)` when it needs a link."""
+        ...
+
+    def revoke(self, code: int, rank: int, message: str) -> None:
+        """Ends every operation."""
+        ...
+
+
+class Session:
+    """One rank in one generation. `links` (peer -> descriptor, kind) belong to the session until `hand_over`."""
+
+    def __init__(
+        self,
+        rank: int,
+        hosts: Sequence[int],
+        generation: int,
+        links: dict[int, tuple[int, int]],
+        secret: Secret | None = None,
+        loop: Loop | None = None,
+        channel: Channel | None = None,
+        listen_at: str = "",
+    ) -> None:
+        self.rank = rank
+        self.size = len(hosts)
+        self.hosts = list(hosts)
+        self.generation = generation
+        self.links = links
+        self._secret = secret
+        self._loop = loop
+        self._channel = channel
+        self._listen_at = listen_at
+        self._engine: LinkTaker | None = None
+        self._hub_lost: Callable[[str], None] | None = None
+        self._doors: dict[int, tuple[Door[tuple[int, str]], Weaver]] = {}
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        _SESSIONS.add(self)
+
+    def hand_over(self, engine: LinkTaker) -> None:
+        """Gives every link of init to the engine."""
+        while self.links:
+            peer, (fd, kind) = self.links.popitem()
+            engine.add_link(peer, fd, kind)
+
+    def serve(self, engine: LinkTaker, hub_lost: Callable[[str], None] | None = None) -> None:
+        """Makes links on demand from now on, on a thread. `hub_lost(reason)`: instead of revoking the generation."""
+        if self._channel is None or self._loop is None or self._thread is not None:
+            return
+        self._engine = engine
+        self._hub_lost = hub_lost
+        self._thread = threading.Thread(target=self._run, name="farandole-session", daemon=True)
+        self._thread.start()
+        engine.watch_links(self.wish)
+
+    def wish(self, peer: int) -> None:
+        """Asks for a link to a peer; the engine gets it when it stands. Safe from any thread."""
+        if self._loop is not None and self._channel is not None:
+            channel = self._channel
+            self._loop.call(lambda: channel.send(Wish(self.generation, peer)))
+
+    def close(self) -> None:
+        """Leaves the hub in good order and closes what was not handed over. Calling it again does nothing."""
+        _SESSIONS.discard(self)
+        if self._loop is None or self._channel is None:
+            self._close_links()
+            return
+
+        def stop() -> None:
+            self._closing = True
+
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._loop.call(stop)
+            self._thread.join()
+        self._thread = None
+        for door, weaver in self._doors.values():
+            door.close()
+            _close_all(weaver)
+        self._doors.clear()
+        if self._channel.open:
+            self._channel.send(Leave(self.generation))
+            _say_goodbye(self._channel.sock)
+            self._channel.close()
+        self._loop.close()
+        self._loop = self._channel = None
+        self._close_links()
+
+    def abandon(self) -> None:
+        """In a forked child: closes this process's copies and says nothing to anybody."""
+        if self._channel is not None:
+            self._channel.sock.close()
+        for door, _ in self._doors.values():
+            door.abandon()
+        if self._loop is not None:
+            self._loop.abandon()
+        self._loop = self._channel = self._thread = None
+        self._doors.clear()
+        self._close_links()
+
+    # What Channel calls, on the thread of the session.
+
+    def heard(self, message: Message) -> None:
+        """A message from the hub."""
+        if getattr(message, "generation", self.generation) != self.generation:
+            return
+        if isinstance(message, Wanted):
+            self._open_ear(message.peer)
+        elif isinstance(message, Offer):
+            self._call(message.peer, message.address)
+        elif isinstance(message, NoLink):
+            self._fail(message.peer, message.text)
+        elif isinstance(message, Lost) and self._engine is not None:
+            self._engine.revoke(errors.PEER_LOST, message.rank, message.text)
+
+    def ended(self, reason: str) -> None:
+        """The hub is gone: the launcher died or is about to end the job."""
+        if self._closing:
+            return
+        if self._hub_lost is not None:
+            self._hub_lost(reason)
+        elif self._engine is not None:
+            self._engine.revoke(errors.ABORTED, -1, f"the connection to the launcher was lost: {reason}")
+
+    def _run(self) -> None:
+        assert self._loop is not None
+        try:
+            while not self._closing:
+                self._loop.turn()
+                self._collect()
+        except Exception:
+            log.exception("the thread that makes links failed")
+            if self._engine is not None:
+                self._engine.revoke(errors.INTERNAL, -1, "the thread that makes links failed")
+
+    def _weaver(self) -> Weaver:
+        assert self._loop is not None and self._secret is not None
+        weaver = Weaver(self._loop, self._secret, self.rank, sockets.TCP)
+        weaver.generation = self.generation
+        return weaver
+
+    def _open_ear(self, peer: int) -> None:
+        assert self._channel is not None and self._loop is not None
+        weaver = self._weaver()
+        weaver.want([peer])
+        try:
+            door = weaver.door(self._listen_at)
+        except OSError as error:
+            self._channel.send(Offer(self.generation, peer, ""))
+            self._fail(peer, f"cannot listen for it: {sockets.explain(error)}")
+            return
+        door.open()
+        self._doors[peer] = (door, weaver)
+        self._loop.at(("ear", peer), time.monotonic() + ON_DEMAND_SECONDS, lambda: self._give_up(peer))
+        self._channel.send(Offer(self.generation, peer, door.address))
+
+    def _give_up(self, peer: int) -> None:
+        door, weaver = self._doors.pop(peer)
+        door.close()
+        _close_all(weaver)
+        self._fail(peer, f"it did not call within {ON_DEMAND_SECONDS:g} s")
+
+    def _call(self, peer: int, address: str) -> None:
+        assert self._loop is not None
+        weaver = self._weaver()
+        deadline = time.monotonic() + ON_DEMAND_SECONDS
+        flow = weaver.call_flow(peer, address)
+
+        def done(result: tuple[socket.socket, str] | None, error: Exception | None) -> None:
+            if result is None:
+                self._fail(peer, f"cannot be reached at {address}: {sockets.explain(error or EOFError())}")
+            else:
+                self._add(peer, result[0])
+
+        self._loop.spawn(flow, deadline, done)
+
+    def _collect(self) -> None:
+        for peer, (door, weaver) in list(self._doors.items()):
+            if peer in weaver.made:
+                del self._doors[peer]
+                assert self._loop is not None
+                self._loop.at(("ear", peer), None, lambda: None)
+                door.close()
+                self._add(peer, weaver.take()[peer])
+
+    def _add(self, peer: int, sock: socket.socket) -> None:
+        assert self._engine is not None
+        try:
+            self._engine.add_link(peer, sock.detach(), sockets.TCP)
+        except Exception as error:  # an engine that is closing takes no more links
+            log.debug("a new link to rank %d was not taken: %s", peer, error)
+
+    def _fail(self, peer: int, text: str) -> None:
+        if self._engine is not None:
+            self._engine.revoke(errors.PEER_LOST, peer, f"no link to rank {peer}: {text}")
+
+    def _close_links(self) -> None:
+        while self.links:
+            os.close(self.links.popitem()[1][0])
+
+
+def _close_all(weaver: Weaver) -> None:
+    for sock in weaver.take().values():
+        sock.close()
+
+
+def _say_goodbye(sock: socket.socket) -> None:
+    # Unread bytes would turn the close into a reset, and our Leave might be lost with it.
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_WR)
+        sock.settimeout(GOODBYE_SECONDS)
+        deadline = time.monotonic() + GOODBYE_SECONDS
+        while sock.recv(65536) and time.monotonic() < deadline:
+            pass
+
+
+# Children forked by the user (data loaders) would keep the connection to the hub open and hide this rank's death.
+_SESSIONS: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    for session in list(_SESSIONS):
+        session.abandon()
+    _SESSIONS.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

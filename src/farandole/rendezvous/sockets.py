@@ -1,0 +1,156 @@
+# Sockets: addresses, listening, calling, who is on the other side. The only place where sockets are opened.
+# Touches sockets and the private directory of unix sockets.
+"""Addresses are texts: "unix:/private/dir/name" or "tcp:host:port"."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import socket
+import struct
+import tempfile
+import time
+
+from farandole.rendezvous.flow import WRITE, Flow, Wait, pause
+
+BACKLOG = 1024
+SILENCE_SECONDS = 60  # a static job: a peer that does not acknowledge for this long is lost
+LOCAL, TCP = 0, 1  # kinds of links, as the core numbers them
+_LONGEST_PATH = 100  # the kernel's limit for unix sockets is 108
+_CREDENTIALS = struct.Struct("3i")
+
+
+def private_directory() -> str:
+    """A new directory that only this user can enter; short enough for unix sockets."""
+    directory = tempfile.gettempdir()
+    if len(directory) > _LONGEST_PATH - 40:
+        directory = "/tmp"
+    return tempfile.mkdtemp(prefix="farandole-", dir=directory)  # 0700 by mkdtemp
+
+
+def split(address: str) -> tuple[str, int] | str:
+    """(host, port) of a TCP address, or the path of a unix one."""
+    kind, _, rest = address.partition(":")
+    if kind == "unix" and rest.startswith("/") and "\0" not in rest:
+        return rest
+    host, _, port = rest.rpartition(":")
+    if kind == "tcp" and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
+        return host.strip("[]"), int(port)
+    raise ValueError(f"{address!r} is no address; expected unix:/path or tcp:host:port")
+
+
+def is_local(address: str) -> bool:
+    """Whether an address can be reached from this host alone."""
+    place = split(address)
+    return isinstance(place, str) or place[0] in ("localhost", "::1") or place[0].startswith("127.")
+
+
+def listen(address: str) -> tuple[socket.socket, str]:
+    """A listening socket and the address to reach it by; `tcp:host:0` cannot be written, so port 0 is `tcp:host`."""
+    if address.startswith("tcp:"):
+        return _listen_tcp(address[4:].strip("[]"))
+    path = split(address)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(path)
+        os.chmod(str(path), 0o600)
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock, address
+
+
+def _listen_tcp(host: str) -> tuple[socket.socket, str]:
+    family, kind, protocol, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.bind(place)
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    name, port = sock.getsockname()[:2]
+    return sock, f"tcp:[{name}]:{port}" if ":" in name else f"tcp:{name}:{port}"
+
+
+def accept(listener: socket.socket) -> socket.socket | None:
+    """The next connection of this user (or over TCP), or None when there is none now."""
+    while True:
+        try:
+            sock, _ = listener.accept()
+        except (BlockingIOError, InterruptedError):
+            return None
+        except ConnectionError:
+            continue  # it went away while it waited
+        sock.setblocking(False)
+        if same_user(sock):
+            tune(sock)
+            return sock
+        sock.close()
+
+
+def connect(address: str) -> Flow[socket.socket]:
+    """A connected socket; OSError says why not."""
+    place = split(address)
+    if isinstance(place, str):
+        family = socket.AF_UNIX
+    else:
+        found = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0]
+        family, place = found[0], found[4][:2]  # type: ignore[assignment]
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        while True:
+            code = sock.connect_ex(place)
+            if code != errno.EAGAIN:
+                break
+            yield from pause(0.005)  # a unix listener whose queue is full
+        if code == errno.EINPROGRESS:
+            yield Wait(sock, WRITE)
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+        if not same_user(sock):
+            raise PermissionError(errno.EACCES, "the listener belongs to another user")
+        tune(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def same_user(sock: socket.socket) -> bool:
+    """Whether the process on the other side of a unix socket runs as this user; TCP cannot tell and says yes."""
+    if sock.family != socket.AF_UNIX:
+        return True
+    _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return bool(user == os.geteuid())
+
+
+def tune(sock: socket.socket) -> None:
+    """No delay for small messages; a peer that vanished without a word is noticed."""
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_SECONDS // 4)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE_SECONDS // 4)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_SECONDS * 1000)
+
+
+def explain(error: BaseException) -> str:
+    """The error in words; for a lack of descriptors with the fix."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"too few file descriptors (the limit is {limit}): raise it with `ulimit -n {max(4096, 2 * limit)}`"
+    return str(error) or type(error).__name__
+
+
+def remaining(deadline: float) -> float:
+    """Seconds until a moment of the monotonic clock, not below zero."""
+    return max(0.0, deadline - time.monotonic())
