@@ -1,0 +1,127 @@
+# The police: a test that leaves a thread, a child, a descriptor, shared memory, a temporary file or a changed variable
+# behind fails. Touches the operating system's lists alone.
+"""Fixtures that every test of the tree runs under."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+
+SETTLE_S = 2.0  # what ends by itself within this time after the test is not a leak
+OWN_VARIABLES = ("PYTEST_CURRENT_TEST",)
+# pytest-timeout's watchdog, xdist's channel, Python's own helpers.
+OWN_THREADS = ("MainThread", "pytest_timeout", "execnet", "asyncio", "QueueFeederThread", "Thread-pytest")
+OWN_FILES = (".hypothesis", "/dev/urandom", ".pytest_cache", "/proc/", ".pyc", ".coverage")
+
+
+@dataclass
+class Belongings:
+    """What this process owns that outlives a test when somebody forgets it."""
+
+    threads: set[str]
+    children: set[str]
+    descriptors: set[str]
+    shared_memory: set[str]
+    temporary_files: set[str]
+    environment: set[str]
+
+    @staticmethod
+    def now() -> Belongings:
+        return Belongings(
+            threads={f"{t.name} ({t.ident})" for t in threading.enumerate() if not t.name.startswith(OWN_THREADS)}
+            | native_threads(),
+            children=children(),
+            descriptors=descriptors(),
+            shared_memory={name for name in listing("/dev/shm") if "farandole" in name},
+            temporary_files={name for name in listing(tempfile.gettempdir()) if not name.startswith("pytest-of-")},
+            environment={f"{k}={v}" for k, v in os.environ.items() if k not in OWN_VARIABLES},
+        )
+
+    def beyond(self, before: Belongings) -> dict[str, list[str]]:
+        """What is there now and was not before; a variable that went or changed counts as well."""
+        more = {f.name: sorted(getattr(self, f.name) - getattr(before, f.name)) for f in fields(self)}
+        more["environment"] = sorted(self.environment ^ before.environment)
+        return {kind: items for kind, items in more.items() if items}
+
+
+def listing(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except FileNotFoundError:
+        return []
+
+
+def native_threads() -> set[str]:
+    """Threads of the core: Python does not know them, but they carry names."""
+    found = set()
+    for task in listing("/proc/self/task"):
+        try:
+            name = Path(f"/proc/self/task/{task}/comm").read_text().strip()
+        except OSError:
+            continue
+        if name.startswith("farandole"):
+            found.add(f"native {name} ({task})")
+    return found
+
+
+def children() -> set[str]:
+    """Child processes, the dead but unburied among them."""
+    found = set()
+    for entry in listing("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
+            command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
+        except OSError:
+            continue
+        if int(parent) == os.getpid():
+            found.add(f"{entry} {state} {command}")
+    return found
+
+
+def descriptors() -> set[str]:
+    found = set()
+    for descriptor in listing("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:
+            continue
+        if not any(own in target for own in OWN_FILES):
+            found.add(f"{descriptor} -> {target}")
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_temporary_directory() -> Iterator[None]:
+    """Everything temporary of this run lies in one place, so that what is left behind is ours."""
+    before = os.environ.get("TMPDIR")
+    place = tempfile.mkdtemp(prefix="farandole-tests-")
+    os.environ["TMPDIR"] = tempfile.tempdir = place
+    yield
+    tempfile.tempdir = None
+    if before is None:
+        del os.environ["TMPDIR"]
+    else:
+        os.environ["TMPDIR"] = before
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Compares this process's belongings before and after the test."""
+    before = Belongings.now()
+    yield
+    deadline = time.monotonic() + SETTLE_S
+    while (left := Belongings.now().beyond(before)) and time.monotonic() < deadline:
+        time.sleep(0.01)  # things end asynchronously: look again
+    if left:
+        pytest.fail("left behind: " + "; ".join(f"{kind}: {', '.join(items)}" for kind, items in left.items()))
