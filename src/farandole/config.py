@@ -77,9 +77,9 @@ class Setting:
         if value is None:
             return
         bad_choice = bool(self.choices) and value not in self.choices
-        # Written so that a NaN fails too.
-        too_small = self.minimum is not None and not value >= self.minimum
-        if bad_choice or too_small:
+        # Written so that a NaN fails too; the upper end is what the core's numbers can hold.
+        out_of_range = self.minimum is not None and not self.minimum <= value <= 1 << 53
+        if bad_choice or out_of_range:
             raise ValueError(f"{source}={value!r}: expected {self.expected}")
 
 

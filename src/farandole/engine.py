@@ -139,7 +139,7 @@ class Outcome:
 
 
 class Engine(Protocol):
-    """One rank's engine. Calls are safe from any thread; errors are those of errors.py, ValueError for bad arguments."""
+    """One rank's engine. Calls are safe from any thread; errors are those of errors.py, or ValueError."""
 
     @property
     def rank(self) -> int: ...

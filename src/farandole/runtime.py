@@ -1,0 +1,330 @@
+# This process in the job: init, shutdown, rank, size, process sets, timeline. Holds the one engine of the process.
+# Touches config, engine, errors, groups, native, reference, observe and rendezvous.
+"""`init()` joins the job and starts the engine; everything else asks the world that it made."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import itertools
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from . import errors
+from .config import Config
+from .engine import Engine, Outcome
+from .groups import GroupTable, ProcessSet, as_sets, global_process_set
+from .native import NativeEngine
+from .observe import log
+from .observe.timeline import Timeline
+
+if TYPE_CHECKING:
+    from .rendezvous.session import Session
+
+LINGER_S = 2.0  # what shutdown gives to bytes under way
+DYNAMIC = "dynamic"
+
+
+@dataclass
+class Pending:
+    """What stands behind a handle that users hold: requests under way, and how their outcomes become the result."""
+
+    handles: list[int]
+    finish: Callable[[list[Outcome]], Any]
+    outcomes: list[Outcome] = field(default_factory=list)
+
+
+class World:
+    """All that lives from init to shutdown."""
+
+    def __init__(self, config: Config, engine: Engine, session: Session) -> None:
+        self.config = config
+        self.engine = engine
+        self.session = session
+        self.groups = GroupTable(engine)
+        self.timeline: Timeline | None = None
+        self.handles: dict[int, Pending] = {}
+        self._numbers = itertools.count(1)
+
+    def hold(self, pending: Pending) -> int:
+        """A new handle for users; they count up from 1."""
+        handle = next(self._numbers)
+        self.handles[handle] = pending
+        return handle
+
+    def trace(self, path: str, mark_cycles: bool) -> None:
+        """Writes the timeline to `path` from now on, instead of wherever it went before."""
+        self.untrace()
+        self.timeline = Timeline(self.engine, path, mark_cycles)
+
+    def untrace(self) -> None:
+        timeline, self.timeline = self.timeline, None
+        if timeline is not None:
+            timeline.stop()
+
+    def close(self) -> None:
+        """Leaves the job and frees everything; in a forked child it only forgets."""
+        self.untrace()
+        # Peers that died, or a fork, must not keep this process from going.
+        with contextlib.suppress(errors.HorovodInternalError):
+            self.engine.leave(LINGER_S)
+        self.session.close()
+        self.engine.close()
+        self.groups.clear()
+        self.handles.clear()
+
+
+class Runtime:
+    """Holds the world of this process, or none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._world: World | None = None
+        self._registered = False
+
+    @property
+    def initialized(self) -> bool:
+        return self._world is not None
+
+    @property
+    def world(self) -> World:
+        """The current world; NotInitialized without one."""
+        world = self._world
+        if world is None:
+            raise errors.NotInitialized
+        return world
+
+    def open(self, config: Config, process_sets: list[ProcessSet]) -> None:
+        with self._lock:
+            if self._world is not None:
+                return
+            log.configure(config)
+            world = _connect(config)
+            try:
+                world.groups.add(process_sets)
+                if config.timeline and config.timeline.lower() != DYNAMIC and world.engine.rank == 0:
+                    world.trace(config.timeline, config.timeline_mark_cycles)
+            except BaseException:
+                world.close()
+                raise
+            self._world = world
+            if not self._registered:
+                self._registered = True
+                atexit.register(self.close)
+
+    def close(self) -> None:
+        with self._lock:
+            world, self._world = self._world, None
+            if world is not None:
+                world.close()
+
+    def after_fork(self) -> None:
+        # Another thread may have been in init or shutdown when this child was made.
+        self._lock = threading.RLock()
+
+
+def _connect(config: Config) -> World:
+    """Meets the other ranks and starts the engine; closes what it opened when something fails."""
+    from .rendezvous import mesh  # `import farandole` stays quick
+
+    session = mesh.join(config)
+    engine: Engine | None = None
+    try:
+        engine = _make_engine(config, session.rank, session.hosts, session.generation)
+        session.hand_over(engine)
+        session.serve(engine)
+        engine.start(config.start_timeout)
+        return World(config, engine, session)
+    except BaseException:
+        if engine is not None:
+            engine.close()
+        session.close()
+        raise
+
+
+def _make_engine(config: Config, rank: int, hosts: Sequence[int], generation: int) -> Engine:
+    if config.engine == "python":
+        from .reference import ReferenceEngine  # only who asks for it pays for it
+
+        return ReferenceEngine(config, rank, hosts, generation)
+    return NativeEngine(config, rank, hosts, generation)
+
+
+runtime = Runtime()
+os.register_at_fork(after_in_child=runtime.after_fork)
+
+
+def _check_comm(comm: Any, config: Config) -> None:
+    if comm is None:
+        return
+    if hasattr(comm, "Get_rank"):
+        raise ValueError("init(comm=...): MPI communicators are not supported; start the job with the launcher instead")
+    ranks = ProcessSet(comm).ranks or []
+    if config.rank not in ranks:
+        raise ValueError(f"init(comm={ranks}): rank {config.rank} is not in it and so has no world to be in")
+    if ranks != list(range(config.size)):
+        raise ValueError(
+            f"init(comm={ranks}): the world is all {config.size} ranks of the job; "
+            f"for fewer use init(process_sets=[{ranks}]) and pass process_set= to the operations"
+        )
+
+
+def init(comm: Any = None, process_sets: Any = None) -> None:
+    """Joins the job; without a launcher, a world of one. A second call does nothing.
+
+    `comm`: None, or the list of all ranks. `process_sets`: ProcessSets (or lists of ranks) that all ranks give alike,
+    or "dynamic", which allows add_process_set later.
+    """
+    if runtime.initialized:
+        return
+    config = Config.from_environment()
+    _check_comm(comm, config)
+    sets: list[ProcessSet] = []
+    if isinstance(process_sets, str):
+        if process_sets.lower() != DYNAMIC:
+            raise ValueError(f'process_sets={process_sets!r}: expected a list of process sets or "dynamic"')
+        config = dataclasses.replace(config, dynamic_process_sets=True)
+    elif process_sets is not None:
+        sets = as_sets(process_sets)
+    runtime.open(config, sets)
+
+
+def shutdown() -> None:
+    """Leaves the job; pending operations end with ShutDown, here and on the other ranks. init() may follow."""
+    runtime.close()
+
+
+def is_initialized() -> bool:
+    """Whether init() has been called, and shutdown() not since."""
+    return runtime.initialized
+
+
+def rank() -> int:
+    """This process's number in the job."""
+    return runtime.world.engine.rank
+
+
+def size() -> int:
+    """Number of processes in the job."""
+    return runtime.world.engine.size
+
+
+def local_rank() -> int:
+    """This process's number on its host."""
+    return runtime.world.config.local_rank
+
+
+def local_size() -> int:
+    """Number of processes on this host."""
+    return runtime.world.config.local_size
+
+
+def cross_rank() -> int:
+    """This host's number among the hosts that have this local rank."""
+    return runtime.world.config.cross_rank
+
+
+def cross_size() -> int:
+    """Number of hosts that have this local rank."""
+    return runtime.world.config.cross_size
+
+
+def is_homogeneous() -> bool:
+    """Whether every host has the same number of ranks."""
+    world = runtime.world
+    even = len(set(Counter(world.session.hosts).values())) == 1
+    return even and world.config.local_size * world.config.cross_size == world.engine.size
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Writes this rank's events to `file_path` (Chrome trace) until stop_timeline; replaces a running timeline."""
+    runtime.world.trace(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Ends the timeline of this rank; without one it does nothing."""
+    runtime.world.untrace()
+
+
+def add_process_set(process_set: Any) -> ProcessSet:
+    """Registers a ProcessSet (or a list of ranks) on all ranks; all of them call this with the same ranks."""
+    world = runtime.world
+    if not world.config.dynamic_process_sets:
+        raise ValueError(
+            'process sets can only be added after init(process_sets="dynamic") or with FARANDOLE_DYNAMIC_PROCESS_SETS=1'
+        )
+    [new] = as_sets([process_set])
+    world.groups.add([new])
+    return new
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Takes a process set away on all ranks; False for the global one and for one that is not registered."""
+    world = runtime.world
+    if process_set is global_process_set or process_set.process_set_id is None:
+        return False
+    if not world.config.dynamic_process_sets:
+        raise ValueError(
+            'process sets can only be removed after init(process_sets="dynamic") or with '
+            "FARANDOLE_DYNAMIC_PROCESS_SETS=1"
+        )
+    return world.groups.remove(process_set)
+
+
+# What moves the bytes. Scripts ask this to choose a way that works; Gloo is the answer that keeps them on the CPU way
+# without mpirun, which is the way Farandole's own links serve.
+
+
+def mpi_enabled() -> bool:
+    """False: MPI is never used."""
+    return False
+
+
+def mpi_built() -> bool:
+    """False: MPI is never used."""
+    return False
+
+
+def mpi_threads_supported() -> bool:
+    """ValueError, as in Horovod without MPI."""
+    raise ValueError("MPI is not enabled: Farandole's own links move the bytes")
+
+
+def gloo_enabled() -> bool:
+    """True: Farandole's own links stand where Horovod has Gloo, so that scripts which ask go on."""
+    return True
+
+
+def gloo_built() -> bool:
+    """True, for the same reason as gloo_enabled; no code of Gloo is inside."""
+    return True
+
+
+def nccl_built() -> int:
+    """0: no NCCL."""
+    return 0
+
+
+def ddl_built() -> bool:
+    """False: no DDL."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: no oneCCL."""
+    return False
+
+
+def cuda_built() -> bool:
+    """False: tensors are on the CPU."""
+    return False
+
+
+def rocm_built() -> bool:
+    """False: tensors are on the CPU."""
+    return False

@@ -1,0 +1,2 @@
+# Programs that come with the package.
+# Each may touch anything but the frameworks.
