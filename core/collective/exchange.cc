@@ -1,0 +1,139 @@
+// Exchange: the hot loop of every local collective. No allocation and no search per chunk.
+// Touches base/, link/ and kernel/.
+#include "collective/exchange.h"
+
+#include <algorithm>
+
+#include "collective/parts.h"
+
+namespace farandole::collective {
+
+Exchange::Exchange(const Context& context, std::size_t chunk) : context_(context), rings_(*context.rings), chunk_(chunk) {
+  outgoing_.reserve(index(rings_.members()));
+  incoming_.reserve(index(rings_.members()));
+}
+
+void Exchange::give(int lane, Cursor from, std::size_t bytes) {
+  if (bytes > 0) outgoing_.push_back({lane, from, bytes});
+}
+
+void Exchange::take(int writer, bool from_everyone, Cursor to, std::size_t bytes) {
+  if (bytes > 0) incoming_.push_back({writer, from_everyone, to, bytes});
+}
+
+void Exchange::fold(Cursor in, Cursor out, std::size_t bytes, const Reduction& reduction, bool mirror) {
+  fold_in_ = in;
+  fold_out_ = out;
+  fold_left_ = bytes;
+  mirror_ = mirror;
+  slots_.resize(index(rings_.members()));
+  sources_.resize(index(rings_.members()));
+  work_.dtype = reduction.dtype;
+  work_.op = reduction.op;
+  work_.sources = sources_.data();
+  work_.count = rings_.members();
+  work_.prescale = reduction.prescale;
+  work_.postscale = reduction.postscale;
+  work_.divisor = reduction.divisor;
+}
+
+Task Exchange::run() {
+  auto movable = until([this] { return ready(); });
+  while (!done()) {
+    if (!step()) co_await movable;
+  }
+}
+
+bool Exchange::done() const {
+  if (fold_left_ > 0) return false;
+  for (const Outgoing& outgoing : outgoing_) {
+    if (outgoing.left > 0) return false;
+  }
+  for (const Incoming& incoming : incoming_) {
+    if (incoming.left > 0) return false;
+  }
+  return true;
+}
+
+bool Exchange::ready() const {
+  for (const Incoming& incoming : incoming_) {
+    if (incoming.left > 0 && rings_.peek(incoming.writer, incoming.from_everyone) != nullptr) return true;
+  }
+  if (can_fold()) return true;
+  for (const Outgoing& outgoing : outgoing_) {
+    if (outgoing.left > 0 && rings_.claim(outgoing.lane) != nullptr) return true;
+  }
+  return false;
+}
+
+bool Exchange::step() {
+  bool moved = false;
+  for (Outgoing& outgoing : outgoing_) moved |= give_one(outgoing);
+  moved |= fold_one();
+  for (Incoming& incoming : incoming_) moved |= take_one(incoming);
+  return moved;
+}
+
+bool Exchange::give_one(Outgoing& outgoing) {
+  if (outgoing.left == 0) return false;
+  std::byte* slot = rings_.claim(outgoing.lane);
+  if (slot == nullptr) return false;
+  enter(context_, "pack");
+  std::size_t bytes = std::min(outgoing.left, chunk_);
+  outgoing.from.read(slot, bytes);
+  enter(context_, "send");
+  rings_.publish(outgoing.lane);
+  outgoing.left -= bytes;
+  return true;
+}
+
+bool Exchange::take_one(Incoming& incoming) {
+  if (incoming.left == 0) return false;
+  const std::byte* slot = rings_.peek(incoming.writer, incoming.from_everyone);
+  if (slot == nullptr) return false;
+  enter(context_, "unpack");
+  std::size_t bytes = std::min(incoming.left, chunk_);
+  incoming.to.write(slot, bytes);
+  rings_.consume(incoming.writer, incoming.from_everyone);
+  incoming.left -= bytes;
+  enter(context_, "recv");
+  return true;
+}
+
+bool Exchange::can_fold() const {
+  if (fold_left_ == 0) return false;
+  for (int member = 0; member < rings_.members(); ++member) {
+    if (member != rings_.me() && rings_.peek(member, false) == nullptr) return false;
+  }
+  return !mirror_ || rings_.claim(link::Rings::everyone) != nullptr;
+}
+
+bool Exchange::fold_one() {
+  if (!can_fold()) return false;
+  enter(context_, "reduce");
+  for (int member = 0; member < rings_.members(); ++member) {
+    if (member != rings_.me()) slots_[index(member)] = rings_.peek(member, false);
+  }
+  std::byte* mirror = mirror_ ? rings_.claim(link::Rings::everyone) : nullptr;
+  std::size_t bytes = std::min(fold_left_, chunk_);
+  for (std::size_t at = 0; at < bytes;) {
+    std::size_t step = std::min({bytes - at, fold_in_.run(), fold_out_.run()});
+    for (std::size_t member = 0; member < slots_.size(); ++member) sources_[member] = slots_[member] + at;
+    sources_[index(rings_.me())] = fold_in_.data();
+    work_.out = fold_out_.data();
+    work_.mirror = mirror_ ? mirror + at : nullptr;
+    work_.elements = step / size_of(work_.dtype);
+    kernel::reduce(work_);
+    fold_in_.skip(step);
+    fold_out_.skip(step);
+    at += step;
+  }
+  if (mirror_) rings_.publish(link::Rings::everyone);
+  for (int member = 0; member < rings_.members(); ++member) {
+    if (member != rings_.me()) rings_.consume(member, false);
+  }
+  fold_left_ -= bytes;
+  return true;
+}
+
+}  // namespace farandole::collective

@@ -1,0 +1,67 @@
+// Exchange: chunks of one collective on their way through the rings of a host, in all directions at once.
+// Touches base/, link/ and kernel/.
+#pragma once
+
+#include <vector>
+
+#include "collective/collective.h"
+#include "collective/cursor.h"
+#include "kernel/kernel.h"
+
+namespace farandole::collective {
+
+// Filled by a local collective, then run: each step moves at most one chunk per lane in each direction, so that what one
+// member writes is still in cache when another reads it, and nobody waits for a stage to end.
+// All members cut each run of bytes into the same chunks; nothing about them is sent.
+class Exchange {
+ public:
+  // `chunk`: a multiple of 64, at most a slot.
+  Exchange(const Context& context, std::size_t chunk);
+
+  // The next `bytes` at `from` go into my lane (a local member or Rings::everyone).
+  void give(int lane, Cursor from, std::size_t bytes);
+  // `bytes` come from a lane of `writer` to `to`.
+  void take(int writer, bool from_everyone, Cursor to, std::size_t bytes);
+  // `bytes` at `in` and what the other members' lanes to me bring are reduced to `out`, in local order; with `mirror`, the
+  // result goes to my lane `everyone` in the same pass.
+  void fold(Cursor in, Cursor out, std::size_t bytes, const Reduction& reduction, bool mirror);
+
+  // Until all of it has moved. The exchange outlives the task.
+  Task run();
+
+ private:
+  struct Outgoing {
+    int lane;
+    Cursor from;
+    std::size_t left;
+  };
+  struct Incoming {
+    int writer;
+    bool from_everyone;
+    Cursor to;
+    std::size_t left;
+  };
+
+  bool done() const;
+  bool ready() const;
+  bool step();
+  bool give_one(Outgoing& outgoing);
+  bool take_one(Incoming& incoming);
+  bool can_fold() const;
+  bool fold_one();
+
+  const Context& context_;
+  link::Rings& rings_;
+  std::size_t chunk_;
+  std::vector<Outgoing> outgoing_;
+  std::vector<Incoming> incoming_;
+  Cursor fold_in_;
+  Cursor fold_out_;
+  std::size_t fold_left_ = 0;
+  bool mirror_ = false;
+  kernel::Reduce work_;
+  std::vector<const std::byte*> slots_;   // of the chunk being folded, by local member
+  std::vector<const void*> sources_;
+};
+
+}  // namespace farandole::collective

@@ -1,0 +1,136 @@
+// Collectives among the members of one host, each as one exchange.
+// Touches base/, link/, group/ and kernel/.
+#include "collective/local.h"
+
+#include "collective/exchange.h"
+#include "collective/parts.h"
+#include "collective/select.h"
+
+namespace farandole::collective {
+
+namespace {
+
+using link::Rings;
+
+Task nothing() { co_return; }
+
+// Everyone shows its whole contribution and adds all of them up itself: one hop, for what fits a slot.
+Task allreduce_by_one_hop(const Context& context, const Pieces& in, const Pieces& out, const Reduction& reduction) {
+  Rings& rings = *context.rings;
+  auto free = until([&rings] { return rings.claim(Rings::everyone) != nullptr; });
+  co_await free;
+  std::byte* mine = rings.claim(Rings::everyone);
+  enter(context, "pack");
+  in.copy_out(0, mine, in.bytes());
+  enter(context, "send");
+  rings.publish(Rings::everyone);
+
+  enter(context, "recv");
+  int next = 0;  // those before it have come
+  auto all_here = until([&rings, &next] {
+    while (next < rings.members() && (next == rings.me() || rings.peek(next, true) != nullptr)) ++next;
+    return next == rings.members();
+  });
+  co_await all_here;
+
+  enter(context, "reduce");
+  // My own slot is a source like the others': `out` may be the memory of `in`.
+  std::vector<Pieces> sources(index(rings.members()));
+  for (int member = 0; member < rings.members(); ++member) {
+    sources[index(member)].add(member == rings.me() ? mine : rings.peek(member, true), in.bytes());
+  }
+  reduce(reduction, sources, out);
+  for (int member = 0; member < rings.members(); ++member) {
+    if (member != rings.me()) rings.consume(member, true);
+  }
+  enter(context, "unpack");
+}
+
+// Every member reduces its own slice; contributions, sums and results are under way at the same time.
+// In place is safe: a result arrives here only after its owner has had my contribution to it.
+Task allreduce_by_slices(const Context& context, const Pieces& in, const Pieces& out, const Reduction& reduction) {
+  Rings& rings = *context.rings;
+  Slices slices(in.bytes(), rings.members());
+  Exchange exchange(context, local_chunk(slices.each, rings.slot_bytes()));
+  std::vector<Cursor> reads, writes;
+  Cursor read(in), write(out);
+  for (int member = 0; member < rings.members(); ++member) {
+    reads.push_back(read);
+    writes.push_back(write);
+    read.skip(slices.size(member));
+    write.skip(slices.size(member));
+  }
+  for (int shift = 1; shift < rings.members(); ++shift) {  // each begins with another lane: no crowd at one reader
+    int member = (rings.me() + shift) % rings.members();
+    exchange.give(member, reads[index(member)], slices.size(member));
+    exchange.take(member, true, writes[index(member)], slices.size(member));
+  }
+  exchange.fold(reads[index(rings.me())], writes[index(rings.me())], slices.size(rings.me()), reduction, true);
+  Task task = exchange.run();
+  co_await task;
+}
+
+}  // namespace
+
+Task local_allreduce(const Context& context, const Pieces& in, const Pieces& out, const Reduction& reduction) {
+  if (in.empty()) return nothing();
+  bool fits = local_one_hop(in.bytes(), context.rings->members(), context.rings->slot_bytes());
+  return fits ? allreduce_by_one_hop(context, in, out, reduction) : allreduce_by_slices(context, in, out, reduction);
+}
+
+Task local_reduce_scatter(const Context& context, const std::vector<Pieces>& in, const Pieces& out,
+                          const Reduction& reduction) {
+  Rings& rings = *context.rings;
+  Exchange exchange(context, rings.slot_bytes());
+  for (int shift = 1; shift < rings.members(); ++shift) {
+    int member = (rings.me() + shift) % rings.members();
+    exchange.give(member, Cursor(in[index(member)]), in[index(member)].bytes());
+  }
+  exchange.fold(Cursor(in[index(rings.me())]), Cursor(out), out.bytes(), reduction, false);
+  Task task = exchange.run();
+  co_await task;
+}
+
+Task local_allgather(const Context& context, const Pieces& mine, const std::vector<Pieces>& out) {
+  Rings& rings = *context.rings;
+  Exchange exchange(context, rings.slot_bytes());
+  exchange.give(Rings::everyone, Cursor(mine), mine.bytes());
+  for (int shift = 1; shift < rings.members(); ++shift) {
+    int member = (rings.me() + shift) % rings.members();
+    exchange.take(member, true, Cursor(out[index(member)]), out[index(member)].bytes());
+  }
+  copy(mine, out[index(rings.me())]);
+  Task task = exchange.run();
+  co_await task;
+}
+
+Task local_alltoall(const Context& context, const std::vector<Pieces>& in, const std::vector<Pieces>& out) {
+  Rings& rings = *context.rings;
+  Exchange exchange(context, rings.slot_bytes());
+  for (int shift = 1; shift < rings.members(); ++shift) {
+    int to = (rings.me() + shift) % rings.members();
+    int from = (rings.me() + rings.members() - shift) % rings.members();
+    exchange.give(to, Cursor(in[index(to)]), in[index(to)].bytes());
+    exchange.take(from, false, Cursor(out[index(from)]), out[index(from)].bytes());
+  }
+  copy(in[index(rings.me())], out[index(rings.me())]);
+  Task task = exchange.run();
+  co_await task;
+}
+
+Task local_barrier(const Context& context) {
+  Rings& rings = *context.rings;
+  auto free = until([&rings] { return rings.claim(Rings::everyone) != nullptr; });
+  co_await free;
+  enter(context, "send");
+  rings.publish(Rings::everyone);
+  enter(context, "recv");
+  for (int member = 0; member < rings.members(); ++member) {
+    if (member == rings.me()) continue;
+    auto here = until([&rings, member] { return rings.peek(member, true) != nullptr; });
+    co_await here;
+    rings.consume(member, true);
+  }
+}
+
+}  // namespace farandole::collective

@@ -1,0 +1,56 @@
+// What the collectives share: slices, arithmetic on pieces, phases.
+// Touches base/ and kernel/.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "base/failpoint.h"
+#include "base/pieces.h"
+#include "collective/collective.h"
+
+namespace farandole::collective {
+
+inline std::size_t index(int value) { return static_cast<std::size_t>(value); }
+
+// Says where a collective stands, and gives tests the chance to make it fail there.
+inline void enter(const Context& context, const char* phase) {
+  if (context.phase != nullptr) *context.phase = phase;
+  FARANDOLE_FAILPOINT(context.engine, context.kind, phase);
+}
+
+// `bytes` cut into `count` parts of equal size, at multiples of 64 so that no cache line has two owners; the last parts are
+// shorter or empty.
+struct Slices {
+  std::size_t bytes = 0;
+  std::size_t each = 0;
+
+  Slices(std::size_t total, int count) : bytes(total) {
+    std::size_t share = total / index(count) + (total % index(count) != 0 ? 1 : 0);
+    each = (share + 63) / 64 * 64;
+  }
+  std::size_t begin(int part) const { return std::min(bytes, index(part) * each); }
+  std::size_t size(int part) const { return begin(part + 1) - begin(part); }
+};
+
+// The scaling of both halves of a reduction in two steps: partial sums are prescaled, and the last step finishes.
+inline Reduction first_half(Reduction reduction) {
+  reduction.postscale = 1.0;
+  reduction.divisor = 1;
+  return reduction;
+}
+inline Reduction last_half(Reduction reduction) {
+  reduction.prescale = 1.0;
+  return reduction;
+}
+
+// out = the sources combined in their order; all have the size of `out`. `out` may be one of them, piece by piece.
+void reduce(const Reduction& reduction, const std::vector<Pieces>& sources, const Pieces& out);
+// Copies pieces that may be the same memory.
+void copy(const Pieces& from, const Pieces& to);
+
+// All transfers of a list are done (empty entries count as done). Throws what ended one of them. Pure, for `until`.
+bool finished(const std::vector<link::TransferPtr>& transfers);
+
+}  // namespace farandole::collective

@@ -1,0 +1,241 @@
+// Allreduce by messages for few hosts or few bytes: direct, doubling, tree. All add in the party's order.
+// Touches base/, link/ and kernel/.
+#include "collective/remote.h"
+
+#include <memory>
+
+#include "collective/parts.h"
+#include "collective/select.h"
+
+namespace farandole::collective {
+
+namespace {
+
+constexpr std::size_t kWindow = 8;            // chunks under way
+constexpr std::uint32_t kResults = 1u << 31;  // added to the step of messages that carry results
+
+wire::Tag tag(const Context& context, std::size_t step) {
+  return {context.group, context.sequence, static_cast<std::uint32_t>(step)};
+}
+
+}  // namespace
+
+Task remote_allreduce(const Context& context, const Party& party, const Pieces& in, const Pieces& out,
+                      const Reduction& reduction) {
+  switch (choose(context.algorithm, in.bytes(), party.size()).algorithm) {
+    case Algorithm::ring:
+      return ring_allreduce(context, party, in, out, reduction);
+    case Algorithm::doubling:
+      return doubling_allreduce(context, party, in, out, reduction);
+    case Algorithm::tree:
+      return tree_allreduce(context, party, in, out, reduction);
+    case Algorithm::direct:
+    case Algorithm::automatic:
+      break;
+  }
+  return direct_allreduce(context, party, in, out, reduction);
+}
+
+namespace {
+
+// One chunk of every slice: contributions go to the slices' owners, mine come to me, results go back.
+class DirectRound {
+ public:
+  DirectRound(const Context& context, const Party& party, const Pieces& in, const Pieces& out)
+      : context_(context), party_(party), in_(in), out_(out), slices_(in.bytes(), party.size()) {
+    chunk_ = std::min(std::max<std::size_t>(context.chunk_bytes / 64 * 64, 64), slices_.each);
+    scratch_ = std::make_unique_for_overwrite<std::byte[]>(chunk_ * index(party.size() - 1));
+  }
+
+  void begin(std::size_t round) {
+    round_ = round;
+    contributions_.clear();
+    others_.clear();
+    Pieces mine = part(out_, party_.me);
+    std::byte* at = scratch_.get();
+    for (int shift = 1; shift < party_.size(); ++shift) {
+      int from = (party_.me + shift) % party_.size();
+      if (!mine.empty()) {
+        contributions_.push_back(context_.messenger->receive(party_.ranks[index(from)], tag(context_, round),
+                                                             Pieces(at + chunk_ * index(shift - 1), mine.bytes())));
+      }
+      Pieces theirs = part(out_, from);
+      if (theirs.empty()) continue;
+      others_.push_back(context_.messenger->receive(party_.ranks[index(from)], tag(context_, round | kResults), theirs));
+      others_.push_back(context_.messenger->send(party_.ranks[index(from)], tag(context_, round), part(in_, from)));
+    }
+  }
+  bool complete() const { return finished(contributions_); }
+  void reduce_and_send(const Reduction& reduction) {
+    Pieces mine = part(out_, party_.me);
+    if (mine.empty()) return;
+    enter(context_, "reduce");
+    std::vector<Pieces> sources(index(party_.size()));
+    sources[index(party_.me)] = part(in_, party_.me);
+    for (int shift = 1; shift < party_.size(); ++shift) {
+      int from = (party_.me + shift) % party_.size();
+      sources[index(from)] = Pieces(scratch_.get() + chunk_ * index(shift - 1), mine.bytes());
+    }
+    reduce(reduction, sources, mine);
+    enter(context_, "send");
+    for (int shift = 1; shift < party_.size(); ++shift) {
+      int to = (party_.me + shift) % party_.size();
+      others_.push_back(context_.messenger->send(party_.ranks[index(to)], tag(context_, round_ | kResults), mine));
+    }
+  }
+  bool over() const { return finished(others_); }
+
+  std::size_t rounds() const { return (slices_.each + chunk_ - 1) / chunk_; }
+
+ private:
+  Pieces part(const Pieces& whole, int owner) const {
+    std::size_t offset = std::min(slices_.size(owner), round_ * chunk_);
+    return whole.slice(slices_.begin(owner) + offset, std::min(slices_.size(owner) - offset, chunk_));
+  }
+
+  const Context& context_;
+  const Party& party_;
+  const Pieces& in_;
+  const Pieces& out_;
+  Slices slices_;
+  std::size_t chunk_;
+  std::size_t round_ = 0;
+  std::unique_ptr<std::byte[]> scratch_;
+  std::vector<link::TransferPtr> contributions_;
+  std::vector<link::TransferPtr> others_;
+};
+
+}  // namespace
+
+// In place is safe: a result arrives only after its owner has had my contribution to it, so those bytes have left.
+Task direct_allreduce(const Context& context, const Party& party, const Pieces& in, const Pieces& out,
+                      const Reduction& reduction) {
+  if (in.empty()) co_return;
+  Reduction last = last_half(reduction);
+  std::vector<std::unique_ptr<DirectRound>> window;
+  window.push_back(std::make_unique<DirectRound>(context, party, in, out));
+  std::size_t rounds = window[0]->rounds();
+  while (window.size() < std::min(kWindow, rounds)) {
+    window.push_back(std::make_unique<DirectRound>(context, party, in, out));
+  }
+  enter(context, "send");
+  for (std::size_t round = 0; round < window.size(); ++round) window[round]->begin(round);
+  // A place in the window is used again half a window after its sum was sent: then its results have mostly come.
+  std::size_t lag = window.size() / 2;
+  for (std::size_t round = 0; round < rounds + lag; ++round) {
+    if (round < rounds) {
+      enter(context, "recv");
+      DirectRound* current = window[round % window.size()].get();
+      auto complete = until([current] { return current->complete(); });
+      co_await complete;
+      current->reduce_and_send(last);
+    }
+    if (round < lag) continue;
+    std::size_t old = round - lag;
+    DirectRound* previous = window[old % window.size()].get();
+    auto over = until([previous] { return previous->over(); });
+    co_await over;
+    if (old + window.size() < rounds) previous->begin(old + window.size());
+  }
+  enter(context, "unpack");
+}
+
+// Bruck's allgather: after the step of distance d everyone knows the contributions of the 2d places from its own on.
+Task doubling_allreduce(const Context& context, const Party& party, const Pieces& in, const Pieces& out,
+                        const Reduction& reduction) {
+  if (in.empty()) co_return;
+  Reduction last = last_half(reduction);
+  int size = party.size();
+  std::size_t bytes = in.bytes();
+  std::vector<std::byte> known(bytes * index(size));  // at place i: the contribution of (me + i) mod size
+  enter(context, "pack");
+  in.copy_out(0, known.data(), bytes);
+  std::vector<link::TransferPtr> receives, sends;
+  for (int distance = 1; distance < size; distance *= 2) {
+    int count = std::min(distance, size - distance);
+    int from = party.ranks[index((party.me + distance) % size)];
+    Pieces space(known.data() + bytes * index(distance), bytes * index(count));
+    receives.push_back(context.messenger->receive(from, tag(context, index(distance)), space));
+  }
+  std::size_t step = 0;
+  for (int distance = 1; distance < size; distance *= 2, ++step) {
+    int count = std::min(distance, size - distance);
+    int to = party.ranks[index((party.me + size - distance) % size)];
+    enter(context, "send");
+    Pieces sent(known.data(), bytes * index(count));
+    sends.push_back(context.messenger->send(to, tag(context, index(distance)), sent));
+    enter(context, "recv");
+    link::Transfer* receive = receives[step].get();
+    auto arrived = until([receive] { return receive->done(); });
+    co_await arrived;
+  }
+  enter(context, "reduce");
+  std::vector<Pieces> sources(index(size));
+  for (int place = 0; place < size; ++place) {
+    sources[index((party.me + place) % size)] = Pieces(known.data() + bytes * index(place), bytes);
+  }
+  reduce(last, sources, out);
+  auto sent_all = until([&sends] { return finished(sends); });
+  co_await sent_all;
+  enter(context, "unpack");
+}
+
+Tree binomial_tree(int size, int me) {
+  Tree tree;
+  int distance = 1;
+  while (distance < size && me % (2 * distance) == 0) {
+    if (me + distance < size) tree.children.insert(tree.children.begin(), me + distance);
+    distance *= 2;
+  }
+  if (me != 0) tree.parent = me - distance;
+  tree.width = me == 0 ? size : std::min(distance, size - me);
+  return tree;
+}
+
+Task tree_allreduce(const Context& context, const Party& party, const Pieces& in, const Pieces& out,
+                    const Reduction& reduction) {
+  if (in.empty()) co_return;
+  Reduction last = last_half(reduction);
+  std::size_t bytes = in.bytes();
+  Tree tree = binomial_tree(party.size(), party.me);
+  std::vector<std::byte> known(bytes * index(tree.width));  // the contributions of my subtree, in order
+  std::vector<link::TransferPtr> receives, sends;
+  for (int child : tree.children) {
+    int width = binomial_tree(party.size(), child).width;
+    Pieces space(known.data() + bytes * index(child - party.me), bytes * index(width));
+    receives.push_back(context.messenger->receive(party.ranks[index(child)], tag(context, 0), space));
+  }
+  enter(context, "pack");
+  in.copy_out(0, known.data(), bytes);
+  enter(context, "recv");
+  auto gathered = until([&receives] { return finished(receives); });
+  co_await gathered;
+  if (tree.parent >= 0) {
+    int parent = party.ranks[index(tree.parent)];
+    enter(context, "send");
+    Pieces all(known.data(), known.size());
+    sends.push_back(context.messenger->send(parent, tag(context, 0), all));
+    // The result may come into the memory of `in`: it was copied.
+    link::TransferPtr result = context.messenger->receive(parent, tag(context, kResults), out);
+    enter(context, "recv");
+    auto arrived = until([&result] { return result->done(); });
+    co_await arrived;
+  } else {
+    enter(context, "reduce");
+    std::vector<Pieces> sources;
+    for (int place = 0; place < party.size(); ++place) {
+      Pieces source(known.data() + bytes * index(place), bytes);
+      sources.push_back(source);
+    }
+    reduce(last, sources, out);
+  }
+  enter(context, "send");
+  for (int child : tree.children) {
+    sends.push_back(context.messenger->send(party.ranks[index(child)], tag(context, kResults), out));
+  }
+  auto sent_all = until([&sends] { return finished(sends); });
+  co_await sent_all;
+  enter(context, "unpack");
+}
+
+}  // namespace farandole::collective
