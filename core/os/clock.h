@@ -10,6 +10,7 @@
 namespace farandole::os {
 
 std::int64_t now_ns();  // monotonic
+std::int64_t epoch_us();  // of the calendar, for traces alone
 
 inline void relax() {
 #if defined(__x86_64__)

@@ -82,6 +82,7 @@ void Doorbell::answer() const {
 }
 
 Descriptor watch_process(int pid) {
+  if (pid <= 0 || pid == getpid()) return {};
   const long fd = syscall(SYS_pidfd_open, pid, 0);
   if (fd >= 0) return Descriptor(static_cast<int>(fd));
   if (errno == EMFILE || errno == ENFILE) fail("cannot watch a process", errno);

@@ -43,6 +43,7 @@ class Doorbell {
   Descriptor fd_;
 };
 
-Descriptor watch_process(int pid);  // pidfd: readable when the process has died; invalid where the kernel has none
+// pidfd: readable when the process has died. Invalid where the kernel has none, and for this process itself.
+Descriptor watch_process(int pid);
 
 }  // namespace farandole::os

@@ -1,0 +1,287 @@
+// The C interface over the engine: checks arguments, turns exceptions into codes.
+// Touches engine/ and kernel/.
+#include "api/farandole.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "engine/engine.h"
+#include "kernel/kernel.h"
+#include "os/clock.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+using farandole::Code;
+using farandole::Error;
+
+struct farandole_engine {
+  explicit farandole_engine(farandole::Options options) : engine(std::move(options)) {}
+  farandole::Engine engine;
+};
+
+namespace {
+
+int code_of(const Error& error) { return static_cast<int>(error.code); }
+
+int report(const Error& error, char* text, size_t capacity) {
+  if (text != nullptr && capacity > 0) std::snprintf(text, capacity, "%s", error.message.c_str());
+  return code_of(error);
+}
+
+// Runs `body`, which returns an Error; nothing it throws gets out.
+template <class Body>
+Error guarded(Body body) {
+  try {
+    return body();
+  } catch (const farandole::Failure& failure) {
+    return failure.error();
+  } catch (const std::bad_alloc&) {
+    return {Code::no_memory, "out of memory", -1};
+  } catch (const std::exception& exception) {
+    return {Code::internal, exception.what(), -1};
+  }
+}
+
+Error forked_error() {
+  return {Code::internal, "this process was forked from a rank; only the rank itself can call its engine", -1};
+}
+
+Error read_options(const farandole_options* given, farandole::Options& options) {
+  if (given == nullptr || given->abi != FARANDOLE_ABI)
+    return {Code::invalid_argument, "the library and its caller are of different versions (interface " +
+                                        std::to_string(FARANDOLE_ABI) + " expected); reinstall farandole"};
+  if (given->size < 1 || given->rank < 0 || given->rank >= given->size || given->hosts == nullptr)
+    return {Code::invalid_argument, "rank " + std::to_string(given->rank) + " of " + std::to_string(given->size) +
+                                        " is not possible"};
+  if (given->slot_bytes < 64 || given->slot_bytes % 64 != 0 || given->slot_bytes > (64 << 20) || given->slots < 2 ||
+      given->slots > 4096)
+    return {Code::invalid_argument, "slot_bytes must be a multiple of 64 up to 64 MiB, slots at least 2"};
+  if (given->chunk_bytes < 64 || given->chunk_bytes > (1 << 30) || given->chunk_bytes % 64 != 0)
+    return {Code::invalid_argument, "chunk_bytes must be a multiple of 64 up to 1 GiB"};
+  if (given->allreduce_algorithm < 0 || given->allreduce_algorithm > 4)
+    return {Code::invalid_argument, "there is no allreduce algorithm " + std::to_string(given->allreduce_algorithm)};
+  options.rank = given->rank;
+  options.size = given->size;
+  options.hosts.assign(given->hosts, given->hosts + given->size);
+  options.generation = given->generation;
+  options.algorithm = static_cast<farandole::collective::Algorithm>(given->allreduce_algorithm);
+  options.fusion_threshold = static_cast<std::size_t>(std::max<int64_t>(0, given->fusion_threshold));
+  options.plan_capacity = static_cast<std::size_t>(std::max<int64_t>(0, given->plan_capacity));
+  options.flush_ns = given->flush_us * 1000;
+  options.spin_ns = given->spin_us * 1000;
+  options.stall_note_ns = given->stall_note_ms * 1'000'000;
+  options.stall_warning_ns = given->stall_warning_ms * 1'000'000;
+  options.stall_shutdown_ns = given->stall_shutdown_ms * 1'000'000;
+  options.slot_bytes = static_cast<std::size_t>(given->slot_bytes);
+  options.slots = given->slots;
+  options.fuse_bundles = given->fuse_bundles != 0;
+  options.chunk_bytes = static_cast<std::size_t>(given->chunk_bytes);
+  return {};
+}
+
+Error read_request(const farandole_request& given, farandole::Operation& operation) {
+  if (given.kind < 0 || given.kind >= farandole::kKinds)
+    return {Code::invalid_argument, "there is no operation of kind " + std::to_string(given.kind)};
+  if (given.dtype < 0 || given.dtype >= farandole::kDTypes)
+    return {Code::invalid_argument, "there is no data type " + std::to_string(given.dtype)};
+  if (given.op < 0 || given.op >= farandole::kReduceOps)
+    return {Code::invalid_argument, "there is no reduction " + std::to_string(given.op)};
+  if (given.dimensions < 0 || given.dimensions > 64 || given.splits_count < 0)
+    return {Code::invalid_argument, "a tensor has between 0 and 64 dimensions"};
+  if (given.device != -1)
+    return {Code::invalid_argument, "this build moves CPU memory only; copy the tensor to the CPU first"};
+  farandole::negotiate::Request& request = operation.request;
+  request.kind = static_cast<farandole::Kind>(given.kind);
+  request.dtype = static_cast<farandole::DType>(given.dtype);
+  request.op = static_cast<farandole::ReduceOp>(given.op);
+  request.root = request.kind == farandole::Kind::broadcast ? given.peer : -1;
+  request.device = given.device;
+  request.prescale = given.prescale;
+  request.postscale = given.postscale;
+  request.unnamed = given.name == nullptr;
+  if (given.name != nullptr) request.name = given.name;
+  request.shape.assign(given.shape, given.shape + given.dimensions);
+  if (given.splits != nullptr) request.splits.assign(given.splits, given.splits + given.splits_count);
+  for (int64_t dimension : request.shape)
+    if (dimension < 0) return {Code::invalid_argument, "a dimension is negative"};
+  operation.group = given.group;
+  operation.peer = given.peer;
+  operation.tag = given.tag;
+  operation.input = given.input;
+  operation.output = given.output;
+  return {};
+}
+
+}  // namespace
+
+EXPORT const char* farandole_version(void) { return FARANDOLE_VERSION; }
+EXPORT const char* farandole_kernels(void) { return farandole::kernel::name(); }
+
+EXPORT int farandole_create(const farandole_options* options, farandole_engine** engine, char* error, size_t capacity) {
+  *engine = nullptr;
+  return report(guarded([&]() -> Error {
+                  farandole::Options read;
+                  Error bad = read_options(options, read);
+                  if (!bad.failed()) *engine = new farandole_engine(std::move(read));
+                  return bad;
+                }),
+                error, capacity);
+}
+
+EXPORT int farandole_add_link(farandole_engine* engine, int32_t peer, int32_t descriptor, int32_t kind) {
+  return code_of(guarded([&]() -> Error {
+    farandole::os::Descriptor stream(descriptor);
+    if (engine->engine.forked()) return forked_error();
+    if (kind != 0 && kind != 1) return {Code::invalid_argument, "a link is of kind 0 (unix) or 1 (TCP)", -1};
+    return engine->engine.add_link(peer, std::move(stream), static_cast<farandole::link::StreamKind>(kind));
+  }));
+}
+
+EXPORT int farandole_start(farandole_engine* engine, int64_t timeout_ms, char* error, size_t capacity) {
+  return report(guarded([&] { return engine->engine.forked() ? forked_error() : engine->engine.start(timeout_ms); }),
+                error, capacity);
+}
+
+EXPORT int farandole_leave(farandole_engine* engine, int64_t linger_ms) {
+  return code_of(guarded([&]() -> Error {
+    if (engine->engine.forked()) return forked_error();
+    engine->engine.leave(linger_ms);
+    return {};
+  }));
+}
+
+EXPORT int farandole_revoke(farandole_engine* engine, int32_t code, int32_t rank, const char* message) {
+  return code_of(guarded([&]() -> Error {
+    if (engine->engine.forked()) return forked_error();
+    engine->engine.revoke_from_outside({static_cast<Code>(code), message, rank});
+    return {};
+  }));
+}
+
+EXPORT void farandole_destroy(farandole_engine* engine) {
+  // In a forked child its thread and descriptors do not exist: nothing may be joined or closed, only forgotten.
+  if (engine != nullptr && !engine->engine.forked()) delete engine;
+}
+
+EXPORT int farandole_submit(farandole_engine* engine, const farandole_request* requests, int32_t count, int32_t bundle,
+                            int64_t* handles, char* error, size_t capacity) {
+  return report(guarded([&]() -> Error {
+                  if (engine->engine.forked()) return forked_error();
+                  std::vector<farandole::OperationPtr> operations;
+                  operations.reserve(static_cast<std::size_t>(count));
+                  for (int32_t i = 0; i < count; ++i) {
+                    operations.push_back(std::make_shared<farandole::Operation>());
+                    Error bad = read_request(requests[i], *operations.back());
+                    if (bad.failed()) return bad;
+                  }
+                  std::vector<farandole::OperationPtr> kept = operations;
+                  Error bad = engine->engine.submit(std::move(operations), bundle != 0);
+                  if (!bad.failed())
+                    for (int32_t i = 0; i < count; ++i) handles[i] = kept[static_cast<std::size_t>(i)]->handle;
+                  return bad;
+                }),
+                error, capacity);
+}
+
+EXPORT int farandole_poll(farandole_engine* engine, int64_t handle) {
+  int result = -1;
+  Error error = guarded([&]() -> Error {
+    if (engine->engine.forked()) return forked_error();
+    farandole::OperationPtr operation = engine->engine.find(handle);
+    if (operation != nullptr) result = engine->engine.poll(operation) ? 1 : 0;
+    return {};
+  });
+  return error.failed() ? -1 : result;
+}
+
+EXPORT int farandole_wait(farandole_engine* engine, int64_t handle, int64_t timeout_ms) {
+  return code_of(guarded([&]() -> Error {
+    if (engine->engine.forked()) return forked_error();
+    farandole::OperationPtr operation = engine->engine.find(handle);
+    if (operation == nullptr) return {Code::invalid_argument, "no such handle", -1};
+    return {engine->engine.wait(operation, timeout_ms) ? Code::ok : Code::in_progress, "", -1};
+  }));
+}
+
+EXPORT int64_t farandole_next_completion(farandole_engine* engine, int64_t timeout_ms) {
+  int64_t handle = -1;
+  guarded([&]() -> Error {
+    if (!engine->engine.forked()) handle = engine->engine.handles().next_completion(timeout_ms);
+    return {};
+  });
+  return handle;
+}
+
+EXPORT int farandole_outcome_of(farandole_engine* engine, int64_t handle, farandole_outcome* outcome) {
+  return code_of(guarded([&]() -> Error {
+    if (engine->engine.forked()) return forked_error();
+    farandole::OperationPtr operation = engine->engine.find(handle);
+    if (operation == nullptr) return {Code::invalid_argument, "no such handle", -1};
+    if (operation->done.load(std::memory_order_acquire) == 0) return {Code::in_progress, "", -1};
+    outcome->code = static_cast<int32_t>(operation->error.code);
+    outcome->rank = operation->error.rank;
+    outcome->value = operation->value;
+    outcome->message = operation->error.message.c_str();
+    outcome->phase = operation->phase;
+    outcome->output = operation->output;
+    outcome->output_bytes = static_cast<int64_t>(operation->output_bytes);
+    outcome->dimensions = static_cast<int32_t>(operation->shape.size());
+    outcome->shape = operation->shape.data();
+    outcome->splits_count = static_cast<int32_t>(operation->splits.size());
+    outcome->splits = operation->splits.data();
+    return {};
+  }));
+}
+
+EXPORT void farandole_release(farandole_engine* engine, int64_t handle) {
+  guarded([&]() -> Error {
+    if (!engine->engine.forked()) engine->engine.handles().release(handle);
+    return {};
+  });
+}
+
+EXPORT int farandole_next_event(farandole_engine* engine, farandole_event* event, int64_t timeout_ms) {
+  return code_of(guarded([&]() -> Error {
+    if (engine->engine.forked()) return forked_error();
+    farandole::BindingEvent next;
+    switch (engine->engine.events().next(next, timeout_ms)) {
+      case farandole::Events::Next::timeout:
+        return {Code::in_progress, "", -1};
+      case farandole::Events::Next::closed:
+        return {Code::shut_down, "", -1};
+      case farandole::Events::Next::event:
+        break;
+    }
+    event->kind = static_cast<int32_t>(next.kind);
+    event->peer = next.peer;
+    event->level = static_cast<int32_t>(next.level);
+    event->reserved = 0;
+    std::snprintf(event->text, sizeof event->text, "%s", next.text.c_str());
+    return {};
+  }));
+}
+
+EXPORT int64_t farandole_counter(farandole_engine* engine, int32_t which) {
+  return engine->engine.forked() ? -1 : engine->engine.counter(which);
+}
+
+EXPORT int farandole_trace(farandole_engine* engine, int32_t on, int32_t mark_plans) {
+  return code_of(guarded([&]() -> Error {
+    if (engine->engine.forked()) return forked_error();
+    engine->engine.set_trace(on != 0, mark_plans != 0);
+    return {};
+  }));
+}
+
+EXPORT int64_t farandole_trace_drain(farandole_engine* engine, char* buffer, int64_t capacity) {
+  int64_t bytes = 0;
+  guarded([&]() -> Error {
+    if (!engine->engine.forked())
+      bytes = static_cast<int64_t>(engine->engine.trace().drain(buffer, static_cast<std::size_t>(capacity)));
+    return {};
+  });
+  return bytes;
+}

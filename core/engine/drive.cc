@@ -1,0 +1,483 @@
+// The driver's seat: one pass over everything that can go on, and what links and groups report during it.
+// Touches every room below it.
+#include <algorithm>
+#include <tuple>
+
+#include "base/failpoint.h"
+#include "engine/engine.h"
+#include "os/clock.h"
+
+namespace farandole {
+namespace {
+
+constexpr std::uint32_t kPointToPoint = 0x80000000u;  // tags of send and receive, apart from those of collectives
+
+}  // namespace
+
+void Engine::thread_main() {
+  std::vector<os::Event> woken;
+  for (;;) {
+    {
+      std::lock_guard seat(seat_);
+      take_seat();
+      std::int64_t moved_at = os::now_ns();
+      // The user's threads compute meanwhile, so this thread looks for a shorter while than one that waits.
+      while (drive() || (busy() && os::now_ns() - moved_at < options_.spin_ns / 4)) {
+        if (moved_) moved_at = os::now_ns();
+        else if (crowded_) std::this_thread::yield();
+        else os::relax();
+        if (stop_.load(std::memory_order_acquire)) break;
+      }
+      if (stop_.load(std::memory_order_acquire)) return;
+      if (settle()) continue;
+      sleeping_until_.store(next_deadline(), std::memory_order_relaxed);
+    }
+    std::int64_t until = sleeping_until_.load(std::memory_order_relaxed);
+    std::int64_t left = until == Group::kNever ? -1 : std::max<std::int64_t>(0, until - os::now_ns());
+    poller_.wait(left < 0 ? -1 : static_cast<int>(std::min<std::int64_t>((left + 999'999) / 1'000'000, 60'000)), woken);
+    counters_[static_cast<int>(Counter::wake_ups)].fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+bool Engine::busy() const {
+  if (!transfers_.empty()) return true;
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) { return entry.second->busy(); });
+}
+
+bool Engine::drive() {
+  std::int64_t now = os::now_ns();
+  moved_ = take_inbox(now);
+  bool frames = !transfers_.empty() || leaving_ || !started_;
+  for (const auto& [id, group] : groups_) frames = frames || group->expects_frames();
+  if (frames || ++quiet_drives_ % 16 == 0) moved_ = look_at_sockets() || moved_;
+  for (const auto& [id, group] : groups_) {
+    moved_ = group->advance(now) || moved_;
+    group->check_stalls(now);
+  }
+  if (!transfers_.empty()) moved_ = check_transfers() || moved_;
+  moved_ = messenger_->flush() || moved_;
+  for (std::uint32_t id : removed_) groups_.erase(id);
+  removed_.clear();
+  if (revoking_) {
+    execute_revocation();
+    moved_ = true;
+  }
+  const link::Traffic& traffic = messenger_->traffic();
+  counters_[static_cast<int>(Counter::sent)].store(static_cast<std::int64_t>(traffic.sent), std::memory_order_relaxed);
+  counters_[static_cast<int>(Counter::received)].store(static_cast<std::int64_t>(traffic.received),
+                                                       std::memory_order_relaxed);
+  counters_[static_cast<int>(Counter::frames)].store(static_cast<std::int64_t>(traffic.frames),
+                                                     std::memory_order_relaxed);
+  if (!started_ || (leaving_ && !flushed_)) note_milestones();
+  return moved_;
+}
+
+bool Engine::look_at_sockets() {
+  poller_.wait(0, ready_);
+  for (const os::Event& event : ready_) {
+    if (event.key == kBellKey) {
+      bell_.answer();
+    } else if (event.key >= kProcessKey) {
+      int peer = static_cast<int>(event.key - kProcessKey);
+      auto found = processes_.find(peer);
+      if (found == processes_.end()) continue;
+      poller_.remove(found->second.get());
+      processes_.erase(found);
+      messenger_->bury(peer, {Code::peer_lost, "rank " + std::to_string(peer) + " has died", peer});
+    } else {
+      messenger_->ready(event);
+    }
+  }
+  return !ready_.empty();
+}
+
+bool Engine::take_inbox(std::int64_t now) {
+  if (!inbox_.full.load(std::memory_order_acquire)) return false;
+  std::vector<OperationPtr> submitted;
+  std::vector<std::pair<std::int32_t, std::int64_t>> awaited;
+  std::vector<Inbox::NewLink> links;
+  Error revoke_error;
+  bool leave = false;
+  {
+    std::lock_guard lock(inbox_.mutex);
+    inbox_.full.store(false, std::memory_order_relaxed);
+    submitted.swap(inbox_.submitted);
+    awaited.swap(inbox_.awaited);
+    links.swap(inbox_.links);
+    revoke_error = inbox_.revoke;
+    leave = inbox_.leave;
+  }
+  for (Inbox::NewLink& link : links) welcome(link);
+  for (const OperationPtr& operation : submitted) {
+    auto group = groups_.find(static_cast<std::uint32_t>(operation->group));
+    if (revoked_.failed())
+      finish(*operation, revoked_);
+    else if (group == groups_.end())
+      finish(*operation, {Code::invalid_argument, "process set " + std::to_string(operation->group) + " was removed"});
+    else if (operation->request.kind == Kind::send || operation->request.kind == Kind::receive)
+      begin_transfer(operation);
+    else
+      group->second->submit(operation, now);
+  }
+  for (const auto& [id, handle] : awaited) {
+    auto group = groups_.find(static_cast<std::uint32_t>(id));
+    if (group != groups_.end()) group->second->awaited(handle);
+  }
+  if (revoke_error.failed()) revoke(revoke_error);
+  if (leave && !leaving_) begin_leaving();
+  return !submitted.empty() || !links.empty();
+}
+
+void Engine::welcome(Inbox::NewLink& link) {
+  try {
+    bool same_host = options_.hosts[static_cast<std::size_t>(link.peer)] ==
+                     options_.hosts[static_cast<std::size_t>(options_.rank)];
+    messenger_->add(link.peer, std::move(link.stream), link.kind);
+    if (link.kind != link::StreamKind::local || !same_host) return;
+    wire::Writer writer;
+    writer.u32(options_.generation);
+    writer.i32(options_.rank);
+    writer.u64(nonce_);
+    std::vector<os::Descriptor> descriptors;
+    descriptors.push_back(board_.memory().file().duplicate());
+    descriptors.push_back(bell_.descriptor().duplicate());
+    messenger_->control(link.peer, static_cast<std::uint32_t>(Control::hello), writer.take(), std::move(descriptors));
+    for (const auto& [id, group] : groups_) send_segment(*group, link.peer);
+    os::Descriptor process = os::watch_process(messenger_->local_pid(link.peer));
+    if (process) {
+      poller_.add(process.get(), kProcessKey + static_cast<std::uint64_t>(link.peer));
+      processes_[link.peer] = std::move(process);
+    }
+  } catch (const Failure& failure) {
+    revoke(failure.error());
+  }
+}
+
+void Engine::send_segment(Group& group, int peer) {
+  int member = group.topology().member_of(peer);
+  if (group.rings() == nullptr || member < 0 ||
+      group.topology().host_of[static_cast<std::size_t>(member)] !=
+          group.topology().host_of[static_cast<std::size_t>(group.topology().me)])
+    return;
+  wire::Writer writer;
+  writer.u32(group.id());
+  std::vector<os::Descriptor> file;
+  file.push_back(group.rings()->memory().file().duplicate());
+  messenger_->control(peer, static_cast<std::uint32_t>(Control::segment), writer.take(), std::move(file));
+}
+
+void Engine::create_group(std::uint32_t id, Topology topology) {
+  {
+    std::lock_guard lock(inbox_.mutex);
+    inbox_.members[static_cast<std::int32_t>(id)] = topology.ranks;
+  }
+  all_groups_[id] = topology;
+  if (topology.me < 0) return;
+  Group& group = *groups_.emplace(id, std::make_unique<Group>(static_cast<Services&>(*this), id, std::move(topology))).first->second;
+  std::vector<EarlyRequests> early = std::move(early_requests_);
+  early_requests_.clear();
+  for (EarlyRequests& requests : early) {
+    if (requests.group == id)
+      group.on_requests(group.topology().member_of(requests.peer), requests.epoch, std::move(requests.requests),
+                        os::now_ns());
+    else
+      early_requests_.push_back(std::move(requests));
+  }
+  if (group.rings() == nullptr) return;
+  for (int member : group.topology().my_host()) {
+    int rank = group.topology().ranks[static_cast<std::size_t>(member)];
+    if (rank == options_.rank) continue;
+    if (messenger_->has(rank)) send_segment(group, rank);
+    auto segment = early_segments_.find({id, rank});
+    if (segment == early_segments_.end()) continue;
+    attach_segment(group, rank, std::move(segment->second));
+    early_segments_.erase(segment);
+  }
+  if (id != 0) group.rings()->close_file();  // of the first group it goes out with each new link
+}
+
+void Engine::attach_segment(Group& group, int peer, os::Descriptor file) {
+  int member = group.topology().member_of(peer);
+  auto neighbour = neighbours_.find(peer);
+  if (member < 0 || group.rings() == nullptr || neighbour == neighbours_.end())
+    throw Failure(Code::internal, "rank " + std::to_string(peer) + " sent memory for a group it shares with nobody here");
+  group.rings()->attach(group.topology().local_of[static_cast<std::size_t>(member)], std::move(file),
+                        neighbour->second.get());
+}
+
+std::int64_t Engine::add_groups(const std::vector<std::int64_t>& sets) {
+  std::vector<Topology> topologies;
+  for (std::size_t at = 0; at < sets.size();) {
+    auto count = static_cast<std::size_t>(sets[at++]);
+    if (count == 0 || count > sets.size() - at) throw Failure(Code::invalid_argument, "a process set needs ranks");
+    std::set<int> ranks;
+    for (std::size_t i = 0; i < count; ++i) {
+      std::int64_t rank = sets[at++];
+      if (rank < 0 || rank >= options_.size)
+        throw Failure(Code::invalid_argument, "a process set names rank " + std::to_string(rank) + ", but the job has " +
+                                                  std::to_string(options_.size) + " ranks");
+      if (!ranks.insert(static_cast<int>(rank)).second)
+        throw Failure(Code::invalid_argument, "a process set names rank " + std::to_string(rank) + " twice");
+    }
+    Topology topology = Topology::make({ranks.begin(), ranks.end()}, options_.hosts, options_.rank);
+    auto same = [&](const Topology& other) { return other.ranks == topology.ranks; };
+    bool known = std::any_of(topologies.begin(), topologies.end(), same) ||
+                 std::any_of(all_groups_.begin(), all_groups_.end(), [&](const auto& entry) { return same(entry.second); });
+    if (known) throw Failure(Code::invalid_argument, "a process set with these ranks already exists");
+    topologies.push_back(std::move(topology));
+  }
+  std::int64_t first = next_group_;
+  for (Topology& topology : topologies) create_group(next_group_++, std::move(topology));
+  return first;
+}
+
+void Engine::remove_group(std::uint32_t id) {
+  if (id == 0 || all_groups_.erase(id) == 0)
+    throw Failure(Code::invalid_argument, "there is no process set " + std::to_string(id) + " to remove");
+  {
+    std::lock_guard lock(inbox_.mutex);
+    inbox_.members.erase(static_cast<std::int32_t>(id));
+  }
+  auto group = groups_.find(id);
+  if (group == groups_.end()) return;
+  group->second->close({Code::invalid_argument, "process set " + std::to_string(id) + " was removed"});
+  removed_.push_back(id);
+}
+
+void Engine::begin_transfer(const OperationPtr& operation) {
+  Kind kind = operation->request.kind;
+  FARANDOLE_FAILPOINT(static_cast<Services*>(this), kind, "enqueue");
+  std::uint64_t sequence = transfer_counts_[{operation->peer, kind, operation->group, operation->tag}]++;
+  link::Tag tag{kPointToPoint | static_cast<std::uint32_t>(operation->group), sequence,
+                static_cast<std::uint32_t>(operation->tag)};
+  std::size_t bytes = operation->request.bytes();
+  operation->phase = kind == Kind::send ? "send" : "recv";
+  operation->shape = operation->request.shape;
+  operation->output_bytes = kind == Kind::receive ? bytes : 0;
+  link::TransferPtr transfer = kind == Kind::send
+                                   ? messenger_->send(operation->peer, tag, Pieces(operation->input, bytes))
+                                   : messenger_->receive(operation->peer, tag, Pieces(operation->output, bytes));
+  FARANDOLE_FAILPOINT(static_cast<Services*>(this), kind, kind == Kind::send ? "send" : "recv");
+  transfers_.emplace_back(operation, std::move(transfer));
+}
+
+bool Engine::check_transfers() {
+  std::size_t before = transfers_.size();
+  for (std::size_t i = 0; i < transfers_.size();) {
+    Error error;
+    bool done = true;
+    try {
+      done = transfers_[i].second->done();
+    } catch (const Failure& failure) {
+      error = failure.error();
+    }
+    if (!done) {
+      ++i;
+      continue;
+    }
+    OperationPtr operation = transfers_[i].first;
+    transfers_.erase(transfers_.begin() + static_cast<std::ptrdiff_t>(i));
+    FARANDOLE_FAILPOINT(static_cast<Services*>(this), operation->request.kind, "complete");
+    finish(*operation, error);
+  }
+  return transfers_.size() != before;
+}
+
+void Engine::on_control(int peer, std::uint32_t type, std::span<const std::byte> payload,
+                        std::vector<os::Descriptor> descriptors) {
+  wire::Reader reader(payload);
+  std::int64_t now = os::now_ns();
+  try {
+    switch (static_cast<Control>(type)) {
+      case Control::hello:
+        on_hello(peer, reader, std::move(descriptors));
+        break;
+      case Control::segment:
+        if (descriptors.size() == 1) on_segment(peer, reader.u32(), std::move(descriptors[0]));
+        break;
+      case Control::requests:
+        on_requests(peer, reader, now);
+        break;
+      case Control::buckets:
+        on_buckets(peer, reader);
+        break;
+      case Control::word: {
+        Group* group = group_with(reader.u32(), peer);
+        std::uint64_t bits = reader.u64();
+        if (group != nullptr && reader.ok()) group->on_word(group->topology().member_of(peer), bits);
+        break;
+      }
+      case Control::leaving:
+        on_leaving(peer, reader);
+        break;
+      case Control::revoke: {
+        Error error{static_cast<Code>(reader.i32()), "", reader.i32()};
+        error.message = reader.text();
+        if (reader.ok()) revoke(error);
+        break;
+      }
+      default:
+        reader.fail();
+    }
+  } catch (const Failure& failure) {
+    return revoke(failure.error());
+  }
+  if (!reader.ok())
+    revoke({Code::peer_lost, "rank " + std::to_string(peer) + " sent a message that cannot be read", peer});
+}
+
+Group* Engine::group_with(std::uint32_t id, int peer) {
+  auto found = groups_.find(id);
+  if (found == groups_.end() || found->second->topology().member_of(peer) < 0) return nullptr;
+  return found->second.get();
+}
+
+void Engine::on_requests(int peer, wire::Reader& reader, std::int64_t now) {
+  std::uint32_t id = reader.u32();
+  std::uint32_t epoch = reader.u32();
+  std::uint32_t count = reader.count(16);
+  std::vector<negotiate::Request> requests;
+  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) requests.push_back(negotiate::decode_request(reader));
+  if (!reader.ok()) return;
+  if (Group* group = group_with(id, peer))
+    group->on_requests(group->topology().member_of(peer), epoch, std::move(requests), now);
+  else if (id >= next_group_)
+    early_requests_.push_back({id, peer, epoch, std::move(requests)});  // its group is being made here
+}
+
+void Engine::on_buckets(int peer, wire::Reader& reader) {
+  Group* group = group_with(reader.u32(), peer);
+  std::uint32_t count = reader.count(16);
+  std::vector<negotiate::Bucket> buckets;
+  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) buckets.push_back(negotiate::decode_bucket(reader));
+  if (reader.ok() && group != nullptr) group->on_buckets(std::move(buckets));
+}
+
+void Engine::on_hello(int peer, wire::Reader& reader, std::vector<os::Descriptor> descriptors) {
+  std::uint32_t generation = reader.u32();
+  int rank = reader.i32();
+  std::uint64_t nonce = reader.u64();
+  if (!reader.ok() || descriptors.size() != 2 || rank != peer) return reader.fail();
+  neighbours_[peer] = std::make_unique<link::Neighbour>(std::move(descriptors[0]), std::move(descriptors[1]), generation,
+                                                        rank, nonce);
+}
+
+void Engine::on_segment(int peer, std::uint32_t id, os::Descriptor file) {
+  if (Group* group = group_with(id, peer))
+    attach_segment(*group, peer, std::move(file));
+  else if (id >= next_group_)
+    early_segments_[{id, peer}] = std::move(file);
+}
+
+void Engine::on_leaving(int peer, wire::Reader& reader) {
+  std::map<std::uint32_t, std::uint64_t> completed;
+  std::uint32_t count = reader.count(12);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    std::uint32_t id = reader.u32();
+    completed[id] = reader.u64();
+  }
+  if (reader.ok()) left_[peer] = std::move(completed);
+}
+
+void Engine::on_left(int peer) {
+  std::map<std::uint32_t, std::uint64_t>& completed = left_[peer];
+  for (const auto& [id, group] : groups_) {
+    int member = group->topology().member_of(peer);
+    if (member >= 0) group->member_left(member, completed[id]);
+  }
+}
+
+void Engine::on_lost(int peer, const Error& why) {
+  if (left_.count(peer) != 0) return;
+  Error error = why;
+  error.code = Code::peer_lost;
+  error.rank = peer;
+  revoke(error);
+}
+
+void Engine::execute_revocation() {
+  revoking_ = false;
+  {
+    std::lock_guard lock(inbox_.mutex);
+    inbox_.ended = revoked_;
+  }
+  wire::Writer writer;
+  writer.i32(static_cast<std::int32_t>(revoked_.code));
+  writer.i32(revoked_.rank);
+  writer.text(revoked_.message);
+  std::vector<std::byte> message = writer.take();
+  for (int peer = 0; peer < options_.size; ++peer)
+    if (peer != options_.rank && peer != revoked_.rank && messenger_->has(peer))
+      messenger_->control(peer, static_cast<std::uint32_t>(Control::revoke), message);
+  for (const auto& [id, group] : groups_) group->close(revoked_);
+  for (auto& [operation, transfer] : transfers_) {
+    transfer.reset();
+    finish(*operation, revoked_);
+  }
+  transfers_.clear();
+  messenger_->fail_all(revoked_);
+  messenger_->flush();
+  if (!started_) {
+    std::lock_guard lock(started_mutex_);
+    start_error_ = revoked_;
+    started_ = true;
+    started_changed_.notify_all();
+  }
+}
+
+void Engine::begin_leaving() {
+  leaving_ = true;
+  Error error = revoked_.failed() ? revoked_ : Error{Code::shut_down, "Farandole has been shut down", -1};
+  {
+    std::lock_guard lock(inbox_.mutex);
+    inbox_.ended = error;
+  }
+  wire::Writer writer;
+  writer.u32(static_cast<std::uint32_t>(groups_.size()));
+  for (const auto& [id, group] : groups_) {
+    writer.u32(id);
+    writer.u64(group->completed());
+  }
+  std::vector<std::byte> message = writer.take();
+  for (int peer = 0; peer < options_.size; ++peer)
+    if (peer != options_.rank && messenger_->has(peer))
+      messenger_->control(peer, static_cast<std::uint32_t>(Control::leaving), message);
+  for (const auto& [id, group] : groups_) group->close(error);
+  for (auto& [operation, transfer] : transfers_) {
+    transfer.reset();
+    finish(*operation, error);
+  }
+  transfers_.clear();
+  messenger_->leave();
+  messenger_->flush();
+}
+
+std::vector<int> Engine::neighbours_missing() const {
+  std::vector<int> missing;
+  for (int rank = 0; rank < options_.size; ++rank)
+    if (rank != options_.rank &&
+        options_.hosts[static_cast<std::size_t>(rank)] == options_.hosts[static_cast<std::size_t>(options_.rank)] &&
+        neighbours_.count(rank) == 0)
+      missing.push_back(rank);
+  return missing;
+}
+
+// Tells the thread in start() or leave() what it waits for.
+void Engine::note_milestones() {
+  bool started = neighbours_missing().empty() && groups_.at(0)->ready();
+  bool flushed = leaving_ && messenger_->flushed();
+  if (!started && !flushed) return;
+  if (started && groups_.at(0)->rings() != nullptr) groups_.at(0)->rings()->close_file();
+  std::lock_guard lock(started_mutex_);
+  started_ = started_ || started;
+  flushed_ = flushed_ || flushed;
+  started_changed_.notify_all();
+}
+
+std::int64_t Engine::next_deadline() const {
+  std::int64_t next = Group::kNever;
+  for (const auto& [id, group] : groups_) next = std::min(next, group->deadline());
+  return next;
+}
+
+}  // namespace farandole

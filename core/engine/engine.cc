@@ -1,0 +1,274 @@
+// The engine as other threads see it: links, start, submission, waiting, leaving.
+// Touches every room below it.
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "os/clock.h"
+#include "os/fork.h"
+
+namespace farandole {
+namespace {
+
+constexpr std::size_t kInlineBytes = 64 << 10;  // submissions up to here are begun by the submitter itself
+constexpr std::int64_t kLongestWait = 100'000'000;
+
+std::string unnamed_prefix(Kind kind) {
+  constexpr const char* names[] = {"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier",
+                                   "join",      "add_group", "remove_group", "send",  "receive"};
+  return std::string(names[static_cast<int>(kind)]) + ".noname.";
+}
+
+bool point_to_point(Kind kind) { return kind == Kind::send || kind == Kind::receive; }
+
+std::string scoped(std::int32_t group, const std::string& name) { return std::to_string(group) + ":" + name; }
+
+}  // namespace
+
+Engine::Engine(Options options)
+    : options_(std::move(options)),
+      fork_depth_(os::fork_depth()),
+      nonce_(static_cast<std::uint64_t>(os::now_ns()) * 0x9e3779b97f4a7c15ull ^ reinterpret_cast<std::uintptr_t>(this)),
+      board_(options_.generation, options_.rank, nonce_) {
+  int neighbours = static_cast<int>(std::count(options_.hosts.begin(), options_.hosts.end(),
+                                               options_.hosts[static_cast<std::size_t>(options_.rank)]));
+  crowded_ = neighbours > os::usable_cores();
+  link::MessengerOptions streams;
+  streams.generation = options_.generation;
+  messenger_ = std::make_unique<link::Messenger>(options_.rank, options_.size, poller_, static_cast<link::Listener&>(*this), streams);
+  messenger_->wanted = [this](int peer) { events_.push({EventKind::link_wanted, peer, Level::info, ""}); };
+  poller_.add(bell_.descriptor().get(), kBellKey);
+  std::vector<int> everyone(static_cast<std::size_t>(options_.size));
+  for (int rank = 0; rank < options_.size; ++rank) everyone[static_cast<std::size_t>(rank)] = rank;
+  create_group(0, Topology::make(std::move(everyone), options_.hosts, options_.rank));
+}
+
+Engine::~Engine() { leave(0); }
+
+bool Engine::forked() const { return os::fork_depth() != fork_depth_; }
+
+Error Engine::add_link(int peer, os::Descriptor stream, link::StreamKind kind) {
+  if (peer < 0 || peer >= options_.size || peer == options_.rank)
+    return {Code::invalid_argument, "there is no rank " + std::to_string(peer) + " to link with"};
+  {
+    std::lock_guard lock(inbox_.mutex);
+    inbox_.links.push_back({peer, std::move(stream), kind});
+    inbox_.full.store(true, std::memory_order_release);
+  }
+  wake();
+  return {};
+}
+
+Error Engine::start(std::int64_t timeout_ms) {
+  thread_ = os::start_thread("farandole", [this] { thread_main(); });
+  std::unique_lock lock(started_mutex_);
+  bool done = started_changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return started_; });
+  if (done) return start_error_;
+  lock.unlock();
+  std::lock_guard seat(seat_);
+  std::string missing;
+  for (int rank : neighbours_missing()) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+  return {Code::timed_out, "ranks on this host have not exchanged their memory within " + std::to_string(timeout_ms) +
+                               " ms; missing: " + missing};
+}
+
+Error Engine::check(const Operation& operation) const {
+  auto members = inbox_.members.find(operation.group);
+  if (members == inbox_.members.end())
+    return {Code::invalid_argument, "there is no process set " + std::to_string(operation.group)};
+  const std::vector<int>& ranks = members->second;
+  if (!std::binary_search(ranks.begin(), ranks.end(), options_.rank))
+    return {Code::invalid_argument, "rank " + std::to_string(options_.rank) + " is not in process set " +
+                                        std::to_string(operation.group)};
+  if (point_to_point(operation.request.kind)) {
+    if (!std::binary_search(ranks.begin(), ranks.end(), operation.peer))
+      return {Code::invalid_argument, "rank " + std::to_string(operation.peer) + " is not in process set " +
+                                          std::to_string(operation.group)};
+    return {};
+  }
+  Error error = negotiate::validate_alone(operation.request, ranks);
+  if (error.failed()) return error;
+  if (!operation.request.unnamed && inbox_.names.count(scoped(operation.group, operation.request.name)) != 0)
+    return {Code::invalid_argument,
+            "Requested to allreduce, allgather, or broadcast a tensor whose name is already pending: " +
+                operation.request.name + ". Wait for the first one, or give the second another name."};
+  return {};
+}
+
+Error Engine::submit(std::vector<OperationPtr> operations, bool bundle) {
+  std::size_t bytes = 0;
+  {
+    std::lock_guard lock(inbox_.mutex);
+    if (inbox_.ended.failed()) return inbox_.ended;
+    for (std::size_t i = 0; i < operations.size(); ++i) {
+      Error error = check(*operations[i]);
+      for (std::size_t j = 0; j < i && !error.failed() && !operations[i]->request.unnamed; ++j)
+        if (operations[j]->request.name == operations[i]->request.name)
+          error = {Code::invalid_argument, "two tensors of one group are both named " + operations[i]->request.name};
+      if (error.failed()) return error;
+    }
+    std::int64_t now = os::now_ns();
+    std::int64_t handle = handles_.reserve(static_cast<int>(operations.size()));
+    for (const OperationPtr& operation : operations) {
+      negotiate::Request& request = operation->request;
+      operation->handle = handle++;
+      operation->submitted_ns = now;
+      bytes += request.bytes();
+      if (!point_to_point(request.kind)) {
+        if (request.unnamed)
+          request.name = unnamed_prefix(request.kind) + std::to_string(++inbox_.unnamed[{operation->group, request.kind}]);
+        inbox_.names.insert(scoped(operation->group, request.name));
+        if (bundle) {
+          request.bundle = operations.front()->request.name;
+          request.bundle_size = static_cast<std::uint32_t>(operations.size());
+        }
+      }
+      handles_.insert(operation);
+      inbox_.submitted.push_back(operation);
+    }
+    inbox_.full.store(true, std::memory_order_release);
+  }
+  if (bytes <= kInlineBytes && thread_.joinable() && seat_.try_lock()) {
+    take_seat();
+    drive();
+    leave_seat();
+  } else {
+    wake();
+  }
+  return {};
+}
+
+bool Engine::poll(const OperationPtr& operation) {
+  if (operation->done.load(std::memory_order_acquire) != 0) return true;
+  await(*operation);
+  if (seat_.try_lock()) {
+    take_seat();
+    drive();
+    leave_seat();
+  } else {
+    wake();
+  }
+  return operation->done.load(std::memory_order_acquire) != 0;
+}
+
+void Engine::await(const Operation& operation) {
+  if (point_to_point(operation.request.kind)) return;
+  std::lock_guard lock(inbox_.mutex);
+  inbox_.awaited.emplace_back(operation.group, operation.handle);
+  inbox_.full.store(true, std::memory_order_release);
+}
+
+bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms) {
+  const std::atomic<std::uint32_t>& done = operation->done;
+  if (done.load(std::memory_order_acquire) != 0) return true;
+  await(*operation);
+  std::int64_t now = os::now_ns();
+  std::int64_t end = now + std::min(timeout_ms * 1'000'000, kLongestWait);
+  if (thread_.joinable() && seat_.try_lock()) {
+    take_seat();
+    std::int64_t moved_at = now;
+    for (unsigned turns = 0; done.load(std::memory_order_acquire) == 0 && now < end; ++turns) {
+      bool moved = drive();
+      if (!moved) os::relax();
+      if (!moved && crowded_) std::this_thread::yield();
+      now = os::now_ns();
+      if (moved) moved_at = now;
+      if (now - moved_at > options_.spin_ns) break;
+    }
+    leave_seat();
+  } else {
+    wake();
+  }
+  if (done.load(std::memory_order_acquire) == 0 && now < end) os::futex_wait(&done, 0, end - now);
+  return done.load(std::memory_order_acquire) != 0;
+}
+
+void Engine::leave(std::int64_t linger_ms) {
+  if (forked()) return;
+  if (!thread_.joinable()) {
+    std::lock_guard seat(seat_);
+    if (!leaving_) begin_leaving();
+  } else {
+    {
+      std::lock_guard lock(inbox_.mutex);
+      inbox_.leave = true;
+      inbox_.full.store(true, std::memory_order_release);
+    }
+    bell_.ring();
+    std::unique_lock lock(started_mutex_);
+    started_changed_.wait_for(lock, std::chrono::milliseconds(std::max<std::int64_t>(linger_ms, 100)),
+                              [&] { return flushed_; });
+    lock.unlock();
+    stop_.store(true, std::memory_order_release);
+    bell_.ring();
+    thread_.join();
+  }
+  trace_.stop();
+  events_.close();
+  handles_.close();
+}
+
+void Engine::revoke_from_outside(const Error& error) {
+  {
+    std::lock_guard lock(inbox_.mutex);
+    if (!inbox_.revoke.failed()) inbox_.revoke = error;
+    inbox_.full.store(true, std::memory_order_release);
+  }
+  wake();
+}
+
+std::int64_t Engine::counter(int which) {
+  return which >= 0 && which < kCounters ? counters_[static_cast<std::size_t>(which)].load(std::memory_order_relaxed) : -1;
+}
+
+void Engine::set_trace(bool on, bool mark_plans) {
+  std::lock_guard seat(seat_);
+  if (on)
+    trace_.start(os::now_ns(), os::epoch_us(), mark_plans);
+  else
+    trace_.stop();
+}
+
+// Rings only when nobody drives: a driver looks at the inbox before it leaves the seat.
+void Engine::wake() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (asleep_.load(std::memory_order_relaxed)) bell_.ring();
+}
+
+void Engine::take_seat() {
+  asleep_.store(false, std::memory_order_relaxed);
+  board_.awake();
+}
+
+void Engine::leave_seat() {
+  bool more = settle() || next_deadline() < sleeping_until_.load(std::memory_order_relaxed);
+  seat_.unlock();
+  if (more) bell_.ring();
+}
+
+// From here on others ring; so what happened before they knew is looked at once more.
+bool Engine::settle() {
+  asleep_.store(true, std::memory_order_relaxed);
+  board_.sleep_soon();
+  return drive();
+}
+
+void Engine::log(Level level, std::string text) { events_.push({EventKind::log, -1, level, std::move(text)}); }
+
+void Engine::finish(Operation& operation, const Error& error) {
+  operation.error = error;
+  if (!point_to_point(operation.request.kind)) {
+    std::lock_guard lock(inbox_.mutex);
+    inbox_.names.erase(scoped(operation.group, operation.request.name));
+  }
+  handles_.finish(operation);
+}
+
+void Engine::revoke(const Error& error) {
+  if (revoked_.failed() || leaving_) return;
+  revoked_ = error;
+  revoking_ = true;
+}
+
+}  // namespace farandole

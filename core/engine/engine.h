@@ -1,0 +1,168 @@
+// The engine of one rank: takes requests, drives groups and links, ends handles. An object; a process may hold several.
+// Touches every room below it.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "engine/group.h"
+#include "link/board.h"
+#include "os/poller.h"
+
+namespace farandole {
+
+// One thread at a time sits in the driver's seat and advances everything; it never blocks there. Mostly that is the
+// engine's own thread, which sleeps in the poller when there is nothing to do. A user's thread that waits for a handle
+// takes the seat when it is free, so that short operations need no switch of threads.
+class Engine final : private Services, private link::Listener {
+ public:
+  explicit Engine(Options options);
+  ~Engine() override;
+
+  // From any thread.
+  Error add_link(int peer, os::Descriptor stream, link::StreamKind kind);
+  Error start(std::int64_t timeout_ms);
+  void leave(std::int64_t linger_ms);
+  void revoke_from_outside(const Error& error);
+  // All or nothing; fills in handles and names.
+  Error submit(std::vector<OperationPtr> operations, bool bundle);
+  OperationPtr find(std::int64_t handle) const { return handles_.find(handle); }
+  bool poll(const OperationPtr& operation);
+  bool wait(const OperationPtr& operation, std::int64_t timeout_ms);
+  Handles& handles() { return handles_; }
+  Events& events() { return events_; }
+  Trace& trace() override { return trace_; }
+  std::int64_t counter(int which);
+  void set_trace(bool on, bool mark_plans);
+  bool forked() const;  // in a child of the process that made it
+
+ private:
+  struct Inbox {  // what other threads ask of the driver
+    std::mutex mutex;
+    std::atomic<bool> full{false};
+    std::vector<OperationPtr> submitted;
+    std::vector<std::pair<std::int32_t, std::int64_t>> awaited;  // group, handle
+    struct NewLink {
+      int peer;
+      os::Descriptor stream;
+      link::StreamKind kind;
+    };
+    std::vector<NewLink> links;
+    Error revoke;
+    bool leave = false;
+    std::unordered_set<std::string> names;                       // pending, with their group
+    std::map<std::pair<std::int32_t, Kind>, std::uint64_t> unnamed;  // how many so far
+    std::unordered_map<std::int32_t, std::vector<int>> members;  // group -> ranks, for checks by the submitter
+    Error ended;                                                 // nothing can be submitted any more
+  };
+
+  // Services, for the groups.
+  const Options& options() const override { return options_; }
+  link::Messenger& messenger() override { return *messenger_; }
+  Counters& counters() override { return counters_; }
+  void log(Level level, std::string text) override;
+  void finish(Operation& operation, const Error& error) override;
+  void revoke(const Error& error) override;
+  std::int64_t add_groups(const std::vector<std::int64_t>& sets) override;
+  void remove_group(std::uint32_t id) override;
+
+  // Listener, for the messenger.
+  void on_control(int peer, std::uint32_t type, std::span<const std::byte> payload,
+                  std::vector<os::Descriptor> descriptors) override;
+  void on_lost(int peer, const Error& why) override;
+  void on_left(int peer) override;
+  void on_hello(int peer, wire::Reader& reader, std::vector<os::Descriptor> descriptors);
+  void on_segment(int peer, std::uint32_t group, os::Descriptor file);
+  void on_requests(int peer, wire::Reader& reader, std::int64_t now);
+  void on_buckets(int peer, wire::Reader& reader);
+  void on_leaving(int peer, wire::Reader& reader);
+
+  // The driver's side (drive.cc).
+  void thread_main();
+  void take_seat();
+  void leave_seat();
+  bool settle();  // before the seat is left: true when something more can be done
+  bool drive();
+  bool busy() const;
+  bool take_inbox(std::int64_t now);
+  void welcome(Inbox::NewLink& link);
+  void send_segment(Group& group, int peer);
+  void begin_transfer(const OperationPtr& operation);
+  bool check_transfers();
+  bool look_at_sockets();
+  void execute_revocation();
+  void begin_leaving();
+  std::int64_t next_deadline() const;
+  void wake();
+  void await(const Operation& operation);
+  Group* group_with(std::uint32_t id, int peer);  // null unless this rank and the peer are both in it
+  void create_group(std::uint32_t id, Topology topology);
+  void attach_segment(Group& group, int peer, os::Descriptor file);
+  void note_milestones();
+  std::vector<int> neighbours_missing() const;
+  Error check(const Operation& operation) const;  // with inbox_.mutex held
+
+  // Keys of the poller; the messenger's are peers.
+  static constexpr std::uint64_t kBellKey = 1ull << 40;
+  static constexpr std::uint64_t kProcessKey = 1ull << 41;
+
+  const Options options_;
+  const unsigned fork_depth_;
+  Handles handles_;
+  Events events_;
+  Trace trace_;
+  Counters counters_{};
+  Inbox inbox_;
+
+  std::mutex seat_;  // whoever holds it drives; guards everything below
+  os::Poller poller_;
+  os::Doorbell bell_;
+  std::uint64_t nonce_;
+  link::Board board_;
+  std::unique_ptr<link::Messenger> messenger_;
+  std::map<int, std::unique_ptr<link::Neighbour>> neighbours_;  // by rank, on this host
+  std::map<int, os::Descriptor> processes_;                     // pidfds of neighbours
+  std::map<std::uint32_t, std::unique_ptr<Group>> groups_;
+  std::map<std::uint32_t, Topology> all_groups_;                // also those this rank is not in
+  std::uint32_t next_group_ = 1;
+  std::map<std::pair<std::uint32_t, int>, os::Descriptor> early_segments_;  // (group, rank): group not made here yet
+  struct EarlyRequests {
+    std::uint32_t group;
+    int peer;
+    std::uint32_t epoch;
+    std::vector<negotiate::Request> requests;
+  };
+  std::vector<EarlyRequests> early_requests_;
+  std::vector<std::pair<OperationPtr, link::TransferPtr>> transfers_;       // send and receive
+  std::map<std::tuple<int, Kind, std::int32_t, std::int64_t>, std::uint64_t> transfer_counts_;
+  std::map<int, std::map<std::uint32_t, std::uint64_t>> left_;  // rank -> group -> collectives it completed
+  std::vector<os::Event> ready_;
+  std::vector<std::uint32_t> removed_;
+  Error revoked_;
+  bool revoking_ = false;
+  bool leaving_ = false;
+  bool moved_ = false;    // by the last pass
+  unsigned quiet_drives_ = 0;
+
+  bool crowded_ = false;  // more ranks than cores: whoever looks for news lets others run
+  std::thread thread_;
+  std::atomic<bool> asleep_{true};  // nobody drives: who brings work must ring
+  std::atomic<bool> stop_{false};
+  std::atomic<std::int64_t> sleeping_until_{0};
+  std::mutex started_mutex_;
+  std::condition_variable started_changed_;
+  bool started_ = false;
+  Error start_error_;
+  bool flushed_ = false;
+};
+
+}  // namespace farandole

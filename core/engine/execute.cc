@@ -1,0 +1,179 @@
+// Laying out the memory of each kind of collective.
+// Touches collective/ and negotiate/.
+#include "engine/execute.h"
+
+#include <cstring>
+#include <numeric>
+
+namespace farandole {
+namespace {
+
+using negotiate::Bucket;
+using negotiate::Item;
+
+std::int64_t rows_of(const Item& item) { return item.shape.empty() ? 1 : item.shape[0]; }
+
+std::size_t row_bytes(const Item& item) {
+  std::size_t bytes = size_of(item.dtype);
+  for (std::size_t d = 1; d < item.shape.size(); ++d) bytes *= static_cast<std::size_t>(item.shape[d]);
+  return bytes;
+}
+
+std::size_t bytes_of(const Item& item) { return static_cast<std::size_t>(rows_of(item)) * row_bytes(item); }
+
+std::byte* result(Operation& operation, std::size_t bytes, std::vector<std::int64_t> shape) {
+  operation.shape = std::move(shape);
+  operation.output_bytes = bytes;
+  if (operation.output == nullptr) {
+    operation.owned = allocate(bytes);
+    operation.output = operation.owned.get();
+  }
+  return static_cast<std::byte*>(operation.output);
+}
+
+std::vector<std::int64_t> with_rows(std::vector<std::int64_t> shape, std::int64_t rows) {
+  if (!shape.empty()) shape[0] = rows;
+  return shape;
+}
+
+collective::Reduction reduction_of(const Bucket& bucket, int members) {
+  collective::Reduction reduction;
+  reduction.dtype = bucket.items.front().dtype;
+  reduction.op = bucket.op == ReduceOp::average ? ReduceOp::sum : bucket.op;
+  reduction.prescale = bucket.prescale;
+  reduction.postscale = bucket.postscale;
+  reduction.divisor = bucket.op == ReduceOp::average ? members : 1;
+  return reduction;
+}
+
+Task allreduce(Job& job, const collective::Context& context) {
+  std::vector<Pieces> in, out;
+  for (std::size_t i = 0; i < job.bucket.items.size(); ++i) {
+    const Item& item = job.bucket.items[i];
+    std::size_t bytes = bytes_of(item);
+    if (Operation* operation = job.operations[i].get()) {
+      std::byte* to = result(*operation, bytes, item.shape);
+      in.emplace_back(operation->input, bytes);
+      out.emplace_back(to, bytes);
+    } else {
+      job.scratch.push_back(allocate_zeros(bytes));
+      in.emplace_back(job.scratch.back().get(), bytes);
+      out.emplace_back(job.scratch.back().get(), bytes);
+    }
+  }
+  collective::Reduction reduction = reduction_of(job.bucket, context.topology->size());
+  if (job.bucket.op == ReduceOp::adasum) return collective::adasum(context, std::move(in), std::move(out), reduction);
+  Pieces all_in, all_out;
+  for (const Pieces& pieces : in) all_in.add(pieces);
+  for (const Pieces& pieces : out) all_out.add(pieces);
+  return collective::allreduce(context, std::move(all_in), std::move(all_out), reduction);
+}
+
+Task allgather(Job& job, const collective::Context& context) {
+  auto me = static_cast<std::size_t>(context.topology->me);
+  Pieces in;
+  std::vector<Pieces> out(static_cast<std::size_t>(context.topology->size()));
+  for (std::size_t i = 0; i < job.bucket.items.size(); ++i) {
+    const Item& item = job.bucket.items[i];
+    Operation& operation = *job.operations[i];
+    std::size_t row = row_bytes(item);
+    std::int64_t rows = std::accumulate(item.first_dims.begin(), item.first_dims.end(), std::int64_t{0});
+    std::byte* to = result(operation, static_cast<std::size_t>(rows) * row, with_rows(item.shape, rows));
+    for (std::size_t member = 0; member < out.size(); ++member) {
+      std::size_t bytes = static_cast<std::size_t>(item.first_dims[member]) * row;
+      out[member].add(to, bytes);
+      to += bytes;
+    }
+    in.add(operation.input, static_cast<std::size_t>(item.first_dims[me]) * row);
+  }
+  return collective::allgather(context, std::move(in), std::move(out));
+}
+
+Task broadcast(Job& job, const collective::Context& context) {
+  const Item& item = job.bucket.items.front();
+  Operation& operation = *job.operations.front();
+  std::size_t bytes = bytes_of(item);
+  std::byte* to = result(operation, bytes, item.shape);
+  int root = context.topology->member_of(job.bucket.root);
+  if (root == context.topology->me && operation.input != to && bytes > 0) std::memcpy(to, operation.input, bytes);
+  return collective::broadcast(context, Pieces(to, bytes), root);
+}
+
+Task alltoall(Job& job, const collective::Context& context) {
+  const Item& item = job.bucket.items.front();
+  Operation& operation = *job.operations.front();
+  auto members = static_cast<std::size_t>(context.topology->size());
+  auto me = static_cast<std::size_t>(context.topology->me);
+  std::size_t row = row_bytes(item);
+  operation.splits.resize(members);
+  for (std::size_t source = 0; source < members; ++source)
+    operation.splits[source] = item.splits[source * members + me];
+  std::int64_t rows = std::accumulate(operation.splits.begin(), operation.splits.end(), std::int64_t{0});
+  std::byte* to = result(operation, static_cast<std::size_t>(rows) * row, with_rows(item.shape, rows));
+  const auto* from = static_cast<const std::byte*>(operation.input);
+  std::vector<Pieces> in, out;
+  for (std::size_t member = 0; member < members; ++member) {
+    std::size_t send = static_cast<std::size_t>(item.splits[me * members + member]) * row;
+    std::size_t receive = static_cast<std::size_t>(operation.splits[member]) * row;
+    in.emplace_back(from, send);
+    out.emplace_back(to, receive);
+    from += send;
+    to += receive;
+  }
+  return collective::alltoall(context, std::move(in), std::move(out));
+}
+
+Task reducescatter(Job& job, const collective::Context& context) {
+  auto members = static_cast<std::size_t>(context.topology->size());
+  std::vector<Pieces> in(members);
+  Pieces out;
+  for (std::size_t i = 0; i < job.bucket.items.size(); ++i) {
+    const Item& item = job.bucket.items[i];
+    Operation& operation = *job.operations[i];
+    std::size_t row = row_bytes(item);
+    const auto* from = static_cast<const std::byte*>(operation.input);
+    std::int64_t each = rows_of(item) / static_cast<std::int64_t>(members);
+    std::int64_t extra = rows_of(item) % static_cast<std::int64_t>(members);
+    for (std::size_t member = 0; member < members; ++member) {
+      std::int64_t rows = each + (static_cast<std::int64_t>(member) < extra ? 1 : 0);
+      std::size_t bytes = static_cast<std::size_t>(rows) * row;
+      in[member].add(from, bytes);
+      from += bytes;
+      if (member == static_cast<std::size_t>(context.topology->me))
+        out.add(result(operation, bytes, with_rows(item.shape, rows)), bytes);
+    }
+  }
+  return collective::reducescatter(context, std::move(in), std::move(out),
+                                   reduction_of(job.bucket, context.topology->size()));
+}
+
+}  // namespace
+
+void prepare(Job& job, collective::Context context) {
+  context.kind = job.bucket.kind;
+  context.phase = &job.phase;
+  context.sequence = job.sequence;
+  Task task;
+  switch (job.bucket.kind) {
+    case Kind::allreduce:
+      task = allreduce(job, context);
+      break;
+    case Kind::allgather:
+      task = allgather(job, context);
+      break;
+    case Kind::broadcast:
+      task = broadcast(job, context);
+      break;
+    case Kind::alltoall:
+      task = alltoall(job, context);
+      break;
+    case Kind::reducescatter:
+      task = reducescatter(job, context);
+      break;
+    default:
+      return;  // barriers, joins and group changes are done when they are agreed on
+  }
+  job.running = std::make_unique<Running>(std::move(task));
+}
+
+}  // namespace farandole

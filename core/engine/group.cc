@@ -1,0 +1,312 @@
+// A group's requests, the answers to them, and the buckets it runs. The plan is in follow.cc.
+// Touches negotiate/, collective/, link/ and trace/.
+#include "engine/group.h"
+
+#include <algorithm>
+
+#include "base/failpoint.h"
+
+namespace farandole {
+
+using negotiate::Bucket;
+using negotiate::Request;
+
+Group::Group(Services& services, std::uint32_t id, Topology topology)
+    : services_(services), id_(id), topology_(std::move(topology)), recorder_(services.options().plan_capacity) {
+  const Options& options = services_.options();
+  if (topology_.me == 0)
+    coordinator_ = std::make_unique<negotiate::Coordinator>(
+        topology_.ranks, negotiate::CoordinatorOptions{options.fusion_threshold, options.fuse_bundles});
+  int neighbours = static_cast<int>(topology_.my_host().size());
+  if (neighbours > 1)
+    rings_ = std::make_unique<link::Rings>(link::RingShape{neighbours, options.slot_bytes, options.slots},
+                                           topology_.my_local());
+  host_words_.resize(topology_.hosts.size());
+}
+
+void Group::submit(const OperationPtr& operation, std::int64_t now) {
+  FARANDOLE_FAILPOINT(&services_, operation->request.kind, "enqueue");
+  if (closed_.failed()) return services_.finish(*operation, closed_);
+  if (join_ != nullptr)
+    return services_.finish(*operation, {Code::precondition, "this rank has joined; it can submit again after join() "
+                                                             "has returned"});
+  operation->phase = "negotiate";
+  services_.trace().negotiate_begin(operation->request.name, operation->request.kind);
+  FARANDOLE_FAILPOINT(&services_, operation->request.kind, "negotiate");
+  if (following())
+    offer(operation, now);
+  else
+    negotiate(operation, now);
+}
+
+void Group::negotiate(const OperationPtr& operation, std::int64_t now) {
+  const Request& request = operation->request;
+  if (request.kind == Kind::join) join_ = operation;
+  pending_[request.name] = operation;
+  if (coordinator_ == nullptr) {
+    outbox_.push_back(request);
+    return;
+  }
+  coordinator_->submit(0, request, now);
+  services_.trace().negotiate_tick(request.name, topology_.ranks[0]);
+  if (next_stall_check_ == kNever) next_stall_check_ = now;
+}
+
+void Group::flush() {
+  if (outbox_.empty()) return;
+  wire::Writer writer;
+  writer.u32(id_);
+  writer.u32(epoch_);
+  writer.u32(static_cast<std::uint32_t>(outbox_.size()));
+  for (const Request& request : outbox_) encode(writer, request);
+  outbox_.clear();
+  services_.messenger().control(topology_.ranks[0], static_cast<std::uint32_t>(Control::requests), writer.take());
+}
+
+void Group::on_requests(int member, std::uint32_t epoch, std::vector<Request> requests, std::int64_t now) {
+  if (coordinator_ == nullptr || closed_.failed()) return;
+  if (epoch > epoch_) {
+    held_.push_back({member, epoch, std::move(requests)});
+    return;
+  }
+  if (epoch < epoch_) return;  // its sender will see that a plan began, and follow it
+  for (Request& request : requests) {
+    services_.trace().negotiate_tick(request.name, topology_.ranks[static_cast<std::size_t>(member)]);
+    coordinator_->submit(member, std::move(request), now);
+  }
+  if (next_stall_check_ == kNever) next_stall_check_ = now;
+}
+
+// Answers everything that is ready. While two buckets wait to be run, later tensors gather and are fused.
+bool Group::emit() {
+  if (coordinator_ == nullptr || following() || queue_.size() >= 2) return false;
+  std::vector<Bucket> buckets = coordinator_->take_ready();
+  if (buckets.empty()) return false;
+  if (topology_.size() > 1) {
+    wire::Writer writer;
+    writer.u32(id_);
+    writer.u32(static_cast<std::uint32_t>(buckets.size()));
+    for (const Bucket& bucket : buckets) encode(writer, bucket);
+    std::vector<std::byte> bytes = writer.take();
+    for (int member = 1; member < topology_.size(); ++member)
+      services_.messenger().control(topology_.ranks[static_cast<std::size_t>(member)],
+                                    static_cast<std::uint32_t>(Control::buckets), bytes);
+  }
+  on_buckets(std::move(buckets));
+  return true;
+}
+
+void Group::on_buckets(std::vector<Bucket> buckets) {
+  if (closed_.failed()) return;
+  bool complete = false;
+  for (Bucket& bucket : buckets) complete = agree(bucket);
+  // Only the last bucket of an answer may begin a plan: the others have company that is already agreed on.
+  if (complete && !closed_.failed()) activate();
+}
+
+OperationPtr Group::take_pending(const std::string& name) {
+  auto found = pending_.find(name);
+  if (found == pending_.end()) return nullptr;
+  OperationPtr operation = std::move(found->second);
+  pending_.erase(found);
+  return operation;
+}
+
+bool Group::agree(const Bucket& bucket) {
+  std::vector<OperationPtr> operations;
+  negotiate::Planned planned{bucket, {}};
+  for (const negotiate::Item& item : bucket.items) {
+    operations.push_back(take_pending(item.name));
+    stall_reports_.erase(item.name);
+    services_.trace().negotiate_end(item.name);
+    if (operations.back() != nullptr) planned.requests.push_back(operations.back()->request);
+    else if (join_ == nullptr && !bucket.error.failed()) {
+      services_.revoke({Code::internal, "the group agreed on " + item.name + ", which this rank has not submitted"});
+      return false;
+    }
+  }
+  services_.counters()[static_cast<int>(Counter::negotiated)].fetch_add(1, std::memory_order_relaxed);
+  bool complete = recorder_.record(std::move(planned));
+  if (bucket.error.failed()) {
+    for (const OperationPtr& operation : operations)
+      if (operation != nullptr) services_.finish(*operation, bucket.error);
+  } else if (bucket.kind == Kind::allreduce || bucket.kind == Kind::allgather || bucket.kind == Kind::broadcast ||
+             bucket.kind == Kind::alltoall || bucket.kind == Kind::reducescatter) {
+    enqueue(bucket, std::move(operations));
+  } else {
+    finish_agreed(bucket, operations);
+  }
+  return complete;
+}
+
+// Kinds that are done when everybody has agreed on them.
+void Group::finish_agreed(const Bucket& bucket, const std::vector<OperationPtr>& operations) {
+  if (bucket.kind == Kind::join) {
+    OperationPtr join = std::move(join_);
+    join_ = nullptr;
+    if (join == nullptr) return;
+    pending_.erase(join->request.name);
+    join->value = bucket.last_joined;
+    FARANDOLE_FAILPOINT(&services_, Kind::join, "complete");
+    return services_.finish(*join, {});
+  }
+  for (const OperationPtr& operation : operations) {
+    if (operation == nullptr) continue;
+    Error error;
+    try {
+      if (bucket.kind == Kind::add_group) operation->value = services_.add_groups(operation->request.splits);
+      if (bucket.kind == Kind::remove_group)
+        services_.remove_group(static_cast<std::uint32_t>(operation->request.splits.at(0)));
+    } catch (const Failure& failure) {
+      error = failure.error();
+    }
+    FARANDOLE_FAILPOINT(&services_, bucket.kind, "complete");
+    services_.finish(*operation, error);
+  }
+}
+
+void Group::enqueue(Bucket bucket, std::vector<OperationPtr> operations) {
+  auto job = std::make_unique<Job>();
+  job->bucket = std::move(bucket);
+  job->operations = std::move(operations);
+  job->sequence = ++sequence_;
+  for (const OperationPtr& operation : job->operations) {
+    if (operation == nullptr) continue;
+    operation->phase = job->phase;
+    services_.trace().begin(operation->request.name, operation->request.kind);
+    services_.trace().activity_begin(operation->request.name, "QUEUE");
+  }
+  queue_.push_back(std::move(job));
+}
+
+bool Group::run_jobs() {
+  bool moved = false;
+  while (!queue_.empty() && ready()) {
+    Job& job = *queue_.front();
+    try {
+      if (job.running == nullptr) {
+        collective::Context context;
+        context.topology = &topology_;
+        context.messenger = &services_.messenger();
+        context.rings = rings_.get();
+        context.group = id_;
+        context.algorithm = services_.options().algorithm;
+        context.chunk_bytes = services_.options().chunk_bytes;
+        context.engine = &services_;
+        prepare(job, context);
+        moved = true;
+        if (services_.trace().on())
+          for (const OperationPtr& operation : job.operations) {
+            if (operation == nullptr) continue;
+            services_.trace().activity_end(operation->request.name);
+            services_.trace().activity_begin(operation->request.name,
+                                             std::string(topology_.host_count() > 1 ? "TCP_" : "SHM_") +
+                                                 name_of(operation->request.kind));
+          }
+      }
+      if (!job.running->advance(moved)) return moved;
+    } catch (const Failure& failure) {
+      if (failure.error().code == Code::shut_down)
+        close(failure.error());
+      else
+        services_.revoke(failure.error());
+      return true;
+    } catch (const std::exception& exception) {
+      services_.revoke({Code::internal, std::string("a collective failed: ") + exception.what()});
+      return true;
+    }
+    complete(job);
+    queue_.pop_front();
+  }
+  return moved;
+}
+
+void Group::complete(Job& job) {
+  FARANDOLE_FAILPOINT(&services_, job.bucket.kind, "complete");
+  completed_ = job.sequence;
+  services_.counters()[static_cast<int>(Counter::collectives)].fetch_add(1, std::memory_order_relaxed);
+  for (std::size_t i = 0; i < job.operations.size(); ++i) {
+    Operation* operation = job.operations[i].get();
+    if (operation == nullptr) continue;
+    if (services_.trace().on()) {
+      services_.trace().activity_end(operation->request.name);
+      services_.trace().end(operation->request.name, operation->request.dtype, operation->shape);
+    }
+    services_.finish(*operation, {});
+  }
+}
+
+bool Group::advance(std::int64_t now) {
+  bool moved = false;
+  if (following()) moved = follow(now);
+  moved = emit() || moved;
+  moved = run_jobs() || moved;
+  flush();
+  return moved;
+}
+
+bool Group::busy() const { return !queue_.empty() || !pending_.empty() || !planned_.empty() || !waiting_.empty(); }
+
+bool Group::expects_frames() const {
+  if (!pending_.empty() && topology_.size() > 1) return true;
+  return topology_.host_count() > 1 && busy();
+}
+
+std::int64_t Group::deadline() const {
+  std::int64_t next = coordinator_ != nullptr && coordinator_->anything_pending() ? next_stall_check_ : kNever;
+  if (following() && !diverting_ && !planned_since_.empty()) {
+    std::int64_t patience = follower_->anything_incomplete() ? services_.options().flush_ns : 1'000'000'000;
+    next = std::min(next, planned_since_.front().second + patience);
+  }
+  return next;
+}
+
+void Group::fail_queue_after(std::uint64_t sequence, const Error& error) {
+  while (!queue_.empty() && queue_.back()->sequence > sequence) {
+    std::unique_ptr<Job> job = std::move(queue_.back());
+    queue_.pop_back();
+    job->running.reset();  // before its operations' memory is given back
+    for (const OperationPtr& operation : job->operations) {
+      if (operation == nullptr) continue;
+      operation->phase = job->phase;
+      services_.finish(*operation, error);
+    }
+  }
+}
+
+void Group::member_left(int member, std::uint64_t completed) {
+  Error error{Code::shut_down,
+              "rank " + std::to_string(topology_.ranks[static_cast<std::size_t>(member)]) +
+                  " has been shut down; operations that need it cannot be finished",
+              topology_.ranks[static_cast<std::size_t>(member)]};
+  fail_queue_after(completed, error);
+  // What the member has taken part in to its end still runs; nothing new can be agreed on.
+  std::deque<std::unique_ptr<Job>> kept = std::move(queue_);
+  queue_.clear();
+  close(error);
+  queue_ = std::move(kept);
+}
+
+void Group::close(const Error& error) {
+  if (!closed_.failed()) closed_ = error;
+  fail_queue_after(0, error);
+  std::vector<OperationPtr> left;
+  for (auto& [name, operation] : pending_) left.push_back(std::move(operation));
+  for (auto& [ticket, operation] : planned_) left.push_back(std::move(operation));
+  for (OperationPtr& operation : waiting_) left.push_back(std::move(operation));
+  pending_.clear();
+  planned_.clear();
+  planned_since_.clear();
+  waiting_.clear();
+  outbox_.clear();
+  held_.clear();
+  join_ = nullptr;
+  follower_.reset();
+  diverting_ = false;
+  recorder_.reset();
+  if (coordinator_ != nullptr) coordinator_->forget_pending();
+  for (const OperationPtr& operation : left)
+    if (operation->done.load(std::memory_order_relaxed) == 0) services_.finish(*operation, error);
+}
+
+}  // namespace farandole

@@ -1,0 +1,165 @@
+// One group at work on this rank: its requests, its plan, and the buckets it runs in the agreed order.
+// Touches negotiate/, collective/, link/ and trace/. Used only by whoever drives the engine.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "collective/collective.h"
+#include "engine/events.h"
+#include "engine/execute.h"
+#include "engine/operation.h"
+#include "engine/words.h"
+#include "group/topology.h"
+#include "link/messenger.h"
+#include "link/rings.h"
+#include "negotiate/coordinator.h"
+#include "negotiate/plan.h"
+#include "trace/trace.h"
+
+namespace farandole {
+
+struct Options {
+  int rank = 0;
+  int size = 1;
+  std::vector<int> hosts;  // by rank
+  std::uint32_t generation = 0;
+  collective::Algorithm algorithm = collective::Algorithm::automatic;
+  std::size_t fusion_threshold = 128 << 20;
+  std::size_t plan_capacity = 1024;
+  std::int64_t flush_ns = 20'000'000;
+  std::int64_t spin_ns = 100'000;
+  std::int64_t stall_note_ns = 0;  // 0: never, here and below
+  std::int64_t stall_warning_ns = 0;
+  std::int64_t stall_shutdown_ns = 0;
+  std::size_t slot_bytes = 64 << 10;
+  int slots = 4;
+  bool fuse_bundles = true;
+  std::size_t chunk_bytes = 256 << 10;
+};
+
+// The values are part of the C interface.
+enum class Counter { sent, received, frames, negotiated, planned, diverts, shared, collectives, wake_ups };
+inline constexpr int kCounters = 9;
+using Counters = std::array<std::atomic<std::int64_t>, kCounters>;
+
+// Types of control frames between engines.
+enum class Control : std::uint32_t { hello = 1, segment, requests, buckets, word, leaving, revoke };
+
+// What the groups of one engine share, and what they ask of it.
+class Services {
+ public:
+  virtual ~Services() = default;
+  virtual const Options& options() const = 0;
+  virtual link::Messenger& messenger() = 0;
+  virtual Counters& counters() = 0;
+  virtual Trace& trace() = 0;
+  virtual void log(Level level, std::string text) = 0;
+  virtual void finish(Operation& operation, const Error& error) = 0;
+  virtual void revoke(const Error& error) = 0;  // takes effect when the current pass is over
+  // Group changes that everybody has agreed on. The first new id.
+  virtual std::int64_t add_groups(const std::vector<std::int64_t>& sets) = 0;
+  virtual void remove_group(std::uint32_t id) = 0;
+};
+
+class Group {
+ public:
+  Group(Services& services, std::uint32_t id, Topology topology);
+
+  std::uint32_t id() const { return id_; }
+  const Topology& topology() const { return topology_; }
+  link::Rings* rings() { return rings_.get(); }
+  bool ready() const { return rings_ == nullptr || rings_->complete(); }
+
+  void submit(const OperationPtr& operation, std::int64_t now);
+  // Somebody waits for or polls this handle: its bucket must not wait for company.
+  void awaited(std::int64_t handle);
+  void on_requests(int member, std::uint32_t epoch, std::vector<negotiate::Request> requests, std::int64_t now);
+  void on_buckets(std::vector<negotiate::Bucket> buckets);
+  void on_word(int member, std::uint64_t bits);
+
+  // Does whatever can be done without waiting. True when anything moved.
+  bool advance(std::int64_t now);
+  // Sends what submit() has gathered.
+  void flush();
+  bool busy() const;               // a collective is under way, or something is waited for
+  bool expects_frames() const;     // ... that comes over a stream rather than through shared memory
+  std::int64_t deadline() const;   // when to look again even if nothing happens; kNever
+  void check_stalls(std::int64_t now);
+
+  std::uint64_t completed() const { return completed_; }
+  // This member has left in good order after `completed` collectives: what needs more of it ends.
+  void member_left(int member, std::uint64_t completed);
+  // Ends everything, now and for later.
+  void close(const Error& error);
+
+  static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+
+ private:
+  struct Held {
+    int member;
+    std::uint32_t epoch;
+    std::vector<negotiate::Request> requests;
+  };
+
+  bool following() const { return follower_.has_value(); }
+  void negotiate(const OperationPtr& operation, std::int64_t now);
+  void offer(const OperationPtr& operation, std::int64_t now);
+  bool emit();
+  bool agree(const negotiate::Bucket& bucket);  // true when with it a step is complete
+  void finish_agreed(const negotiate::Bucket& bucket, const std::vector<OperationPtr>& operations);
+  void enqueue(negotiate::Bucket bucket, std::vector<OperationPtr> operations);
+  bool run_jobs();
+  void complete(Job& job);
+  void activate();
+  void divert();
+  void publish();
+  Word others();  // everybody's word but mine
+  Word exchange_hosts(const Word& local);
+  bool follow(std::int64_t now);
+  void leave_plan(std::uint64_t done, std::int64_t now);
+  std::int64_t oldest_planned();
+  OperationPtr take_pending(const std::string& name);
+  void fail_queue_after(std::uint64_t sequence, const Error& error);
+
+  Services& services_;
+  std::uint32_t id_;
+  Topology topology_;
+  std::unique_ptr<link::Rings> rings_;
+
+  // Negotiation. `pending_` waits for an answer under its name.
+  std::unique_ptr<negotiate::Coordinator> coordinator_;  // on member 0
+  std::unordered_map<std::string, OperationPtr> pending_;
+  std::vector<negotiate::Request> outbox_;
+  std::vector<Held> held_;  // requests of members that are an epoch ahead
+  OperationPtr join_;       // set while this member has joined
+  std::int64_t next_stall_check_ = kNever;
+  std::unordered_map<std::string, int> stall_reports_;  // name -> 1 noted, 2 warned
+
+  // The plan.
+  negotiate::Recorder recorder_;
+  std::optional<negotiate::Follower> follower_;
+  std::uint32_t epoch_ = 0;       // counts beginnings and ends of plans
+  bool diverting_ = false;
+  std::uint64_t run_ = 0;         // planned buckets handed to the queue in this epoch
+  std::uint64_t published_ = 0;
+  std::unordered_map<std::int64_t, OperationPtr> planned_;  // ticket -> operation
+  std::deque<std::pair<std::int64_t, std::int64_t>> planned_since_;  // (ticket, time), in order of submission
+  std::vector<OperationPtr> waiting_;  // submitted while the plan is being left
+  std::vector<std::uint64_t> host_words_;  // on host leaders, by host
+  std::uint64_t host_word_sent_ = 0;
+
+  // Execution.
+  std::deque<std::unique_ptr<Job>> queue_;
+  std::uint64_t sequence_ = 0;
+  std::uint64_t completed_ = 0;
+  Error closed_;
+};
+
+}  // namespace farandole

@@ -1,0 +1,73 @@
+// An operation: one submitted request with its memory and, when it is done, its outcome. Handles name operations.
+// Touches base/, os/ and negotiate/.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "base/error.h"
+#include "negotiate/request.h"
+
+namespace farandole {
+
+struct FreeMemory {
+  void operator()(std::byte* memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<std::byte, FreeMemory>;
+Memory allocate(std::size_t bytes);  // aligned to 64; throws Failure(no_memory)
+Memory allocate_zeros(std::size_t bytes);
+
+struct Operation {
+  std::int64_t handle = 0;
+  std::int32_t group = 0;
+  std::int32_t peer = -1;  // send, receive: a rank in the job
+  std::int64_t tag = 0;
+  negotiate::Request request;
+  const void* input = nullptr;
+  void* output = nullptr;
+  std::int64_t submitted_ns = 0;
+
+  // Written by the driver before `done` becomes 1, read by anyone after.
+  Error error;
+  const char* phase = "enqueue";
+  std::int64_t value = 0;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> splits;
+  Memory owned;
+  std::size_t output_bytes = 0;
+
+  std::atomic<std::uint32_t> done{0};  // also the futex that waiters sleep on
+};
+using OperationPtr = std::shared_ptr<Operation>;
+
+// All operations that have not been released, and the queue of those that finished. Safe from any thread.
+class Handles {
+ public:
+  std::int64_t reserve(int count);  // the first of `count` consecutive handles
+  void insert(const OperationPtr& operation);
+  OperationPtr find(std::int64_t handle) const;
+  void release(std::int64_t handle);
+  void finish(Operation& operation);  // wakes its waiters
+  std::int64_t next_completion(std::int64_t timeout_ms);
+  void close();  // next_completion returns -1 from now on when nothing is left
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_map<std::int64_t, OperationPtr> operations_;
+  std::int64_t next_ = 1;
+  std::mutex finished_mutex_;
+  std::condition_variable finished_changed_;
+  std::deque<std::int64_t> finished_;
+  bool wanted_ = false;  // somebody has asked for completions: until then none are kept
+  bool closed_ = false;
+};
+
+}  // namespace farandole
