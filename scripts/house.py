@@ -84,14 +84,15 @@ def core_arrows(path: str, text: str) -> Iterator[Finding]:
 def imports(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str, bool]]:
     """(line, absolute module, at the top level) of every import; those for type checkers alone are left out."""
     top = {id(node) for node in tree.body}
-    for node in tree.body:
-        if isinstance(node, ast.Try | ast.If | ast.With):
-            top |= {id(inner) for inner in ast.walk(node)}
+    for block in tree.body:
+        if isinstance(block, ast.Try | ast.If | ast.With):
+            top |= {id(inner) for inner in ast.walk(block)}
     typing_only: set[int] = set()
-    for node in ast.walk(tree):
+    every: list[ast.AST] = list(ast.walk(tree))
+    for node in every:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             typing_only |= {id(inner) for statement in node.body for inner in ast.walk(statement)}
-    for node in ast.walk(tree):
+    for node in every:
         if id(node) in typing_only:
             continue
         if isinstance(node, ast.Import):

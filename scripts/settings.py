@@ -1,0 +1,57 @@
+"""Writes docs/settings.md from the declarations in src/farandole/config.py: `python scripts/settings.py`.
+Reads SETTINGS alone, so that a setting is described in one place."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "settings.md"
+sys.path.insert(0, str(ROOT / "src"))
+
+from farandole.config import SETTINGS, Setting  # noqa: E402
+
+HEAD = """# Settings
+
+Every setting has one declaration, in `src/farandole/config.py`; this page is written from it by
+`python scripts/settings.py`. A variable is read once, at `init()`. An empty variable counts as unset; a value that
+cannot be read is an error that names the variable; an unknown `FARANDOLE_` variable is a warning.
+Where two variables are given, the first one wins; the second is Horovod's name for the same thing.
+"""
+SCOPES = {
+    "job": ("For the whole job", "Set them for all ranks alike."),
+    "worker": ("Set by the launcher", "Each rank gets its own; setting them by hand is for launchers."),
+    "test": ("For tests", "They exist so that tests can reach what users should not."),
+}
+
+
+def default(setting: Setting) -> str:
+    """The default as one would type it."""
+    if setting.default is None:
+        return "none"
+    if isinstance(setting.default, bool):
+        return str(int(setting.default))
+    return f"{setting.default:g}" if isinstance(setting.default, float) else str(setting.default)
+
+
+def row(setting: Setting) -> str:
+    """One line of the table."""
+    variables = "<br>".join(f"`{name}`" for name in (setting.variable, *setting.aliases))
+    values = ", ".join(setting.choices) or setting.unit or {"bool": "0 or 1", "str": "text"}.get(setting.base, "number")
+    return f"| {variables} | {default(setting)} | {values} | {setting.help} |"
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for scope, (title, note) in SCOPES.items():
+        rows = [row(setting) for setting in SETTINGS.values() if setting.scope == scope]
+        table = "\n".join(["| variable | default | values | what it does |", "|---|---|---|---|", *rows])
+        parts.append(f"## {title}\n\n{note}\n\n{table}\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(f"wrote {PAGE.relative_to(ROOT)}")

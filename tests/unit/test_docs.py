@@ -1,0 +1,44 @@
+"""The docs say what the code does: settings are as declared, links lead somewhere, examples run.
+Reads files; runs the example of the README as a world of one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import settings  # noqa: E402
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def test_the_page_of_settings_is_current() -> None:
+    assert settings.PAGE.read_text() == settings.page(), "run: python scripts/settings.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"`((?:core|src|tests|scripts|examples|docs|bench)/[\w./-]+)`", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
