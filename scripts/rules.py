@@ -53,6 +53,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "ops": _RUNTIME | {"runtime", "groups"},
     "__init__": _RUNTIME | {"runtime", "groups", "ops"},
     "launch": _BASE | {"rendezvous", "observe", "tools"},
+    "__main__": {"launch"},
     "tools": _RUNTIME | {"runtime", "groups", "ops", "launch", "__init__"},
 }
 
@@ -66,4 +67,5 @@ FORBIDDEN_WORDS = ["/wo" + "rk/", "index" + "-url", "find" + "-links", "/opt/" +
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("system-call", "core/kernel/processor.cc"): "asks once which instructions the processor has; no other effect",
     ("socket", "src/farandole/reference.py"): "wraps the descriptors that rendezvous/ connected; opens none itself",
+    ("ctypes", "src/farandole/launch/spawn.py"): "workers die with their launcher: prctl has no other door in Python",
 }

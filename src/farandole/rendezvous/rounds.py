@@ -75,6 +75,7 @@ class Rounds:
         self._gathering: Round | None = None
         self._rounds: list[Round] = []
         self._places: dict[int, tuple[Round, int]] = {}  # member -> its round and rank
+        self._absent: dict[int, str] = {}  # ranks whose process has ended, and how
 
     def deadline(self) -> float | None:
         """The next moment at which `tick` must be called."""
@@ -144,11 +145,12 @@ class Rounds:
         return self._end(one, f"{text} while the job was {one.phase.value} ({reason})")
 
     def absent(self, rank: int, reason: str) -> Sends:
-        """The launcher knows that this rank will not come (again)."""
+        """The launcher knows that this rank's process has ended, so that it will never come again."""
+        self._absent[rank] = reason
         one = self._gathering
         if one is None or rank in one.members:
             return []
-        return self._end(one, f"rank {rank} {reason}, so that the others wait for it in vain")
+        return self._end(one, _in_vain(rank, reason))
 
     def _hello(self, member: int, hello: Hello, now: float) -> Sends:
         if member in self._places:
@@ -184,6 +186,8 @@ class Rounds:
                 f"two processes say that they are rank {hello.rank}: {first.pid} on {first.host} and "
                 f"{hello.pid} on {hello.host}"
             )
+        for rank, reason in self._absent.items():
+            return _in_vain(rank, reason)
         return ""
 
     def _welcome(self, one: Round, now: float) -> Sends:
@@ -275,6 +279,10 @@ def _number(entries: Iterable[object]) -> list[int]:
     """Numbers entries in the order of their first appearance."""
     numbers: dict[object, int] = {}
     return [numbers.setdefault(entry, len(numbers)) for entry in entries]
+
+
+def _in_vain(rank: int, reason: str) -> str:
+    return f"rank {rank} {reason}; the others would wait for it in vain"
 
 
 def _list(ranks: list[int]) -> str:

@@ -147,8 +147,8 @@ class Session:
             self._call(message.peer, message.address)
         elif isinstance(message, NoLink):
             self._fail(message.peer, message.text)
-        elif isinstance(message, Lost) and self._engine is not None:
-            self._engine.revoke(errors.PEER_LOST, message.rank, message.text)
+        elif isinstance(message, Lost):
+            self._revoke(errors.PEER_LOST, message.rank, message.text)
 
     def ended(self, reason: str) -> None:
         """The hub is gone: the launcher died or is about to end the job."""
@@ -156,8 +156,8 @@ class Session:
             return
         if self._hub_lost is not None:
             self._hub_lost(reason)
-        elif self._engine is not None:
-            self._engine.revoke(errors.ABORTED, -1, f"the connection to the launcher was lost: {reason}")
+        else:
+            self._revoke(errors.ABORTED, -1, f"the connection to the launcher was lost: {reason}")
 
     def _run(self) -> None:
         assert self._loop is not None
@@ -167,8 +167,7 @@ class Session:
                 self._collect()
         except Exception:
             log.exception("the thread that makes links failed")
-            if self._engine is not None:
-                self._engine.revoke(errors.INTERNAL, -1, "the thread that makes links failed")
+            self._revoke(errors.INTERNAL, -1, "the thread that makes links failed")
 
     def _weaver(self) -> Weaver:
         assert self._loop is not None and self._secret is not None
@@ -228,8 +227,14 @@ class Session:
             log.debug("a new link to rank %d was not taken: %s", peer, error)
 
     def _fail(self, peer: int, text: str) -> None:
-        if self._engine is not None:
-            self._engine.revoke(errors.PEER_LOST, peer, f"no link to rank {peer}: {text}")
+        self._revoke(errors.PEER_LOST, peer, f"no link to rank {peer}: {text}")
+
+    def _revoke(self, code: int, rank: int, message: str) -> None:
+        try:
+            if self._engine is not None:
+                self._engine.revoke(code, rank, message)
+        except Exception as error:  # an engine that is closing has nothing left to revoke
+            log.debug("not revoked (%s): %s", message, error)
 
     def _close_links(self) -> None:
         while self.links:
