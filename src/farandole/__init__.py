@@ -1,0 +1,199 @@
+# The package's face: init, rank, size, the collectives, process sets, errors.
+# Re-exports alone; imports no framework.
+"""Distributed training with the few lines you know from Horovod.
+
+>>> import farandole, numpy
+>>> farandole.init()
+>>> farandole.allreduce(numpy.ones(3), op=farandole.Sum)
+array([1., 1., 1.])
+>>> farandole.shutdown()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .config import (
+    Config,
+)
+from .engine import (
+    DType,
+    ReduceOp,
+)
+from .errors import (
+    FarandoleTimeout,
+    HorovodInternalError,
+    HorovodVersionMismatchError,
+    HostsUpdatedInterrupt,
+    LibraryMissing,
+    Mismatch,
+    NotInitialized,
+    PeerLost,
+    Revoked,
+    ShutDown,
+)
+from .groups import (
+    ProcessSet,
+    global_process_set,
+)
+from .objects import (
+    allgather_object,
+    broadcast_object,
+)
+from .ops import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather,
+    allgather_async,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    alltoall,
+    alltoall_async,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    irecv,
+    isend,
+    join,
+    poll,
+    recv,
+    reducescatter,
+    reducescatter_async,
+    send,
+    synchronize,
+)
+from .runtime import (
+    add_process_set,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    remove_process_set,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+
+if TYPE_CHECKING:
+    __version__: str
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Config",
+    "DType",
+    "FarandoleTimeout",
+    "HorovodInternalError",
+    "HorovodVersionMismatchError",
+    "HostsUpdatedInterrupt",
+    "LibraryMissing",
+    "Max",
+    "Min",
+    "Mismatch",
+    "NotInitialized",
+    "PeerLost",
+    "ProcessSet",
+    "Product",
+    "ReduceOp",
+    "Revoked",
+    "ShutDown",
+    "Sum",
+    "__version__",
+    "add_process_set",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "init",
+    "irecv",
+    "is_homogeneous",
+    "is_initialized",
+    "isend",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "recv",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
+    "rocm_built",
+    "send",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Reading metadata takes longer than importing all the rest of the package.
+    if name == "__version__":
+        from .version import package_version
+
+        return package_version()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -106,6 +106,16 @@ class GroupTable:
             process_set._invalidate()
             return True
 
+    def members(self, process_set: ProcessSet) -> tuple[int, list[int]]:
+        """The engine's number of the group and its ranks; ValueError unless registered and this rank is in it."""
+        number = process_set.process_set_id
+        ranks = process_set.ranks
+        if number is None or ranks is None or self._sets.get(number) is not process_set:
+            raise ValueError(f"{process_set} is not registered; use init(process_sets=...) or add_process_set")
+        if self._engine.rank not in ranks:
+            raise ValueError(f"rank {self._engine.rank} is not in {process_set} and cannot take part")
+        return number, ranks
+
     def clear(self) -> None:
         """Invalidates every set's object at shutdown."""
         for process_set in self._sets.values():

@@ -1,0 +1,92 @@
+# Arrays from the outside: NumPy, DLPack or the array interface become plain NumPy memory that the engine can use.
+# Touches engine and NumPy. Imports no framework.
+"""`incoming(tensor)` looks at the caller's memory without copying it, and knows how to give results back in kind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .engine import STORAGE, Array, DType, dtype_of
+
+_DLPACK_CPU = 1
+
+
+@dataclass(slots=True)
+class Buffer:
+    """The caller's memory as the engine sees it."""
+
+    array: Array  # C-contiguous; bfloat16 as uint16
+    dtype: DType
+    give: Callable[[Array], Any]  # makes a result into the caller's kind of array
+
+    def empty_like(self, rows: int | None = None) -> Array:
+        """New memory of the same shape, or with another first dimension."""
+        shape = self.array.shape if rows is None else (rows, *self.array.shape[1:])
+        return np.empty(shape, dtype=self.array.dtype)
+
+
+def _same(array: Array) -> Array:
+    return array
+
+
+def incoming(tensor: Any, dtype: DType | None = None, writable: bool = False) -> Buffer:
+    """A buffer over the memory of `tensor`.
+
+    `dtype` is for bfloat16 in arrays of uint16. ValueError for memory that is not contiguous, not on the CPU, not
+    writable though it has to be, or of a type that is not supported; TypeError for what is no array.
+    """
+    array, give = _view(tensor)
+    if not array.flags.c_contiguous:
+        raise ValueError(
+            f"the array of shape {array.shape} is not contiguous; pass a contiguous copy (numpy.ascontiguousarray)"
+        )
+    if writable and not array.flags.writeable:
+        raise ValueError(
+            "the array is read-only here, so nothing can be received into it; use the form that gives a new array, or "
+            "pass a writable NumPy view"
+        )
+    if dtype is not None:
+        if array.dtype != STORAGE[dtype]:
+            raise ValueError(f"dtype={dtype.name.lower()} needs an array of {STORAGE[dtype]}, not of {array.dtype}")
+        return Buffer(array, dtype, give)
+    found = dtype_of(array)
+    if found == DType.BFLOAT16:
+        original = array.dtype
+        return Buffer(array.view(np.uint16), found, lambda result: result.view(original))
+    return Buffer(array, found, give)
+
+
+def _view(tensor: Any) -> tuple[Array, Callable[[Array], Any]]:
+    if isinstance(tensor, np.ndarray):
+        return tensor, _same
+    if hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__"):
+        return _from_dlpack(tensor)
+    if hasattr(tensor, "__array_interface__"):
+        return np.asarray(tensor), _same
+    raise TypeError(
+        f"expected an array (NumPy, or with __dlpack__ or __array_interface__), not {type(tensor).__name__}; "
+        "numpy.asarray makes one"
+    )
+
+
+def _from_dlpack(tensor: Any) -> tuple[Array, Callable[[Array], Any]]:
+    device = int(tensor.__dlpack_device__()[0])
+    if device != _DLPACK_CPU:
+        raise ValueError(f"the array lies on a device of DLPack type {device}; only CPU memory is supported")
+    try:
+        array = np.from_dlpack(tensor)
+    except (BufferError, RuntimeError, TypeError) as error:
+        supported = ", ".join(key.name.lower() for key in DType)
+        raise ValueError(
+            f"the {type(tensor).__name__} cannot be seen as a NumPy array: {error}. Supported are {supported}; "
+            "bfloat16 as a uint16 view with dtype=DType.BFLOAT16"
+        ) from None
+    # The library the array comes from is loaded already; most have this function at their top.
+    library = sys.modules.get(type(tensor).__module__.partition(".")[0])
+    give = getattr(library, "from_dlpack", None)
+    return array, give or _same

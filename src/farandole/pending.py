@@ -1,0 +1,122 @@
+# Between the operations and the engine: from requests to results, handles, names, the choice of op and group.
+# Touches arrays, engine, errors, groups and runtime.
+"""What every operation does alike; ops.py and reductions.py say what is special about each."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import errors
+from .arrays import Buffer
+from .engine import Array, Outcome, ReduceOp, Request
+from .runtime import Pending, World, runtime
+
+
+class Begun:
+    """Operations under way, not yet behind a handle."""
+
+    def __init__(
+        self, world: World, requests: list[Request], finish: Callable[[list[Outcome]], Any], bundle: bool = False
+    ) -> None:
+        self.world = world
+        self.pending = Pending(world.engine.submit(requests, bundle), finish)
+
+    def result(self) -> Any:
+        return _finish(self.world, self.pending, None)
+
+    def handle(self) -> int:
+        return self.world.hold(self.pending)
+
+
+def _finish(world: World, pending: Pending, timeout: float | None) -> Any:
+    """Waits for every part, also after one has failed, so that nothing is left behind; raises the first error."""
+    failure: Exception | None = None
+    while len(pending.outcomes) < len(pending.handles):
+        try:
+            outcome = world.engine.wait(pending.handles[len(pending.outcomes)], timeout)
+        except errors.FarandoleTimeout as error:
+            if error.seconds is not None:
+                raise  # the caller's own deadline: the operation is still under way
+            failure, outcome = failure or error, Outcome()
+        except Exception as error:
+            failure, outcome = failure or error, Outcome()
+        pending.outcomes.append(outcome)
+    if failure is not None:
+        raise failure
+    return pending.finish(pending.outcomes)
+
+
+def poll(handle: int) -> bool:
+    """Whether the operation is done; ValueError for an unknown handle."""
+    world = runtime.world
+    pending = world.handles.get(handle)
+    if pending is None:
+        raise ValueError(f"there is no operation with the handle {handle!r}")
+    return all(world.engine.poll(part) for part in pending.handles[len(pending.outcomes) :])
+
+
+def synchronize(handle: int, timeout: float | None = None) -> Any:
+    """Waits for an `_async` operation and gives its result; None for an unknown handle, as in Horovod.
+
+    FarandoleTimeout after `timeout` seconds; the handle stays good.
+    """
+    world = runtime.world
+    pending = world.handles.get(handle)
+    if pending is None:
+        return None
+    try:
+        return _finish(world, pending, timeout)
+    finally:
+        # After a deadline or Ctrl-C there are parts left, and the handle can be waited on again.
+        if len(pending.outcomes) == len(pending.handles):
+            world.handles.pop(handle, None)
+
+
+def names_of(operation: str, name: str | None, count: int | None = None) -> list[str | None]:
+    """The contract's names: of a single tensor when `count` is None, else of the members of a group."""
+    if count is None:
+        return [None if name is None else f"{operation}.{name}"]
+    if name is None:
+        return [None] * count
+    return [f"grouped_{operation}.{name}_{index}of{count}" for index in range(1, count + 1)]
+
+
+def chosen_op(op: Any, average: bool | None) -> ReduceOp:
+    if average is not None:
+        if op is not None:
+            raise ValueError("give `op` or `average`, not both; `average` is deprecated")
+        warnings.warn("`average` is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+        return ReduceOp.AVERAGE if average else ReduceOp.SUM
+    if op is None:
+        return ReduceOp.AVERAGE
+    try:
+        return ReduceOp(op)
+    except ValueError:
+        names = ", ".join(known.name.capitalize() for known in ReduceOp)
+        raise ValueError(f"op={op!r} is no reduction; there are {names}") from None
+
+
+def output_of(outcome: Outcome) -> Array:
+    if outcome.output is None:
+        raise errors.HorovodInternalError("the engine gave no output")
+    return outcome.output
+
+
+def finisher(buffers: list[Buffer], grouped: bool, in_place: Sequence[Any] | None) -> Callable[[list[Outcome]], Any]:
+    """How outcomes become results: the caller's own arrays in place, else new ones of the caller's kind."""
+
+    def finish(outcomes: list[Outcome]) -> Any:
+        if in_place is not None:
+            results = tuple(in_place)
+        else:
+            results = tuple(buffer.give(output_of(outcome)) for buffer, outcome in zip(buffers, outcomes, strict=True))
+        return results if grouped else results[0]
+
+    return finish
+
+
+def refuse_scalar(buffer: Buffer, operation: str) -> None:
+    if buffer.array.ndim == 0:
+        raise ValueError(f"{operation} needs an array with at least one dimension; reshape the scalar to (1,)")

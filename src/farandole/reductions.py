@@ -1,0 +1,296 @@
+# The operations that reduce: allreduce and reducescatter in all their forms.
+# Touches arrays, engine, errors, groups, pending and runtime.
+"""Sum, average, minimum, maximum, product and Adasum over the ranks of a process set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import errors
+from .arrays import incoming
+from .engine import DType, Kind, ReduceOp, Request
+from .groups import ProcessSet, global_process_set
+from .pending import Begun, chosen_op, finisher, names_of, refuse_scalar
+from .runtime import runtime
+
+Average = ReduceOp.AVERAGE
+Sum = ReduceOp.SUM
+Adasum = ReduceOp.ADASUM
+Min = ReduceOp.MIN
+Max = ReduceOp.MAX
+Product = ReduceOp.PRODUCT
+
+_FLOATING = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
+
+
+# --- allreduce -------------------------------------------------------------------------------------------------------
+
+
+def _allreduce(
+    tensors: Sequence[Any],
+    average: bool | None,
+    name: str | None,
+    op: Any,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+    dtype: DType | None,
+    grouped: bool,
+    in_place: bool,
+) -> Begun:
+    chosen = chosen_op(op, average)
+    world = runtime.world
+    group, _ = world.groups.members(process_set)
+    buffers = [incoming(tensor, dtype, in_place) for tensor in tensors]
+    for buffer in buffers:
+        if chosen == Adasum and buffer.dtype not in _FLOATING:
+            raise ValueError(f"Adasum needs a floating type, not {buffer.dtype.name.lower()}")
+    requests = [
+        Request(
+            Kind.ALLREDUCE,
+            full_name,
+            buffer.array,
+            buffer.array if in_place else buffer.empty_like(),
+            buffer.dtype,
+            chosen,
+            group,
+            prescale=float(scales[0]),
+            postscale=float(scales[1]),
+        )
+        for full_name, buffer in zip(
+            names_of("allreduce", name, len(tensors) if grouped else None), buffers, strict=True
+        )
+    ]
+    return Begun(world, requests, finisher(buffers, grouped, tensors if in_place else None), grouped)
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    dtype: DType | None = None,
+) -> Any:
+    """The reduction of all ranks' arrays, as a new array on every rank; the average unless `op` says otherwise."""
+    scales = (prescale_factor, postscale_factor)
+    return _allreduce([tensor], average, name, op, scales, process_set, dtype, False, False).result()
+
+
+def allreduce_async(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    dtype: DType | None = None,
+) -> int:
+    """Begins an allreduce; `synchronize` gives the new array."""
+    scales = (prescale_factor, postscale_factor)
+    return _allreduce([tensor], average, name, op, scales, process_set, dtype, False, False).handle()
+
+
+def allreduce_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    dtype: DType | None = None,
+) -> Any:
+    """Allreduce in place; gives `tensor` back."""
+    scales = (prescale_factor, postscale_factor)
+    return _allreduce([tensor], average, name, op, scales, process_set, dtype, False, True).result()
+
+
+def allreduce_async_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    dtype: DType | None = None,
+) -> int:
+    """Begins an allreduce in place."""
+    scales = (prescale_factor, postscale_factor)
+    return _allreduce([tensor], average, name, op, scales, process_set, dtype, False, True).handle()
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    dtype: DType | None = None,
+) -> tuple[Any, ...]:
+    """Allreduce of several arrays that become ready together."""
+    scales = (prescale_factor, postscale_factor)
+    begun = _allreduce(tensors, average, name, op, scales, process_set, dtype, True, False)
+    return tuple(begun.result())
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    dtype: DType | None = None,
+) -> int:
+    """Begins a grouped allreduce; `synchronize` gives the tuple of new arrays."""
+    scales = (prescale_factor, postscale_factor)
+    return _allreduce(tensors, average, name, op, scales, process_set, dtype, True, False).handle()
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    dtype: DType | None = None,
+) -> tuple[Any, ...]:
+    """Grouped allreduce in place; gives the arrays back."""
+    scales = (prescale_factor, postscale_factor)
+    begun = _allreduce(tensors, average, name, op, scales, process_set, dtype, True, True)
+    return tuple(begun.result())
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    *,
+    dtype: DType | None = None,
+) -> int:
+    """Begins a grouped allreduce in place."""
+    scales = (prescale_factor, postscale_factor)
+    return _allreduce(tensors, average, name, op, scales, process_set, dtype, True, True).handle()
+
+
+# --- reducescatter ---------------------------------------------------------------------------------------------------
+
+
+def _reducescatter(
+    tensors: Sequence[Any],
+    name: str | None,
+    op: Any,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+    dtype: DType | None,
+    grouped: bool,
+) -> Begun:
+    chosen = chosen_op(op, None)
+    if chosen not in (Average, Sum):
+        raise errors.HorovodInternalError("Reducescatter currently only supports Average and Sum")
+    world = runtime.world
+    group, ranks = world.groups.members(process_set)
+    buffers = [incoming(tensor, dtype) for tensor in tensors]
+    place, count = ranks.index(world.engine.rank), len(ranks)
+    requests = []
+    for full_name, buffer in zip(
+        names_of("reducescatter", name, len(tensors) if grouped else None), buffers, strict=True
+    ):
+        refuse_scalar(buffer, "reducescatter")
+        rows, extra = divmod(buffer.array.shape[0], count)
+        output = buffer.empty_like(rows + (place < extra))
+        requests.append(
+            Request(
+                Kind.REDUCESCATTER,
+                full_name,
+                buffer.array,
+                output,
+                buffer.dtype,
+                chosen,
+                group,
+                prescale=float(scales[0]),
+                postscale=float(scales[1]),
+            )
+        )
+    return Begun(world, requests, finisher(buffers, grouped, None), grouped)
+
+
+def reducescatter(
+    tensor: Any,
+    name: str | None = None,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    dtype: DType | None = None,
+) -> Any:
+    """This rank's rows of the reduction; the first `rows % size` ranks get one row more."""
+    scales = (prescale_factor, postscale_factor)
+    return _reducescatter([tensor], name, op, scales, process_set, dtype, False).result()
+
+
+def reducescatter_async(
+    tensor: Any,
+    name: str | None = None,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    dtype: DType | None = None,
+) -> int:
+    """Begins a reducescatter."""
+    scales = (prescale_factor, postscale_factor)
+    return _reducescatter([tensor], name, op, scales, process_set, dtype, False).handle()
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    dtype: DType | None = None,
+) -> tuple[Any, ...]:
+    """Reducescatter of several arrays that become ready together."""
+    scales = (prescale_factor, postscale_factor)
+    return tuple(_reducescatter(tensors, name, op, scales, process_set, dtype, True).result())
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    dtype: DType | None = None,
+) -> int:
+    """Begins a grouped reducescatter."""
+    scales = (prescale_factor, postscale_factor)
+    return _reducescatter(tensors, name, op, scales, process_set, dtype, True).handle()
