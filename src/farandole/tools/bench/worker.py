@@ -36,7 +36,10 @@ def timed(action: Action, count: int) -> float:
 
 def data(count: int, rank: int) -> Array:
     """This rank's random numbers; small, so that sums of sums stay finite."""
-    return (np.random.default_rng(rank + 1).random(count, dtype=np.float32) - 0.5) * np.float32(1e-10)
+    numbers = np.random.default_rng(rank + 1).random(count, dtype=np.float32)
+    numbers -= np.float32(0.5)
+    numbers *= np.float32(1e-10)
+    return numbers
 
 
 def gloo(folder: Path) -> Any | None:
