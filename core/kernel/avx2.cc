@@ -14,15 +14,54 @@ namespace {
 
 constexpr std::size_t kVectorBytes = 32;
 
-struct Half {
-  FARANDOLE_TARGET static inline __attribute__((always_inline)) __m256 load(const std::byte* from) {
+#define FARANDOLE_MACHINE FARANDOLE_TARGET static inline __attribute__((always_inline))
+
+struct Machine {
+  static constexpr bool kOneNan = false;
+
+  FARANDOLE_MACHINE __m256 load_float16(const std::byte* from) {
     __m128i bits;
     std::memcpy(&bits, from, sizeof bits);
     return _mm256_cvtph_ps(bits);
   }
-  FARANDOLE_TARGET static inline __attribute__((always_inline)) void store(std::byte* to, __m256 value) {
+  FARANDOLE_MACHINE void store_float16(std::byte* to, __m256 value) {
     const __m128i bits = _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT);
     std::memcpy(to, &bits, sizeof bits);
+  }
+  FARANDOLE_MACHINE __m256 load_bfloat16(const std::byte* from) {
+    __m128i bits;
+    std::memcpy(&bits, from, sizeof bits);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+  FARANDOLE_MACHINE void store_bfloat16(std::byte* to, __m256 value) {
+    const __m256i wide = _mm256_castps_si256(value);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(wide, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(wide, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i high = _mm256_srli_epi32(rounded, 16);
+    const __m128i bits = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+    std::memcpy(to, &bits, sizeof bits);
+  }
+  FARANDOLE_MACHINE __m256d load_doubles(const float*, const std::byte* from) {
+    __m128 values;
+    std::memcpy(&values, from, sizeof values);
+    return _mm256_cvtps_pd(values);
+  }
+  FARANDOLE_MACHINE __m256d load_doubles(const double*, const std::byte* from) {
+    __m256d values;
+    std::memcpy(&values, from, sizeof values);
+    return values;
+  }
+  // Of -0.0 and 0.0 the first is the smaller: where neither is below the other, joining the bits of both picks it for
+  // min (or) and the other for max (and). A NaN joined with anything stays one by "or".
+  template <class V>
+  FARANDOLE_MACHINE V min(V a, V b) {
+    using Bits = decltype(a < b);
+    return (V)((Bits)(a < b ? a : b) | (Bits)(b < a ? b : a));
+  }
+  template <class V>
+  FARANDOLE_MACHINE V max(V a, V b) {
+    using Bits = decltype(a < b);
+    return (V)(((Bits)(a > b ? a : b) & (Bits)(b > a ? b : a)) | (a != a) | (b != b));
   }
 };
 

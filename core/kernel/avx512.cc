@@ -14,15 +14,54 @@ namespace {
 
 constexpr std::size_t kVectorBytes = 64;
 
-struct Half {
-  FARANDOLE_TARGET static inline __attribute__((always_inline)) __m512 load(const std::byte* from) {
+#define FARANDOLE_MACHINE FARANDOLE_TARGET static inline __attribute__((always_inline))
+
+struct Machine {
+  static constexpr bool kOneNan = false;
+
+  FARANDOLE_MACHINE __m512 load_float16(const std::byte* from) {
     __m256i bits;
     std::memcpy(&bits, from, sizeof bits);
     return _mm512_cvtph_ps(bits);
   }
-  FARANDOLE_TARGET static inline __attribute__((always_inline)) void store(std::byte* to, __m512 value) {
+  FARANDOLE_MACHINE void store_float16(std::byte* to, __m512 value) {
     const __m256i bits = _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT);
     std::memcpy(to, &bits, sizeof bits);
+  }
+  FARANDOLE_MACHINE __m512 load_bfloat16(const std::byte* from) {
+    __m256i bits;
+    std::memcpy(&bits, from, sizeof bits);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  }
+  FARANDOLE_MACHINE void store_bfloat16(std::byte* to, __m512 value) {
+    const __m512i wide = _mm512_castps_si512(value);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(wide, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(wide, _mm512_set1_epi32(0x7fff)), odd);
+    const __m512i high = _mm512_srli_epi32(rounded, 16);
+    const __m256i bits = _mm512_cvtepi32_epi16(high);
+    std::memcpy(to, &bits, sizeof bits);
+  }
+  FARANDOLE_MACHINE __m512d load_doubles(const float*, const std::byte* from) {
+    __m256 values;
+    std::memcpy(&values, from, sizeof values);
+    return _mm512_cvtps_pd(values);
+  }
+  FARANDOLE_MACHINE __m512d load_doubles(const double*, const std::byte* from) {
+    __m512d values;
+    std::memcpy(&values, from, sizeof values);
+    return values;
+  }
+  // Of -0.0 and 0.0 the first is the smaller: where neither is below the other, joining the bits of both picks it for
+  // min (or) and the other for max (and). A NaN joined with anything stays one by "or".
+  template <class V>
+  FARANDOLE_MACHINE V min(V a, V b) {
+    using Bits = decltype(a < b);
+    return (V)((Bits)(a < b ? a : b) | (Bits)(b < a ? b : a));
+  }
+  template <class V>
+  FARANDOLE_MACHINE V max(V a, V b) {
+    using Bits = decltype(a < b);
+    return (V)(((Bits)(a > b ? a : b) & (Bits)(b > a ? b : a)) | (a != a) | (b != b));
   }
 };
 

@@ -9,7 +9,7 @@
 
 #if defined(__x86_64__)
 #include <nmmintrin.h>
-#define FARANDOLE_CRC __attribute__((target("sse4.2")))
+#define FARANDOLE_CRC __attribute__((target("sse4.2,crc32")))
 #elif defined(__aarch64__)
 #include <arm_acle.h>
 #if defined(__clang__)

@@ -65,9 +65,10 @@ Features detect() {
 }
 
 StandardArithmetic::StandardArithmetic() {
+  constexpr std::uint64_t kDefaultNan = std::uint64_t{1} << 25;
   __asm__ volatile("mrs %0, fpcr" : "=r"(found_));
-  changed_ = found_ != 0;
-  if (changed_) __asm__ volatile("msr fpcr, %0" : : "r"(std::uint64_t{0}));
+  changed_ = found_ != kDefaultNan;
+  if (changed_) __asm__ volatile("msr fpcr, %0" : : "r"(kDefaultNan));
 }
 
 StandardArithmetic::~StandardArithmetic() {

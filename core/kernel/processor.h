@@ -13,7 +13,8 @@ struct Features {
 Features detect();
 
 // Rounding to nearest, subnormals kept, nothing trapped, for as long as it lives: a user's thread may have set
-// something else (torch.set_flush_denormal), and the bits must not depend on which thread does the work.
+// something else (torch.set_flush_denormal), and the bits must not depend on which thread does the work. On Arm also:
+// an operation that gives NaN gives the default one, which saves looking for others.
 class StandardArithmetic {
  public:
   StandardArithmetic();

@@ -1,5 +1,6 @@
 // The kernels over vectors, written once for all widths. neon.cc, avx2.cc and avx512.cc each include it, after defining
-// FARANDOLE_TARGET (the attribute that lets a function use the set), kVectorBytes, and fp16 conversion in struct Half.
+// FARANDOLE_TARGET (the attribute that lets a function use the set), kVectorBytes, and struct Machine: what the set does
+// better than the compiler.
 // Touches set.h and base/ alone.
 #pragma once
 
@@ -52,24 +53,16 @@ struct Float16 {
   using Value = float;
   using Vector = Wide<float>;
   static constexpr std::size_t kBytes = kVectorBytes / 2;
-  FARANDOLE_INLINE static Vector load(const std::byte* from) { return (Vector)Half::load(from); }
-  FARANDOLE_INLINE static void store(std::byte* to, Vector value) { Half::store(to, value); }
+  FARANDOLE_INLINE static Vector load(const std::byte* from) { return (Vector)Machine::load_float16(from); }
+  FARANDOLE_INLINE static void store(std::byte* to, Vector value) { Machine::store_float16(to, value); }
 };
 struct BFloat16 {
   using Value = float;
   using Vector = Wide<float>;
-  using Bits = Wide<std::uint32_t>;
-  using Stored = VectorOf<std::uint16_t, kVectorBytes / 4>::Type;
   static constexpr std::size_t kBytes = kVectorBytes / 2;
-  FARANDOLE_INLINE static Vector load(const std::byte* from) {
-    return (Vector)(__builtin_convertvector(load_bytes<Stored>(from), Bits) << 16);
-  }
+  FARANDOLE_INLINE static Vector load(const std::byte* from) { return (Vector)Machine::load_bfloat16(from); }
   // The quiet NaN, the only one that arrives here, rounds to the quiet NaN.
-  FARANDOLE_INLINE static void store(std::byte* to, Vector value) {
-    const Bits bits = (Bits)value;
-    const Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    store_bytes<Stored>(to, __builtin_convertvector(rounded, Stored));
-  }
+  FARANDOLE_INLINE static void store(std::byte* to, Vector value) { Machine::store_bfloat16(to, value); }
 };
 struct Boolean {
   using Value = std::uint8_t;
@@ -81,54 +74,55 @@ struct Boolean {
   FARANDOLE_INLINE static void store(std::byte* to, Vector value) { store_bytes(to, value); }
 };
 
-// Of -0.0 and 0.0 the first is the smaller: where neither is below the other, joining the bits of both picks it for min
-// (or) and the other for max (and). A NaN joined with anything must stay one.
 template <ReduceOp kOp, class V>
 FARANDOLE_INLINE V apply(V a, V b) {
+  constexpr bool kFloating = std::is_floating_point_v<Lane<V>>;
   if constexpr (kOp == ReduceOp::sum) {
     return a + b;
   } else if constexpr (kOp == ReduceOp::product) {
     return a * b;
-  } else if constexpr (!std::is_floating_point_v<Lane<V>>) {
-    if constexpr (kOp == ReduceOp::min) return a < b ? a : b;
-    return a > b ? a : b;
+  } else if constexpr (kOp == ReduceOp::min) {
+    if constexpr (kFloating) return Machine::min(a, b);
+    return a < b ? a : b;
   } else {
-    using Bits = decltype(a < b);
-    if constexpr (kOp == ReduceOp::min) return (V)((Bits)(a < b ? a : b) | (Bits)(b < a ? b : a));
-    return (V)(((Bits)(a > b ? a : b) & (Bits)(b > a ? b : a)) | (a != a) | (b != b));
+    if constexpr (kFloating) return Machine::max(a, b);
+    return a > b ? a : b;
   }
 }
 
 template <class V>
 FARANDOLE_INLINE V one_nan(V value) {
-  if constexpr (std::is_floating_point_v<Lane<V>>) {
+  if constexpr (std::is_floating_point_v<Lane<V>> && !Machine::kOneNan) {
     return value == value ? value : splat<V>(std::numeric_limits<Lane<V>>::quiet_NaN());
   } else {
     return value;
   }
 }
 
+// What is multiplied: nothing, the result (an average: the common case), or the sources and the result.
+enum class Scale { none, after, both };
+
 // `kVectors` vectors at byte `at`: kept in registers over all sources, written once. Loads come before any store,
 // since `out` may be a source.
-template <class Element, ReduceOp kOp, bool kScaled, int kVectors>
+template <class Element, ReduceOp kOp, Scale kScale, int kVectors>
 FARANDOLE_INLINE void block(const void* const* sources, int count, std::size_t at, void* out, void* mirror,
                             typename Element::Vector pre, typename Element::Vector post) {
   typename Element::Vector result[kVectors];
   const std::byte* from = static_cast<const std::byte*>(sources[0]) + at;
   for (int v = 0; v < kVectors; ++v) {
     result[v] = Element::load(from + v * Element::kBytes);
-    if constexpr (kScaled) result[v] = result[v] * pre;
+    if constexpr (kScale == Scale::both) result[v] = result[v] * pre;
   }
   for (int s = 1; s < count; ++s) {
     from = static_cast<const std::byte*>(sources[s]) + at;
     for (int v = 0; v < kVectors; ++v) {
       typename Element::Vector next = Element::load(from + v * Element::kBytes);
-      if constexpr (kScaled) next = next * pre;
+      if constexpr (kScale == Scale::both) next = next * pre;
       result[v] = apply<kOp>(result[v], next);
     }
   }
   for (int v = 0; v < kVectors; ++v) {
-    if constexpr (kScaled) result[v] = result[v] * post;
+    if constexpr (kScale != Scale::none) result[v] = result[v] * post;
     result[v] = one_nan(result[v]);
   }
   std::byte* to = static_cast<std::byte*>(out) + at;
@@ -138,59 +132,60 @@ FARANDOLE_INLINE void block(const void* const* sources, int count, std::size_t a
   for (int v = 0; v < kVectors; ++v) Element::store(to + v * Element::kBytes, result[v]);
 }
 
-template <class Element, ReduceOp kOp, bool kScaled>
+template <class Element, ReduceOp kOp, Scale kScale>
 FARANDOLE_TARGET std::size_t run(const Reduce& work) {
   using Vector = typename Element::Vector;
   using Value = typename Element::Value;
   constexpr std::size_t kLanes = sizeof(Vector) / sizeof(Value), kSize = Element::kBytes / kLanes;
-  constexpr int kUnroll = 4;
-  constexpr std::size_t kBlock = kUnroll * Element::kBytes;
+  constexpr std::size_t kPair = 4 * Element::kBytes, kMany = 8 * Element::kBytes;  // more where sources are looked up
   const std::size_t bytes = work.elements * kSize;
   // Copies that no store can alias, so that they stay in registers.
   void *const out = work.out, *const mirror = work.mirror;
+  const void* const* const sources = work.sources;
   const int count = work.count;
-  // The scalar code multiplies by 1 as well, or by nothing; both give the same bits.
-  const Vector pre = splat<Vector>(kScaled ? static_cast<Value>(work.prescale) : Value{1});
-  const Vector post =
-      splat<Vector>(kScaled ? static_cast<Value>(work.postscale / static_cast<double>(work.divisor)) : Value{1});
+  Vector pre{}, post{};
+  if constexpr (kScale != Scale::none) {
+    pre = splat<Vector>(static_cast<Value>(work.prescale));
+    post = splat<Vector>(static_cast<Value>(work.postscale / static_cast<double>(work.divisor)));
+  }
   std::size_t at = 0;
   if (count == 2) {
-    const void* const pair[2] = {work.sources[0], work.sources[1]};
-    for (; bytes - at >= kBlock; at += kBlock) {
-      block<Element, kOp, kScaled, kUnroll>(pair, 2, at, out, mirror, pre, post);
+    const void* const pair[2] = {sources[0], sources[1]};
+    for (; bytes - at >= kPair; at += kPair) {
+      block<Element, kOp, kScale, 4>(pair, 2, at, out, mirror, pre, post);
     }
   }
-  for (; bytes - at >= kBlock; at += kBlock) {
-    block<Element, kOp, kScaled, kUnroll>(work.sources, count, at, out, mirror, pre, post);
+  for (; bytes - at >= kMany; at += kMany) {
+    block<Element, kOp, kScale, 8>(sources, count, at, out, mirror, pre, post);
   }
   for (; bytes - at >= Element::kBytes; at += Element::kBytes) {
-    block<Element, kOp, kScaled, 1>(work.sources, count, at, out, mirror, pre, post);
+    block<Element, kOp, kScale, 1>(sources, count, at, out, mirror, pre, post);
   }
   return at / kSize;
 }
 
-template <class Element, bool kScaled>
+template <class Element, Scale kScale>
 std::size_t run_scaled(const Reduce& work) {
   constexpr bool kBoolean = std::is_same_v<Element, Boolean>;  // of zeros and ones, "or" is max and "and" is min
   switch (work.op) {
     case ReduceOp::sum:
-      return run<Element, kBoolean ? ReduceOp::max : ReduceOp::sum, kScaled>(work);
+      return run<Element, kBoolean ? ReduceOp::max : ReduceOp::sum, kScale>(work);
     case ReduceOp::product:
-      return run<Element, kBoolean ? ReduceOp::min : ReduceOp::product, kScaled>(work);
+      return run<Element, kBoolean ? ReduceOp::min : ReduceOp::product, kScale>(work);
     case ReduceOp::min:
-      return run<Element, ReduceOp::min, kScaled>(work);
+      return run<Element, ReduceOp::min, kScale>(work);
     case ReduceOp::max:
-      return run<Element, ReduceOp::max, kScaled>(work);
+      return run<Element, ReduceOp::max, kScale>(work);
     default:
       return 0;
   }
 }
 
-bool scaled(const Reduce& work) { return work.prescale != 1 || work.postscale != 1 || work.divisor != 1; }
-
 template <class Element>
 std::size_t run_float(const Reduce& work) {
-  return scaled(work) ? run_scaled<Element, true>(work) : run_scaled<Element, false>(work);
+  if (work.prescale != 1) return run_scaled<Element, Scale::both>(work);
+  const bool after = work.postscale != 1 || work.divisor != 1;
+  return after ? run_scaled<Element, Scale::after>(work) : run_scaled<Element, Scale::none>(work);
 }
 
 // Sums and products wrap around, which only unsigned numbers may; the bits are the same for both. Scaled integers go by
@@ -198,16 +193,16 @@ std::size_t run_float(const Reduce& work) {
 template <class T>
 std::size_t run_integer(const Reduce& work) {
   using Unsigned = Plain<std::make_unsigned_t<T>>;
-  if (scaled(work)) return 0;
+  if (work.prescale != 1 || work.postscale != 1 || work.divisor != 1) return 0;
   switch (work.op) {
     case ReduceOp::sum:
-      return run<Unsigned, ReduceOp::sum, false>(work);
+      return run<Unsigned, ReduceOp::sum, Scale::none>(work);
     case ReduceOp::product:
-      return run<Unsigned, ReduceOp::product, false>(work);
+      return run<Unsigned, ReduceOp::product, Scale::none>(work);
     case ReduceOp::min:
-      return run<Plain<T>, ReduceOp::min, false>(work);
+      return run<Plain<T>, ReduceOp::min, Scale::none>(work);
     case ReduceOp::max:
-      return run<Plain<T>, ReduceOp::max, false>(work);
+      return run<Plain<T>, ReduceOp::max, Scale::none>(work);
     default:
       return 0;
   }
@@ -216,7 +211,7 @@ std::size_t run_integer(const Reduce& work) {
 std::size_t vector_reduce(const Reduce& work) {
   switch (work.dtype) {
     case DType::boolean:
-      return run_scaled<Boolean, false>(work);
+      return run_scaled<Boolean, Scale::none>(work);
     case DType::uint8:
       return run_integer<std::uint8_t>(work);
     case DType::int8:
@@ -246,7 +241,7 @@ template <class T>
 FARANDOLE_TARGET std::size_t run_dots(const std::byte* a, const std::byte* b, std::size_t elements, DotLanes& lanes) {
   using Doubles = Wide<double>;
   constexpr int kWidth = kVectorBytes / sizeof(double), kVectors = kDotLanes / kWidth;
-  using Values = typename VectorOf<T, kWidth>::Type;
+  constexpr const T* kType = nullptr;
   Doubles ab[kVectors], aa[kVectors], bb[kVectors];
   for (int v = 0; v < kVectors; ++v) {
     std::memcpy(&ab[v], lanes.ab + v * kWidth, sizeof(Doubles));
@@ -257,8 +252,8 @@ FARANDOLE_TARGET std::size_t run_dots(const std::byte* a, const std::byte* b, st
   for (std::size_t i = 0; i < whole; i += kDotLanes) {
     for (int v = 0; v < kVectors; ++v) {
       const std::size_t at = (i + v * kWidth) * sizeof(T);
-      const Doubles x = __builtin_convertvector(load_bytes<Values>(a + at), Doubles);
-      const Doubles y = __builtin_convertvector(load_bytes<Values>(b + at), Doubles);
+      const Doubles x = (Doubles)Machine::load_doubles(kType, a + at);
+      const Doubles y = (Doubles)Machine::load_doubles(kType, b + at);
       ab[v] += x * y;
       aa[v] += x * x;
       bb[v] += y * y;
