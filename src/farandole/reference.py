@@ -271,6 +271,7 @@ class ReferenceEngine:
             handles = list(range(self.last_handle + 1, self.last_handle + 1 + len(begun)))
             self.last_handle += len(begun)
             self.handles.update(zip(handles, begun, strict=True))
+            together = [pending.name for pending in begun if pending.request.kind < Kind.SEND] if bundle else None
             for pending in begun:
                 request = pending.request
                 if request.kind in (Kind.SEND, Kind.RECEIVE):
@@ -278,7 +279,7 @@ class ReferenceEngine:
                 elif self.groups[request.group].ranks[0] in self.departed:
                     pending.error = departure(self.groups[request.group].ranks[0])
                 else:
-                    asked = self.describe(pending, names if bundle else None)
+                    asked = self.describe(pending, together)
                     self.tell(self.groups[request.group].ranks[0], ["ask", request.group, asked])
             return handles
 

@@ -24,11 +24,25 @@ Bucket = dict[str, Any]  # what all members run next (Coordinator.bucket)
 # --- 1. Arithmetic ---------------------------------------------------------------------------------------------------
 
 FLOATING = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
+
+
+def smaller(a: Array, b: Array) -> Array:
+    """The minimum; NaN wins, and -0.0 is below 0.0, so that the order does not matter."""
+    least = np.minimum(a, b)
+    return np.where((a == 0) & (b == 0), -(-a + -b), least) if a.dtype.kind == "f" else least
+
+
+def larger(a: Array, b: Array) -> Array:
+    """The maximum, likewise."""
+    most = np.maximum(a, b)
+    return np.where((a == 0) & (b == 0), a + b, most) if a.dtype.kind == "f" else most
+
+
 COMBINE: dict[ReduceOp, Callable[[Array, Array], Array]] = {
     ReduceOp.SUM: np.add,
     ReduceOp.AVERAGE: np.add,  # the divisor comes at the end
-    ReduceOp.MIN: np.minimum,
-    ReduceOp.MAX: np.maximum,
+    ReduceOp.MIN: smaller,
+    ReduceOp.MAX: larger,
     ReduceOp.PRODUCT: np.multiply,
 }
 
@@ -36,36 +50,36 @@ COMBINE: dict[ReduceOp, Callable[[Array, Array], Array]] = {
 def widen(values: Array, dtype: DType) -> Array:
     """The values in the type they are accumulated in: fp32 for the 16-bit floats, else their own."""
     if dtype == DType.BFLOAT16:
-        return np.left_shift(values, 16, dtype=np.uint32).view(np.float32)
+        bits: Array = values.astype(np.uint32) << np.uint32(16)
+        return bits.view(np.float32)
     return values.astype(np.float32) if dtype == DType.FLOAT16 else values
 
 
 def narrow(values: Array, dtype: DType) -> Array:
-    """Back to the storage type, rounded to nearest even."""
+    """Back to the storage type, rounded to nearest even. There is one NaN: positive, quiet, without payload."""
+    if dtype in FLOATING:
+        values = np.where(np.isnan(values), values.dtype.type(np.nan), values)
     if dtype != DType.BFLOAT16:
         return values.astype(STORAGE[dtype])
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    upper = bits >> np.uint32(16)
-    rounded = (bits + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16)
-    quiet = upper | np.uint32(0x40)  # a NaN must not round to infinity
-    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded: Array = (bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)
+    return rounded.astype(np.uint16)
 
 
 def truncate(values: Array, dtype: DType) -> Array:
     """Floating values as integers: towards zero, out of range to the nearest end, NaN to 0."""
-    if dtype == DType.BOOL:
-        return np.abs(np.nan_to_num(values)) >= 1.0
     ends = np.iinfo(STORAGE[dtype])
     inside = (values > float(ends.min)) & (values < float(ends.max))  # NaN is not inside
-    whole = np.where(inside, values, 0.0).astype(STORAGE[dtype])
+    whole: Array = np.where(inside, values, 0.0).astype(STORAGE[dtype])
     whole[values >= float(ends.max)] = ends.max
     whole[values <= float(ends.min)] = ends.min
     return whole
 
 
 def scale(values: Array, dtype: DType, factor: float) -> Array:
-    """values * factor in the accumulator's type; integer products are truncated."""
-    if factor == 1.0:
+    """values * factor in the accumulator's type; integer products are truncated, truth values stay as they are."""
+    if factor == 1.0 or dtype == DType.BOOL:
         return values
     if dtype in FLOATING:
         return np.asarray(values * values.dtype.type(factor))
@@ -76,12 +90,13 @@ def finish(total: Array, dtype: DType, postscale: float, divisor: int) -> Array:
     """total * postscale / divisor; for integers in integer arithmetic where that is possible."""
     if dtype in FLOATING:
         return scale(total, dtype, postscale / divisor)
+    if dtype == DType.BOOL:
+        return total
     if postscale != 1.0:
         return truncate(total.astype(np.float64) * postscale / divisor, dtype)
-    if divisor == 1:
-        return total
-    wide = total.astype(np.int64)
-    return (wide // divisor + ((wide < 0) & (wide % divisor != 0))).astype(total.dtype)  # "//" rounds down, not to zero
+    wide: Array = total.astype(np.int64)
+    quotient: Array = wide // divisor + ((wide < 0) & (wide % divisor != 0))  # "//" rounds down, not to zero
+    return quotient.astype(total.dtype)
 
 
 def reduce(
@@ -118,9 +133,9 @@ def adasum_pair(a: Array, b: Array, dtype: DType) -> Array:
     """a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2): orthogonal gradients are added, parallel ones averaged."""
     x, y = widen(a, dtype).astype(np.float64), widen(b, dtype).astype(np.float64)
     ab, aa, bb = float(x @ y), float(x @ x), float(y @ y)
-    tiny = float(np.sqrt(np.finfo(np.float64).tiny))
-    weight_a = 1.0 if aa < tiny else 1.0 - ab / (2 * aa)
-    weight_b = 1.0 if bb < tiny else 1.0 - ab / (2 * bb)
+    tiny = float(np.finfo(np.float64).tiny)
+    weight_a = 1.0 if aa < tiny else 1.0 - ab / aa * 0.5
+    weight_b = 1.0 if bb < tiny else 1.0 - ab / bb * 0.5
     return narrow(x * weight_a + y * weight_b, dtype)
 
 
@@ -248,23 +263,23 @@ def disagreement(asked: Sequence[Asked]) -> str:
     first, kind = asked[0], Kind(asked[0]["kind"])
     rows_differ = kind in (Kind.ALLGATHER, Kind.ALLTOALL)
     for other in asked[1:]:
-        if other["kind"] != kind:
-            one, two = kind.name, Kind(other["kind"]).name
-            return f"Mismatched operations: One rank did an {one}, but another rank did an {two}."
         if other["dtype"] != first["dtype"]:
             one, two = DType(first["dtype"]).name.lower(), DType(other["dtype"]).name.lower()
             return f"Mismatched data types: One rank had type {one}, but another rank had type {two}."
+        if other["kind"] != kind:
+            one, two = kind.name, Kind(other["kind"]).name
+            return f"Mismatched operations: One rank did an {one}, but another rank did an {two}."
         shapes = [request["shape"][1:] if rows_differ else request["shape"] for request in (first, other)]
         if shapes[0] != shapes[1] or len(first["shape"]) != len(other["shape"]):
             what, verb, key = f"{kind.name} tensor shapes", "sent a tensor of shape", "shape"
+        elif other["op"] != first["op"]:
+            what, verb, key = "reduction operation", "specified", "op"
+        elif other["prescale"] != first["prescale"]:
+            what, verb, key = "prescale and/or postscale factors", "had", "prescale"
+        elif other["postscale"] != first["postscale"]:
+            what, verb, key = "prescale and/or postscale factors", "had", "postscale"
         elif other["root"] != first["root"]:
             what, verb, key = f"{kind.name} root ranks", "specified root rank", "root"
-        elif other["op"] != first["op"]:
-            what, verb, key = "reduction operation", "asked for", "op"
-        elif other["prescale"] != first["prescale"]:
-            what, verb, key = "prescale factors", "used", "prescale"
-        elif other["postscale"] != first["postscale"]:
-            what, verb, key = "postscale factors", "used", "postscale"
         elif kind in (Kind.ADD_GROUP, Kind.REMOVE_GROUP) and other["splits"] != first["splits"]:
             what, verb, key = "process sets", "gave", "splits"
         else:
@@ -350,11 +365,17 @@ def check(request: Request, ranks: Sequence[int] | None, rank: int) -> None:
     if given is None or kind == Kind.SEND:
         return
     if kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER) and given.ndim == 0:
-        raise ValueError(f"Process-set rank zero tried to {kind.name} a rank-zero tensor.")
+        raise errors.Mismatch(f"Process-set rank zero tried to {kind.name.lower()} a rank-zero tensor.")
     if kind == Kind.REDUCESCATTER and request.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
         raise errors.HorovodInternalError("Reducescatter currently only supports Average and Sum.")
     if request.op == ReduceOp.ADASUM and kind == Kind.ALLREDUCE and request.elements() not in FLOATING:
-        raise ValueError(f"Adasum needs floating-point elements, not {request.elements().name.lower()}")
+        raise ValueError(f"Adasum needs a floating-point type, not {request.elements().name.lower()}")
+    if (
+        request.op == ReduceOp.AVERAGE
+        and kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER)
+        and request.elements() == DType.BOOL
+    ):
+        raise ValueError("Average is not defined for bool.")
     if kind == Kind.ALLTOALL:
         check_splits(request.splits, given.shape[0], len(ranks))
     if output is not None and kind in (Kind.ALLREDUCE, Kind.BROADCAST) and output.shape != given.shape:

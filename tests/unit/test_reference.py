@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from farandole import specification as spec
 from farandole.engine import DType, Kind, ReduceOp, Request
+from farandole.errors import Mismatch
 
 SUM = {"dtype": DType.FLOAT16, "op": ReduceOp.SUM, "prescale": 1.0, "postscale": 1.0}
 
@@ -66,6 +67,12 @@ def test_adasum_adds_orthogonal_and_averages_parallel_gradients() -> None:
     assert list(spec.adasum_pair(x, y, DType.FLOAT64)) == [2.0, 3.0]
     assert list(spec.adasum_pair(x, x, DType.FLOAT64)) == [2.0, 0.0]
     assert list(spec.adasum_pair(x, 0 * x, DType.FLOAT64)) == [2.0, 0.0]
+
+
+def test_smallest_and_largest_do_not_depend_on_the_order() -> None:
+    zeros = [np.array([0.0, -0.0]), np.array([-0.0, 0.0])]
+    assert np.signbit(spec.smaller(*zeros)).all() and not np.signbit(spec.larger(*zeros)).any()
+    assert np.isnan(spec.smaller(np.array([np.nan, 1.0]), np.array([1.0, np.nan]))).all()
 
 
 def test_shares_of_a_reducescatter_cover_all_rows() -> None:
@@ -139,7 +146,7 @@ def test_coordinator_join_completes_reductions_and_refuses_the_rest() -> None:
         Request(Kind.ALLTOALL, "a", np.ones(5), splits=[5]),
         Request(Kind.ALLTOALL, "a", np.ones(5), splits=[-1, 2]),
         Request(Kind.ALLTOALL, "a", np.ones(5), splits=[3, 3]),
-        Request(Kind.ALLGATHER, "a", np.float32(1.0).reshape(())),
+        Request(Kind.ALLREDUCE, "a", np.ones(4, np.bool_), np.ones(4, np.bool_), op=ReduceOp.AVERAGE),
         Request(Kind.SEND, "a", np.ones(3), peer=7),
         Request(Kind.JOIN, group=3),
     ],
@@ -148,6 +155,11 @@ def test_coordinator_join_completes_reductions_and_refuses_the_rest() -> None:
 def test_bad_arguments_are_seen_before_anything_is_sent(request_: Request) -> None:
     with pytest.raises(ValueError):
         spec.check(request_, [0, 1], 0)
+
+
+def test_scalars_cannot_be_gathered() -> None:
+    with pytest.raises(Mismatch, match="Process-set rank zero tried to allgather"):
+        spec.check(Request(Kind.ALLGATHER, "a", np.array(1.0)), [0, 1], 0)
 
 
 def test_unknown_and_foreign_groups() -> None:
