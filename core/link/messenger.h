@@ -45,6 +45,7 @@ struct MessengerOptions {
   std::size_t eager_bytes = 64 << 10;  // up to here a message is sent without waiting for its grant
   std::size_t frame_bytes = 256 << 10;
   bool checksum_local = false;  // tests may ask for CRCs on unix links too
+  const void* engine = nullptr;  // for failpoints
 };
 
 struct Traffic {

@@ -1,0 +1,162 @@
+// Faults on purpose: rules set by a test, looked up at every failpoint. Part of the test-only library alone.
+// Touches base/ and os/. The registry is global because the C functions may name all engines at once.
+#include "link/chaos.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cctype>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "api/farandole.h"
+#include "base/error.h"
+#include "base/failpoint.h"
+
+namespace farandole {
+
+namespace {
+
+enum class Action { kill, stop, delay, error, corrupt, truncate, shorten };
+
+struct Rule {
+  const void* engine;  // null: all of them
+  std::string point;
+  Action action;
+  std::int64_t delay_ms;
+  std::int64_t skip;
+  std::int64_t fired = 0;
+
+  bool meant(const void* who, const std::string& where) const {
+    if (engine != nullptr && engine != who) return false;
+    if (point == where) return true;
+    return point.starts_with("*.") && where.ends_with(point.substr(1));
+  }
+};
+
+std::mutex mutex;
+std::vector<Rule>& rules() {
+  static auto* all = new std::vector<Rule>;  // never destroyed: threads of a leaking test may outlive main
+  return *all;
+}
+std::atomic<int> armed{0};  // so that a failpoint without rules costs one load
+
+bool parse(const std::string& text, Action& action, std::int64_t& delay_ms) {
+  delay_ms = 0;
+  if (text == "kill") action = Action::kill;
+  else if (text == "stop") action = Action::stop;
+  else if (text == "error") action = Action::error;
+  else if (text == "corrupt") action = Action::corrupt;
+  else if (text == "truncate") action = Action::truncate;
+  else if (text == "short") action = Action::shorten;
+  else if (text.starts_with("delay:")) {
+    char* end = nullptr;
+    delay_ms = std::strtoll(text.c_str() + 6, &end, 10);
+    action = Action::delay;
+    return end != text.c_str() + 6 && *end == '\0' && delay_ms >= 0;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool of_stream(Action action) {
+  return action == Action::corrupt || action == Action::truncate || action == Action::shorten;
+}
+
+// Counts the pass; true when the rule fires now. "short" goes on for ever, the others fire once.
+bool passes(Rule& rule) {
+  if (rule.skip-- > 0) return false;
+  if (rule.action != Action::shorten && rule.fired > 0) return false;
+  ++rule.fired;
+  return true;
+}
+
+void act(const Rule& rule) {
+  switch (rule.action) {
+    case Action::kill:
+      ::kill(getpid(), SIGKILL);
+      break;
+    case Action::stop:
+      ::kill(getpid(), SIGSTOP);
+      break;
+    case Action::delay:
+      std::this_thread::sleep_for(std::chrono::milliseconds(rule.delay_ms));
+      break;
+    case Action::error:
+      throw Failure(Code::internal, "failpoint " + rule.point);
+    default:
+      break;
+  }
+}
+
+}  // namespace
+
+void failpoint(const void* engine, Kind kind, const char* phase) {
+  if (armed.load(std::memory_order_relaxed) == 0) return;
+  std::string where = name_of(kind);
+  for (char& letter : where) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
+  where += std::string(".") + phase;
+  std::vector<Rule> firing;
+  {
+    const std::lock_guard lock(mutex);
+    for (Rule& rule : rules()) {
+      if (!of_stream(rule.action) && rule.meant(engine, where) && passes(rule)) firing.push_back(rule);
+    }
+  }
+  for (const Rule& rule : firing) act(rule);
+}
+
+namespace link {
+
+bool chaos_fires(const void* engine, const char* point) {
+  if (armed.load(std::memory_order_relaxed) == 0) return false;
+  const std::lock_guard lock(mutex);
+  bool fires = false;
+  for (Rule& rule : rules()) {
+    if (of_stream(rule.action) && rule.meant(engine, point) && passes(rule)) fires = true;
+  }
+  return fires;
+}
+
+}  // namespace link
+}  // namespace farandole
+
+extern "C" {
+
+__attribute__((visibility("default"))) int farandole_chaos_set(farandole_engine* engine, const char* point,
+                                                               const char* action, int32_t skip) {
+  using namespace farandole;
+  if (point == nullptr || action == nullptr) return static_cast<int>(Code::invalid_argument);
+  const std::lock_guard lock(mutex);
+  if (std::strcmp(action, "off") == 0) {
+    std::erase_if(rules(), [&](const Rule& rule) { return rule.engine == engine && rule.point == point; });
+    armed = static_cast<int>(rules().size());
+    return 0;
+  }
+  Rule rule{engine, point, Action::kill, 0, skip};
+  if (!parse(action, rule.action, rule.delay_ms)) return static_cast<int>(Code::invalid_argument);
+  if (of_stream(rule.action) != rule.point.starts_with("stream.")) return static_cast<int>(Code::invalid_argument);
+  rules().push_back(rule);
+  armed = static_cast<int>(rules().size());
+  return 0;
+}
+
+__attribute__((visibility("default"))) int64_t farandole_chaos_fired(farandole_engine* engine, const char* point) {
+  using namespace farandole;
+  if (point == nullptr) return 0;
+  const std::lock_guard lock(mutex);
+  int64_t fired = 0;
+  for (const Rule& rule : rules()) {
+    if (rule.engine == engine && rule.point == point) fired += rule.fired;
+  }
+  return fired;
+}
+
+}

@@ -1,0 +1,344 @@
+// Matching of messages, by tag and in order.
+// Touches base/ and wire/.
+#include "link/mailbox.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace farandole::link {
+
+namespace {
+
+void copy(const Pieces& from, const Pieces& to) {
+  std::size_t offset = 0;
+  for (const Piece& piece : from.list()) {
+    to.copy_in(offset, piece.data, piece.bytes);
+    offset += piece.bytes;
+  }
+}
+
+bool announces(const wire::Frame& frame) { return frame.length == 0 && frame.total > 0; }
+
+}  // namespace
+
+Message::~Message() {
+  if (mailbox != nullptr) mailbox->withdraw(*this);
+}
+
+Mailbox::~Mailbox() {
+  const Error ended{Code::shut_down, "the engine has ended", -1};
+  end_all(&ended);
+}
+
+void Mailbox::tell(wire::FrameType type, Tag tag, std::uint64_t total) {
+  if (state_ != Peer::here) return;
+  wire::Frame frame;
+  frame.type = type;
+  frame.tag = tag;
+  frame.total = total;
+  outbox_.push(frame);
+}
+
+Error Mailbox::wrong_size(const Message& message, std::uint64_t other) const {
+  const std::string mine = std::to_string(message.pieces.bytes());
+  const std::string rank = std::to_string(peer_);
+  const std::string text = message.sends ? "send of " + mine + " bytes to rank " + rank + ", but its receive expects " +
+                                               std::to_string(other)
+                                         : "receive expected " + mine + " bytes from rank " + rank +
+                                               ", but the message has " + std::to_string(other);
+  return {Code::precondition, text, peer_};
+}
+
+void Mailbox::forget_if_empty(const Tag& tag) {
+  const auto found = channels_.find(tag);
+  if (found != channels_.end() && found->second.empty()) channels_.erase(found);
+}
+
+void Mailbox::send(Message& message) {
+  if (state_ == Peer::lost) return message.fail(lost_);
+  if (state_ == Peer::left) return message.finish();
+  const Tag tag = message.tag;
+  Channel& channel = channels_[tag];
+  if (channel.truncated) {
+    return message.fail({Code::aborted, "an earlier message to rank " + std::to_string(peer_) + " was cancelled half-way",
+                         peer_});
+  }
+  message.mailbox = this;
+  channel.sends.push_back(&message);
+  if (self_) {
+    match_self(channel);
+  } else {
+    start(channel);
+  }
+  forget_if_empty(tag);
+}
+
+// Sees to the first send of the channel: it goes out, or its size does.
+void Mailbox::start(Channel& channel) {
+  while (!channel.sends.empty() && !channel.sends.front()->enqueued) {
+    Message& message = *channel.sends.front();
+    const std::uint64_t bytes = message.pieces.bytes();
+    const bool granted = !channel.grants.empty();
+    const std::uint64_t expected = granted ? channel.grants.front() : bytes;
+    if (large(bytes) && (!granted || expected != bytes) && !message.announced) {
+      message.announced = true;
+      tell(wire::FrameType::data, message.tag, bytes);
+    }
+    if (large(bytes) && !granted) return;
+    // A small message takes no grant; one that is here can only belong to a receive of another size.
+    if (granted) channel.grants.pop_front();
+    if (large(bytes) && expected != bytes) {
+      message.fail(wrong_size(message, expected));
+      channel.sends.pop_front();
+      continue;
+    }
+    message.enqueued = true;
+    outbox_.enqueue(message);
+  }
+}
+
+void Mailbox::sent(Message& message) {
+  const Tag tag = message.tag;
+  Channel& channel = channels_[tag];
+  std::erase(channel.sends, &message);
+  message.finish();
+  start(channel);
+  forget_if_empty(tag);
+}
+
+void Mailbox::granted(const wire::Frame& frame) {
+  Channel& channel = channels_[frame.tag];
+  channel.grants.push_back(frame.total);
+  start(channel);
+  forget_if_empty(frame.tag);
+}
+
+void Mailbox::receive(Message& message) {
+  const Tag tag = message.tag;
+  Channel& channel = channels_[tag];
+  message.mailbox = this;
+  channel.receives.push_back({&message, message.pieces.bytes()});
+  if (self_) {
+    match_self(channel);
+  } else {
+    const std::size_t place = channel.receives.size() - 1;
+    const bool under_way = channel.early.size() > place && channel.early[place].begun;
+    if (large(message.pieces.bytes()) && !under_way) tell(wire::FrameType::grant, tag, message.pieces.bytes());
+    match(channel, tag);
+  }
+  if (state_ != Peer::here && message.state == Message::State::waiting) {
+    std::erase_if(channel.receives, [&](const Posted& posted) { return posted.message == &message; });
+    message.fail(lost_);
+  }
+  forget_if_empty(tag);
+}
+
+void Mailbox::reject(Posted& posted, std::uint64_t other) {
+  Message* message = std::exchange(posted.message, nullptr);
+  if (message != nullptr) message->fail(wrong_size(*message, other));
+}
+
+// The first receive and the first early message differ in size.
+void Mailbox::refuse(Channel& channel, const Tag& tag) {
+  Posted& posted = channel.receives.front();
+  const Early& early = channel.early.front();
+  reject(posted, early.total);
+  if (early.begun && !early.complete()) {  // the rest of it is dropped as it comes
+    posted.bytes = early.total;
+    posted.moved = early.moved;
+  } else {
+    // The sender of a message that was only announced learns by the grant that it was refused.
+    if (!early.begun && !large(posted.bytes)) tell(wire::FrameType::grant, tag, posted.bytes);
+    channel.receives.pop_front();
+  }
+  channel.early.pop_front();
+}
+
+void Mailbox::match(Channel& channel, const Tag& tag) {
+  while (!channel.receives.empty() && !channel.early.empty()) {
+    if (filling_ == &channel && channel.early.size() == 1) return;  // after the frame that is being read into it
+    Posted& posted = channel.receives.front();
+    Early& early = channel.early.front();
+    if (early.total != posted.bytes) {
+      refuse(channel, tag);
+      continue;
+    }
+    const bool complete = early.complete();
+    if (!early.begun && !large(posted.bytes)) tell(wire::FrameType::grant, tag, posted.bytes);
+    if (posted.message != nullptr) posted.message->pieces.copy_in(0, early.bytes.data(), early.moved);
+    posted.moved = early.moved;
+    channel.early.pop_front();
+    if (!complete) return;
+    if (posted.message != nullptr) posted.message->finish();
+    channel.receives.pop_front();
+  }
+}
+
+void Mailbox::match_self(Channel& channel) {
+  if (!channel.receives.empty()) match(channel, channel.receives.front().message->tag);
+  while (!channel.sends.empty()) {
+    Message& from = *channel.sends.front();
+    const std::size_t bytes = from.pieces.bytes();
+    if (channel.receives.empty()) {
+      if (large(bytes)) return;
+      Early& early = channel.early.emplace_back(Early{bytes, std::vector<std::byte>(bytes), bytes, true});
+      from.pieces.copy_out(0, early.bytes.data(), bytes);
+      from.finish();
+    } else {
+      Message& to = *channel.receives.front().message;
+      if (to.pieces.bytes() == bytes) {
+        copy(from.pieces, to.pieces);
+        from.finish();
+        to.finish();
+      } else {
+        from.fail(wrong_size(from, to.pieces.bytes()));
+        to.fail(wrong_size(to, bytes));
+      }
+      channel.receives.pop_front();
+    }
+    channel.sends.pop_front();
+  }
+}
+
+bool Mailbox::data_begins(const wire::Frame& frame) {
+  Channel& channel = channels_[frame.tag];
+  const bool more_of_early = !channel.early.empty() && !channel.early.back().complete();
+  filling_ = announces(frame) ? nullptr : &channel;
+  if (more_of_early || channel.receives.empty()) {
+    if (!more_of_early) channel.early.push_back({frame.total, {}});
+    Early& early = channel.early.back();
+    if (early.total != frame.total || early.total - early.moved < frame.length) return false;
+    if (announces(frame)) return !more_of_early;
+    filling_early_ = true;
+    early.begun = true;
+    early.bytes.resize(early.moved + frame.length);
+    return true;
+  }
+  filling_early_ = false;
+  Posted& posted = channel.receives.front();
+  if (frame.total != posted.bytes) {
+    if (posted.moved > 0) return false;
+    reject(posted, frame.total);
+    if (!announces(frame)) {
+      posted.bytes = frame.total;
+      return true;
+    }
+    if (!large(posted.bytes)) tell(wire::FrameType::grant, frame.tag, posted.bytes);
+    channel.receives.pop_front();
+    forget_if_empty(frame.tag);
+    return true;
+  }
+  if (announces(frame) && !large(posted.bytes)) tell(wire::FrameType::grant, frame.tag, posted.bytes);
+  return posted.bytes - posted.moved >= frame.length;
+}
+
+Pieces Mailbox::place(const wire::Frame& frame, std::size_t offset) {
+  const std::size_t left = frame.length - offset;
+  if (filling_early_) {
+    Early& early = filling_->early.back();
+    return Pieces(early.bytes.data() + early.moved + offset, left);
+  }
+  const Posted& posted = filling_->receives.front();
+  if (posted.message == nullptr) return {};
+  return posted.message->pieces.slice(posted.moved + offset, left);
+}
+
+void Mailbox::data_arrived(const wire::Frame& frame) {
+  if (announces(frame)) return;
+  Channel& channel = *std::exchange(filling_, nullptr);
+  if (filling_early_) {
+    channel.early.back().moved += frame.length;
+    match(channel, frame.tag);
+  } else {
+    Posted& posted = channel.receives.front();
+    posted.moved += frame.length;
+    if (posted.moved == posted.bytes) {
+      if (posted.message != nullptr) posted.message->finish();
+      channel.receives.pop_front();
+    }
+  }
+  forget_if_empty(frame.tag);
+}
+
+// The caller's memory is his again when this returns.
+void Mailbox::abandon(Channel& channel, Message& message) {
+  if (!message.sends) {
+    if (self_) {
+      std::erase_if(channel.receives, [&](const Posted& posted) { return posted.message == &message; });
+    } else {
+      for (Posted& posted : channel.receives) {
+        if (posted.message == &message) posted.message = nullptr;
+      }
+    }
+    return;
+  }
+  std::erase(channel.sends, &message);
+  const bool unnoticed = !message.announced || message.enqueued;
+  if (!outbox_.drop(message) || !unnoticed) channel.truncated = true;
+}
+
+void Mailbox::withdraw(Message& message) {
+  const Tag tag = message.tag;
+  message.mailbox = nullptr;
+  Channel& channel = channels_[tag];
+  abandon(channel, message);
+  if (self_) {
+    match_self(channel);
+  } else if (!channel.truncated) {
+    start(channel);
+  }
+  forget_if_empty(tag);
+}
+
+void Mailbox::fail(const Error& why) {
+  for (auto& [tag, channel] : channels_) {
+    for (Message* message : std::deque<Message*>(channel.sends)) {
+      abandon(channel, *message);
+      message->fail(why);
+    }
+    for (const Posted& posted : std::deque<Posted>(channel.receives)) {
+      if (posted.message == nullptr) continue;
+      abandon(channel, *posted.message);
+      posted.message->fail(why);
+    }
+  }
+  std::erase_if(channels_, [](const auto& entry) { return entry.second.empty(); });
+}
+
+// Every send and receive ends; null: sends count as done. What has arrived in full can still be received.
+void Mailbox::end_all(const Error* why) {
+  filling_ = nullptr;
+  for (auto& [tag, channel] : channels_) {
+    for (Message* message : channel.sends) {
+      if (why == nullptr) {
+        message->finish();
+      } else {
+        message->fail(*why);
+      }
+    }
+    for (const Posted& posted : channel.receives) {
+      if (posted.message != nullptr) posted.message->fail(why == nullptr ? lost_ : *why);
+    }
+    channel.sends.clear();
+    channel.receives.clear();
+    channel.grants.clear();
+    channel.truncated = false;
+    std::erase_if(channel.early, [](const Early& early) { return !early.complete(); });
+  }
+  std::erase_if(channels_, [](const auto& entry) { return entry.second.empty(); });
+}
+
+void Mailbox::peer_left() {
+  state_ = Peer::left;
+  lost_ = {Code::shut_down, "rank " + std::to_string(peer_) + " has left", peer_};
+  end_all(nullptr);
+}
+
+void Mailbox::peer_lost(const Error& why) {
+  state_ = Peer::lost;
+  lost_ = why;
+  end_all(&why);
+}
+
+}  // namespace farandole::link

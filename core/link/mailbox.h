@@ -1,0 +1,88 @@
+// The messages to and from one peer: which bytes belong to which receive, who waits for a grant, what came too early.
+// Touches base/ and wire/.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <vector>
+
+#include "link/message.h"
+#include "link/outbox.h"
+#include "wire/frame.h"
+
+namespace farandole::link {
+
+// Messages of one tag keep their order. Small ones (up to eager_bytes) are sent at once and wait here when nobody has
+// asked for them yet. A large one is announced by an empty frame that tells its size, and sent when the other side has
+// granted it; so a disagreement about the size is noticed by both.
+class Mailbox {
+ public:
+  Mailbox(int peer, bool self, const MessengerOptions& options, Outbox& outbox)
+      : peer_(peer), self_(self), options_(options), outbox_(outbox) {}
+  ~Mailbox();
+  Mailbox(const Mailbox&) = delete;
+  Mailbox& operator=(const Mailbox&) = delete;
+
+  void send(Message& message);
+  void receive(Message& message);
+  void withdraw(Message& message);  // its owner dropped it
+  void sent(Message& message);      // all of it is in the kernel's hands
+
+  void granted(const wire::Frame& frame);
+  bool data_begins(const wire::Frame& frame);
+  Pieces place(const wire::Frame& frame, std::size_t offset);
+  void data_arrived(const wire::Frame& frame);
+
+  void fail(const Error& why);
+  // No more will come: unsatisfied receives fail; sends count as done.
+  void peer_left();
+  void peer_lost(const Error& why);
+
+ private:
+  struct Posted {
+    Message* message;      // null: withdrawn or failed, its bytes are not wanted any more
+    std::uint64_t bytes;
+    std::uint64_t moved = 0;
+  };
+  struct Early {
+    std::uint64_t total;
+    std::vector<std::byte> bytes;  // of whole frames, and room for the one that is being read
+    std::uint64_t moved = 0;       // of whole frames
+    bool begun = false;            // false: only announced
+    bool complete() const { return begun && moved == total; }
+  };
+  struct Channel {
+    std::deque<Message*> sends;           // only the first is under way
+    std::deque<std::uint64_t> grants;     // that came before their message
+    std::deque<Posted> receives;
+    std::deque<Early> early;              // only the last may be incomplete
+    bool truncated = false;               // a message was dropped half-sent: the peer could not tell the next one from it
+    bool empty() const { return sends.empty() && grants.empty() && receives.empty() && early.empty() && !truncated; }
+  };
+  using Channels = std::map<Tag, Channel>;
+
+  bool large(std::uint64_t bytes) const { return bytes > options_.eager_bytes; }
+  void tell(wire::FrameType type, Tag tag, std::uint64_t total);
+  Error wrong_size(const Message& message, std::uint64_t other) const;
+  void start(Channel& channel);
+  void abandon(Channel& channel, Message& message);
+  void end_all(const Error* why);
+  void match(Channel& channel, const Tag& tag);
+  void reject(Posted& posted, std::uint64_t other);
+  void refuse(Channel& channel, const Tag& tag);
+  void match_self(Channel& channel);
+  void forget_if_empty(const Tag& tag);
+
+  const int peer_;
+  const bool self_;
+  const MessengerOptions& options_;
+  Outbox& outbox_;
+  Channels channels_;
+  Channel* filling_ = nullptr;  // a frame of this channel is being read ...
+  bool filling_early_ = false;  // ... into its last early message, or into its first receive
+  enum class Peer { here, left, lost } state_ = Peer::here;
+  Error lost_;
+};
+
+}  // namespace farandole::link
