@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
+import runpy
 import shutil
 import signal
 import sys
@@ -119,16 +121,24 @@ def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
     raise _Terminated
 
 
-def _trace(words: Sequence[str]) -> int:
-    from farandole.tools import trace
+def _tool(name: str, words: Sequence[str]) -> int:
+    """Runs a tool as `python -m farandole.tools.<name>` would."""
+    before = sys.argv
+    sys.argv = [f"farandole {name}", *words]
+    try:
+        runpy.run_module(f"farandole.tools.{name}", run_name="__main__", alter_sys=False)
+        return 0
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            _say(end.code)
+            return 1
+        return end.code or 0
+    finally:
+        sys.argv = before
 
-    return trace.main(list(words))
 
-
-def _bench(words: Sequence[str]) -> int:
-    from farandole.tools import bench
-
-    return bench.main(list(words))
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"run": _run, "trace": _trace, "bench": _bench}
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "run": _run,
+    "trace": functools.partial(_tool, "trace"),
+    "bench": functools.partial(_tool, "bench"),
+}

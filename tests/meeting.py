@@ -1,0 +1,141 @@
+# Ranks that meet without an engine: a stub that takes links, a hub in this process, ranks as threads.
+# Touches the rendezvous room alone.
+"""What the tests of rendezvous, launch and security share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from farandole.config import Config
+from farandole.rendezvous import mesh, sockets
+from farandole.rendezvous.hub import Hub
+from farandole.rendezvous.secret import Secret
+from farandole.rendezvous.session import Session
+
+PACKAGE = "1.2.3"
+
+
+class StubEngine:
+    """Records what a session gives and says."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.links: dict[int, tuple[int, int]] = {}
+        self.revoked: list[tuple[int, int, str]] = []
+        self.changed = threading.Condition()
+
+    def add_link(self, peer: int, fd: int, kind: int) -> None:
+        with self.changed:
+            assert peer not in self.links, f"a second link to rank {peer}"
+            self.links[peer] = (fd, kind)
+            self.changed.notify_all()
+
+    def watch_links(self, wanted: Callable[[int], None]) -> None:
+        self.wanted = wanted
+
+    def revoke(self, code: int, rank: int, message: str) -> None:
+        with self.changed:
+            self.revoked.append((code, rank, message))
+            self.changed.notify_all()
+
+    def wait_for(self, ready: Callable[[], bool], timeout: float = 20.0) -> None:
+        with self.changed:
+            assert self.changed.wait_for(ready, timeout), (self.links, self.revoked)
+
+    def say(self) -> None:
+        """Sends this rank's number over each link."""
+        for fd, _ in self.links.values():
+            os.write(fd, bytes([self.rank]))
+
+    def hear(self, timeout: float = 20.0) -> None:
+        """Reads each peer's number from its link: proof that both ends are where they should be."""
+        for peer, (fd, _) in self.links.items():
+            assert select.select([fd], [], [], timeout)[0], f"nothing came from rank {peer}"
+            assert os.read(fd, 2) == bytes([peer])
+
+    def close(self) -> None:
+        for fd, _ in self.links.values():
+            os.close(fd)
+        self.links.clear()
+
+
+@dataclass
+class Meeting:
+    """A hub and what ranks need to find it."""
+
+    hub: Hub
+    secret: Secret
+    size: int
+    directory: str
+
+    def config(self, rank: int, host: str = "here", **more: object) -> Config:
+        return Config(rank=rank, size=self.size, hostname=host, rendezvous=self.hub.address, **more)  # type: ignore[arg-type]
+
+    def join(self, rank: int, host: str = "here", package: str = PACKAGE, **more: object) -> Session:
+        return mesh.join(self.config(rank, host, **more), self.secret, package)
+
+    def join_later(self, pool: ThreadPoolExecutor, ranks: Sequence[int], **more: object) -> list[Future[Session]]:
+        return [pool.submit(self.join, rank, **more) for rank in ranks]  # type: ignore[arg-type]
+
+    def join_all(self, hosts: Sequence[str] | None = None, **more: object) -> list[Session]:
+        """All ranks, each on its own thread."""
+        names = hosts or ["here"] * self.size
+        with ThreadPoolExecutor(self.size) as pool:
+            futures = [pool.submit(self.join, rank, names[rank], **more) for rank in range(self.size)]  # type: ignore[arg-type]
+        sessions = []
+        try:
+            for future in futures:
+                sessions.append(future.result())
+        except BaseException:
+            for future in futures:
+                if future.exception() is None:
+                    future.result().close()
+            raise
+        return sessions
+
+
+@contextlib.contextmanager
+def meeting(size: int, address: str = "", secret: Secret | None = None) -> Iterator[Meeting]:
+    """A hub in a private directory, or at `address`."""
+    directory = sockets.private_directory()
+    secret = secret or Secret.create()
+    hub = Hub(secret, size, address or f"unix:{directory}/hub", PACKAGE)
+    hub.start()
+    try:
+        yield Meeting(hub, secret, size, directory)
+    finally:
+        hub.close()
+        left = os.listdir(directory)
+        shutil.rmtree(directory)
+    assert not left, f"left in the job's directory: {left}"
+
+
+@contextlib.contextmanager
+def engines(sessions: Sequence[Session]) -> Iterator[list[StubEngine]]:
+    """A stub engine for each session, served; all closed at the end."""
+    stubs = [StubEngine(session.rank) for session in sessions]
+    try:
+        for session, stub in zip(sessions, stubs, strict=True):
+            session.hand_over(stub)
+            session.serve(stub)
+        yield stubs
+    finally:
+        for session in sessions:
+            session.close()
+        for stub in stubs:
+            stub.close()
+
+
+def greet(stubs: Sequence[StubEngine]) -> None:
+    """Every rank says its number on all links and hears the right ones."""
+    for stub in stubs:
+        stub.say()
+    for stub in stubs:
+        stub.hear()

@@ -1,0 +1,144 @@
+# Frames and messages after the handshake: only the next frame of the right sender fits.
+# Touches nothing but memory.
+from __future__ import annotations
+
+import dataclasses
+import os
+import struct
+import subprocess
+import sys
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farandole.rendezvous import messages
+from farandole.rendezvous.channel import HEADER_BYTES, LARGEST_PAYLOAD, ChannelError, Opener, Sealer
+from farandole.rendezvous.messages import Leave, Message, MessageError, Sorry, Wish, decode, encode
+
+KEY = bytes(range(32))
+PARTS = {
+    "int": st.integers(-(2**63), 2**63 - 1),
+    "str": st.text(max_size=50),
+    "tuple[int, ...]": st.lists(st.integers(-(2**63), 2**63 - 1), max_size=9).map(tuple),
+    "tuple[str, ...]": st.lists(st.text(max_size=9), max_size=9).map(tuple),
+}
+
+
+@st.composite
+def any_message(draw: st.DrawFn) -> Message:
+    kind = draw(st.sampled_from(messages._TYPES))
+    return kind(*(draw(PARTS[field.type]) for field in dataclasses.fields(kind)))
+
+
+@given(any_message())
+def test_what_is_encoded_is_decoded(message: Message) -> None:
+    text = repr(message).encode(errors="replace").decode()
+    assert repr(decode(*encode(message))) == text or decode(*encode(message)) == message
+
+
+@pytest.mark.security
+@settings(max_examples=500)
+@given(st.integers(0, 20), st.binary(max_size=300))
+def test_row_30_random_bytes_are_a_message_or_an_error(number: int, data: bytes) -> None:
+    try:
+        message = decode(number, data)
+    except MessageError:
+        return
+    assert encode(message) == (number, data), "two encodings of one message"
+
+
+@pytest.mark.security
+@given(any_message(), st.data())
+def test_row_30_cut_or_stretched_messages_are_errors(message: Message, data: st.DataObject) -> None:
+    number, good = encode(message)
+    with pytest.raises(MessageError):
+        decode(number, good + b"\0")
+    if good:
+        with pytest.raises(MessageError):
+            decode(number, good[: data.draw(st.integers(0, len(good) - 1))])
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("number", [-1, 0, 15, 255, 65535])
+def test_row_30_unknown_types(number: int) -> None:
+    with pytest.raises(MessageError, match="unknown"):
+        decode(number, b"")
+
+
+@pytest.mark.security
+def test_row_30_a_length_allocates_nothing() -> None:
+    number, _ = encode(Sorry(""))
+    welcome = messages._NUMBERS[messages.Welcome]
+    bad = [
+        (number, struct.pack("!I", 0xFFFFFFFF)),
+        (number, struct.pack("!i", -1) + b"abc"),
+        (welcome, struct.pack("!qI", 1, 0x20000000)),
+        (welcome, struct.pack("!qI", 1, 10**6) + bytes(100)),
+    ]
+    for kind, data in bad:
+        tracemalloc.start()
+        with pytest.raises(MessageError):
+            decode(kind, data)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak <= 4096 + 2048, peak  # the exception itself is about 1 KiB
+
+
+def test_frames_arrive_however_they_are_cut() -> None:
+    sealer, opener = Sealer(KEY), Opener(KEY)
+    sent: list[Message] = [Wish(1, 2), Sorry("x" * 5000), Leave(3)]
+    data = b"".join(sealer.seal(message) for message in sent)
+    found = [message for place in range(len(data)) for message in opener.feed(data[place : place + 1])]
+    assert found == sent
+    assert Opener(KEY).feed(data) == sent
+
+
+@pytest.mark.security
+def test_row_29_repeated_reordered_and_missing_frames_are_refused() -> None:
+    sealer = Sealer(KEY)
+    one, two, three = (sealer.seal(Wish(1, peer)) for peer in range(3))
+    for order in ([one, one], [two], [one, three], [one, two, one], [two, one]):
+        opener = Opener(KEY)
+        with pytest.raises(ChannelError, match="out of order"):
+            for frame in order:
+                opener.feed(frame)
+
+
+@pytest.mark.security
+def test_row_29_frames_of_the_other_direction_are_refused() -> None:
+    with pytest.raises(ChannelError):
+        Opener(KEY).feed(Sealer(bytes(32)).seal(Wish(1, 2)))
+
+
+@pytest.mark.security
+def test_row_29_every_flipped_bit_is_noticed() -> None:
+    good = Sealer(KEY).seal(Wish(1, 2))
+    for place in range(len(good) * 8):
+        bad = bytearray(good)
+        bad[place // 8] ^= 1 << place % 8
+        with pytest.raises(ChannelError):
+            Opener(KEY).feed(bytes(bad))
+
+
+@pytest.mark.security
+def test_row_30_too_long_is_refused_at_the_header() -> None:
+    frame = Sealer(KEY).seal_bytes(1, bytes(LARGEST_PAYLOAD + 1))
+    with pytest.raises(ChannelError, match="larger"):
+        Opener(KEY).feed(frame[:HEADER_BYTES])
+    forged = struct.pack("!IHH", 0xFFFFFFFF, 1, 0) + os.urandom(16)
+    with pytest.raises(ChannelError):
+        Opener(KEY).feed(forged)
+    with pytest.raises(ChannelError, match="larger"):
+        Sealer(KEY).seal(Sorry("x" * LARGEST_PAYLOAD))
+
+
+@pytest.mark.security
+def test_row_33_nothing_in_the_room_knows_pickle() -> None:
+    code = (
+        "import sys; from farandole.rendezvous import mesh, hub; from farandole.launch import local; "
+        "sys.exit([m for m in sys.modules if m in ('_pickle', 'cloudpickle', 'marshal_') and 'numpy' not in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "Error" not in result.stderr, result.stderr

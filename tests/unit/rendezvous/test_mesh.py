@@ -1,0 +1,259 @@
+# Ranks join, as threads of this process with stub engines: links of the right kind, on demand, errors with names.
+# Touches real sockets.
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from meeting import Meeting, StubEngine, engines, greet, meeting
+
+from farandole import errors
+from farandole.config import Config
+from farandole.rendezvous import links, mesh, sockets
+from farandole.rendezvous.links import initial_links
+from farandole.rendezvous.mesh import JoinFailed
+from farandole.rendezvous.messages import Hello
+from farandole.rendezvous.secret import Secret
+from farandole.rendezvous.session import Session
+
+HOSTS = {"one": [0, 0, 0, 0], "two": [0, 0, 1, 1], "mixed": [0, 1, 0, 1], "apart": [0, 1, 2, 3], "uneven": [0, 1, 1, 1]}
+
+
+@pytest.mark.parametrize("shape", HOSTS)
+def test_links_are_local_inside_a_host_and_tcp_between_hosts(shape: str) -> None:
+    hosts = HOSTS[shape]
+    with meeting(4) as place:
+        sessions = place.join_all([f"host{number}" for number in hosts])
+        with engines(sessions) as stubs:
+            for session, stub in zip(sessions, stubs, strict=True):
+                assert session.hosts == hosts and session.generation == 1 and session.size == 4
+                for peer in range(4):
+                    if peer != session.rank:
+                        same = hosts[peer] == hosts[session.rank]
+                        assert stub.links[peer][1] == (sockets.LOCAL if same else sockets.TCP)
+                        assert not os.get_blocking(stub.links[peer][0])
+                        assert not os.get_inheritable(stub.links[peer][0])
+            greet(stubs)
+            assert os.listdir(place.directory) == ["hub"], "listening sockets are gone after init"
+        assert not any(stub.revoked for stub in stubs)
+
+
+def test_a_world_of_one_needs_nobody() -> None:
+    session = mesh.join(Config())
+    assert (session.rank, session.size, session.hosts, session.links) == (0, 1, [0], {})
+    session.serve(StubEngine())
+    session.close()
+    with pytest.raises(ValueError, match="farandole run"):
+        mesh.join(Config(rank=1, size=2))
+    with pytest.raises(ValueError, match="FARANDOLE_SECRET_FD"):
+        mesh.join(Config(rendezvous="unix:/nowhere"))
+
+
+def test_a_job_of_one_with_a_hub() -> None:
+    with meeting(1) as place:
+        with engines(place.join_all()) as stubs:
+            assert stubs[0].links == {}
+
+
+def test_a_hub_over_tcp() -> None:
+    with meeting(3, "tcp:127.0.0.1") as place:
+        with engines(place.join_all(["a", "a", "b"])) as stubs:
+            assert {peer: kind for peer, (_, kind) in stubs[0].links.items()} == {1: sockets.LOCAL, 2: sockets.TCP}
+            greet(stubs)
+
+
+def test_tcp_when_it_is_asked_for() -> None:
+    with meeting(3) as place:
+        sessions = place.join_all(links="tcp")
+        with engines(sessions) as stubs:
+            assert sessions[1].hosts == [0, 1, 2]
+            assert all(kind == sockets.TCP for stub in stubs for _, kind in stub.links.values())
+            greet(stubs)
+
+
+def test_memory_that_cannot_be_passed_means_tcp(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(nonce: bytes) -> int:
+        raise OSError("forbidden in this sandbox")
+
+    monkeypatch.setattr(links, "_memory_file", refuse)
+    with meeting(3) as place:
+        sessions = place.join_all(["a", "a", "b"])
+        with engines(sessions) as stubs:
+            assert sessions[0].hosts == [0, 1, 2]
+            greet(stubs)
+    assert "forbidden in this sandbox" in caplog.text and "TCP" in caplog.text
+
+
+def test_the_same_host_name_on_two_machines_means_tcp(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = mesh._Joining.hello
+
+    def elsewhere(self: mesh._Joining) -> Hello:
+        hello = plain(self)
+        object.__setattr__(hello, "local", f"unix:/nonexistent/{self.rank}")  # as if on another file system
+        return hello
+
+    monkeypatch.setattr(mesh._Joining, "hello", elsewhere)
+    with meeting(4) as place:
+        sessions = place.join_all()
+        with engines(sessions) as stubs:
+            assert sessions[3].hosts == [0, 1, 2, 3]
+            greet(stubs)
+    assert "No such file" in caplog.text
+
+
+def test_which_links_are_made_at_init() -> None:
+    for hosts in ([0] * 3, [0, 1] * 40, [0, 0, 1, 2] + list(range(3, 80)), [n // 2 for n in range(200)]):
+        found = [initial_links(rank, hosts) for rank in range(len(hosts))]
+        for rank, (local, remote) in enumerate(found):
+            assert rank not in local | remote
+            for peer in local:
+                assert hosts[peer] == hosts[rank] and rank in found[peer][0]
+            for peer in remote:
+                assert hosts[peer] != hosts[rank] and rank in found[peer][1]
+    many = [n // 2 for n in range(200)]
+    assert 2 * 7 < len(found[3][1]) + 14 and initial_links(3, many)[1] >= {0, 1, 5, 199 - 196 + 4 * 2}
+    assert len(initial_links(3, many)[1]) < 20
+
+
+@pytest.fixture
+def sparse(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Meeting, list[Session], list[StubEngine]]]:
+    """Two hosts of two ranks that are not all linked, as in a large job: 1 and 2 are not."""
+    monkeypatch.setattr(links, "EVERYBODY", 1)
+    with meeting(4) as place:
+        sessions = place.join_all(["a", "a", "b", "b"])
+        with engines(sessions) as stubs:
+            yield place, sessions, stubs
+
+
+def test_links_on_demand(sparse: tuple[Meeting, list[Session], list[StubEngine]]) -> None:
+    _, _, stubs = sparse
+    assert 2 not in stubs[1].links and 1 not in stubs[2].links
+    stubs[2].wanted(1)
+    stubs[1].wanted(2)  # both want it, and twice: one link
+    stubs[1].wanted(2)
+    stubs[1].wait_for(lambda: 2 in stubs[1].links)
+    stubs[2].wait_for(lambda: 1 in stubs[2].links)
+    assert stubs[1].links[2][1] == sockets.TCP
+    greet(stubs)
+
+
+def test_a_link_to_somebody_who_left_is_an_error(sparse: tuple[Meeting, list[Session], list[StubEngine]]) -> None:
+    _, sessions, stubs = sparse
+    sessions[2].close()
+    stubs[1].wanted(2)
+    stubs[1].wait_for(lambda: bool(stubs[1].revoked))
+    code, rank, text = stubs[1].revoked[0]
+    assert (code, rank) == (errors.PEER_LOST, 2) and "no link to rank 2" in text
+
+
+def test_a_death_reaches_ranks_that_have_no_link_to_the_dead(
+    sparse: tuple[Meeting, list[Session], list[StubEngine]],
+) -> None:
+    _, sessions, stubs = sparse
+    channel = sessions[2]._channel
+    assert channel is not None
+    channel.sock.shutdown(socket.SHUT_RDWR)  # as the kernel does for a process that dies
+    stubs[1].wait_for(lambda: bool(stubs[1].revoked))
+    code, rank, text = stubs[1].revoked[0]
+    assert (code, rank) == (errors.PEER_LOST, 2) and "rank 2" in text and str(os.getpid()) in text
+
+
+def test_losing_the_hub_revokes_or_calls_back() -> None:
+    with meeting(2) as place:
+        sessions = place.join_all()
+        stubs = [StubEngine(0), StubEngine(1)]
+        lost = threading.Event()
+        for session, stub in zip(sessions, stubs, strict=True):
+            session.hand_over(stub)
+        sessions[0].serve(stubs[0])
+        sessions[1].serve(stubs[1], hub_lost=lambda reason: lost.set())
+    stubs[0].wait_for(lambda: bool(stubs[0].revoked))
+    assert stubs[0].revoked[0][0] == errors.ABORTED and "launcher" in stubs[0].revoked[0][2]
+    assert lost.wait(20) and not stubs[1].revoked
+    for session in sessions:
+        session.close()
+        session.close()
+    for stub in stubs:
+        stub.close()
+
+
+def test_a_hundred_rounds() -> None:
+    with meeting(3) as place:
+        before = len(os.listdir("/proc/self/fd"))
+        for turn in range(100):
+            sessions = place.join_all(["a", "a", "b"])
+            with engines(sessions) as stubs:
+                assert {session.generation for session in sessions} == {turn + 1}
+                greet(stubs)
+            assert not any(stub.revoked for stub in stubs)
+        assert len(os.listdir("/proc/self/fd")) <= before + 1  # the hub may not yet have read the last goodbye
+
+
+def test_the_next_round_while_others_linger() -> None:
+    with meeting(2) as place:
+        first = place.join_all()
+        first[0].close()
+        with ThreadPoolExecutor(1) as pool:
+            early = pool.submit(place.join, 0)
+            first[1].close()
+            late = place.join(1)
+            with engines([early.result(), late]) as stubs:
+                assert late.generation == 2
+                greet(stubs)
+
+
+def test_two_jobs_at_once() -> None:
+    with meeting(2) as one, meeting(2) as other:
+        with engines(one.join_all()) as stubs, engines(other.join_all()) as others:
+            greet(stubs)
+            greet(others)
+
+
+def test_missing_ranks_are_named_after_the_timeout() -> None:
+    with meeting(4) as place:
+        with ThreadPoolExecutor(2) as pool:
+            waiting = place.join_later(pool, [0, 2], start_timeout=0.3)
+            for future in waiting:
+                with pytest.raises(JoinFailed, match=r"missing: ranks 1, 3\..*FARANDOLE_START_TIMEOUT"):
+                    future.result()
+
+
+def test_wrong_sizes_ranks_and_versions_are_told_to_all() -> None:
+    with meeting(3) as place, ThreadPoolExecutor(2) as pool:
+        for more, words in (({"package": "9.9"}, "9.9, the launcher 1.2.3"), ({"rank": 0}, "two processes say")):
+            waiting = pool.submit(place.join, 0)
+            other = pool.submit(place.join, **{"rank": 1, **more})
+            for future in (waiting, other):
+                with pytest.raises(JoinFailed, match=words):
+                    future.result()
+
+
+def test_another_job_s_secret_is_refused_at_once() -> None:
+    with meeting(2) as place:
+        place.secret = Secret.create()
+        with pytest.raises(JoinFailed, match="did not prove that it belongs to this job"):
+            place.join(0)
+
+
+def test_a_forked_child_holds_nothing_open() -> None:
+    with meeting(1) as place:
+        with engines(place.join_all()):
+            child = os.fork()
+            if child == 0:
+                sockets_here = [fd for fd in os.listdir("/proc/self/fd") if _is_hub(fd, place)]
+                os._exit(len(sockets_here))
+            assert os.waitpid(child, 0)[1] == 0
+
+
+def _is_hub(fd: str, place: Meeting) -> bool:
+    try:
+        with socket.socket(fileno=os.dup(int(fd))) as sock:
+            return sock.getpeername() == place.hub.address.removeprefix("unix:")
+    except OSError:
+        return False

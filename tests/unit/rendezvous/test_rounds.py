@@ -1,0 +1,210 @@
+# What the hub decides, case by case, without a socket.
+# Touches rounds.py alone.
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from farandole.rendezvous.messages import (
+    Agreed,
+    Failed,
+    Hello,
+    Leave,
+    Linked,
+    Lost,
+    Message,
+    NoLink,
+    Offer,
+    Proved,
+    Sorry,
+    Started,
+    Wanted,
+    Welcome,
+    Wish,
+)
+from farandole.rendezvous.rounds import LINK_SECONDS, Rounds
+
+
+def hello(rank: int, size: int = 3, **more: object) -> Hello:
+    plain = Hello(rank, size, "h", 100 + rank, "1", 1, 30_000, f"unix:/l{rank}", f"tcp:h:{rank + 1}")
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+def arrive(rounds: Rounds, first: int = 0, **more: object) -> list[tuple[int, Message]]:
+    """All ranks say hello as members first, first + 1, ..."""
+    sends: list[tuple[int, Message]] = []
+    for rank in range(rounds.size):
+        sends = rounds.message(first + rank, hello(rank, rounds.size, **more), 0.0)
+    return sends
+
+
+def running(size: int = 3) -> Rounds:
+    rounds = Rounds(size, "1")
+    arrive(rounds)
+    for rank in range(size):
+        rounds.message(rank, Proved(1, (), ""), 0.0)
+    for rank in range(size):
+        rounds.message(rank, Linked(1), 0.0)
+    return rounds
+
+
+def texts(sends: list[tuple[int, Message]]) -> dict[int, str]:
+    assert all(isinstance(message, Sorry) for _, message in sends), sends
+    return {member: message.text for member, message in sends if isinstance(message, Sorry)}
+
+
+def test_a_round_from_hello_to_started() -> None:
+    rounds = Rounds(3, "1")
+    assert rounds.message(0, hello(2), 0.0) == [] and rounds.message(1, hello(0), 0.0) == []
+    sends = rounds.message(2, hello(1, host="g"), 0.0)
+    assert sorted(member for member, _ in sends) == [0, 1, 2]
+    welcome = sends[0][1]
+    assert isinstance(welcome, Welcome) and welcome.generation == 1
+    assert welcome.hosts == (0, 1, 0) and welcome.names == ("h", "g", "h")
+    assert welcome.locals == ("unix:/l0", "unix:/l1", "unix:/l2")
+    for member in (0, 1):
+        assert rounds.message(member, Proved(1, (), ""), 1.0) == []
+    assert {message for _, message in rounds.message(2, Proved(1, (), ""), 1.0)} == {Agreed(1, (0, 1, 0), "")}
+    for member in (0, 1):
+        assert rounds.message(member, Linked(1), 1.0) == []
+    assert {message for _, message in rounds.message(2, Linked(1), 1.0)} == {Started(1)}
+    assert rounds.deadline() is None, "a running round needs no clock"
+
+
+def test_missing_ranks_are_named_with_the_variable_to_raise() -> None:
+    rounds = Rounds(5, "1")
+    rounds.message(0, hello(1, 5), 10.0)
+    rounds.message(1, hello(3, 5, timeout_ms=90_000), 11.0)
+    assert rounds.deadline() == 40.0
+    assert rounds.tick(39.9) == []
+    said = texts(rounds.tick(40.0))
+    assert set(said) == {0, 1}
+    assert "missing: ranks 0, 2, 4." in said[0] and "2 of 5" in said[0] and "30 s" in said[0]
+    assert "FARANDOLE_START_TIMEOUT" in said[0] and "HOROVOD_START_TIMEOUT" in said[0]
+    assert rounds.deadline() is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"size": 4}, "size of 4, but the job has 3"),
+        ({"package": "2"}, "farandole 2, the launcher 1: install the same version"),
+        ({"rank": 9}, "no rank 9 in a job of 3"),
+        ({"rank": -1}, "no rank -1"),
+        ({"rank": 0, "pid": 77}, "rank 0: 100 on h and 77 on h"),
+    ],
+)
+def test_a_wrong_hello_is_told_to_all(wrong: dict[str, object], words: str) -> None:
+    rounds = Rounds(3, "1")
+    rounds.message(0, hello(0), 0.0)
+    said = texts(rounds.message(1, hello(1, **wrong) if "rank" not in wrong else replace(hello(1), **wrong), 0.0))  # type: ignore[arg-type]
+    assert set(said) == {0, 1} and all(words in text for text in said.values()), said
+    assert isinstance(arrive(rounds, 10)[0][1], Welcome), "the next round is not spoilt"
+
+
+def test_a_rank_that_dies_while_the_others_wait_is_named() -> None:
+    rounds = Rounds(3, "1")
+    rounds.message(0, hello(0), 0.0)
+    rounds.message(1, hello(1), 0.0)
+    assert "rank 1 (process 101 on h) died while the job was waiting for ranks" in texts(rounds.gone(1, "eof"))[0]
+    rounds = Rounds(3, "1")
+    arrive(rounds)
+    said = texts(rounds.gone(2, "eof"))
+    assert set(said) == {0, 1} and "rank 2 (process 102 on h) died" in said[0]
+
+
+def test_a_rank_whose_process_has_ended_is_not_waited_for() -> None:
+    rounds = Rounds(3, "1")
+    rounds.message(0, hello(0), 0.0)
+    assert "rank 2 has ended (exit code 0)" in texts(rounds.absent(2, "has ended (exit code 0)"))[0]
+    assert "rank 2 has ended" in texts(rounds.message(5, hello(1), 0.0))[5], "also by those who come later"
+
+
+def test_a_rank_may_be_in_the_next_round_while_others_are_in_the_old_one() -> None:
+    rounds = running()
+    assert rounds.message(0, Leave(1), 1.0) == []
+    assert rounds.message(10, hello(0), 1.0) == []
+    assert rounds.message(1, Leave(1), 2.0) == [] and rounds.message(2, Leave(1), 2.0) == []
+    rounds.message(11, hello(1), 2.0)
+    welcome = rounds.message(12, hello(2), 2.0)[0][1]
+    assert isinstance(welcome, Welcome) and welcome.generation == 2
+
+
+def test_a_death_in_a_running_round_is_told_to_those_who_are_still_there() -> None:
+    rounds = running()
+    rounds.message(0, Leave(1), 1.0)
+    sends = rounds.gone(1, "eof")
+    assert [member for member, _ in sends] == [2]
+    lost = sends[0][1]
+    assert isinstance(lost, Lost) and lost.rank == 1
+    assert rounds.gone(0, "eof") == [], "who left cannot be lost"
+
+
+def test_a_host_without_shared_memory_becomes_many() -> None:
+    rounds = Rounds(4, "1")
+    arrive(rounds)
+    # Rank 0 could not share with rank 1; the others of the host are not waited for.
+    sends = rounds.message(0, Proved(1, (1,), "because"), 0.0)
+    assert {message for _, message in sends} == {Agreed(1, (0, 1, 2, 3), "because")}
+    assert rounds.message(3, Proved(1, (), ""), 0.0) == [], "too late and harmless"
+
+
+def test_other_hosts_keep_their_memory() -> None:
+    rounds = Rounds(4, "1")
+    for rank, host in enumerate("aabb"):
+        rounds.message(rank, hello(rank, 4, host=host), 0.0)
+    assert rounds.message(0, Proved(1, (1,), "because"), 0.0) == []
+    assert rounds.message(2, Proved(1, (), ""), 0.0) == []
+    sends = rounds.message(3, Proved(1, (), ""), 0.0)
+    assert {message for _, message in sends} == {Agreed(1, (0, 1, 2, 2), "because")}
+
+
+def test_ranks_that_want_no_sharing_are_hosts_of_their_own() -> None:
+    rounds = Rounds(3, "1")
+    welcome = arrive(rounds, sharing=0)[0][1]
+    assert isinstance(welcome, Welcome) and welcome.hosts == (0, 1, 2)
+
+
+def test_a_failed_link_ends_the_round_for_all() -> None:
+    rounds = Rounds(3, "1")
+    arrive(rounds)
+    said = texts(rounds.message(1, Failed(1, "rank 1 could not reach rank 2"), 0.0))
+    assert set(said) == {0, 1, 2} and said[0] == "rank 1 could not reach rank 2"
+
+
+def test_slow_links_end_the_round_with_names() -> None:
+    rounds = Rounds(3, "1")
+    arrive(rounds)
+    rounds.message(1, Proved(1, (), ""), 0.0)
+    assert "ranks 0, 2 did not finish trying shared memory" in texts(rounds.tick(LINK_SECONDS))[0]
+
+
+def test_wishes_are_brought_together_once() -> None:
+    rounds = running()
+    assert rounds.message(0, Wish(1, 2), 0.0) == [(2, Wanted(1, 0))], "the higher rank listens"
+    assert rounds.message(2, Wish(1, 0), 0.0) == [], "both wished for the same link"
+    assert rounds.message(2, Offer(1, 0, "tcp:h:5"), 0.0) == [(0, Offer(1, 2, "tcp:h:5"))]
+    assert rounds.message(2, Offer(1, 1, "tcp:h:5"), 0.0) == [], "nobody asked for this one"
+
+
+def test_a_wish_for_somebody_who_left_is_answered() -> None:
+    rounds = running()
+    rounds.message(2, Wish(1, 1), 0.0)
+    assert rounds.message(1, Leave(1), 0.0) == [(2, NoLink(1, 1, "rank 1 has left"))]
+    [(member, message)] = rounds.message(0, Wish(1, 1), 0.0)
+    assert member == 0 and isinstance(message, NoLink)
+    assert isinstance(rounds.message(0, Wish(1, 77), 0.0)[0][1], NoLink)
+
+
+@pytest.mark.security
+def test_row_29_a_word_of_another_generation_ends_the_round() -> None:
+    rounds = running()
+    assert "another generation" in texts(rounds.message(0, Wish(2, 1), 0.0))[0]
+
+
+@pytest.mark.security
+def test_row_30_messages_that_ranks_never_send_end_the_round() -> None:
+    rounds = running()
+    assert "sent a Started" in texts(rounds.message(1, Started(1), 0.0))[0]
+    assert rounds.message(1, Linked(1), 0.0) == [], "it is out"
