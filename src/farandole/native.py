@@ -182,10 +182,7 @@ def _pack(requests: Sequence[Request]) -> int:
         name = -1
         if request.name is not None:
             name = len(names)
-            encoded = request.name.encode()
-            if b"\0" in encoded:
-                raise ValueError(f"the name {request.name!r} has a zero character in it")
-            names += encoded
+            names += request.name.encode()
             names.append(0)
         places.append((len(words), len(shape), len(words) + len(shape), len(splits), name))
         words += shape
@@ -283,7 +280,7 @@ class NativeEngine:
     def _enter(self) -> None:
         if self._forked:
             raise errors.HorovodInternalError(
-                f"this process was forked from rank {self.rank}; collectives can only be called in the rank itself"
+                f"this process was forked from rank {self.rank}; the engine belongs to the parent process"
             )
         with self._lock:
             if self._closed:

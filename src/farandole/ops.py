@@ -313,6 +313,8 @@ def _transfer(kind: Kind, tensor: Any, peer: int, tag: int, process_set: Process
     world = runtime.world
     group, ranks = world.groups.members(process_set)
     receiving = kind == Kind.RECEIVE
+    if not -(1 << 63) <= operator.index(tag) < 1 << 63:
+        raise ValueError(f"tag={tag} is out of range: it has 64 bits")
     buffer = incoming(tensor, dtype, receiving)
     request = Request(kind, dtype=buffer.dtype, group=group, peer=_member(peer, ranks, "peer"), tag=operator.index(tag))
     if receiving:

@@ -76,6 +76,8 @@ def synchronize(handle: int, timeout: float | None = None) -> Any:
 
 def names_of(operation: str, name: str | None, count: int | None = None) -> list[str | None]:
     """The contract's names: of a single tensor when `count` is None, else of the members of a group."""
+    if name is not None and "\0" in name:
+        raise ValueError(f"the name {name!r} has a zero character in it")
     if count is None:
         return [None if name is None else f"{operation}.{name}"]
     if name is None:

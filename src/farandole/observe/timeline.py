@@ -77,6 +77,8 @@ class Timeline:
         self._stopped.set()
         self._thread.join()
         try:
+            # Twice: an engine may drop what it holds when it is switched off, or have a last word after it.
+            self._file.append(self._engine.trace_drain())
             self._engine.trace(False)
             self._file.append(self._engine.trace_drain())
         except (OSError, HorovodInternalError) as error:
