@@ -357,7 +357,7 @@ def check(request: Request, ranks: Sequence[int] | None, rank: int) -> None:
     for array in (given, output):
         if array is not None and not array.flags.c_contiguous:
             raise ValueError(f"{kind.name} needs C-contiguous arrays; use numpy.ascontiguousarray")
-        if array is not None and array.dtype.itemsize != STORAGE[request.elements()].itemsize:
+        if array is not None and STORAGE[request.elements()] != array.dtype and array.dtype.name != "bfloat16":
             raise ValueError(f"an array of {array.dtype} cannot hold {request.elements().name.lower()} elements")
     if kind in (Kind.SEND, Kind.RECEIVE, Kind.BROADCAST) and request.peer not in ranks:
         who = "root rank" if kind == Kind.BROADCAST else "peer"

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
+
 from farandole import specification as spec
 from farandole.engine import STORAGE, Array, DType, Engine, Kind, ReduceOp, Request
-from hypothesis import strategies as st
 
 KINDS = [Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER, Kind.BARRIER, Kind.SEND]
 FLOATS = list(spec.FLOATING)
@@ -100,7 +101,9 @@ def takes_part(item: Item, rank: int) -> bool:
     return rank in item.ranks
 
 
-def run_program(engine: Engine, program: Program, groups: dict[tuple[int, ...], int], timeout: float = 30.0) -> list[Any]:
+def run_program(
+    engine: Engine, program: Program, groups: dict[tuple[int, ...], int], timeout: float = 30.0
+) -> list[Any]:
     """This rank's results: by step, by bundle, by item: None, or (output, received splits)."""
     results = []
     for step in range(program.steps):
@@ -125,7 +128,9 @@ def check_program(program: Program, results: Sequence[list[Any]], hosts: Sequenc
     for step in range(program.steps):
         for index, bundle in enumerate(program.bundles):
             for place, item in enumerate(bundle):
-                got = {m: results[rank][step][index][place] for m, rank in enumerate(item.ranks) if takes_part(item, rank)}
+                got = {
+                    m: results[rank][step][index][place] for m, rank in enumerate(item.ranks) if takes_part(item, rank)
+                }
                 check_item(item, step, got, [hosts[rank] for rank in item.ranks], ring)
 
 
@@ -177,7 +182,11 @@ def check_reduction(item: Item, inputs: list[Array], got: dict[int, Array], host
         close(whole, adasum_of(flat, bucket), item, 8.0)
         return
     # The specification: bits, but for the ring, whose order of additions depends on the place.
-    if item.dtype not in FLOATS or not (ring and item.kind == Kind.ALLREDUCE) or item.op in (ReduceOp.MIN, ReduceOp.MAX):
+    if (
+        item.dtype not in FLOATS
+        or not (ring and item.kind == Kind.ALLREDUCE)
+        or item.op in (ReduceOp.MIN, ReduceOp.MAX)
+    ):
         same(whole, spec.ordered_reduce(flat, hosts, bucket).reshape(inputs[0].shape), item)
     check_against_numpy(item, flat, whole)
 
@@ -189,7 +198,9 @@ def check_against_numpy(item: Item, flat: list[Array], whole: Array) -> None:
     if item.dtype in FLOATS:
         wide = np.array([spec.widen(x, item.dtype) for x in flat], np.float64) * item.prescale
         magnitude = np.abs(wide).sum(axis=0)
-        expected = {ReduceOp.MIN: wide.min, ReduceOp.MAX: wide.max, ReduceOp.PRODUCT: wide.prod}.get(item.op, wide.sum)(0)
+        expected = {ReduceOp.MIN: wide.min, ReduceOp.MAX: wide.max, ReduceOp.PRODUCT: wide.prod}.get(item.op, wide.sum)(
+            0
+        )
         close(whole, expected * (item.postscale / divisor), item, 2.0 * size, magnitude * abs(item.postscale / divisor))
     elif item.prescale == item.postscale == 1.0 and item.dtype != DType.BOOL:
         exact = np.array([[int(v) for v in x] for x in flat], object)

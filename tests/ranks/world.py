@@ -5,16 +5,19 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+
 from farandole import errors, native
 from farandole.config import Config
 from farandole.engine import Engine, Kind, Outcome, Request
@@ -24,11 +27,9 @@ UNIX, TCP = 0, 1
 DEADLINE_S = 30.0
 
 
-def library_is_there() -> bool:
-    return Path(native.LIBRARY).exists()
-
-
-ENGINES = ["native", "python"] if library_is_there() else ["python"]
+CHAOS_LIBRARY = Path(native.LIBRARY).with_name("libfarandole_chaos.so")
+LIBRARY = os.environ.get("FARANDOLE_LIBRARY")  # None: the one beside the package
+ENGINES = ["native", "python"] if Path(LIBRARY or native.LIBRARY).exists() else ["python"]
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
@@ -43,7 +44,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 def make_engine(kind: str, config: Config, rank: int, hosts: Sequence[int]) -> Engine:
     if kind == "native":
-        return native.NativeEngine(config, rank, hosts)
+        return native.NativeEngine(replace(config, library=config.library or LIBRARY), rank, hosts)
     return ReferenceEngine(config, rank, hosts)
 
 
@@ -73,7 +74,9 @@ class World:
     def __enter__(self) -> World:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         on_all(lambda rank: self.engines[rank].close(), self.size, DEADLINE_S)
 
     def run(self, function: Callable[[Engine, int], Any], deadline: float = DEADLINE_S) -> list[Any]:
@@ -103,7 +106,7 @@ def on_all(
     def body(rank: int) -> None:
         try:
             results[rank] = function(rank)
-        except BaseException as error:  # noqa: BLE001 (the test decides what it means)
+        except BaseException as error:
             results[rank] = error
 
     threads = [threading.Thread(target=body, args=(rank,), name=f"rank-{rank}", daemon=True) for rank in range(size)]

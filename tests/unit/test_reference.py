@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from farandole import specification as spec
 from farandole.engine import DType, Kind, ReduceOp, Request
 from farandole.errors import Mismatch
