@@ -8,12 +8,17 @@ import contextlib
 import os
 import select
 import shutil
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from farandole.config import Config
+from farandole.launch import local
 from farandole.rendezvous import mesh, sockets
 from farandole.rendezvous.hub import Hub
 from farandole.rendezvous.secret import Secret
@@ -139,3 +144,21 @@ def greet(stubs: Sequence[StubEngine]) -> None:
         stub.say()
     for stub in stubs:
         stub.hear()
+
+
+TESTS = Path(__file__).resolve().parent
+PROGRAM = [sys.executable, str(TESTS / "rank_program.py")]
+ENVIRONMENT = {"PYTHONPATH": f"{TESTS.parent / 'src'}{os.pathsep}{TESTS}"}
+
+
+def start_ranks(mode: str, np: int, **more: Any) -> local.Job:
+    """Real processes that run rank_program.py in this mode."""
+    return local.start([*PROGRAM, mode], np, env=ENVIRONMENT, **more)
+
+
+def until(ready: Callable[[], bool], timeout: float = 20.0) -> None:
+    """Looks again and again until it is so."""
+    deadline = time.monotonic() + timeout
+    while not ready():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)

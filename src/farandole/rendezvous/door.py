@@ -27,7 +27,10 @@ T = TypeVar("T")
 
 
 class Door(Generic[T]):
-    """`talk(sock)` is the flow that a stranger has to pass, `enter(sock, result)` what happens then."""
+    """`talk(sock)` is the flow that a stranger has to pass, `enter(sock, result)` what happens then.
+
+    `other_version(error)`: one of ours that cannot be understood. `starved(error)`: nobody can be let in for a moment.
+    """
 
     def __init__(
         self,
@@ -36,11 +39,13 @@ class Door(Generic[T]):
         talk: Callable[[socket.socket], Flow[T]],
         enter: Callable[[socket.socket, T], None],
         other_version: Callable[[VersionMismatch], None],
+        starved: Callable[[OSError], None],
     ) -> None:
         self._loop = loop
         self._talk = talk
         self._enter = enter
         self._other_version = other_version
+        self._starved = starved
         self._names = itertools.count()
         self._strangers: dict[int, tuple[Task[T], socket.socket]] = {}
         self._listener, self.address = sockets.listen(address)
@@ -84,6 +89,7 @@ class Door(Generic[T]):
         if error.errno in (errno.EMFILE, errno.ENFILE) and self._strangers:
             self._turn_away(next(iter(self._strangers)))
             return
+        self._starved(error)
         self._loop.forget(self._listener)
         self._loop.at(self, time.monotonic() + BREATH_SECONDS, self.open)
 

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 
+from farandole.rendezvous import sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.door import Door
 from farandole.rendezvous.flow import Flow, Loop
@@ -34,9 +35,12 @@ class Hub:
         self._names = itertools.count(1)
         self._channels: dict[int, Channel] = {}
         self._closing = False
+        self._starved = False
         self._thread: threading.Thread | None = None
         try:
-            self._door: Door[Proven] = Door(self._loop, address, self._talk, self._admit, self._other_version)
+            self._door: Door[Proven] = Door(
+                self._loop, address, self._talk, self._admit, self._other_version, self._starve
+            )
         except BaseException:
             self._loop.close()
             raise
@@ -81,6 +85,11 @@ class Hub:
 
     def _other_version(self, error: VersionMismatch) -> None:
         log.error("a rank of this job was refused: %s", error)  # it has proven itself, so this is no stranger's doing
+
+    def _starve(self, error: OSError) -> None:
+        if not self._starved:
+            self._starved = True
+            log.error("the launcher cannot accept connections: %s", sockets.explain(error))
 
     def _admit(self, sock: socket.socket, proven: Proven) -> None:
         name = next(self._names)

@@ -135,10 +135,11 @@ class Weaver:
         self.wanted: set[int] = set()
         self.made: dict[int, socket.socket] = {}
         self.failed: dict[int, str] = {}
+        self.starved: OSError | None = None  # why nobody could be let in, lately
 
     def door(self, address: str) -> Door[tuple[int, str]]:
         """Listens for the lower ones of the wanted ranks; hears them once it is opened."""
-        return Door(self._loop, address, self._answer, self._entered, lambda error: None)
+        return Door(self._loop, address, self._answer, self._entered, lambda error: None, self._starve)
 
     def want(self, peers: Iterable[int]) -> None:
         """From now on these peers may call."""
@@ -203,6 +204,9 @@ class Weaver:
         proven = yield from answer(sock, self._secret, me, self._admit)
         problem = "" if self._kind == sockets.TCP else (yield from prove_memory(sock))
         return proven.peer.rank, problem
+
+    def _starve(self, error: OSError) -> None:
+        self.starved = error
 
     def _admit(self, peer: Greeting) -> bool:
         return peer.role is Role.CALLER and peer.rank in self.wanted and peer.rank not in self.made

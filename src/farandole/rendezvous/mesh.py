@@ -58,8 +58,10 @@ def join(config: Config, secret: Secret | None = None, package: str = "") -> Ses
     joining = _Joining(config, config.rendezvous, secret, package or package_version())
     try:
         return joining.run()
-    except (OSError, Refused, VersionMismatch) as error:
-        raise JoinFailed(f"rank {config.rank} could not join its job: {sockets.explain(error)}") from error
+    except (OSError, EOFError, Refused, VersionMismatch) as error:
+        text = f"rank {config.rank} could not join its job: {sockets.explain(error)}"
+        joining.tell(text)
+        raise JoinFailed(text) from error
     finally:
         joining.clean_up()
 
@@ -161,6 +163,9 @@ class _Joining:
             if isinstance(message, kind):
                 del self.inbox[place]
                 return message
+        for weaver in (self.local, self.remote):
+            if weaver.starved is not None:
+                raise weaver.starved
         if self.ended is not None:
             raise JoinFailed(f"rank {self.rank} lost the connection to the launcher while it joined: {self.ended}")
         if time.monotonic() > self.deadline:
@@ -226,15 +231,19 @@ class _Joining:
 
     def blame(self, welcome: Welcome) -> None:
         """A peer cannot be reached. If it died, the hub will say so; else everybody hears it from us."""
-        assert self.channel is not None
         moment = time.monotonic() + BLAME_SECONDS
         while time.monotonic() < moment:
             self.take(Started)
             self.loop.turn(moment)
         peer, why = next(iter(self.remote.failed.items()))
         text = f"rank {self.rank} could not reach rank {peer} on {welcome.names[peer]}: {why}"
-        self.channel.send(Failed(welcome.generation, text))
+        self.tell(text)
         raise JoinFailed(text)
+
+    def tell(self, text: str) -> None:
+        """The others hear why this rank gives up."""
+        if self.channel is not None:
+            self.channel.send(Failed(self.remote.generation, text))
 
     def clean_up(self) -> None:
         """Closes what only joining needs; everything when it failed."""

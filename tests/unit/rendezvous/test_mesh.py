@@ -2,6 +2,7 @@
 # Touches real sockets.
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
@@ -116,9 +117,9 @@ def test_which_links_are_made_at_init() -> None:
                 assert hosts[peer] == hosts[rank] and rank in found[peer][0]
             for peer in remote:
                 assert hosts[peer] != hosts[rank] and rank in found[peer][1]
-    many = [n // 2 for n in range(200)]
-    assert 2 * 7 < len(found[3][1]) + 14 and initial_links(3, many)[1] >= {0, 1, 5, 199 - 196 + 4 * 2}
-    assert len(initial_links(3, many)[1]) < 20
+    many = [seat // 2 for seat in range(200)]
+    _, remote = initial_links(3, many)  # seat 1 of host 1
+    assert remote == {0, 1, 5, 1 + 2 * 3, 1 + 2 * 5, 1 + 2 * 9, 1 + 2 * 17, 1 + 2 * 33, 1 + 2 * 65}
 
 
 @pytest.fixture
@@ -232,6 +233,17 @@ def test_wrong_sizes_ranks_and_versions_are_told_to_all() -> None:
             for future in (waiting, other):
                 with pytest.raises(JoinFailed, match=words):
                     future.result()
+
+
+@pytest.mark.security
+def test_row_31_another_wire_version_is_named_on_both_sides(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mesh, "Greeting", functools.partial(mesh.Greeting, version=2))
+    with meeting(2) as place:
+        with pytest.raises(JoinFailed, match="wire version 2 here, 1 on the other side: install the same version"):
+            place.join(0)
+    assert "wire version 1 here, 2 on the other side: install the same version" in caplog.text
 
 
 def test_another_job_s_secret_is_refused_at_once() -> None:
