@@ -1,0 +1,70 @@
+# Jobs of real processes for the tests: a piece of Python per job, JSON lines back from every rank.
+# Touches farandole.launch alone.
+"""`start(body, np=3)` runs the same code on every rank; `report(...)` in it is what `results` gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import farandole
+from farandole.launch import local
+
+SOURCE = str(Path(farandole.__file__).parents[1])
+HERE = str(Path(__file__).parent)
+PRELUDE = """
+import faulthandler, json, os, signal, sys, time
+import numpy as np
+import farandole as hvd
+from farandole.errors import *
+faulthandler.dump_traceback_later(60, exit=True)
+rank = int(os.environ["FARANDOLE_RANK"])
+def report(**what):
+    sys.stdout.write(json.dumps(what) + "\\n")
+    sys.stdout.flush()
+def engine():
+    from farandole.runtime import runtime
+    return runtime.world.engine
+"""
+
+
+def start(
+    body: str, np: int, hosts: Sequence[str] | None = None, env: Mapping[str, str] | None = None, **more: Any
+) -> local.Job:
+    """A job whose ranks run `body` after the prelude; the others go on when one fails, unless told otherwise."""
+    environment = {"PYTHONPATH": f"{SOURCE}:{HERE}", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **(env or {})}
+    more.setdefault("stop_on_failure", False)
+    return local.start([sys.executable, "-c", PRELUDE + body], np, hosts, environment, **more)
+
+
+def results(job: local.Job, rank: int) -> list[dict[str, Any]]:
+    """What a rank has reported so far."""
+    return [json.loads(line) for line in job.stdout(rank).splitlines() if line.startswith("{")]
+
+
+def run(body: str, np: int, hosts: Sequence[str] | None = None, timeout: float = 60.0, **more: Any) -> list[Any]:
+    """The last report of every rank of a job that must end well."""
+    with start(body, np, hosts, **more) as job:
+        code = job.wait(timeout)
+        said = [job.stderr(rank) for rank in range(np)]
+        assert code == 0, f"exit codes {job.codes}:\n" + "\n".join(f"rank {r}: {text}" for r, text in enumerate(said))
+        return [(results(job, rank) or [None])[-1] for rank in range(np)]
+
+
+def look_until(done: Callable[[], Any], job: local.Job, timeout: float = 20.0) -> Any:
+    """Looks at the outside of a job until `done()` gives something."""
+    deadline = time.monotonic() + timeout
+    while not (found := done()):
+        if time.monotonic() > deadline:
+            raise TimeoutError("\n".join(f"rank {r}: {job.stdout(r)} {job.stderr(r)}" for r in range(job.size)))
+        time.sleep(0.002)
+    return found
+
+
+def environment_of_chaos(library: Path) -> dict[str, str]:
+    return {"FARANDOLE_LIBRARY": os.environ.get("FARANDOLE_LIBRARY", str(library))}

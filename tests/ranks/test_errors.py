@@ -1,0 +1,300 @@
+# Bad input and disagreement: the contract's error on every rank that is concerned, and the next operation works.
+# Touches both engines through World.
+"""Errors as a table: what the ranks submit, which error all of them get."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from world import ENGINES, World, add_groups, allreduce, barrier, do
+
+from farandole import errors
+from farandole.engine import Engine, Kind, ReduceOp, Request
+
+LINKS = {"shm": [0, 0, 0], "both": [0, 1, 1]}
+ONES = np.ones(4, np.float32)
+
+
+def request(kind: Kind = Kind.ALLREDUCE, data: Any = ONES, **more: Any) -> Request:
+    array = np.array(data)
+    output = None if kind in (Kind.ALLGATHER, Kind.ALLTOALL) else np.empty_like(array)
+    if kind == Kind.REDUCESCATTER:
+        output = np.empty_like(array[: len(array)])
+    return Request(kind, "t", array, output, **more)
+
+
+DISAGREEMENTS = {
+    "dtype": (request(), request(data=ONES.astype(np.float64)), "Mismatched data types"),
+    "kind": (request(), request(Kind.ALLGATHER), "Mismatched operations"),
+    "shape": (request(), request(data=np.ones(5, np.float32)), "Mismatched ALLREDUCE tensor shapes"),
+    "dimensions": (request(), request(data=np.ones((2, 2), np.float32)), "Mismatched ALLREDUCE tensor shapes"),
+    "op": (request(), request(op=ReduceOp.MAX), "Mismatched reduction operation"),
+    "prescale": (request(), request(prescale=0.5), "Mismatched prescale"),
+    "postscale": (request(), request(postscale=0.5), "Mismatched prescale and/or postscale"),
+    "root": (request(Kind.BROADCAST, peer=0), request(Kind.BROADCAST, peer=1), "Mismatched BROADCAST root ranks"),
+    "gathered rows": (
+        request(Kind.ALLGATHER, np.ones((2, 3))),
+        request(Kind.ALLGATHER, np.ones((2, 4))),
+        "Mismatched ALLGATHER tensor shapes",
+    ),
+    "exchanged rows": (
+        request(Kind.ALLTOALL, np.ones((3, 3))),
+        request(Kind.ALLTOALL, np.ones((3, 3, 1))),
+        "Mismatched ALLTOALL tensor shapes",
+    ),
+    "scattered rows": (
+        request(Kind.REDUCESCATTER, np.ones((3, 3))),
+        request(Kind.REDUCESCATTER, np.ones((3, 2))),
+        "Mismatched REDUCESCATTER tensor shapes",
+    ),
+}
+
+
+@pytest.mark.parametrize("links", LINKS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_disagreement_is_an_error_on_all_ranks_and_the_job_goes_on(engine: str, links: str) -> None:
+    with World(LINKS[links], engine) as world:
+        for what, (one, two, message) in DISAGREEMENTS.items():
+            for odd in range(world.size):
+                found = world.attempt(lambda engine_, rank: do(engine_, two if rank == odd else one))  # noqa: B023
+                assert [type(error) for error in found] == [errors.Mismatch] * world.size, (what, odd, found)
+                assert all(str(error).startswith(message) for error in found), (what, odd, found)
+                assert world.run(lambda engine_, rank: allreduce(engine_, [1.0], "t"))[0] == [world.size]
+
+
+BAD = {
+    "no such type": (Request(Kind.ALLREDUCE, "t", np.ones(3, np.complex64), np.ones(3, np.complex64)), ValueError),
+    "strings": (Request(Kind.ALLREDUCE, "t", np.array(["a"]), np.array(["a"])), ValueError),
+    "not contiguous": (Request(Kind.ALLREDUCE, "t", np.ones((4, 4))[:, 0], np.ones(4)), ValueError),
+    "not contiguous output": (Request(Kind.ALLREDUCE, "t", np.ones(4), np.ones((4, 4))[:, 0]), ValueError),
+    "no input": (Request(Kind.ALLREDUCE, "t"), ValueError),
+    "root beyond the job": (request(Kind.BROADCAST, peer=3), ValueError),
+    "negative root": (request(Kind.BROADCAST, peer=-1), ValueError),
+    "peer beyond the job": (Request(Kind.SEND, None, ONES, peer=9), ValueError),
+    "negative peer": (Request(Kind.RECEIVE, None, None, ONES.copy(), peer=-2), ValueError),
+    "negative split": (request(Kind.ALLTOALL, splits=[-1, 2, 2]), ValueError),
+    "splits beyond the rows": (request(Kind.ALLTOALL, splits=[2, 2, 2]), ValueError),
+    "huge splits": (request(Kind.ALLTOALL, splits=[2**62, 2**62, 2**62]), ValueError),
+    "too few splits": (request(Kind.ALLTOALL, splits=[4]), ValueError),
+    "rows not divisible": (request(Kind.ALLTOALL), ValueError),
+    "unknown process set": (request(group=77), ValueError),
+    "negative process set": (request(group=-1), ValueError),
+    "adasum of integers": (request(data=np.ones(4, np.int32), op=ReduceOp.ADASUM), ValueError),
+    "average of bool": (request(data=np.ones(4, np.bool_), op=ReduceOp.AVERAGE), ValueError),
+    "scattered minimum": (request(Kind.REDUCESCATTER, np.ones((3, 1)), op=ReduceOp.MIN), errors.HorovodInternalError),
+    "gathered scalar": (Request(Kind.ALLGATHER, "t", np.array(1.0)), (ValueError, errors.Mismatch)),
+    "exchanged scalar": (Request(Kind.ALLTOALL, "t", np.array(1.0)), (ValueError, errors.Mismatch)),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_bad_arguments_are_refused_where_they_are_given(engine: str) -> None:
+    """Only rank 1 errs: it gets the error at once, nobody else is disturbed, and the job goes on."""
+    with World([0, 0, 1], engine) as world:
+        for what, (bad, expected) in BAD.items():
+            with pytest.raises(expected):
+                do(world.engines[1], bad, 5.0)
+                pytest.fail(f"{what} was accepted")
+            assert world.run(lambda engine_, rank: allreduce(engine_, [1.0], "t"))[0] == [3], what
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_all_requests_of_a_submission_are_accepted_or_none(engine: str) -> None:
+    with World([0, 0], engine) as world:
+        with pytest.raises(ValueError):
+            world.engines[0].submit([request(), Request(Kind.BROADCAST, "u", ONES, ONES.copy(), peer=5)])
+        # Had "t" been accepted, it would be a duplicate now.
+        assert world.run(lambda engine_, rank: allreduce(engine_, [1.0], "t"))[1] == [2]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_duplicate_names(engine: str) -> None:
+    with World([0, 0], engine) as world:
+        first = world.engines[0].submit([request()])[0]
+        with pytest.raises(ValueError, match="Requested to allreduce, allgather, or broadcast"):
+            world.engines[0].submit([request()])
+        with pytest.raises(ValueError, match="Requested to allreduce, allgather, or broadcast"):
+            world.engines[1].submit([Request(Kind.ALLREDUCE, "d", ONES, ONES.copy())] * 2)
+        second = world.engines[1].submit([request()])[0]
+        for engine_, handle in zip(world.engines, (first, second), strict=True):
+            assert engine_.wait(handle, 5.0).output is not None
+        assert world.run(lambda engine_, rank: allreduce(engine_, [1.0], "t"))[0] == [2]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_handles_are_known_once(engine: str) -> None:
+    with World([0], engine) as world:
+        handle = world.engines[0].submit([request()])[0]
+        world.engines[0].wait(handle, 5.0)
+        for call in (world.engines[0].poll, world.engines[0].wait):
+            with pytest.raises(ValueError):
+                call(handle)
+            with pytest.raises(ValueError):
+                call(12345)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_group_is_for_its_members(engine: str) -> None:
+    with World([0, 0, 0], engine) as world:
+        pair, other = world.run(lambda engine_, rank: add_groups(engine_, [0, 1], [1, 2]))[0]
+        with pytest.raises(ValueError):
+            world.engines[2].submit([request(group=pair)])
+        with pytest.raises(ValueError):
+            world.engines[0].submit([Request(Kind.BROADCAST, "b", ONES, ONES.copy(), group=pair, peer=2)])
+        sums = world.run(lambda engine_, rank: allreduce(engine_, [1.0], "t", group=pair if rank < 2 else 0)[0]
+                         if rank < 2 else 0)  # fmt: skip
+        assert sums == [2, 2, 0]
+        world.run(lambda engine_, rank: do(engine_, Request(Kind.REMOVE_GROUP, splits=[other])))
+        with pytest.raises(ValueError):
+            world.engines[1].submit([request(group=other)])
+        disagree = world.attempt(lambda engine_, rank: add_groups(engine_, [0, 1 + (rank == 2)]))
+        assert [type(error) for error in disagree] == [errors.Mismatch] * 3
+        world.run(lambda engine_, rank: barrier(engine_))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_cannot_be_done_after_a_join(engine: str) -> None:
+    """Rank 2 has joined: reductions go on, the rest is an error on the others."""
+    with World([0, 0, 0], engine) as world:
+        joined = world.engines[2].submit([Request(Kind.JOIN)])[0]
+        for kind in (Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER):
+            bad = {rank: request(kind, np.ones((3, 2)), peer=0) for rank in (0, 1)}
+            found = world.attempt(lambda engine_, rank: do(engine_, bad[rank]) if rank < 2 else None)  # noqa: B023
+            assert all(isinstance(error, errors.HorovodInternalError) for error in found[:2]), (kind, found)
+            assert "Join" in str(found[0])
+        assert not world.engines[2].poll(joined)
+        rest = world.run(lambda engine_, rank: do(engine_, Request(Kind.JOIN)).value if rank < 2 else None)
+        assert world.engines[2].wait(joined, 5.0).value == rest[0] and rest[0] in (0, 1)
+        with pytest.raises(ValueError):
+            world.engines[0].submit([Request(Kind.JOIN, group=3)])
+
+
+# --- Time ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_wait_that_times_out_leaves_the_operation_pending(engine: str) -> None:
+    with World([0, 1], engine) as world:
+        handle = world.engines[0].submit([request()])[0]
+        began = time.monotonic()
+        with pytest.raises(errors.FarandoleTimeout, match="t"):
+            world.engines[0].wait(handle, 0.05)
+        assert 0.05 <= time.monotonic() - began < 1.0
+        assert not world.engines[0].poll(handle)
+        world.engines[1].wait(world.engines[1].submit([request()])[0], 5.0)
+        assert (world.engines[0].wait(handle, 5.0).output == 2 * ONES).all()
+
+
+class Listener(logging.Handler):
+    """Collects the lines of the log and tells when one of them says something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.changed = threading.Condition()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with self.changed:
+            self.lines.append(record.getMessage())
+            self.changed.notify_all()
+
+    def wait_for(self, *parts: str, timeout: float = 5.0) -> str:
+        with self.changed:
+            found = self.changed.wait_for(
+                lambda: next((line for line in self.lines if all(part in line for part in parts)), None), timeout
+            )
+        assert found, f"no line with {parts} in {self.lines}"
+        return found
+
+
+@pytest.fixture
+def log() -> Any:
+    listener = Listener()
+    logger = logging.getLogger("farandole")
+    logger.addHandler(listener)
+    yield listener
+    logger.removeHandler(listener)
+
+
+needs_native = pytest.mark.skipif("native" not in ENGINES, reason="the native library is not built")
+
+
+@needs_native
+def test_stall_report_names_the_tensor_and_the_ranks(log: Listener) -> None:
+    settings = {"stall_note_seconds": 0.05, "stall_check_time_seconds": 0.15}
+    with World([0, 0, 1, 1], **settings) as world:
+        handles = {rank: world.engines[rank].submit([Request(Kind.ALLREDUCE, "lonely", ONES, ONES.copy())])[0]
+                   for rank in (0, 2)}  # fmt: skip
+        note = log.wait_for("lonely")
+        assert "1" in note and "3" in note
+        report = log.wait_for("lonely", "missing")
+        assert "[1, 3]" in report.replace("1,3", "1, 3") or ("1" in report and "3" in report), report
+        for rank in (1, 3):
+            handles[rank] = world.engines[rank].submit([Request(Kind.ALLREDUCE, "lonely", ONES, ONES.copy())])[0]
+        for rank, handle in handles.items():
+            assert (world.engines[rank].wait(handle, 5.0).output == 4).all()
+
+
+@needs_native
+def test_stall_shutdown_ends_the_job_on_all_ranks(log: Listener) -> None:
+    settings = {"stall_check_time_seconds": 0.1, "stall_shutdown_time_seconds": 0.2}
+    with World([0, 0, 1], **settings) as world:
+        found = world.attempt(lambda engine, rank: allreduce(engine, [1.0], "lonely") if rank else None)
+        assert all(isinstance(error, errors.HorovodInternalError) for error in found[1:]), found
+        with pytest.raises(errors.HorovodInternalError):
+            allreduce(world.engines[0], [1.0], "lonely")
+    log.wait_for("lonely")
+
+
+# --- Ends ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("links", LINKS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_leaving_ends_what_is_pending_here_and_there(engine: str, links: str) -> None:
+    with World(LINKS[links], engine) as world:
+        pending = [world.engines[rank].submit([request()])[0] for rank in (0, 1)]
+        world.engines[2].leave()
+        for rank, handle in enumerate(pending):
+            with pytest.raises(errors.ShutDown):
+                world.engines[rank].wait(handle, 5.0)
+        with pytest.raises(errors.HorovodInternalError):
+            world.engines[2].submit([request()])
+        after = world.attempt(lambda engine_, rank: do(engine_, request(), 5.0) if rank < 2 else None)
+        assert all(isinstance(error, errors.ShutDown) for error in after[:2]), after
+
+
+@pytest.mark.parametrize("links", LINKS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_barrier_before_leaving_loses_nothing(engine: str, links: str) -> None:
+    """The ranks leave the moment their last operation is done; nobody else's may be hurt by that."""
+
+    def body(engine_: Engine, rank: int) -> None:
+        for _ in range(3):
+            allreduce(engine_, np.ones(50_000), None)
+        barrier(engine_)
+        engine_.leave()
+
+    for _ in range(10 if engine == "native" else 3):
+        with World(LINKS[links], engine) as world:
+            world.run(body)
+
+
+@pytest.mark.parametrize("links", LINKS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_revoke_reaches_everyone(engine: str, links: str) -> None:
+    with World(LINKS[links], engine) as world:
+        pending = [world.engines[rank].submit([request()])[0] for rank in (0, 1)]
+        world.engines[2].revoke(errors.PEER_LOST, 7, "rank 7 was taken away")
+        for rank, handle in enumerate(pending):
+            with pytest.raises(errors.PeerLost) as caught:
+                world.engines[rank].wait(handle, 5.0)
+            assert caught.value.rank == 7
+        for engine_ in world.engines:
+            with pytest.raises(errors.PeerLost):
+                do(engine_, request(), 5.0)
