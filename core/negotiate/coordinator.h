@@ -3,8 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "negotiate/request.h"
@@ -29,17 +30,51 @@ class Coordinator {
   // `ranks`: member -> rank in the job.
   Coordinator(std::vector<int> ranks, CoordinatorOptions options);
 
-  void submit(int member, Request request, std::int64_t now_ns);  // kind join included
-  // Everything that is ready, validated and fused, in the order it became ready.
+  // Kind join included. A member that has joined and submits again is the caller's mistake.
+  void submit(int member, Request request, std::int64_t now_ns);
+  // Everything that is ready, validated and fused, in the order it became ready. An error may name a tensor of a bundle that
+  // not every member has submitted.
   std::vector<Bucket> take_ready();
-  // Forgets all requests that are not ready: their owners follow a plan again and will send what it does not hold.
+  // Forgets all requests that are not ready, joins too: their owners follow a plan again and will send what it does not
+  // hold, in the order in which they submitted it.
   void forget_pending();
   std::vector<Stall> stalls(std::int64_t now_ns, std::int64_t older_than_ns) const;
   bool anything_pending() const;
   int joined() const;
 
  private:
-  // (the agent who fills this room adds what it needs)
+  struct Pending {
+    std::uint64_t order = 0;  // of arrival
+    std::int64_t since_ns = 0;
+    int count = 0;            // members that have submitted it
+    bool complete = false;    // everybody has; it waits for the rest of its bundle
+    std::vector<std::optional<Request>> by_member;
+  };
+  struct Ready {
+    Bucket bucket;
+    std::uint64_t bundle = 0;  // 0: alone
+  };
+
+  bool covered(const Pending& pending) const;
+  void settle(const std::string& name);  // it may have become ready
+  void settle_bundle(const std::string& name);
+  void settle_everything();
+  std::vector<std::string> companions(const std::string& name) const;
+  void fail_bundle(const std::vector<std::string>& names, Error error);
+  Bucket single(const Pending& pending) const;
+  void forget(const std::string& name);
+
+  std::vector<int> ranks_;
+  CoordinatorOptions options_;
+  std::unordered_map<std::string, Pending> pending_;
+  // Tensors that are complete, by the name that their first member gave the bundle.
+  std::unordered_map<std::string, std::vector<std::string>> bundles_;
+  std::vector<Ready> ready_;
+  std::vector<bool> has_joined_;
+  int joined_ = 0;
+  int last_joined_ = -1;
+  std::uint64_t arrivals_ = 0;
+  std::uint64_t bundle_numbers_ = 0;
 };
 
 // The contract's messages. An empty Error when all agree. `by_member` holds each member's request, null for joined ones.

@@ -29,16 +29,18 @@ struct Request {
   std::string bundle;        // tensors with one bundle name become ready together; "" when alone
   std::uint32_t bundle_size = 0;
 
-  std::int64_t elements() const;
+  std::int64_t elements() const;  // the largest number there is when it cannot be counted
   std::size_t bytes() const;
-  // Equal for requests that may follow the same plan: the name (or, unnamed, everything else), see plan.h.
+  // Equal for requests that may take the same place in a plan: the name or, unnamed, everything else.
   std::string key() const;
+  // A bundle's name counts as a name; its size does not.
   bool same_but_name(const Request& other) const;
 };
 
 // One tensor of a bucket, as all members agreed on it.
 struct Item {
   std::string name;
+  bool unnamed = false;                     // on all members
   DType dtype = DType::float32;
   std::vector<std::int64_t> shape;          // allreduce, broadcast, reducescatter: of all; allgather, alltoall: of the first member
   std::vector<std::int64_t> first_dims;     // allgather, alltoall: by member
@@ -60,6 +62,12 @@ struct Bucket {
 
   std::size_t bytes() const;  // of the reduced or broadcast tensors; gathered bytes for allgather
 };
+
+// The number at the end of an unnamed request's name, by which such requests of one kind are paired.
+std::uint64_t number_of(const std::string& name);
+
+// The product of `shape` times `each`; false when a dimension is negative or the product does not fit 63 bits.
+bool volume(const std::vector<std::int64_t>& shape, std::int64_t each, std::int64_t& result);
 
 void encode(wire::Writer& writer, const Request& request);
 Request decode_request(wire::Reader& reader);  // look at reader.ok() after it

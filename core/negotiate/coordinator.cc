@@ -1,0 +1,306 @@
+// Counts who has submitted what, and turns what everybody has submitted into buckets.
+// Pure. Touches base/.
+#include "negotiate/coordinator.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace farandole::negotiate {
+namespace {
+
+const Request* first_of(const std::vector<std::optional<Request>>& by_member) {
+  for (const std::optional<Request>& request : by_member) {
+    if (request) return &*request;
+  }
+  return nullptr;
+}
+
+int first_rank(const std::vector<std::optional<Request>>& by_member, const std::vector<int>& ranks) {
+  const auto first = std::find_if(by_member.begin(), by_member.end(), [](const auto& request) { return request.has_value(); });
+  return ranks[static_cast<std::size_t>(first - by_member.begin())];
+}
+
+std::string title(Kind kind) {
+  switch (kind) {
+    case Kind::allgather:
+      return "Allgather";
+    case Kind::broadcast:
+      return "Broadcast";
+    case Kind::alltoall:
+      return "Alltoall";
+    case Kind::reducescatter:
+      return "Reducescatter";
+    default:
+      return "Changing process sets";
+  }
+}
+
+Error joined_error(const Request& request, int absent) {
+  if (absent == 0 || request.kind == Kind::allreduce || request.kind == Kind::barrier) return {};
+  return {Code::precondition, title(request.kind) + " is not supported with Join at this time. Tensor '" +
+                                  request.name + "': " + std::to_string(absent) + " ranks have joined."};
+}
+
+void fill_rows(Item& item, const std::vector<std::optional<Request>>& by_member, Kind kind) {
+  const auto members = static_cast<std::int64_t>(by_member.size());
+  for (const std::optional<Request>& request : by_member) {
+    item.first_dims.push_back(request->shape.front());
+    if (kind != Kind::alltoall) continue;
+    if (request->splits.empty()) {
+      item.splits.insert(item.splits.end(), by_member.size(), request->shape.front() / members);
+    } else {
+      item.splits.insert(item.splits.end(), request->splits.begin(), request->splits.end());
+    }
+  }
+}
+
+}  // namespace
+
+Coordinator::Coordinator(std::vector<int> ranks, CoordinatorOptions options)
+    : ranks_(std::move(ranks)), options_(options), has_joined_(ranks_.size(), false) {}
+
+void Coordinator::submit(int member, Request request, std::int64_t now_ns) {
+  if (member < 0 || static_cast<std::size_t>(member) >= ranks_.size()) {
+    throw Failure(Code::internal, "a request of member " + std::to_string(member) + " of a group of " +
+                                      std::to_string(ranks_.size()));
+  }
+  const auto index = static_cast<std::size_t>(member);
+  if (request.kind == Kind::join) {
+    if (has_joined_[index]) return;
+    has_joined_[index] = true;
+    ++joined_;
+    last_joined_ = ranks_[index];
+    settle_everything();
+    return;
+  }
+  const std::string name = request.name;
+  const auto [place, added] = pending_.try_emplace(name);
+  Pending& pending = place->second;
+  if (added) {
+    pending.order = ++arrivals_;
+    pending.since_ns = now_ns;
+    pending.by_member.resize(ranks_.size());
+  }
+  if (!pending.by_member[index]) ++pending.count;
+  pending.by_member[index] = std::move(request);
+  settle(name);
+}
+
+bool Coordinator::covered(const Pending& pending) const {
+  const int members = static_cast<int>(ranks_.size());
+  if (pending.count == members) return true;
+  if (pending.count == 0 || pending.count + joined_ < members) return false;
+  for (std::size_t m = 0; m < ranks_.size(); ++m) {
+    if (!pending.by_member[m] && !has_joined_[m]) return false;
+  }
+  return true;
+}
+
+void Coordinator::settle(const std::string& name) {
+  Pending& pending = pending_.at(name);
+  if (pending.complete || !covered(pending)) return;
+  const Request& first = *first_of(pending.by_member);
+  const bool one_size = std::all_of(pending.by_member.begin(), pending.by_member.end(), [&](const auto& request) {
+    return !request || request->bundle_size == first.bundle_size;
+  });
+  if (!one_size) {
+    // Its companions may never come on the ranks that know of no bundle: nobody waits for them.
+    Bucket failed = single(pending);
+    fail_bundle(companions(name), failed.error);
+  } else if (first.bundle_size > 0) {
+    pending.complete = true;
+    bundles_[first.bundle].push_back(name);
+    settle_bundle(first.bundle);
+  } else {
+    ready_.push_back({single(pending), 0});
+    pending_.erase(name);
+  }
+}
+
+void Coordinator::settle_bundle(const std::string& name) {
+  const auto entry = bundles_.find(name);
+  const Request& first = *first_of(pending_.at(entry->second.front()).by_member);
+  if (entry->second.size() < first.bundle_size) return;
+  const std::vector<std::string> names = std::move(entry->second);
+  bundles_.erase(entry);
+
+  std::vector<Bucket> singles;
+  Error error;
+  const Pending& leader = pending_.at(names.front());
+  for (const std::string& tensor : names) {
+    const Pending& pending = pending_.at(tensor);
+    singles.push_back(single(pending));
+    if (!error.failed()) error = singles.back().error;
+    for (std::size_t m = 0; m < ranks_.size() && !error.failed(); ++m) {
+      const bool both = pending.by_member[m] && leader.by_member[m];
+      if (!both || pending.by_member[m]->bundle == leader.by_member[m]->bundle) continue;
+      error = {Code::precondition, "Mismatched groups: Tensors '" + names.front() + "' and '" + tensor +
+                                       "' are in one group on rank " + std::to_string(first_rank(leader.by_member, ranks_)) +
+                                       ", but in two on rank " + std::to_string(ranks_[m]) + "."};
+    }
+  }
+  if (error.failed()) return fail_bundle(names, std::move(error));
+  ++bundle_numbers_;
+  for (Bucket& bucket : singles) ready_.push_back({std::move(bucket), bundle_numbers_});
+  for (const std::string& tensor : names) pending_.erase(tensor);
+}
+
+// A joining member completes all that waited for it alone, in the order of arrival.
+void Coordinator::settle_everything() {
+  std::vector<std::pair<std::uint64_t, std::string>> names;
+  for (const auto& [name, pending] : pending_) names.emplace_back(pending.order, name);
+  std::sort(names.begin(), names.end());
+  for (const auto& [order, name] : names) {
+    if (pending_.contains(name)) settle(name);
+  }
+}
+
+// The tensors that some member has put into a bundle with this one, and itself, in the order of arrival.
+std::vector<std::string> Coordinator::companions(const std::string& name) const {
+  const Pending& mine = pending_.at(name);
+  std::vector<std::pair<std::uint64_t, std::string>> found;
+  for (const auto& [other, pending] : pending_) {
+    bool together = other == name;
+    for (std::size_t m = 0; m < ranks_.size() && !together; ++m) {
+      together = mine.by_member[m] && pending.by_member[m] && !mine.by_member[m]->bundle.empty() &&
+                 mine.by_member[m]->bundle == pending.by_member[m]->bundle;
+    }
+    if (together) found.emplace_back(pending.order, other);
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> names;
+  for (auto& [order, other] : found) names.push_back(std::move(other));
+  return names;
+}
+
+void Coordinator::fail_bundle(const std::vector<std::string>& names, Error error) {
+  Bucket failed;
+  for (const std::string& name : names) {
+    const Request& first = *first_of(pending_.at(name).by_member);
+    failed.kind = first.kind;
+    Item item;
+    item.name = name;
+    item.unnamed = first.unnamed;
+    item.dtype = first.dtype;
+    item.shape = first.shape;
+    failed.items.push_back(std::move(item));
+    forget(name);
+  }
+  failed.error = std::move(error);
+  if (names.size() > 1) {
+    failed.error.message += " The group fails as a whole:";
+    for (const std::string& name : names) failed.error.message += " '" + name + "'";
+    failed.error.message += ".";
+  }
+  ready_.push_back({std::move(failed), 0});
+}
+
+void Coordinator::forget(const std::string& name) {
+  const Pending& pending = pending_.at(name);
+  if (pending.complete) {
+    const auto bundle = bundles_.find(first_of(pending.by_member)->bundle);
+    if (bundle != bundles_.end()) {
+      std::erase(bundle->second, name);
+      if (bundle->second.empty()) bundles_.erase(bundle);
+    }
+  }
+  pending_.erase(name);
+}
+
+Bucket Coordinator::single(const Pending& pending) const {
+  const Request& first = *first_of(pending.by_member);
+  const int absent = static_cast<int>(ranks_.size()) - pending.count;
+  std::vector<const Request*> by_member;
+  bool unnamed = true;
+  for (const std::optional<Request>& request : pending.by_member) {
+    by_member.push_back(request ? &*request : nullptr);
+    if (request) unnamed = unnamed && request->unnamed;
+  }
+  Bucket bucket;
+  bucket.kind = first.kind;
+  bucket.op = first.op;
+  bucket.root = first.root;
+  bucket.device = first.device;
+  bucket.prescale = first.prescale;
+  bucket.postscale = first.postscale;
+  bucket.joined = absent;
+  bucket.error = validate(by_member, ranks_);
+  for (const Request* request : by_member) {
+    if (!bucket.error.failed() && request != nullptr) bucket.error = validate_alone(*request, ranks_);
+  }
+  if (!bucket.error.failed()) bucket.error = joined_error(first, absent);
+
+  Item item;
+  item.name = first.name;
+  item.unnamed = unnamed;
+  item.dtype = first.dtype;
+  item.shape = first.shape;
+  if (first.kind == Kind::add_group || first.kind == Kind::remove_group) item.splits = first.splits;
+  const bool rows_vary = first.kind == Kind::allgather || first.kind == Kind::alltoall;
+  if (rows_vary && !bucket.error.failed()) fill_rows(item, pending.by_member, first.kind);
+  bucket.items.push_back(std::move(item));
+  return bucket;
+}
+
+std::vector<Bucket> Coordinator::take_ready() {
+  std::vector<Bucket> buckets;
+  for (std::size_t begin = 0; begin < ready_.size();) {
+    std::size_t end = begin;
+    std::vector<Bucket> singles;
+    const std::uint64_t bundle = ready_[begin].bundle;
+    while (end < ready_.size() && (options_.fuse_bundles || ready_[end].bundle == bundle)) {
+      singles.push_back(std::move(ready_[end++].bucket));
+    }
+    std::vector<Bucket> fused = fuse(std::move(singles), options_);
+    std::move(fused.begin(), fused.end(), std::back_inserter(buckets));
+    begin = end;
+  }
+  ready_.clear();
+  // What was pending is ready now that all have joined, and runs before the join ends.
+  if (joined_ > 0 && joined_ == static_cast<int>(ranks_.size())) {
+    Bucket join;
+    join.kind = Kind::join;
+    join.last_joined = last_joined_;
+    buckets.push_back(std::move(join));
+    has_joined_.assign(ranks_.size(), false);
+    joined_ = 0;
+    last_joined_ = -1;
+  }
+  return buckets;
+}
+
+void Coordinator::forget_pending() {
+  pending_.clear();
+  bundles_.clear();
+  // Joins are sent again too, behind the requests that came before them.
+  has_joined_.assign(ranks_.size(), false);
+  joined_ = 0;
+  last_joined_ = -1;
+}
+
+std::vector<Stall> Coordinator::stalls(std::int64_t now_ns, std::int64_t older_than_ns) const {
+  std::vector<std::pair<std::uint64_t, Stall>> found;
+  for (const auto& [name, pending] : pending_) {
+    if (pending.complete || now_ns - pending.since_ns < older_than_ns) continue;
+    Stall stall{name, pending.since_ns, {}, {}};
+    for (std::size_t m = 0; m < ranks_.size(); ++m) {
+      if (pending.by_member[m]) {
+        stall.present.push_back(ranks_[m]);
+      } else if (!has_joined_[m]) {
+        stall.missing.push_back(ranks_[m]);
+      }
+    }
+    found.emplace_back(pending.order, std::move(stall));
+  }
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<Stall> stalls;
+  for (auto& [order, stall] : found) stalls.push_back(std::move(stall));
+  return stalls;
+}
+
+bool Coordinator::anything_pending() const { return !pending_.empty() || !ready_.empty(); }
+
+int Coordinator::joined() const { return joined_; }
+
+}  // namespace farandole::negotiate
