@@ -1,0 +1,292 @@
+// The engine through the C interface: ranks as threads, real sockets and shared memory between them.
+// Touches api/ through job.h.
+#include <algorithm>
+#include <chrono>
+#include <random>
+
+#include "check.h"
+#include "job.h"
+
+using job::finish;
+using job::request;
+using job::submit;
+using job::Tensor;
+using job::Job;
+
+namespace {
+
+enum { kAllreduce = 0, kAllgather = 1, kBroadcast = 2, kBarrier = 5, kJoin = 6, kAddGroup = 7, kSend = 9, kReceive = 10 };
+enum { kNegotiated = 3, kPlanned = 4, kDiverts = 5 };
+
+const std::vector<std::vector<int>> kShapes = {{0}, {0, 0}, {0, 1}, {0, 0, 0}, {0, 1, 2}, {0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 1, 0, 2}};
+
+void allreduce_once(const Job& job, int rank, const char* name, std::size_t elements) {
+  Tensor tensor(elements, static_cast<float>(rank + 1));
+  CHECK_EQUAL(finish(job.engine(rank), submit(job.engine(rank), request(kAllreduce, name, tensor))), 0);
+  float expected = static_cast<float>(job.size() * (job.size() + 1) / 2);
+  for (float value : tensor.data) CHECK_EQUAL(value, expected);
+}
+
+double milliseconds(const std::function<void()>& body) {
+  auto begin = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+}
+
+}  // namespace
+
+TEST(allreduce_on_every_shape) {
+  for (const std::vector<int>& hosts : kShapes) {
+    Job job(hosts);
+    job.run([&](int rank) {
+      for (std::size_t elements : {0, 1, 3, 1000, 70001, 600000}) allreduce_once(job, rank, "x", elements);
+    });
+  }
+}
+
+TEST(named_requests_in_any_order) {
+  for (const std::vector<int>& hosts : kShapes) {
+    Job job(hosts);
+    job.run([&](int rank) {
+      std::mt19937 random(static_cast<unsigned>(rank));
+      for (int round = 0; round < 20; ++round) {
+        std::vector<Tensor> tensors;
+        std::vector<int> order;
+        for (int i = 0; i < 12; ++i) {
+          tensors.emplace_back(static_cast<std::size_t>(i * i * 7), static_cast<float>(rank + i));
+          order.push_back(i);
+        }
+        std::shuffle(order.begin(), order.end(), random);
+        std::vector<int64_t> handles(12);
+        for (int i : order)
+          handles[static_cast<std::size_t>(i)] =
+              submit(job.engine(rank), request(kAllreduce, ("t" + std::to_string(i)).c_str(), tensors[static_cast<std::size_t>(i)]));
+        for (int i = 0; i < 12; ++i) {
+          CHECK_EQUAL(finish(job.engine(rank), handles[static_cast<std::size_t>(i)]), 0);
+          float expected = static_cast<float>(job.size() * (job.size() - 1) / 2 + i * job.size());
+          for (float value : tensors[static_cast<std::size_t>(i)].data) CHECK_EQUAL(value, expected);
+        }
+      }
+    });
+  }
+}
+
+TEST(a_repeated_step_is_planned) {
+  for (const std::vector<int>& hosts : kShapes) {
+    Job job(hosts);
+    job.run([&](int rank) {
+      for (int step = 0; step < 30; ++step) allreduce_once(job, rank, step % 2 != 0 ? "b" : "a", 100);
+      CHECK(farandole_counter(job.engine(rank), kPlanned) >= 20);
+    });
+  }
+}
+
+TEST(unnamed_loops_are_planned) {
+  Job job({0, 0, 1});
+  job.run([&](int rank) {
+    for (int step = 0; step < 30; ++step) allreduce_once(job, rank, nullptr, 10);
+    CHECK(farandole_counter(job.engine(rank), kPlanned) >= 20);
+  });
+}
+
+TEST(a_step_with_a_part_of_the_last_one_ends_soon) {
+  for (const std::vector<int>& hosts : kShapes) {
+    Job job(hosts);
+    job.run([&](int rank) {
+      farandole_engine* engine = job.engine(rank);
+      Tensor a(10, 1), b(10, 1);
+      for (int step = 0; step < 8; ++step) {
+        int64_t first = submit(engine, request(kAllreduce, "a", a)), second = submit(engine, request(kAllreduce, "b", b));
+        CHECK_EQUAL(finish(engine, first), 0);
+        CHECK_EQUAL(finish(engine, second), 0);
+      }
+      for (int step = 0; step < 3; ++step) {
+        double spent = milliseconds([&] { CHECK_EQUAL(finish(engine, submit(engine, request(kAllreduce, "a", a))), 0); });
+        CHECK(spent < 1000);
+      }
+    });
+  }
+}
+
+TEST(one_rank_submits_a_part_and_nobody_waits) {
+  Job job({0, 0});
+  job.run([&](int rank) {
+    farandole_engine* engine = job.engine(rank);
+    Tensor a(10, 1), b(10, 1);
+    int64_t first = 0, second = 0;
+    for (int step = 0; step < 8; ++step) {
+      first = submit(engine, request(kAllreduce, "a", a));
+      second = submit(engine, request(kAllreduce, "b", b));
+      CHECK_EQUAL(finish(engine, first), 0);
+      CHECK_EQUAL(finish(engine, second), 0);
+    }
+    first = submit(engine, request(kAllreduce, "a", a));
+    if (rank == 0) second = submit(engine, request(kAllreduce, "b", b));
+    while (farandole_poll(engine, first) == 0) std::this_thread::yield();
+    CHECK_EQUAL(finish(engine, first), 0);
+    if (rank == 1) second = submit(engine, request(kAllreduce, "b", b));
+    CHECK_EQUAL(finish(engine, second), 0);
+  });
+}
+
+TEST(disagreement_is_an_error_everywhere_and_the_next_works) {
+  for (const std::vector<int>& hosts : kShapes) {
+    if (hosts.size() < 2) continue;
+    Job job(hosts);
+    job.run([&](int rank) {
+      for (int round = 0; round < 5; ++round) {
+        Tensor tensor(rank == 0 ? 10 : 11, 1);
+        std::string text;
+        CHECK_EQUAL(finish(job.engine(rank), submit(job.engine(rank), request(kAllreduce, "x", tensor)), &text), 3);
+        CHECK_EQUAL(text.find("Mismatched ALLREDUCE tensor shapes"), std::size_t{0});
+        allreduce_once(job, rank, "x", 10);
+      }
+    });
+  }
+}
+
+TEST(a_name_is_pending_once) {
+  Job job({0, 0});
+  job.run([&](int rank) {
+    farandole_engine* engine = job.engine(rank);
+    Tensor a(10, 1), b(10, 1);
+    if (rank == 0) {
+      int64_t first = submit(engine, request(kAllreduce, "x", a));
+      CHECK_THROWS(submit(engine, request(kAllreduce, "x", b)), std::runtime_error);
+      allreduce_once(job, rank, "y", 1);
+      CHECK_EQUAL(finish(engine, first), 0);
+    } else {
+      allreduce_once(job, rank, "y", 1);
+      CHECK_EQUAL(finish(engine, submit(engine, request(kAllreduce, "x", a))), 0);
+    }
+  });
+}
+
+TEST(join_stands_in_with_zeros) {
+  for (const std::vector<int>& hosts : kShapes) {
+    Job job(hosts);
+    job.run([&](int rank) {
+      farandole_engine* engine = job.engine(rank);
+      for (int round = 0; round < 4; ++round) {
+        // Rank r has 5 + r batches.
+        for (int step = 0; step < 5 + rank; ++step) {
+          Tensor tensor(100, 1);
+          CHECK_EQUAL(finish(engine, submit(engine, request(kAllreduce, "grad", tensor))), 0);
+          int there = job.size() - std::max(0, step - 4);
+          CHECK_EQUAL(tensor.data[0], static_cast<float>(there));
+        }
+        Tensor none(0);
+        int64_t last = -1;
+        CHECK_EQUAL(finish(engine, submit(engine, request(kJoin, "join", none)), nullptr, &last), 0);
+        CHECK_EQUAL(last, job.size() - 1);
+      }
+    });
+  }
+}
+
+TEST(overlapping_pairs_in_cyclic_order) {
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 0}, {0, 1, 2}, {0, 0, 1}}) {
+    Job job(hosts);
+    job.run([&](int rank) {
+      farandole_engine* engine = job.engine(rank);
+      const int64_t sets[] = {2, 0, 1, 2, 1, 2, 2, 2, 0};
+      Tensor none(0);
+      farandole_request add = request(kAddGroup, "sets", none);
+      add.splits = sets;
+      add.splits_count = 9;
+      int64_t first = 0;
+      CHECK_EQUAL(finish(engine, submit(engine, add), nullptr, &first), 0);
+      const int mine[3][2] = {{0, 2}, {1, 0}, {2, 1}};  // each rank begins with another one
+      for (int round = 0; round < 100; ++round) {
+        Tensor a(1000, 1), b(1000, 1);
+        int64_t x = submit(engine, request(kAllreduce, nullptr, a, static_cast<int>(first) + mine[rank][0]));
+        int64_t y = submit(engine, request(kAllreduce, nullptr, b, static_cast<int>(first) + mine[rank][1]));
+        CHECK_EQUAL(finish(engine, x), 0);
+        CHECK_EQUAL(finish(engine, y), 0);
+        CHECK_EQUAL(a.data[999], 2.0f);
+        CHECK_EQUAL(b.data[999], 2.0f);
+      }
+    });
+  }
+}
+
+TEST(send_and_receive_beside_an_allreduce) {
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0}, {0, 1}}) {
+    Job job(hosts);
+    job.run([&](int rank) {
+      farandole_engine* engine = job.engine(rank);
+      for (int round = 0; round < 50; ++round) {
+        std::size_t elements = round % 2 != 0 ? 100000 : 10;
+        Tensor out(elements, static_cast<float>(rank)), in(elements, -1), sum(elements, 1);
+        farandole_request send = request(kSend, nullptr, out), receive = request(kReceive, nullptr, in);
+        send.peer = receive.peer = 1 - rank;
+        int64_t a = submit(engine, send), b = submit(engine, request(kAllreduce, "sum", sum)), c = submit(engine, receive);
+        CHECK_EQUAL(finish(engine, c), 0);
+        CHECK_EQUAL(finish(engine, b), 0);
+        CHECK_EQUAL(finish(engine, a), 0);
+        CHECK_EQUAL(in.data[elements - 1], static_cast<float>(1 - rank));
+        CHECK_EQUAL(sum.data[0], 2.0f);
+      }
+    });
+  }
+}
+
+TEST(a_rank_that_leaves_ends_what_needs_it) {
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 0}, {0, 1, 2}, {0, 0, 1}}) {
+    Job job(hosts);
+    job.run([&](int rank) {
+      farandole_engine* engine = job.engine(rank);
+      allreduce_once(job, rank, "x", 1000);
+      if (rank == 1) {
+        farandole_leave(engine, 1000);
+        return;
+      }
+      Tensor tensor(10, 1);
+      int64_t handle = 0;
+      char error[512];
+      farandole_request one = request(kAllreduce, "y", tensor);
+      if (farandole_submit(engine, &one, 1, 0, &handle, error, sizeof error) == 0) {
+        std::string text;
+        CHECK_EQUAL(finish(engine, handle, &text), 5);
+        CHECK(text.find("rank 1") != std::string::npos);
+      }
+    });
+  }
+}
+
+TEST(revoking_ends_all_operations_on_all_ranks) {
+  Job job({0, 0, 1});
+  job.run([&](int rank) {
+    farandole_engine* engine = job.engine(rank);
+    allreduce_once(job, rank, "x", 1000);
+    Tensor tensor(10, 1);
+    if (rank == 2) {
+      farandole_revoke(engine, 7, -1, "enough");
+    } else {
+      std::string text;
+      CHECK_EQUAL(finish(engine, submit(engine, request(kAllreduce, "y", tensor)), &text), 7);
+      CHECK_EQUAL(text, std::string("enough"));
+    }
+  });
+}
+
+TEST(stalls_are_reported_by_name_and_rank) {
+  farandole_options options = job::default_options();
+  options.stall_note_ms = 50;
+  options.stall_warning_ms = 100;
+  options.stall_shutdown_ms = 300;
+  Job job({0, 0, 0}, options);
+  job.run([&](int rank) {
+    farandole_engine* engine = job.engine(rank);
+    if (rank == 1) return;
+    Tensor tensor(10, 1);
+    std::string text;
+    CHECK_EQUAL(finish(engine, submit(engine, request(kAllreduce, "grad", tensor)), &text), 5);
+    CHECK(text.find("grad") != std::string::npos);
+    CHECK(text.find("waiting for rank 1") != std::string::npos);
+    if (rank != 0) return;
+    farandole_event event{};
+    CHECK_EQUAL(farandole_next_event(engine, &event, 1000), 0);
+    CHECK(std::string(event.text).find("grad: waiting for rank 1") != std::string::npos);
+  });
+}
