@@ -1,6 +1,10 @@
 // The kernels for x86-64 with AVX-512 (F, BW, DQ, VL), in vectors of 64 bytes. They run only where processor.h has seen
 // all of these. Touches vector.h alone.
 #if defined(__x86_64__)
+#if !defined(__clang__)  // gcc 12 takes its own header's "undefined" vectors for mistakes
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
 #include <immintrin.h>
 
 #include <cstddef>

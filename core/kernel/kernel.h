@@ -13,10 +13,10 @@ namespace farandole::kernel {
 // fp16 and bf16 are accumulated in fp32 and rounded once (to nearest even). finish(x) = x * postscale / divisor:
 // for floating types x * (postscale / divisor) in the accumulator's type; for integers truncated towards zero, in
 // integer arithmetic when postscale is 1. A prescale on integers truncates each product towards zero; integer sums and
-// products wrap around; conversions out of range saturate. bool: sum and max are "or", product and min are "and"; scales
-// do not touch it. `out` may be one of the sources, or overlap none of them.
-// Every set gives the same bits. A floating result that is NaN is always the positive quiet NaN without payload; min and
-// max give NaN when any source has it, and hold -0.0 to be below 0.0, so that they do not depend on the order.
+// products wrap around; conversions out of range saturate. bool: sum and max are "or", product and min are "and";
+// scales do not touch it. `out` may be one of the sources, or overlap none of them. Every set gives the same bits. A
+// floating result that is NaN is always the positive quiet NaN without payload; min and max give NaN when any source
+// has it, and hold -0.0 to be below 0.0, so that they do not depend on the order.
 struct Reduce {
   DType dtype = DType::float32;
   ReduceOp op = ReduceOp::sum;  // sum, min, max or product; an average is a sum with a divisor
@@ -31,13 +31,13 @@ struct Reduce {
 };
 void reduce(const Reduce& work);
 
-// Adasum of two vectors: a * (1 - a.b / (2 |a|^2)) + b * (1 - a.b / (2 |b|^2)); a coefficient is 1 when its norm is below
-// sqrt(DBL_MIN). Products are summed in double, in a fixed order that depends on nothing but `elements`; the vectors are
-// combined in the accumulator's type and rounded once. `out` may be `a` or `b`, or overlap neither.
+// Adasum of two vectors: a * (1 - a.b / (2 |a|^2)) + b * (1 - a.b / (2 |b|^2)); a coefficient is 1 when its norm is
+// below sqrt(DBL_MIN). Products are summed in double, in a fixed order that depends on nothing but `elements`; the
+// vectors are combined in the accumulator's type and rounded once. `out` may be `a` or `b`, or overlap neither.
 struct Dots {
   double ab = 0, aa = 0, bb = 0;
 };
-Dots dots(DType dtype, const void* a, const void* b, std::size_t elements);          // floating types only
+Dots dots(DType dtype, const void* a, const void* b, std::size_t elements);  // floating types only
 void combine(DType dtype, const void* a, const void* b, const Dots& dots, void* out, std::size_t elements);
 
 // "scalar", "neon", "avx2" or "avx512".

@@ -1,7 +1,6 @@
 // The kernels over vectors, written once for all widths. neon.cc, avx2.cc and avx512.cc each include it, after defining
-// FARANDOLE_TARGET (the attribute that lets a function use the set), kVectorBytes, and struct Machine: what the set does
-// better than the compiler.
-// Touches set.h and base/ alone.
+// FARANDOLE_TARGET (the attribute that lets a function use the set), kVectorBytes, and struct Machine: what the set
+// does better than the compiler. Touches set.h and base/ alone.
 #pragma once
 
 #include <cstring>

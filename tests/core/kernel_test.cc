@@ -1,5 +1,7 @@
 // Every vector set against the scalar kernels, bit for bit; the scalar kernels against plain arithmetic; CRC32C.
 // Touches kernel/ and base/ alone.
+#include "kernel/kernel.h"
+
 #include <bit>
 #include <cfenv>
 #include <cmath>
@@ -10,7 +12,6 @@
 #include "base/error.h"
 #include "check.h"
 #include "kernel/half.h"
-#include "kernel/kernel.h"
 #include "kernel/set.h"
 
 namespace kernel = farandole::kernel;
