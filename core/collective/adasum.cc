@@ -15,9 +15,9 @@ struct Pair {
   int first, second;  // the combination takes the place of the first
 };
 
-// With P the largest power of two that is not above N: first the members from P on are combined with those P before them,
-// then places at distance 1, 2, 4 ... below P. A member's slice is the same part of every tensor, so the numbers depend on
-// the tensor and N, not on what else is in the bucket.
+// With P the largest power of two that is not above N: first the members from P on are combined with those P before
+// them, then places at distance 1, 2, 4 ... below P. A member's slice is the same part of every tensor, so the numbers
+// depend on the tensor and N, not on what else is in the bucket.
 std::vector<std::vector<Pair>> levels(int size) {
   std::vector<std::vector<Pair>> result;
   int power = 1;
@@ -36,7 +36,7 @@ std::vector<std::vector<Pair>> levels(int size) {
 // My slice of every member's tensors, one member after another.
 struct Workspace {
   DType dtype;
-  std::size_t stride = 0;                // bytes of one member's slices
+  std::size_t stride = 0;                  // bytes of one member's slices
   std::vector<std::size_t> offset, bytes;  // of each tensor's slice within them
   std::unique_ptr<std::byte[]> memory;
 

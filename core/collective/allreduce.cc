@@ -32,8 +32,8 @@ Task allreduce_alone(const Context& context, const Pieces& in, const Pieces& out
   co_await task;
 }
 
-// As many slices as every host has members; the host's sum of a slice lies in its owner's `out` until all hosts' sums are
-// added to it there.
+// As many slices as every host has members; the host's sum of a slice lies in its owner's `out` until all hosts' sums
+// are added to it there.
 Task allreduce_by_hosts(const Context& context, const Pieces& in, const Pieces& out, const Reduction& reduction) {
   const Topology& topology = *context.topology;
   std::size_t owners = topology.my_host().size();

@@ -29,7 +29,7 @@ struct Context {
   std::size_t chunk_bytes = 256 << 10;  // between hosts
   Kind kind = Kind::allreduce;          // for failpoints and phases
   const void* engine = nullptr;         // for failpoints
-  const char** phase = nullptr;         // where it stands, for error messages: "pack", "send", "receive", "reduce", "unpack"
+  const char** phase = nullptr;         // where it stands, for error messages: "pack", "send", "recv", "reduce", "unpack"
 };
 
 struct Reduction {
@@ -46,7 +46,7 @@ Task allreduce(Context context, Pieces in, Pieces out, Reduction reduction);
 Task adasum(Context context, std::vector<Pieces> in, std::vector<Pieces> out, Reduction reduction);
 // out[m] receives member m's contribution, out[me] mine.
 Task allgather(Context context, Pieces in, std::vector<Pieces> out);
-// data: read on the root, written on the others.
+// data: read on the root (a member), written on the others.
 Task broadcast(Context context, Pieces data, int root);
 // in[m] goes to member m; out[m] comes from member m.
 Task alltoall(Context context, std::vector<Pieces> in, std::vector<Pieces> out);

@@ -8,7 +8,8 @@
 
 namespace farandole::collective {
 
-Exchange::Exchange(const Context& context, std::size_t chunk) : context_(context), rings_(*context.rings), chunk_(chunk) {
+Exchange::Exchange(const Context& context, std::size_t chunk)
+    : context_(context), rings_(*context.rings), chunk_(chunk) {
   outgoing_.reserve(index(rings_.members()));
   incoming_.reserve(index(rings_.members()));
 }

@@ -10,9 +10,9 @@
 
 namespace farandole::collective {
 
-// Filled by a local collective, then run: each step moves at most one chunk per lane in each direction, so that what one
-// member writes is still in cache when another reads it, and nobody waits for a stage to end.
-// All members cut each run of bytes into the same chunks; nothing about them is sent.
+// Filled by a local collective, then run: each step moves at most one chunk per lane in each direction, so that what
+// one member writes is still in cache when another reads it, and nobody waits for a stage to end. All members cut each
+// run of bytes into the same chunks; nothing about them is sent.
 class Exchange {
  public:
   // `chunk`: a multiple of 64, at most a slot.
@@ -22,8 +22,8 @@ class Exchange {
   void give(int lane, Cursor from, std::size_t bytes);
   // `bytes` come from a lane of `writer` to `to`.
   void take(int writer, bool from_everyone, Cursor to, std::size_t bytes);
-  // `bytes` at `in` and what the other members' lanes to me bring are reduced to `out`, in local order; with `mirror`, the
-  // result goes to my lane `everyone` in the same pass.
+  // `bytes` at `in` and what the other members' lanes to me bring are reduced to `out`, in local order; with `mirror`,
+  // the result goes to my lane `everyone` in the same pass.
   void fold(Cursor in, Cursor out, std::size_t bytes, const Reduction& reduction, bool mirror);
 
   // Until all of it has moved. The exchange outlives the task.
@@ -60,7 +60,7 @@ class Exchange {
   std::size_t fold_left_ = 0;
   bool mirror_ = false;
   kernel::Reduce work_;
-  std::vector<const std::byte*> slots_;   // of the chunk being folded, by local member
+  std::vector<const std::byte*> slots_;  // of the chunk being folded, by local member
   std::vector<const void*> sources_;
 };
 

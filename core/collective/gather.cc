@@ -72,8 +72,8 @@ namespace {
 
 constexpr std::size_t kWindow = 8;  // chunks under way
 
-// One member per host holds or takes the data and hands it on down a binomial tree of hosts, chunk by chunk; the chunk is
-// spread on the host while the next is under way.
+// One member per host holds or takes the data and hands it on down a binomial tree of hosts, chunk by chunk; the chunk
+// is spread on the host while the next is under way.
 Task broadcast_between(const Context& context, const Pieces& data, int root) {
   const Topology& topology = *context.topology;
   int root_host = topology.host_of[index(root)];

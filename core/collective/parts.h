@@ -20,8 +20,8 @@ inline void enter(const Context& context, const char* phase) {
   FARANDOLE_FAILPOINT(context.engine, context.kind, phase);
 }
 
-// `bytes` cut into `count` parts of equal size, at multiples of 64 so that no cache line has two owners; the last parts are
-// shorter or empty.
+// `bytes` cut into `count` parts of equal size, at multiples of 64 so that no cache line has two owners; the last parts
+// are shorter or empty.
 struct Slices {
   std::size_t bytes = 0;
   std::size_t each = 0;

@@ -61,7 +61,8 @@ class DirectRound {
       }
       Pieces theirs = part(out_, from);
       if (theirs.empty()) continue;
-      others_.push_back(context_.messenger->receive(party_.ranks[index(from)], tag(context_, round | kResults), theirs));
+      others_.push_back(
+          context_.messenger->receive(party_.ranks[index(from)], tag(context_, round | kResults), theirs));
       others_.push_back(context_.messenger->send(party_.ranks[index(from)], tag(context_, round), part(in_, from)));
     }
   }

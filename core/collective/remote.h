@@ -17,8 +17,8 @@ struct Party {
 };
 
 // Arguments are taken by reference: they stay until the task has ended. `in` and `out` may be the same memory, piece by
-// piece. The reduction's prescale is not looked at: contributions are scaled before. A collective runs one of these once,
-// and all its messages have steps of their own.
+// piece. The reduction's prescale is not looked at: contributions are scaled before. A collective runs one of these
+// once, and all its messages have steps of their own.
 Task remote_allreduce(const Context& context, const Party& party, const Pieces& in, const Pieces& out,
                       const Reduction& reduction);
 

@@ -12,9 +12,9 @@ namespace {
 
 constexpr std::size_t kWindow = 8;  // chunks under way in each direction
 
-// The bytes are cut into N segments, a segment into `chunks` chunks. Turn t = step * chunks + chunk. In step s of the first
-// N-1 a member sends segment me-s and receives me-s-1, adds its own contribution and has what it sends in step s+1. After
-// them segment me+1 is complete here, and in N-1 more steps the complete segments go round.
+// The bytes are cut into N segments, a segment into `chunks` chunks. Turn t = step * chunks + chunk. In step s of the
+// first N-1 a member sends segment me-s and receives me-s-1, adds its own contribution and has what it sends in step
+// s+1. After them segment me+1 is complete here, and in N-1 more steps the complete segments go round.
 class Ring {
  public:
   Ring(const Context& context, const Party& party, const Pieces& in, const Pieces& out, const Reduction& reduction)
@@ -37,7 +37,8 @@ class Ring {
       receive = space.empty() ? nullptr : context_.messenger->receive(before, step(received_), space);
     }
     for (; sent_ < turns_ && sent_ < handled_ + std::min(kWindow, chunks_); ++sent_) {
-      Pieces bytes = part(sent_ < chunks_ ? in_ : out_, party_.me + party_.size() + sent_segment(sent_), sent_ % chunks_);
+      Pieces bytes =
+          part(sent_ < chunks_ ? in_ : out_, party_.me + party_.size() + sent_segment(sent_), sent_ % chunks_);
       if (!bytes.empty()) sends_.push_back(context_.messenger->send(after, step(sent_), bytes));
     }
     while (!sends_.empty() && sends_.front()->done()) sends_.pop_front();

@@ -58,8 +58,8 @@ int adder(const Topology& topology, int host, int destination) {
   return members[index(topology.local_of[index(destination)]) % members.size()];
 }
 
-// partials[m] becomes the host's sum for member m where I am its adder, as memory of my own (or of `in`, when I am alone on
-// the host and there is nothing to add and nothing to scale).
+// partials[m] becomes the host's sum for member m where I am its adder, as memory of my own (or of `in`, when I am
+// alone on the host and there is nothing to add and nothing to scale).
 Task add_up_host(const Context& context, const std::vector<Pieces>& in, const Reduction& reduction,
                  std::unique_ptr<std::byte[]>& memory, std::vector<Pieces>& partials) {
   const Topology& topology = *context.topology;

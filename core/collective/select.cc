@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kDoublingBytes = 256 << 10;  // of all contributions together: what a few packets hold
 constexpr int kManyHosts = 32;                     // beyond it not every pair of hosts has a link
 constexpr std::size_t kRingSegment = 16 << 10;     // below it a ring's 2(N-1) steps cost more than their bytes
-constexpr std::size_t kOneHopBytes = 64 << 10;     // of the contributions that each member reads
+constexpr std::size_t kOneHopBytes = 128 << 10;    // of the contributions that each member reads
 constexpr std::size_t kSmallestChunk = 8 << 10;
 constexpr std::size_t kChunksUnderWay = 4;
 

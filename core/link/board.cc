@@ -20,7 +20,8 @@ Board::Board(std::uint32_t generation, int rank, std::uint64_t nonce)
 
 void Board::sleep_soon() {
   page_->sleeping.store(1, std::memory_order_relaxed);
-  // Pairs with the fence of whoever publishes: either the last look of the sleeper sees the bytes, or they see `sleeping`.
+  // Pairs with the fence of whoever publishes: either the last look of the sleeper sees the bytes, or they see
+  // `sleeping`.
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
@@ -34,8 +35,9 @@ Neighbour::Neighbour(os::Descriptor board, os::Descriptor doorbell, std::uint32_
   memory_.close_file();
   if (page_->magic != kBoardMagic || page_->nonce != nonce || page_->generation != generation ||
       page_->rank != static_cast<std::uint32_t>(rank)) {
-    throw Failure(Code::precondition, "the memory page received from rank " + std::to_string(rank) +
-                                          " is not the one that it described: the two ranks do not share memory",
+    throw Failure(Code::precondition,
+                  "the memory page received from rank " + std::to_string(rank) +
+                      " is not the one that it described: the two ranks do not share memory",
                   rank);
   }
 }

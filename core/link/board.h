@@ -23,8 +23,8 @@ struct BoardPage {
 inline constexpr std::uint64_t kBoardMagic = 0x656c6f646e617261;  // "arandole"
 inline constexpr std::size_t kBoardBytes = 4096;
 
-// Mine. `sleep_soon` then looking once more at everything, then waiting, loses no ring: publishers store first, then read
-// `sleeping`, with a full fence in between on both sides.
+// Mine. `sleep_soon` then looking once more at everything, then waiting, loses no ring: publishers store first, then
+// read `sleeping`, with a full fence in between on both sides.
 class Board {
  public:
   Board(std::uint32_t generation, int rank, std::uint64_t nonce);

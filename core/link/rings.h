@@ -46,8 +46,8 @@ class Rings {
   std::size_t slot_bytes() const { return shape_.slot_bytes; }
   int slots() const { return shape_.slots; }
 
-  // Writing: claim(lane) gives the next free slot of my lane, or nullptr while a reader has not caught up; publish(lane)
-  // makes it visible and wakes sleeping readers. Claiming twice without publishing gives the same slot.
+  // Writing: claim(lane) gives the next free slot of my lane, or nullptr while a reader has not caught up;
+  // publish(lane) makes it visible and wakes sleeping readers. Claiming twice without publishing gives the same slot.
   std::byte* claim(int lane);
   void publish(int lane);
   // Reading: the oldest unread slot of `writer`'s lane to me (`everyone` = false) or to all (true), or nullptr.

@@ -43,15 +43,17 @@ std::vector<float> contribution(std::size_t elements, int rank, std::size_t tens
   std::mt19937 random(static_cast<unsigned>(rank) * 1000 + static_cast<unsigned>(tensor));
   std::normal_distribution<float> normal(0.1f, 1.0f);
   std::vector<float> result(elements);
-  for (float& value : result) value = tensor == 2 ? 0.0f : normal(random);  // one tensor of zeros: norms below the limit
+  for (float& value : result)
+    value = tensor == 2 ? 0.0f : normal(random);  // one tensor of zeros: norms below the limit
   return result;
 }
 
 }  // namespace
 
 TEST(adasum_everywhere) {
-  const std::vector<std::vector<int>> topologies = {{0}, {0, 0}, {0, 0, 0}, {0, 0, 0, 0, 0}, {0, 1}, {0, 1, 2}, {0, 1, 2, 3},
-                                                    {0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 0, 1, 1, 2}, {0, 0, 0, 0, 1, 1, 1, 1}};
+  const std::vector<std::vector<int>> topologies = {
+      {0},          {0, 0},       {0, 0, 0},          {0, 0, 0, 0, 0},         {0, 1}, {0, 1, 2}, {0, 1, 2, 3},
+      {0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 0, 1, 1, 2}, {0, 0, 0, 0, 1, 1, 1, 1}};
   const std::vector<std::size_t> sizes = {3000, 1, 100, 0, 777};
   for (const std::vector<int>& hosts : topologies) {
     World all(hosts, {});

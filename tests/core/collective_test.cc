@@ -1,5 +1,5 @@
-// Every collective on many topologies, compared bit for bit with plain loops in the order that docs/algorithms.md gives.
-// Touches what world.h touches, and kernel/.
+// Every collective on many topologies, compared bit for bit with plain loops in the order that docs/algorithms.md
+// gives. Touches what world.h touches, and kernel/.
 #include "collective/collective.h"
 
 #include <algorithm>
@@ -20,10 +20,12 @@ namespace {
 using Bytes = std::vector<std::byte>;
 std::size_t at(int value) { return static_cast<std::size_t>(value); }
 
-const std::vector<std::vector<int>> kOneHost = {{0}, {0, 0}, {0, 0, 0}, {0, 0, 0, 0}, {0, 0, 0, 0, 0},
-                                                {0, 0, 0, 0, 0, 0, 0, 0}};
-const std::vector<std::vector<int>> kManyHosts = {{0, 1}, {0, 1, 2}, {0, 1, 2, 3}, {0, 1, 2, 3, 4}, {0, 1, 2, 3, 4, 5, 6, 7}};
-const std::vector<std::vector<int>> kMixed = {{0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 0, 1, 1}, {1, 0, 0}, {0, 0, 1, 2, 2, 2}};
+const std::vector<std::vector<int>> kOneHost = {{0},          {0, 0},          {0, 0, 0},
+                                                {0, 0, 0, 0}, {0, 0, 0, 0, 0}, {0, 0, 0, 0, 0, 0, 0, 0}};
+const std::vector<std::vector<int>> kManyHosts = {
+    {0, 1}, {0, 1, 2}, {0, 1, 2, 3}, {0, 1, 2, 3, 4}, {0, 1, 2, 3, 4, 5, 6, 7}};
+const std::vector<std::vector<int>> kMixed = {
+    {0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 0, 1, 1}, {1, 0, 0}, {0, 0, 1, 2, 2, 2}};
 const std::size_t kElements[] = {0, 1, 3, 17, 500, 1024, 5003, 30011};
 
 std::vector<std::vector<int>> everywhere() {
@@ -39,7 +41,8 @@ Bytes contribution(DType dtype, std::size_t elements, int rank, unsigned seed) {
   std::mt19937 random(seed * 100 + static_cast<unsigned>(rank));
   for (std::size_t i = 0; i < elements; ++i) {
     unsigned bits = random();
-    float value = std::ldexp(static_cast<float>(static_cast<int>(bits % 4001) - 2000), static_cast<int>(bits >> 28) - 11);
+    float value =
+        std::ldexp(static_cast<float>(static_cast<int>(bits % 4001) - 2000), static_cast<int>(bits >> 28) - 11);
     if (dtype == DType::float32) {
       std::memcpy(result.data() + 4 * i, &value, 4);
     } else if (dtype == DType::bfloat16) {

@@ -1,5 +1,5 @@
-// Rings and boards: slots handed between members that are threads here, and sleepers that are woken exactly when needed.
-// Touches link/ and os/.
+// Rings and boards: slots handed between members that are threads here, and sleepers that are woken exactly when
+// needed. Touches link/ and os/.
 #include "link/rings.h"
 
 #include <cstring>
@@ -207,5 +207,6 @@ TEST(words_and_boards) {
   CHECK_THROWS(Neighbour(host.boards[0]->memory().file().duplicate(), host.bells[0]->descriptor().duplicate(), 7, 0, 1),
                Failure);
   CHECK_THROWS(
-      Neighbour(host.boards[0]->memory().file().duplicate(), host.bells[0]->descriptor().duplicate(), 8, 0, 1000), Failure);
+      Neighbour(host.boards[0]->memory().file().duplicate(), host.bells[0]->descriptor().duplicate(), 8, 0, 1000),
+      Failure);
 }

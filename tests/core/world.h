@@ -109,8 +109,7 @@ class World {
       messenger.generation = 1;
       messenger.eager_bytes = options.eager_bytes;
       messenger.frame_bytes = 3000;
-      member->messenger =
-          std::make_unique<link::Messenger>(rank, size, member->poller, member->listener, messenger);
+      member->messenger = std::make_unique<link::Messenger>(rank, size, member->poller, member->listener, messenger);
       int local = static_cast<int>(member->topology.my_host().size());
       if (local > 1) {
         link::RingShape shape{local, options.slot_bytes, options.slots};
