@@ -19,7 +19,7 @@ from farandole.rendezvous import sockets
 from farandole.rendezvous.flow import READ, Flow, Loop, Task
 from farandole.rendezvous.handshake import HANDSHAKE_SECONDS, VersionMismatch
 
-MOST_STRANGERS = 128
+MOST_STRANGERS = 128  # heard at a time, beside one for each rank
 ACCEPTS_PER_TURN = 64  # so that a flood of connections does not starve those who have proven themselves
 BREATH_SECONDS = 0.1  # without descriptors nobody is accepted for this long
 
@@ -27,7 +27,8 @@ T = TypeVar("T")
 
 
 class Door(Generic[T]):
-    """`talk(sock)` is the flow that a stranger has to pass, `enter(sock, result)` what happens then.
+    """`talk(sock)` is the flow that a stranger has to pass, `enter(sock, result)` what happens then, `most` the
+    number of strangers that are heard at a time.
 
     `other_version(error)`: one of ours that cannot be understood. `starved(error)`: nobody can be let in for a moment.
     """
@@ -36,12 +37,14 @@ class Door(Generic[T]):
         self,
         loop: Loop,
         address: str,
+        most: int,
         talk: Callable[[socket.socket], Flow[T]],
         enter: Callable[[socket.socket, T], None],
         other_version: Callable[[VersionMismatch], None],
         starved: Callable[[OSError], None],
     ) -> None:
         self._loop = loop
+        self._most = most
         self._talk = talk
         self._enter = enter
         self._other_version = other_version
@@ -94,7 +97,7 @@ class Door(Generic[T]):
         self._loop.at(self, time.monotonic() + BREATH_SECONDS, self.open)
 
     def _hear(self, sock: socket.socket) -> None:
-        if len(self._strangers) >= MOST_STRANGERS:
+        if len(self._strangers) >= self._most:
             self._turn_away(next(iter(self._strangers)))
         name = next(self._names)
         over = False

@@ -13,7 +13,7 @@ import time
 
 from farandole.rendezvous import sockets
 from farandole.rendezvous.channel import Channel
-from farandole.rendezvous.door import Door
+from farandole.rendezvous.door import MOST_STRANGERS, Door
 from farandole.rendezvous.flow import Flow, Loop
 from farandole.rendezvous.handshake import NOBODY, Greeting, Proven, Role, VersionMismatch, answer
 from farandole.rendezvous.messages import Message, Sorry
@@ -38,8 +38,9 @@ class Hub:
         self._starved = False
         self._thread: threading.Thread | None = None
         try:
+            most = MOST_STRANGERS + size  # all ranks may knock at once
             self._door: Door[Proven] = Door(
-                self._loop, address, self._talk, self._admit, self._other_version, self._starve
+                self._loop, address, most, self._talk, self._admit, self._other_version, self._starve
             )
         except BaseException:
             self._loop.close()
@@ -77,8 +78,14 @@ class Hub:
 
     def _run(self) -> None:
         self._door.open()
-        while not self._closing:
-            self._loop.turn()
+        try:
+            while not self._closing:
+                self._loop.turn()
+        except Exception:
+            # Better no hub than one that forgets: every rank notices the end of its connection at once.
+            log.exception("the hub failed")
+            for channel in self._channels.values():
+                channel.close()
 
     def _talk(self, sock: socket.socket) -> Flow[Proven]:
         return answer(sock, self._secret, Greeting(Role.HUB, NOBODY, 0), lambda peer: peer.role is Role.WORKER)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from farandole.rendezvous import sockets
-from farandole.rendezvous.door import Door
+from farandole.rendezvous.door import MOST_STRANGERS, Door
 from farandole.rendezvous.flow import READ, WRITE, Flow, Loop, Wait, pause, receive, send
 from farandole.rendezvous.handshake import Greeting, Role, answer, call
 from farandole.rendezvous.secret import Secret
@@ -126,10 +126,11 @@ def _receive_file(sock: socket.socket) -> Flow[int]:
 class Weaver:
     """Makes the links of one rank, of one kind, in one generation. The owner of the loop reads `made` and `failed`."""
 
-    def __init__(self, loop: Loop, secret: Secret, rank: int, kind: int) -> None:
+    def __init__(self, loop: Loop, secret: Secret, rank: int, size: int, kind: int) -> None:
         self._loop = loop
         self._secret = secret
         self._rank = rank
+        self._size = size
         self._kind = kind
         self.generation = 0
         self.wanted: set[int] = set()
@@ -139,7 +140,8 @@ class Weaver:
 
     def door(self, address: str) -> Door[tuple[int, str]]:
         """Listens for the lower ones of the wanted ranks; hears them once it is opened."""
-        return Door(self._loop, address, self._answer, self._entered, lambda error: None, self._starve)
+        most = MOST_STRANGERS + self._size  # all peers may knock at once
+        return Door(self._loop, address, most, self._answer, self._entered, lambda error: None, self._starve)
 
     def want(self, peers: Iterable[int]) -> None:
         """From now on these peers may call."""

@@ -25,8 +25,8 @@ from farandole.rendezvous.secret import Secret
 from farandole.rendezvous.session import Session
 from farandole.version import package_version
 
-HUB_SECONDS = 5.0  # the hub listens before any rank is started; a crowd of strangers may delay it
-LOCAL_SECONDS = 10.0  # then a host is taken to share no memory
+HUB_SECONDS = 5.0  # the hub listens before any rank is started, so it answers at once; a crowd may delay it
+LOCAL_SECONDS = 20.0  # then a host is taken to share no memory
 SLACK_SECONDS = 60.0  # the hub keeps the times; a rank gives up by itself this much later
 BLAME_SECONDS = 0.5  # the hub knows better than we do why a peer cannot be reached
 RETRY_SECONDS = 0.05
@@ -74,8 +74,8 @@ class _Joining:
         self.secret = secret
         self.package = package
         self.loop = Loop()
-        self.local = Weaver(self.loop, secret, config.rank, sockets.LOCAL)
-        self.remote = Weaver(self.loop, secret, config.rank, sockets.TCP)
+        self.local = Weaver(self.loop, secret, config.rank, config.size, sockets.LOCAL)
+        self.remote = Weaver(self.loop, secret, config.rank, config.size, sockets.TCP)
         self.doors: list[Door[tuple[int, str]]] = []
         self.inbox: list[Message] = []
         self.ended: str | None = None
@@ -85,7 +85,8 @@ class _Joining:
         self.deadline = time.monotonic() + config.start_timeout + SLACK_SECONDS
 
     def run(self) -> Session:
-        sock, proven = self.loop.finish(self.call_hub(), time.monotonic() + HUB_SECONDS)
+        patience = max(HUB_SECONDS, self.config.start_timeout)
+        sock, proven = self.loop.finish(self.call_hub(), time.monotonic() + patience)
         self.channel = Channel(self.loop, sock, proven, self.heard, self.hung_up)
         listen_at = "tcp:" + ("127.0.0.1" if sockets.is_local(self.rendezvous) else sock.getsockname()[0])
         self.listen(listen_at)
@@ -103,6 +104,8 @@ class _Joining:
         for message in self.inbox:  # somebody may already wish for a link, or be gone
             session.heard(message)
         self.inbox.clear()
+        if self.ended is not None:
+            session.ended(self.ended)
         return session
 
     def call_hub(self) -> Flow[tuple[socket.socket, Proven]]:

@@ -31,6 +31,7 @@ from farandole.rendezvous.messages import (
 )
 
 LINK_SECONDS = 30.0  # a complete round has this long to make its links
+LONGEST_TEXT = 1024  # of a host name or an address
 Sends = list[tuple[int, Message]]
 
 
@@ -112,7 +113,7 @@ class Rounds:
         if getattr(message, "generation", -1) != one.generation:
             return self._end(one, f"rank {rank} spoke of another generation than {one.generation}")
         if isinstance(message, Failed):
-            return self._end(one, message.text)
+            return self._end(one, message.text[:LONGEST_TEXT])
         if isinstance(message, Proved) and one.phase is Phase.PROVING:
             return self._proved(one, rank, message)
         if isinstance(message, Proved) and one.phase is Phase.LINKING:
@@ -171,6 +172,8 @@ class Rounds:
         return self._welcome(one, now) if len(one.members) == self.size else []
 
     def _objection(self, one: Round, hello: Hello) -> str:
+        if max(map(len, (hello.host, hello.package, hello.local, hello.remote))) > LONGEST_TEXT:
+            return f"rank {hello.rank} has a host name or an address of more than {LONGEST_TEXT} characters"
         if hello.package != self.package:
             return (
                 f"rank {hello.rank} on {hello.host} has farandole {hello.package}, the launcher {self.package}: "
@@ -213,7 +216,7 @@ class Rounds:
         if message.unshared:
             # The others of this host may wait for a call that never comes; they are through as well.
             one.divided.add(one.hosts[rank])
-            one.reasons.append(message.reason)
+            one.reasons.append(message.reason[:LONGEST_TEXT])
         waiting = [other for other in one.members if other not in one.done and one.hosts[other] not in one.divided]
         if waiting:
             return []

@@ -71,6 +71,8 @@ class Session:
         self._engine: LinkTaker | None = None
         self._hub_lost: Callable[[str], None] | None = None
         self._doors: dict[int, tuple[Door[tuple[int, str]], Weaver]] = {}
+        self._early: list[Message] = []  # what the hub said before there was an engine to tell
+        self._lost_early: str | None = None
         self._thread: threading.Thread | None = None
         self._closing = False
         _SESSIONS.add(self)
@@ -88,14 +90,15 @@ class Session:
         self._engine = engine
         self._hub_lost = hub_lost
         self._thread = threading.Thread(target=self._run, name="farandole-session", daemon=True)
+        self._loop.call(self._catch_up)
         self._thread.start()
         engine.watch_links(self.wish)
 
     def wish(self, peer: int) -> None:
         """Asks for a link to a peer; the engine gets it when it stands. Safe from any thread."""
-        if self._loop is not None and self._channel is not None:
-            channel = self._channel
-            self._loop.call(lambda: channel.send(Wish(self.generation, peer)))
+        loop, channel = self._loop, self._channel  # close() may take them away meanwhile
+        if loop is not None and channel is not None:
+            loop.call(lambda: channel.send(Wish(self.generation, peer)))
 
     def close(self) -> None:
         """Leaves the hub in good order and closes what was not handed over. Calling it again does nothing."""
@@ -141,6 +144,9 @@ class Session:
         """A message from the hub."""
         if getattr(message, "generation", self.generation) != self.generation:
             return
+        if self._engine is None:
+            self._early.append(message)
+            return
         if isinstance(message, Wanted):
             self._open_ear(message.peer)
         elif isinstance(message, Offer):
@@ -154,10 +160,19 @@ class Session:
         """The hub is gone: the launcher died or is about to end the job."""
         if self._closing:
             return
-        if self._hub_lost is not None:
+        if self._engine is None:
+            self._lost_early = reason
+        elif self._hub_lost is not None:
             self._hub_lost(reason)
         else:
             self._revoke(errors.ABORTED, -1, f"the connection to the launcher was lost: {reason}")
+
+    def _catch_up(self) -> None:
+        early, self._early = self._early, []
+        for message in early:
+            self.heard(message)
+        if self._lost_early is not None:
+            self.ended(self._lost_early)
 
     def _run(self) -> None:
         assert self._loop is not None
@@ -171,7 +186,7 @@ class Session:
 
     def _weaver(self) -> Weaver:
         assert self._loop is not None and self._secret is not None
-        weaver = Weaver(self._loop, self._secret, self.rank, sockets.TCP)
+        weaver = Weaver(self._loop, self._secret, self.rank, self.size, sockets.TCP)
         weaver.generation = self.generation
         return weaver
 

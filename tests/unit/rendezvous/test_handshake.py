@@ -242,7 +242,9 @@ def test_row_31_another_version_is_named_on_both_sides() -> None:
     assert isinstance(two, VersionMismatch) and (two.ours, two.theirs) == (WIRE_VERSION, WIRE_VERSION + 1)
     assert isinstance(one, VersionMismatch) and (one.ours, one.theirs) == (WIRE_VERSION + 1, WIRE_VERSION)
     for error in (one, two):
-        assert "wire version" in str(error) and {"1", "2"} <= set(str(error)) and "install the same version" in str(error)
+        assert (
+            "wire version" in str(error) and {"1", "2"} <= set(str(error)) and "install the same version" in str(error)
+        )
 
 
 def test_the_other_byte_order_is_refused() -> None:

@@ -76,7 +76,9 @@ def test_tcp_when_it_is_asked_for() -> None:
             greet(stubs)
 
 
-def test_memory_that_cannot_be_passed_means_tcp(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_that_cannot_be_passed_means_tcp(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def refuse(nonce: bytes) -> int:
         raise OSError("forbidden in this sandbox")
 
@@ -109,7 +111,7 @@ def test_the_same_host_name_on_two_machines_means_tcp(
 
 
 def test_which_links_are_made_at_init() -> None:
-    for hosts in ([0] * 3, [0, 1] * 40, [0, 0, 1, 2] + list(range(3, 80)), [n // 2 for n in range(200)]):
+    for hosts in ([0] * 3, [0, 1] * 40, [0, 0, 1, 2, *range(3, 80)], [n // 2 for n in range(200)]):
         found = [initial_links(rank, hosts) for rank in range(len(hosts))]
         for rank, (local, remote) in enumerate(found):
             assert rank not in local | remote

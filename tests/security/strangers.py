@@ -1,0 +1,89 @@
+# Attackers: finds the listening sockets of processes and sends them everything but the truth.
+# Touches sockets and /proc.
+"""`listening(pids, directory)` and the table `ATTACKS`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from farandole.rendezvous.handshake import NOBODY, Greeting, Role
+from farandole.rendezvous.secret import Secret
+
+
+class Bomb:
+    """Unpickling this would make a directory that tests look for."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[str]]:
+        return os.mkdir, (self.path,)
+
+
+def listening(pids: Iterable[int], directory: str) -> list[str]:
+    """The addresses on which these processes listen: unix sockets in the directory, and TCP ports."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = os.readlink(link)
+                if target.startswith("socket:["):
+                    inodes.add(target[8:-1])
+    found = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == "0A" and words[9] in inodes:
+            address, port = words[1].split(":")
+            assert address == "0100007F", f"listens on {address}, not on loopback alone"
+            found.append(f"tcp:127.0.0.1:{int(port, 16)}")
+    return found + [f"unix:{directory}/{name}" for name in os.listdir(directory)]
+
+
+def connect(address: str) -> socket.socket:
+    """A blocking connection."""
+    kind, _, place = address.partition(":")
+    if kind == "unix":
+        sock = socket.socket(socket.AF_UNIX)
+        target: str | tuple[str, int] = place
+    else:
+        sock = socket.socket(socket.AF_INET)
+        target = ("127.0.0.1", int(place.rpartition(":")[2]))
+    sock.settimeout(10)
+    try:
+        sock.connect(target)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def greeting(role: Role = Role.CALLER) -> bytes:
+    """A well-formed greeting of another job."""
+    return Greeting(role, 0, NOBODY if role is Role.WORKER else 1, 1).encode(Secret.create().job(), os.urandom(32))
+
+
+def attacks(bomb: str) -> dict[str, bytes]:
+    """What strangers say, by name; the empty one just connects and closes."""
+    http = b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: " + b"x" * 100 + b"\r\n\r\n"
+    return {
+        "nothing": b"",
+        "one byte": b"F",
+        "noise": os.urandom(64 << 10),
+        "http": http,
+        "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(506),
+        "pickle": pickle.dumps(Bomb(bomb)) + bytes(200),
+        "another job's rank": greeting() + os.urandom(32),
+        "another job's worker": greeting(Role.WORKER) + os.urandom(32),
+        "half a greeting": greeting()[:30],
+    }
+
+
+def say(address: str, data: bytes) -> None:
+    """Connects, sends, and leaves without listening."""
+    with contextlib.suppress(OSError), connect(address) as sock:
+        sock.sendall(data)

@@ -1,0 +1,170 @@
+# Jobs of real processes: codes, output, signals, and nothing left behind.
+# Touches processes.
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from meeting import until
+
+from farandole.launch import local
+from farandole.launch.output import LONGEST_LINE, Kept, Marked
+
+pytestmark = pytest.mark.ranks
+RANK = "import os, sys, time; rank = int(os.environ['FARANDOLE_RANK']); "
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-S", "-c", RANK + code]  # -S: starts sooner
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_output_is_kept_per_rank_and_stream() -> None:
+    with local.start(python("print('out', rank); print('err', rank, file=sys.stderr)"), 3) as job:
+        assert job.wait(30) == 0 and job.failure is None and job.codes == [0, 0, 0]
+        for rank in range(3):
+            assert (job.stdout(rank), job.stderr(rank)) == (f"out {rank}\n", f"err {rank}\n")
+
+
+def test_much_output_does_not_block() -> None:
+    with local.start(python("sys.stdout.write('x' * 1_000_000)"), 2) as job:
+        assert job.wait(30) == 0 and len(job.stdout(1)) == 1_000_000
+
+
+def test_the_first_failure_ends_the_others_and_gives_its_code() -> None:
+    began = time.monotonic()
+    with local.start(python("sys.exit(7) if rank == 1 else time.sleep(60)"), 3) as job:
+        assert job.wait(30) == 7
+        assert job.failure == (1, 7) and job.codes == [143, 7, 143]
+    assert time.monotonic() - began < 10
+
+
+def test_ranks_that_ignore_the_request_are_killed() -> None:
+    code = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); "
+        "sys.stdin.read() if rank else None; os.kill(os.getpid(), signal.SIGSTOP) if rank == 0 else time.sleep(60)"
+    )
+    with local.start(python(code), 2) as job:
+        until(lambda: job.stdout(0) == job.stdout(1) == "up\n")
+        job.stop(grace=0.1)
+        job.wait(30)
+        assert job.codes == [137, 137]
+
+
+def test_others_go_on_when_asked_to() -> None:
+    with local.start(python("sys.exit(5) if rank == 0 else print('done')"), 2, stop_on_failure=False) as job:
+        assert job.wait(30) == 5 and job.stdout(1) == "done\n" and job.codes == [5, 0]
+
+
+def test_a_killed_rank() -> None:
+    with local.start(["sleep", "60"], 2) as job:
+        job.kill(1)
+        assert job.wait(30) == 137 and job.failure == (1, 137)
+    assert local.describe(137) == "killed by SIGKILL" and local.describe(3) == "exit code 3"
+
+
+def test_leaving_the_block_ends_everything_and_its_children() -> None:
+    with local.start(["sh", "-c", "sleep 60 & sleep 60 & wait"], 2) as job:
+        children: list[int] = []
+
+        def grandchildren() -> bool:
+            children[:] = [
+                int(pid)
+                for parent in job.pids
+                for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+            ]
+            return len(children) == 4
+
+        until(grandchildren)
+        directory = job._directory
+    until(lambda: not any(alive(pid) for pid in [*job.pids, *children]))
+    assert not os.path.exists(directory)
+    job.close()
+
+
+def test_children_of_a_rank_that_ended_end_too() -> None:
+    with local.start(["sh", "-c", "sleep 60 & echo $!"], 1) as job:
+        assert job.wait(30) == 0
+        until(lambda: not alive(int(job.stdout(0))))
+
+
+def test_waiting_has_a_limit() -> None:
+    with local.start(["sleep", "60"], 2) as job:
+        with pytest.raises(TimeoutError, match=r"\[0, 1\]"):
+            job.wait(0.05)
+
+
+def test_a_command_that_does_not_exist_leaves_nothing() -> None:
+    with pytest.raises(FileNotFoundError):
+        local.start(["no-such-program"], 2)
+
+
+def test_bad_arguments() -> None:
+    for arguments, words in (
+        ({"command": ["true"], "np": 0}, "at least one"),
+        ({"command": [], "np": 1}, "no command"),
+        ({"command": ["true"], "np": 2, "hosts": ["a"]}, "1 names for 2 ranks"),
+        ({"command": ["true"], "np": 1, "output": "loud"}, "loud"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            local.start(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("before", "expected"), [({}, None), ({"OMP_NUM_THREADS": "5"}, "5")])
+def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch, before: dict[str, str], expected: str | None) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    said: list[str] = []
+    command = python("print(os.environ['OMP_NUM_THREADS'], end='')")
+    with local.start(command, 2, env=before, say=said.append) as job:
+        assert job.wait(30) == 0
+        assert job.stdout(1) == (expected or str(max(1, len(os.sched_getaffinity(0)) // 2)))
+    assert len(said) == (expected is None)
+
+
+def test_ranks_die_with_their_launcher() -> None:
+    code = (
+        "from farandole.launch import local; job = local.start(['sleep', '60'], 2); "
+        "print(*job.pids, flush=True); job.wait()"
+    )
+    with local.start([sys.executable, "-c", code], 1) as outer:
+        until(lambda: outer.stdout(0).endswith("\n"))
+        pids = [int(word) for word in outer.stdout(0).split()]
+        assert all(alive(pid) for pid in pids)
+        outer.kill(0, signal.SIGKILL)
+        until(lambda: not any(alive(pid) for pid in pids), timeout=2.0)
+        outer.wait(10)
+        _remove_what_a_killed_launcher_leaves()
+
+
+def _remove_what_a_killed_launcher_leaves() -> None:
+    # Its private directory with the hub's socket: nobody is left to remove it.
+    import shutil
+    import tempfile
+
+    for place in Path(tempfile.gettempdir()).glob("farandole-*"):
+        if (place / "hub").exists():
+            shutil.rmtree(place)
+
+
+def test_marked_lines(tmp_path: Path) -> None:
+    with open(tmp_path / "out", "w+b") as target:
+        marked = Marked(3, "stdout", target)
+        for part in (b"a", b"b\nc\n\nd", b"", b"x" * (LONGEST_LINE + 1), b"", b""):
+            marked.feed(part)
+        target.seek(0)
+        lines = target.read().splitlines()
+    assert lines[:4] == [b"[3]<stdout>:ab", b"[3]<stdout>:c", b"[3]<stdout>:", b"[3]<stdout>:d"]
+    assert lines[4] == b"[3]<stdout>:" + b"x" * (LONGEST_LINE + 1) and len(lines) == 5
+    kept = Kept()
+    kept.feed(b"\xff\n")
+    assert kept.text() == "�\n"
