@@ -110,6 +110,8 @@ class GroupTable:
         """The engine's number of the group and its ranks; ValueError unless registered and this rank is in it."""
         number = process_set.process_set_id
         ranks = process_set.ranks
+        if process_set is global_process_set and ranks:
+            return 0, ranks
         if number is None or ranks is None or self._sets.get(number) is not process_set:
             raise ValueError(f"{process_set} is not registered; use init(process_sets=...) or add_process_set")
         if self._engine.rank not in ranks:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
@@ -146,19 +147,36 @@ class _Loan:
 
 
 class _Arena(threading.local):
-    """A thread's memory for request structs, their shapes, splits and names."""
+    """A thread's memory for what goes to the core and comes back: made once, because this is every gradient's way."""
 
     def __init__(self) -> None:
-        self.buffer = ctypes.create_string_buffer(16 << 10)
         self.error = ctypes.create_string_buffer(_ERROR_BYTES)
+        self.outcome = _Outcome()
+        self.outcome_at = ctypes.c_void_p(ctypes.addressof(self.outcome))
+        self.resize(16 << 10)
 
-    def sized(self, size: int) -> ctypes.Array[ctypes.c_char]:
-        if size > len(self.buffer):
-            self.buffer = ctypes.create_string_buffer(2 * size)
-        return self.buffer
+    def resize(self, size: int) -> None:
+        self.size = size
+        self.memory = bytearray(size)
+        self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
 
 _arena = _Arena()
+_words = functools.cache(lambda count: struct.Struct(f"@{count}q"))
+
+
+def _slow_address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _quick_address(array: Array) -> int:
+    """The pointer after the object's header: NumPy's binary interface has it there, and asking costs ten times more."""
+    return ctypes.c_void_p.from_address(id(array) + object.__basicsize__).value or 0
+
+
+_PROBE = np.zeros(1)
+_address_of = _quick_address if _quick_address(_PROBE) == _slow_address(_PROBE) else _slow_address
 
 
 def _address(array: Array | None) -> int:
@@ -166,56 +184,62 @@ def _address(array: Array | None) -> int:
         return 0
     if not array.flags.c_contiguous:
         raise ValueError("the array is not contiguous; pass numpy.ascontiguousarray(array)")
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return _address_of(array)
 
 
 def _pack(requests: Sequence[Request]) -> int:
-    """Writes the structs and what they point to into this thread's arena; gives the address of the first."""
-    words: list[int] = []
-    names = bytearray()
-    places: list[tuple[int, int, int, int, int]] = []
+    """Writes the structs, then what they point to, into this thread's arena; gives the address of the first."""
+    while True:
+        base = _try_pack(requests, _arena)
+        if base:
+            return base
+        _arena.resize(2 * _arena.size)
+
+
+def _try_pack(requests: Sequence[Request], arena: _Arena) -> int:
+    memory, base, size = arena.memory, arena.base, arena.size
+    place = _REQUEST.size * len(requests)
+    if place > size:
+        return 0
+    at = 0
     for request in requests:
-        array = request.input if request.input is not None else request.output
-        shape: tuple[int, ...] = () if array is None else array.shape
-        splits = () if request.splits is None else request.splits
-        name = -1
-        if request.name is not None:
-            name = len(names)
-            names += request.name.encode()
-            names.append(0)
-        places.append((len(words), len(shape), len(words) + len(shape), len(splits), name))
-        words += shape
-        words += splits
-    words_at = _REQUEST.size * len(requests)
-    names_at = words_at + 8 * len(words)
-    buffer = _arena.sized(names_at + len(names))
-    base = ctypes.addressof(buffer)
-    for index, (request, place) in enumerate(zip(requests, places, strict=True)):
-        shape_at, dimensions, splits_at, splits_count, name = place
+        first, output = request.input, request.output
+        shaped = output if first is None else first
+        shape: tuple[int, ...] = () if shaped is None else shaped.shape
+        splits = request.splits
+        words = shape if splits is None else (*shape, *splits)
+        name = b"" if request.name is None else request.name.encode() + b"\0"
+        names_at = place + 8 * len(words)
+        end = names_at + len(name)
+        if end > size:
+            return 0
+        if words:
+            _words(len(words)).pack_into(memory, place, *words)
+        memory[names_at:end] = name
+        input_at = _address(first)
         _REQUEST.pack_into(
-            buffer,
-            index * _REQUEST.size,
+            memory,
+            at,
             request.kind,
-            request.elements(),
+            request.elements() if request.dtype is None else request.dtype,
             request.op,
             request.group,
             request.peer,
             -1,
-            base + names_at + name if name >= 0 else 0,
-            _address(request.input),
-            _address(request.output),
-            base + words_at + 8 * shape_at,
-            dimensions,
-            splits_count,
-            base + words_at + 8 * splits_at if request.splits is not None else 0,
+            base + names_at if name else 0,
+            input_at,
+            input_at if output is first else _address(output),
+            base + place,
+            len(shape),
+            len(words) - len(shape),
+            0 if splits is None else base + place + 8 * len(shape),
             request.prescale,
             request.postscale,
             request.tag,
             0,
         )
-    struct.pack_into(f"@{len(words)}q", buffer, words_at, *words)
-    ctypes.memmove(base + names_at, bytes(names), len(names))
+        at += _REQUEST.size
+        place = end + -end % 8
     return base
 
 
@@ -232,17 +256,21 @@ class NativeEngine:
         self.size = len(hosts)
         self.generation = generation
         self._library = load(config.library)
-        self._lock = threading.RLock()  # re-entrant: a garbage collection inside it may give back a loan
-        self._idle = threading.Condition(self._lock)
-        self._calls = 0
-        self._closed = False
-        self._forked = False
+        self._submit = self._library.farandole_submit
+        self._wait = self._library.farandole_wait
+        self._outcome_of = self._library.farandole_outcome_of
+        self._release = self._library.farandole_release
+        # One entry per call of the core under way. Lists and sets change atomically: no lock on the way of a gradient,
+        # none that a fork could leave locked, none that a garbage collection could meet.
+        self._calls: list[None] = []
         self._pending: dict[int, Request] = {}  # keeps the arrays alive until the core is done with them
         self._loans: set[int] = set()
+        self._closed = False
+        self._forked = False
         self._wanted: Callable[[int], None] | None = None
         self._unanswered: list[int] = []
         self._listener: threading.Thread | None = None
-        self._pointer = self._create(config, hosts)
+        self._pointer = ctypes.c_void_p(self._create(config, hosts))
         self._undestroyed = [self._pointer]  # popped by whoever destroys the core's object
         _engines.add(self)
 
@@ -278,23 +306,20 @@ class NativeEngine:
         return pointer.value
 
     def _enter(self) -> None:
-        if self._forked:
-            raise errors.HorovodInternalError(
-                f"this process was forked from rank {self.rank}; the engine belongs to the parent process"
-            )
-        with self._lock:
-            if self._closed:
-                raise errors.ShutDown("Farandole has been shut down", rank=self.rank)
-            self._calls += 1
+        """Before each call of the core, with _exit after it: close() waits for those under way."""
+        self._calls.append(None)
+        if self._closed or self._forked:
+            self._calls.pop()
+            if self._forked:
+                raise errors.HorovodInternalError(
+                    f"this process was forked from rank {self.rank}; the engine belongs to the parent process"
+                )
+            raise errors.ShutDown("Farandole has been shut down", rank=self.rank)
 
     def _exit(self) -> None:
-        with self._lock:
-            self._calls -= 1
-            if self._calls == 0 and self._closed:
-                self._idle.notify_all()
+        self._calls.pop()
 
     def _call(self, function: Any, *arguments: Any) -> Any:
-        """Calls the core; close() waits for such calls and never pulls the object from under one."""
         self._enter()
         try:
             return function(self._pointer, *arguments)
@@ -320,19 +345,19 @@ class NativeEngine:
                 base = _pack(requests)
             except struct.error as error:
                 raise ValueError(f"a number in the request is out of range: {error}") from None
-            submit = self._library.farandole_submit
-            code = submit(self._pointer, base, count, int(bundle), handles, _arena.error, _ERROR_BYTES)
+            code = self._submit(self._pointer, base, count, bundle, handles, _arena.error, _ERROR_BYTES)
             if code != errors.OK:
                 raise self._failure(code)
-            result = list(handles)
-            self._pending.update(zip(result, requests, strict=True))
+            result = handles[:]
+            for handle, request in zip(result, requests, strict=True):
+                self._pending[handle] = request
             return result
         finally:
             self._exit()
 
     def poll(self, handle: int) -> bool:
         state: int = self._call(self._library.farandole_poll, handle)
-        if state < 0:
+        if state < 0 or handle not in self._pending:
             raise ValueError(f"there is no handle {handle}")
         return bool(state)
 
@@ -344,7 +369,7 @@ class NativeEngine:
             while True:
                 if deadline is not None:
                     slice_ms = min(SLICE_MS, _milliseconds(deadline - time.monotonic()))
-                code = self._library.farandole_wait(self._pointer, handle, slice_ms)
+                code = self._wait(self._pointer, handle, slice_ms)
                 if code == errors.OK:
                     return self._take(handle)
                 if code == errors.INVALID_ARGUMENT:
@@ -360,10 +385,11 @@ class NativeEngine:
 
     def _take(self, handle: int) -> Outcome:
         """Turns a finished operation into its outcome and frees the handle, unless its memory goes on loan."""
-        found = _Outcome()
-        if self._library.farandole_outcome_of(self._pointer, handle, ctypes.byref(found)) != errors.OK:
-            raise ValueError(f"there is no handle {handle}")
+        # Of several threads that wait for one handle, who takes the request takes it all.
         request = self._pending.pop(handle, None)
+        found = _arena.outcome
+        if request is None or self._outcome_of(self._pointer, handle, _arena.outcome_at) != errors.OK:
+            raise ValueError(f"there is no handle {handle}")
         on_loan = False
         try:
             if found.code != errors.OK:
@@ -373,21 +399,21 @@ class NativeEngine:
                     rank=found.rank,
                     phase=(found.phase or b"").decode(errors="replace"),
                     generation=self.generation,
-                    name="" if request is None else request.name or "",
+                    name=request.name or "",
                 )
             outcome = Outcome(value=found.value)
             if found.splits_count:
                 outcome.splits = np.array(found.splits[: found.splits_count], dtype=np.int64)
-            if request is not None and request.output is not None:
+            if request.output is not None:
                 outcome.output = request.output
-            elif request is not None and request.kind in (Kind.ALLGATHER, Kind.ALLTOALL):
+            elif request.kind in (Kind.ALLGATHER, Kind.ALLTOALL):
                 shape = tuple(found.shape[: found.dimensions])
                 on_loan = found.output_bytes > COPIED_BYTES
                 outcome.output = self._received(handle, found, shape, request.elements(), on_loan)
             return outcome
         finally:
             if not on_loan:
-                self._library.farandole_release(self._pointer, handle)
+                self._release(self._pointer, handle)
 
     def _received(self, handle: int, found: _Outcome, shape: tuple[int, ...], dtype: DType, on_loan: bool) -> Array:
         if on_loan:
@@ -402,24 +428,23 @@ class NativeEngine:
         if self._forked:
             return  # the memory belongs to the parent's engine
         # The loan itself keeps the core's object alive, also after close().
-        self._library.farandole_release(self._pointer, handle)
-        with self._lock:
-            self._loans.discard(handle)
-            self._destroy_if_unused()
+        self._release(self._pointer, handle)
+        self._loans.discard(handle)
+        self._destroy_if_unused()
 
     def _destroy_if_unused(self) -> None:
-        if self._closed and self._calls == 0 and not self._loans and self._listener is None and self._undestroyed:
-            self._library.farandole_destroy(self._undestroyed.pop())
+        if self._closed and not self._calls and not self._loans and self._listener is None:
+            with contextlib.suppress(IndexError):  # somebody else was quicker
+                self._library.farandole_destroy(self._undestroyed.pop())
 
     def add_link(self, peer: int, fd: int, kind: int) -> None:
         self._checked(f"the link to rank {peer}", self._library.farandole_add_link, peer, fd, kind)
 
     def watch_links(self, wanted: Callable[[int], None]) -> None:
-        with self._lock:
-            self._wanted = wanted
-            unanswered, self._unanswered = self._unanswered, []
-        for peer in unanswered:
-            wanted(peer)
+        self._wanted = wanted
+        with contextlib.suppress(IndexError):  # the last one is taken
+            while True:
+                wanted(self._unanswered.pop())
 
     def start(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -448,12 +473,9 @@ class NativeEngine:
             if event.kind == 2:
                 _log.log(event.level, "%s", event.text.decode(errors="replace"))
             elif event.kind == 1:
-                with self._lock:
-                    wanted = self._wanted
-                    if wanted is None:
-                        self._unanswered.append(event.peer)
-                if wanted is not None:
-                    wanted(event.peer)
+                self._unanswered.append(event.peer)
+                if self._wanted is not None:
+                    self.watch_links(self._wanted)
         except Exception:  # one bad event must not silence the ones after it
             _log.exception("an event of the engine could not be handled")
 
@@ -463,10 +485,9 @@ class NativeEngine:
     def close(self) -> None:
         if self._forked:
             return
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+        if self._closed:
+            return
+        self._closed = True
         self._library.farandole_leave(self._pointer, 0)
         listener = self._listener
         if listener is not None:
@@ -475,12 +496,11 @@ class NativeEngine:
                 # A leak is better than memory pulled from under the thread.
                 _log.warning("the thread %s does not end; its engine is not freed", listener.name)
                 return
-        with self._lock:
-            while self._calls:
-                self._idle.wait()
-            self._listener = None
-            self._pending.clear()
-            self._destroy_if_unused()
+        while self._calls:  # waits come back within their slice
+            time.sleep(0.001)
+        self._listener = None
+        self._pending.clear()
+        self._destroy_if_unused()
 
     def revoke(self, code: int, rank: int, message: str) -> None:
         self._checked("revoking", self._library.farandole_revoke, code, rank, message.encode())
@@ -507,19 +527,13 @@ class NativeEngine:
         """How often the failpoint has fired."""
         return int(self._call(self._library.farandole_chaos_fired, point.encode()))
 
-    def _after_fork(self) -> None:
-        # Another thread may have held the lock when this child was made.
-        self._forked = True
-        self._lock = threading.RLock()
-        self._idle = threading.Condition(self._lock)
-
 
 _engines: weakref.WeakSet[NativeEngine] = weakref.WeakSet()
 
 
 def _mark_forked() -> None:
     for engine in list(_engines):
-        engine._after_fork()
+        engine._forked = True
 
 
 os.register_at_fork(after_in_child=_mark_forked)

@@ -17,17 +17,24 @@ from .runtime import Pending, World, runtime
 class Begun:
     """Operations under way, not yet behind a handle."""
 
+    __slots__ = ("finish", "handles", "world")
+
     def __init__(
         self, world: World, requests: list[Request], finish: Callable[[list[Outcome]], Any], bundle: bool = False
     ) -> None:
         self.world = world
-        self.pending = Pending(world.engine.submit(requests, bundle), finish)
+        self.finish = finish
+        self.handles = world.engine.submit(requests, bundle)
 
     def result(self) -> Any:
-        return _finish(self.world, self.pending, None)
+        """Waits for it."""
+        if len(self.handles) == 1:
+            return self.finish([self.world.engine.wait(self.handles[0])])
+        return _finish(self.world, Pending(self.handles, self.finish), None)
 
     def handle(self) -> int:
-        return self.world.hold(self.pending)
+        """A handle for the user."""
+        return self.world.hold(Pending(self.handles, self.finish))
 
 
 def _finish(world: World, pending: Pending, timeout: float | None) -> Any:
@@ -86,6 +93,9 @@ def names_of(operation: str, name: str | None, count: int | None = None) -> list
 
 
 def chosen_op(op: Any, average: bool | None) -> ReduceOp:
+    """The reduction that the caller means: the average when nothing is said."""
+    if average is None and isinstance(op, ReduceOp):
+        return op
     if average is not None:
         if op is not None:
             raise ValueError("give `op` or `average`, not both; `average` is deprecated")
@@ -108,15 +118,15 @@ def output_of(outcome: Outcome) -> Array:
 
 def finisher(buffers: list[Buffer], grouped: bool, in_place: Sequence[Any] | None) -> Callable[[list[Outcome]], Any]:
     """How outcomes become results: the caller's own arrays in place, else new ones of the caller's kind."""
-
-    def finish(outcomes: list[Outcome]) -> Any:
-        if in_place is not None:
-            results = tuple(in_place)
-        else:
-            results = tuple(buffer.give(output_of(outcome)) for buffer, outcome in zip(buffers, outcomes, strict=True))
-        return results if grouped else results[0]
-
-    return finish
+    if in_place is not None:
+        given = tuple(in_place) if grouped else in_place[0]
+        return lambda outcomes: given
+    if not grouped:
+        give = buffers[0].give
+        return lambda outcomes: give(output_of(outcomes[0]))
+    return lambda outcomes: tuple(
+        buffer.give(output_of(outcome)) for buffer, outcome in zip(buffers, outcomes, strict=True)
+    )
 
 
 def refuse_scalar(buffer: Buffer, operation: str) -> None:
