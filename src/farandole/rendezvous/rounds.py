@@ -76,6 +76,7 @@ class Rounds:
         self._gathering: Round | None = None
         self._rounds: list[Round] = []
         self._places: dict[int, tuple[Round, int]] = {}  # member -> its round and rank
+        self._spoilt: tuple[str, set[int]] = ("", set())  # an objection, and the ranks that have heard it
         self._absent: dict[int, str] = {}  # ranks whose process has ended, and how
 
     def deadline(self) -> float | None:
@@ -162,7 +163,14 @@ class Rounds:
         one = self._gathering
         wrong = self._objection(one, hello)
         if wrong:
+            self._spoilt = (wrong, {hello.rank, *one.members})
             return [(member, Sorry(wrong)), *self._end(one, wrong)]
+        text, told = self._spoilt
+        if text and hello.rank not in told:
+            # It is later than those who were told, and would wait for them in vain.
+            told.add(hello.rank)
+            return [(member, Sorry(text)), *self._end(one, text)]
+        self._spoilt = ("", set())  # whoever comes again has a new round in mind
         self._places[member] = (one, hello.rank)
         one.members[hello.rank] = member
         one.hellos[hello.rank] = hello

@@ -10,7 +10,6 @@ import resource
 import socket
 import struct
 import tempfile
-import time
 
 from farandole.rendezvous.flow import WRITE, Flow, Wait, pause
 
@@ -47,7 +46,7 @@ def is_local(address: str) -> bool:
 
 
 def listen(address: str) -> tuple[socket.socket, str]:
-    """A listening socket and the address to reach it by; `tcp:host:0` cannot be written, so port 0 is `tcp:host`."""
+    """A listening socket and the address to reach it by. `tcp:host` without a port: the kernel chooses one."""
     if address.startswith("tcp:"):
         return _listen_tcp(address[4:].strip("[]"))
     path = split(address)
@@ -149,8 +148,3 @@ def explain(error: BaseException) -> str:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return f"too few file descriptors (the limit is {limit}): raise it with `ulimit -n {max(4096, 2 * limit)}`"
     return str(error) or type(error).__name__
-
-
-def remaining(deadline: float) -> float:
-    """Seconds until a moment of the monotonic clock, not below zero."""
-    return max(0.0, deadline - time.monotonic())

@@ -101,6 +101,17 @@ def test_a_wrong_hello_is_told_to_all(wrong: dict[str, object], words: str) -> N
     said = texts(rounds.message(1, hello(1, **wrong) if "rank" not in wrong else replace(hello(1), **wrong), 0.0))  # type: ignore[arg-type]
     assert set(said) == {0, 1} and all(words in text for text in said.values()), said
     assert isinstance(arrive(rounds, 10)[0][1], Welcome), "the next round is not spoilt"
+    assert rounds.generation == 1
+
+
+def test_late_ranks_hear_what_was_wrong_once() -> None:
+    rounds = Rounds(3, "1")
+    wrong = "has farandole 2, the launcher 1"
+    assert wrong in texts(rounds.message(0, hello(1, package="2"), 0.0))[0]
+    assert wrong in texts(rounds.message(1, hello(0), 0.0))[1]
+    assert rounds.message(2, hello(1), 0.0) == [], "it comes again: a new round"
+    assert rounds.message(3, hello(2), 0.0) == []
+    assert isinstance(rounds.message(4, hello(0), 0.0)[0][1], Welcome)
 
 
 def test_a_rank_that_dies_while_the_others_wait_is_named() -> None:
