@@ -8,6 +8,12 @@
 
 namespace farandole::collective {
 
+namespace {
+
+constexpr int kStepsAtOnce = 8;  // some 100 microseconds of copying
+
+}  // namespace
+
 Exchange::Exchange(const Context& context, std::size_t chunk)
     : context_(context), rings_(*context.rings), chunk_(chunk) {
   outgoing_.reserve(index(rings_.members()));
@@ -40,8 +46,13 @@ void Exchange::fold(Cursor in, Cursor out, std::size_t bytes, const Reduction& r
 
 Task Exchange::run() {
   auto movable = until([this] { return ready(); });
-  while (!done()) {
-    if (!step()) co_await movable;
+  Pause pause;
+  for (int steps = 1; !done(); ++steps) {
+    if (!step()) {
+      co_await movable;
+    } else if (steps % kStepsAtOnce == 0) {
+      co_await pause;
+    }
   }
 }
 

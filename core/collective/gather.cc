@@ -72,62 +72,90 @@ namespace {
 
 constexpr std::size_t kWindow = 8;  // chunks under way
 
-// One member per host holds or takes the data and hands it on down a binomial tree of hosts, chunk by chunk; the chunk
-// is spread on the host while the next is under way.
+// The way of a broadcast between hosts, for the member of a host that carries it: chunk by chunk down a binomial tree
+// of hosts.
+class Carrier {
+ public:
+  Carrier(const Context& context, const Pieces& data, int root)
+      : context_(context), topology_(*context.topology), data_(data), root_(root) {
+    int hosts = topology_.host_count();
+    int place = topology_.host_of[index(topology_.me)] - topology_.host_of[index(root)];
+    tree_ = binomial_tree(hosts, (place + hosts) % hosts);
+    chunk_ = std::max<std::size_t>(context.chunk_bytes, 64);
+    receives_.resize(tree_.parent >= 0 ? chunks() : 0);
+  }
+  std::size_t chunks() const { return (data_.bytes() + chunk_ - 1) / chunk_; }
+  Pieces part(std::size_t chunk) const {
+    return data_.slice(chunk * chunk_, std::min(chunk_, data_.bytes() - chunk * chunk_));
+  }
+  void post_receives(std::size_t from) {
+    for (; posted_ < receives_.size() && posted_ < from + kWindow; ++posted_) {
+      receives_[posted_] = context_.messenger->receive(rank_at(tree_.parent), tag(posted_), part(posted_));
+    }
+  }
+  bool arrived(std::size_t chunk) const { return receives_.empty() || receives_[chunk]->done(); }
+  void hand_on(std::size_t chunk) {
+    if (!receives_.empty()) receives_[chunk] = nullptr;
+    for (int child : tree_.children) {
+      sends_.push_back(context_.messenger->send(rank_at(child), tag(chunk), part(chunk)));
+    }
+  }
+  // No more than a window of chunks waits for a slow child.
+  bool room() const {
+    std::size_t waiting = 0;
+    for (const link::TransferPtr& send : sends_) waiting += send->done() ? 0 : 1;
+    return waiting < kWindow * std::max<std::size_t>(tree_.children.size(), 1);
+  }
+  bool sent_all() const { return finished(sends_); }
+  void forget_sent() {
+    std::erase_if(sends_, [](const link::TransferPtr& send) { return send->done(); });
+  }
+
+ private:
+  int rank_at(int place) const {
+    int host = (place + topology_.host_of[index(root_)]) % topology_.host_count();
+    return topology_.ranks[index(counterpart(topology_, host, topology_.local_of[index(root_)]))];
+  }
+  wire::Tag tag(std::size_t chunk) const {
+    return {context_.group, context_.sequence, static_cast<std::uint32_t>(chunk)};
+  }
+
+  const Context& context_;
+  const Topology& topology_;
+  const Pieces& data_;
+  int root_;
+  Tree tree_;
+  std::size_t chunk_;
+  std::size_t posted_ = 0;
+  std::vector<link::TransferPtr> receives_;  // by chunk; none at the root
+  std::vector<link::TransferPtr> sends_;
+};
+
+// A chunk is spread on the host while the next is under way between hosts.
 Task broadcast_between(const Context& context, const Pieces& data, int root) {
   const Topology& topology = *context.topology;
-  int root_host = topology.host_of[index(root)];
-  int hosts = topology.host_count();
-  int my_host = topology.host_of[index(topology.me)];
   // On the root's own host the counterpart of its local index is the root.
-  int source = counterpart(topology, my_host, topology.local_of[index(root)]);
+  int source = counterpart(topology, topology.host_of[index(topology.me)], topology.local_of[index(root)]);
   bool carrying = source == topology.me;
-  Tree tree = binomial_tree(hosts, (my_host - root_host + hosts) % hosts);
-  auto rank_at = [&](int place) {
-    int host = (place + root_host) % hosts;
-    return topology.ranks[index(counterpart(topology, host, topology.local_of[index(root)]))];
-  };
-  std::size_t chunk = std::max<std::size_t>(context.chunk_bytes, 64);
-  std::size_t chunks = (data.bytes() + chunk - 1) / chunk;
-  auto part = [&](std::size_t number) {
-    return data.slice(number * chunk, std::min(chunk, data.bytes() - number * chunk));
-  };
-  std::vector<link::TransferPtr> receives(chunks), sends;
-  std::size_t posted = 0, oldest = 0;
-  for (std::size_t number = 0; number < chunks; ++number) {
-    Pieces bytes = part(number);
-    wire::Tag tag{context.group, context.sequence, static_cast<std::uint32_t>(number)};
-    if (carrying && tree.parent >= 0) {
-      for (; posted < chunks && posted < number + kWindow; ++posted) {
-        wire::Tag next{context.group, context.sequence, static_cast<std::uint32_t>(posted)};
-        receives[posted] = context.messenger->receive(rank_at(tree.parent), next, part(posted));
-      }
-      enter(context, "recv");
-      link::Transfer* receive = receives[number].get();
-      auto arrived = until([receive] { return receive->done(); });
-      co_await arrived;
-      receives[number] = nullptr;
-    }
+  Carrier carrier(context, data, root);
+  for (std::size_t chunk = 0; chunk < carrier.chunks(); ++chunk) {
     if (carrying) {
+      enter(context, "recv");
+      carrier.post_receives(chunk);
+      auto arrived = until([&carrier, chunk] { return carrier.arrived(chunk) && carrier.room(); });
+      co_await arrived;
       enter(context, "send");
-      for (int child : tree.children) sends.push_back(context.messenger->send(rank_at(child), tag, bytes));
-      // No more than a window of chunks waits for a slow child.
-      std::size_t limit = sends.size() - std::min(sends.size(), kWindow * tree.children.size());
-      for (; oldest < limit; ++oldest) {
-        link::Transfer* send = sends[oldest].get();
-        auto gone = until([send] { return send->done(); });
-        co_await gone;
-        sends[oldest] = nullptr;
-      }
+      carrier.forget_sent();
+      carrier.hand_on(chunk);
     }
     if (context.rings != nullptr) {
       std::vector<Pieces> blocks(topology.my_host().size());
-      blocks[index(topology.local_of[index(source)])] = bytes;
+      blocks[index(topology.local_of[index(source)])] = carrier.part(chunk);
       Task spread = local_allgather(context, blocks[index(topology.my_local())], blocks);
       co_await spread;
     }
   }
-  auto sent_all = until([&sends] { return finished(sends); });
+  auto sent_all = until([&carrier] { return carrier.sent_all(); });
   co_await sent_all;
 }
 

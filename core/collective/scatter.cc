@@ -99,15 +99,15 @@ Task reducescatter_by_hosts(const Context& context, const std::vector<Pieces>& i
   wire::Tag tag{context.group, context.sequence, 0};
   std::size_t bytes = out.bytes();
   auto arrivals = std::make_unique_for_overwrite<std::byte[]>(bytes * index(topology.host_count()));
+  std::unique_ptr<std::byte[]> memory;
   std::vector<Pieces> sources(index(topology.host_count()));
-  std::vector<link::TransferPtr> receives, sends;
+  std::vector<link::TransferPtr> receives, sends;  // after what they point to: cancelled first
   for (int host = 0; host < topology.host_count() && bytes > 0; ++host) {
     if (host == my_host) continue;
     sources[index(host)] = Pieces(arrivals.get() + bytes * index(host), bytes);
     int from = topology.ranks[index(adder(topology, host, topology.me))];
     receives.push_back(context.messenger->receive(from, tag, sources[index(host)]));
   }
-  std::unique_ptr<std::byte[]> memory;
   std::vector<Pieces> partials(index(topology.size()));
   Task sum = add_up_host(context, in, reduction, memory, partials);
   co_await sum;

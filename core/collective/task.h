@@ -133,6 +133,22 @@ class Until final : public Task::Condition {
   Predicate predicate_;
 };
 
+// co_await pause: goes on at the next advance(), so that a task that never has to wait does not keep others from
+// moving.
+class Pause final : public Task::Condition {
+ public:
+  bool holds() override { return std::exchange(seen_, true); }
+  bool await_ready() { return false; }
+  void await_suspend(Task::Handle self) {
+    seen_ = false;
+    self.promise().stack->waiting = this;
+  }
+  void await_resume() {}
+
+ private:
+  bool seen_ = false;
+};
+
 template <class Predicate>
 Until<Predicate> until(Predicate predicate) {
   return Until<Predicate>(std::move(predicate));

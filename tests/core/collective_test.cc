@@ -409,6 +409,39 @@ TEST(one_after_another) {
   }
 }
 
+// Destroyed at any point, a task takes its messages back: nobody reads or writes its memory afterwards.
+TEST(cancelled_in_the_middle) {
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0}, {0, 1, 2}, {0, 0, 1, 1}}) {
+    for (Algorithm algorithm : {Algorithm::ring, Algorithm::direct, Algorithm::doubling, Algorithm::tree}) {
+      for (int kind = 0; kind < 5; ++kind) {
+        Options options;
+        options.algorithm = algorithm;
+        World all(hosts, options);
+        all.run([&](Member& member) {
+          int size = member.topology.size();
+          Bytes memory(at(size) * 8000), target(at(size) * 8000);
+          std::vector<Pieces> in, out;
+          for (int m = 0; m < size; ++m) {
+            in.emplace_back(memory.data() + 8000 * m, 8000);
+            out.emplace_back(target.data() + 8000 * m, 8000);
+          }
+          Pieces whole(memory.data(), memory.size());
+          auto context = member.context(Kind::allreduce);
+          Task task;
+          if (kind == 0) task = collective::allreduce(context, whole, whole, summing());
+          if (kind == 1) task = collective::allgather(context, in[0], out);
+          if (kind == 2) task = collective::broadcast(context, whole, 0);
+          if (kind == 3) task = collective::reducescatter(context, in, out[at(member.topology.me)], summing());
+          if (kind == 4) task = collective::adasum(context, in, in, summing());
+          member.abandon(std::move(task), static_cast<int>(member.own() % 60));
+          memory = target = Bytes();
+          member.abandon(Task(), 20);
+        });
+      }
+    }
+  }
+}
+
 TEST(selector) {
   using collective::choose;
   CHECK(choose(Algorithm::tree, 1 << 20, 2).algorithm == Algorithm::tree);

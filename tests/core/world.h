@@ -66,6 +66,13 @@ struct Member {
     auto condition = [&](bool& moved) { return running.advance(moved); };
     drive(condition);
   }
+  // Drives a collective (if any) for some turns, then destroys it.
+  void abandon(Task task, int turns) {
+    std::unique_ptr<Running> running;
+    if (task) running = std::make_unique<Running>(std::move(task));
+    auto condition = [&](bool& moved) { return (running && running->advance(moved)) || turns-- == 0; };
+    drive(condition);
+  }
   void flush() {
     auto condition = [&](bool&) { return messenger->flushed(); };
     drive(condition);
