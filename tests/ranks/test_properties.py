@@ -14,13 +14,13 @@ from programs import Program, check_program, programs, run_program
 from world import ENGINES, World, add_groups
 
 # CHAOS_N=10 (make chaos N=10) looks ten times as long.
-EXAMPLES = 12 * int(os.environ.get("CHAOS_N", "1"))
+EXAMPLES = 30 * int(os.environ.get("CHAOS_N", "1"))
 ALGORITHMS = ["auto", "ring", "direct", "doubling", "tree"]
 MIXED = {2: [1, 0], 3: [0, 1, 0], 4: [0, 0, 1, 1], 5: [2, 0, 0, 1, 2], 8: [0, 0, 0, 1, 1, 2, 1, 0]}
 
 
 def topologies() -> list[object]:
-    """(hosts, algorithm, slot and chunk bytes): shared memory, TCP and both; small slots make pipelines of short data."""
+    """(hosts, algorithm, slot and chunk bytes): shared memory, TCP, both. Small slots make pipelines of short data."""
     table = [pytest.param([0], "auto", 4096, id="1-shm")]
     for size, mixed in MIXED.items():
         table.append(pytest.param([0] * size, "auto", 4096, id=f"{size}-shm"))
