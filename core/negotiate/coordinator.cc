@@ -17,7 +17,8 @@ const Request* first_of(const std::vector<std::optional<Request>>& by_member) {
 }
 
 int first_rank(const std::vector<std::optional<Request>>& by_member, const std::vector<int>& ranks) {
-  const auto first = std::find_if(by_member.begin(), by_member.end(), [](const auto& request) { return request.has_value(); });
+  const auto first =
+      std::find_if(by_member.begin(), by_member.end(), [](const auto& request) { return request.has_value(); });
   return ranks[static_cast<std::size_t>(first - by_member.begin())];
 }
 
@@ -62,8 +63,8 @@ Coordinator::Coordinator(std::vector<int> ranks, CoordinatorOptions options)
 
 void Coordinator::submit(int member, Request request, std::int64_t now_ns) {
   if (member < 0 || static_cast<std::size_t>(member) >= ranks_.size()) {
-    throw Failure(Code::internal, "a request of member " + std::to_string(member) + " of a group of " +
-                                      std::to_string(ranks_.size()));
+    throw Failure(Code::internal,
+                  "a request of member " + std::to_string(member) + " of a group of " + std::to_string(ranks_.size()));
   }
   const auto index = static_cast<std::size_t>(member);
   if (request.kind == Kind::join) {
@@ -136,8 +137,9 @@ void Coordinator::settle_bundle(const std::string& name) {
       const bool both = pending.by_member[m] && leader.by_member[m];
       if (!both || pending.by_member[m]->bundle == leader.by_member[m]->bundle) continue;
       error = {Code::precondition, "Mismatched groups: Tensors '" + names.front() + "' and '" + tensor +
-                                       "' are in one group on rank " + std::to_string(first_rank(leader.by_member, ranks_)) +
-                                       ", but in two on rank " + std::to_string(ranks_[m]) + "."};
+                                       "' are in one group on rank " +
+                                       std::to_string(first_rank(leader.by_member, ranks_)) + ", but in two on rank " +
+                                       std::to_string(ranks_[m]) + "."};
     }
   }
   if (error.failed()) return fail_bundle(names, std::move(error));

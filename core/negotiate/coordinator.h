@@ -20,8 +20,8 @@ struct CoordinatorOptions {
 // A request that some members have submitted and others have not, for longer than asked.
 struct Stall {
   std::string name;
-  std::int64_t since_ns = 0;      // when the first member submitted it
-  std::vector<int> present;       // ranks in the job
+  std::int64_t since_ns = 0;  // when the first member submitted it
+  std::vector<int> present;   // ranks in the job
   std::vector<int> missing;
 };
 
@@ -32,8 +32,8 @@ class Coordinator {
 
   // Kind join included. A member that has joined and submits again is the caller's mistake.
   void submit(int member, Request request, std::int64_t now_ns);
-  // Everything that is ready, validated and fused, in the order it became ready. An error may name a tensor of a bundle that
-  // not every member has submitted.
+  // Everything that is ready, validated and fused, in the order it became ready. An error may name a tensor of a bundle
+  // that not every member has submitted.
   std::vector<Bucket> take_ready();
   // Forgets all requests that are not ready, joins too: their owners follow a plan again and will send what it does not
   // hold, in the order in which they submitted it.
@@ -46,8 +46,8 @@ class Coordinator {
   struct Pending {
     std::uint64_t order = 0;  // of arrival
     std::int64_t since_ns = 0;
-    int count = 0;            // members that have submitted it
-    bool complete = false;    // everybody has; it waits for the rest of its bundle
+    int count = 0;          // members that have submitted it
+    bool complete = false;  // everybody has; it waits for the rest of its bundle
     std::vector<std::optional<Request>> by_member;
   };
   struct Ready {
@@ -77,11 +77,13 @@ class Coordinator {
   std::uint64_t bundle_numbers_ = 0;
 };
 
-// The contract's messages. An empty Error when all agree. `by_member` holds each member's request, null for joined ones.
+// The contract's messages. An empty Error when all agree. `by_member` holds each member's request, null for joined
+// ones.
 Error validate(const std::vector<const Request*>& by_member, const std::vector<int>& ranks);
 // What one rank can check by itself, before anything is sent: dtype against op, shape, splits, root in the group ...
 Error validate_alone(const Request& request, const std::vector<int>& ranks);
-// Buckets in order; look-ahead past tensors that do not match, as long as fused + skipped bytes stay below the threshold.
+// Buckets in order; look-ahead past tensors that do not match, as long as fused + skipped bytes stay below the
+// threshold.
 std::vector<Bucket> fuse(std::vector<Bucket> singles, const CoordinatorOptions& options);
 
 }  // namespace farandole::negotiate

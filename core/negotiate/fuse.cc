@@ -9,8 +9,8 @@ namespace farandole::negotiate {
 namespace {
 
 bool fusable(const Bucket& bucket) {
-  return !bucket.error.failed() && (bucket.kind == Kind::allreduce || bucket.kind == Kind::reducescatter ||
-                                    bucket.kind == Kind::allgather);
+  return !bucket.error.failed() &&
+         (bucket.kind == Kind::allreduce || bucket.kind == Kind::reducescatter || bucket.kind == Kind::allgather);
 }
 
 // Nothing is moved from behind one of these to the front of it.

@@ -2,25 +2,12 @@
 // Pure. Touches base/ and wire/.
 #include "negotiate/request.h"
 
-#include <cstring>
 #include <limits>
 
 namespace farandole::negotiate {
 namespace {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
-
-template <class Value>
-void append(std::string& text, Value value) {
-  char bytes[sizeof(Value)];
-  std::memcpy(bytes, &value, sizeof(Value));
-  text.append(bytes, sizeof(Value));
-}
-
-void append(std::string& text, const std::vector<std::int64_t>& values) {
-  append(text, static_cast<std::uint32_t>(values.size()));
-  for (std::int64_t value : values) append(text, value);
-}
 
 // Fails the reader, so that no number outside an enumeration or a size that does not fit is ever seen by the rest.
 template <class Enumeration>
@@ -101,22 +88,6 @@ std::int64_t Request::elements() const {
 std::size_t Request::bytes() const {
   std::int64_t result = 0;
   return static_cast<std::size_t>(volume(shape, static_cast<std::int64_t>(size_of(dtype)), result) ? result : kMost);
-}
-
-std::string Request::key() const {
-  if (!unnamed) return name;
-  std::string key(1, '\0');  // no name begins with it
-  append(key, kind);
-  append(key, dtype);
-  append(key, op);
-  append(key, root);
-  append(key, device);
-  append(key, prescale);
-  append(key, postscale);
-  append(key, bundle_size);
-  append(key, shape);
-  append(key, splits);
-  return key;
 }
 
 bool Request::same_but_name(const Request& other) const {

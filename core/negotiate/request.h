@@ -22,17 +22,16 @@ struct Request {
   std::int32_t device = -1;  // -1: CPU, else a GPU's number
   double prescale = 1.0;
   double postscale = 1.0;
-  std::string name;          // unique among the member's pending requests; "<kind>.noname.<n>" when the user gave none
+  std::string name;  // unique among the member's pending requests; "<kind>.noname.<n>" when the user gave none
   bool unnamed = false;
   std::vector<std::int64_t> shape;
-  std::vector<std::int64_t> splits;  // alltoall: rows for each member. add_group: sets as [count, ranks..., count, ranks...]. remove_group: [id]
-  std::string bundle;        // tensors with one bundle name become ready together; "" when alone
+  std::vector<std::int64_t> splits;  // alltoall: rows for each member. add_group: sets as [count, ranks..., count,
+                                     // ranks...]. remove_group: [id]
+  std::string bundle;                // tensors with one bundle name become ready together; "" when alone
   std::uint32_t bundle_size = 0;
 
   std::int64_t elements() const;  // the largest number there is when it cannot be counted
   std::size_t bytes() const;
-  // Equal for requests that may take the same place in a plan: the name or, unnamed, everything else.
-  std::string key() const;
   // A bundle's name counts as a name; its size does not.
   bool same_but_name(const Request& other) const;
 };
@@ -40,11 +39,13 @@ struct Request {
 // One tensor of a bucket, as all members agreed on it.
 struct Item {
   std::string name;
-  bool unnamed = false;                     // on all members
+  bool unnamed = false;  // on all members
   DType dtype = DType::float32;
-  std::vector<std::int64_t> shape;          // allreduce, broadcast, reducescatter: of all; allgather, alltoall: of the first member
-  std::vector<std::int64_t> first_dims;     // allgather, alltoall: by member
-  std::vector<std::int64_t> splits;         // alltoall: members x members, row = sender. add_group, remove_group: the request's
+  std::vector<std::int64_t>
+      shape;  // allreduce, broadcast, reducescatter: of all; allgather, alltoall: of the first member
+  std::vector<std::int64_t> first_dims;  // allgather, alltoall: by member
+  std::vector<std::int64_t>
+      splits;  // alltoall: members x members, row = sender. add_group, remove_group: the request's
 };
 
 // What all members run next: one fused collective, or an error for the tensors named. Order is the order of the bytes.
@@ -56,8 +57,8 @@ struct Bucket {
   double prescale = 1.0;
   double postscale = 1.0;
   std::vector<Item> items;
-  Error error;                // failed(): every member's request of these names ends with it
-  std::int32_t joined = 0;    // members that had joined: they contribute zeros
+  Error error;                    // failed(): every member's request of these names ends with it
+  std::int32_t joined = 0;        // members that had joined: they contribute zeros
   std::int32_t last_joined = -1;  // kind join: the rank that joined last
 
   std::size_t bytes() const;  // of the reduced or broadcast tensors; gathered bytes for allgather

@@ -66,7 +66,8 @@ std::string who_has_what(const Members& members, const std::vector<int>& ranks, 
   return text;
 }
 
-// Compares every member's request with the first one's. `sentence(a, b)` is what the contract says about the two values.
+// Compares every member's request with the first one's. `sentence(a, b)` is what the contract says about the two
+// values.
 struct Comparison {
   const Members& members;
   const std::vector<int>& ranks;
@@ -131,8 +132,8 @@ Error types_and_kinds(const Comparison& compare) {
   const Describe kind = [](const Request& r) { return lower(name_of(r.kind)); };
   return compare([](const Request& a, const Request& b) { return a.kind == b.kind; },
                  [&](const Request& a, const Request& b) {
-                   return "Mismatched operations: One rank did an " + kind(a) + ", but another rank did an " +
-                          kind(b) + ".";
+                   return "Mismatched operations: One rank did an " + kind(a) + ", but another rank did an " + kind(b) +
+                          ".";
                  },
                  kind);
 }
@@ -169,8 +170,8 @@ Error groups_and_roots(const Comparison& compare) {
   if (compare.first.kind != Kind::add_group && compare.first.kind != Kind::remove_group) return {};
   return compare([](const Request& a, const Request& b) { return a.splits == b.splits; },
                  [&](const Request& a, const Request& b) {
-                   return "Mismatched process sets: One rank had " + splits(a) + ", but another rank had " +
-                          splits(b) + ".";
+                   return "Mismatched process sets: One rank had " + splits(a) + ", but another rank had " + splits(b) +
+                          ".";
                  },
                  splits);
 }

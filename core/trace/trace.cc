@@ -219,8 +219,7 @@ void Trace::end(std::string_view name, DType dtype, const std::vector<std::int64
   Tensor& tensor = tensor_of(name);
   if (tensor.open.empty() || tensor.open.front().level != Level::operation) return;
   while (tensor.open.size() > 1) close_span(tensor, now, "");
-  close_span(tensor, now,
-             std::string(R"({"dtype":")") + name_of(dtype) + R"(","shape":")" + shape_text(shape) + "\"}");
+  close_span(tensor, now, std::string(R"({"dtype":")") + name_of(dtype) + R"(","shape":")" + shape_text(shape) + "\"}");
 }
 
 void Trace::mark(std::int64_t now_ns) {

@@ -18,11 +18,12 @@
 namespace farandole {
 
 // Every tensor is a "process" of the trace: NEGOTIATE_<OP> with a tick for each rank that reports, then <OP> with its
-// activities inside. What was begun is always ended, also when the trace starts or stops in the middle of it. The driver
-// records and another thread drains.
+// activities inside. What was begun is always ended, also when the trace starts or stops in the middle of it. The
+// driver records and another thread drains.
 class Trace {
  public:
-  static constexpr std::size_t kMostBytes = std::size_t{64} << 20;  // not yet pulled; later events are counted, not kept
+  static constexpr std::size_t kMostBytes = std::size_t{64}
+                                            << 20;  // not yet pulled; later events are counted, not kept
 
   // Times are in microseconds since `now_ns`, which was `epoch_us` on the calendar. Forgets what was not pulled.
   void start(std::int64_t now_ns, std::int64_t epoch_us, bool mark);

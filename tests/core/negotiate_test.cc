@@ -328,9 +328,10 @@ TEST(fusion_keeps_order_and_threshold) {
   CoordinatorOptions options;
   options.fusion_threshold = 100;
   CHECK_EQUAL(names(fuse(singles({sized("a", 40), sized("b", 60), sized("c", 1)}), options)), "ab c ");
-  CHECK_EQUAL(names(fuse(singles({sized("a", 40), sized("x", 20, DType::int8), sized("b", 30), sized("y", 10, DType::int8)}),
-                         options)),
-              "ab xy ");
+  CHECK_EQUAL(
+      names(fuse(singles({sized("a", 40), sized("x", 20, DType::int8), sized("b", 30), sized("y", 10, DType::int8)}),
+                 options)),
+      "ab xy ");
   // Past more than the threshold nobody looks.
   CHECK_EQUAL(names(fuse(singles({sized("a", 40), sized("x", 70, DType::int8), sized("b", 30)}), options)), "a x b ");
   CHECK_EQUAL(names(fuse(singles({sized("a", 400), sized("b", 1), sized("c", 1)}), options)), "a bc ");

@@ -100,13 +100,27 @@ TEST(any_order_of_calls_is_balanced) {
       for (int call = 0; call < 100; ++call) {
         const std::string name(1, static_cast<char>('a' + random() % 3));
         switch (random() % 7) {
-          case 0: trace.negotiate_begin(name, Kind::alltoall); break;
-          case 1: trace.negotiate_tick(name, 3); break;
-          case 2: trace.negotiate_end(name); break;
-          case 3: trace.begin(name, Kind::alltoall); break;
-          case 4: trace.activity_begin(name, "QUEUE"); break;
-          case 5: trace.activity_end(name); break;
-          default: trace.end(name, DType::int8, {}); break;
+          case 0:
+            trace.negotiate_begin(name, Kind::alltoall);
+            break;
+          case 1:
+            trace.negotiate_tick(name, 3);
+            break;
+          case 2:
+            trace.negotiate_end(name);
+            break;
+          case 3:
+            trace.begin(name, Kind::alltoall);
+            break;
+          case 4:
+            trace.activity_begin(name, "QUEUE");
+            break;
+          case 5:
+            trace.activity_end(name);
+            break;
+          default:
+            trace.end(name, DType::int8, {});
+            break;
         }
       }
       trace.stop();
