@@ -249,11 +249,10 @@ COUNTS = st.one_of(st.sampled_from([0, 1, 3, 1023, 1024, 4097]), st.integers(0, 
 
 
 @st.composite
-def items(draw: st.DrawFn, groups: Sequence[tuple[int, ...]], name: str | None, kind: Kind | None = None) -> Item:
+def items(draw: st.DrawFn, groups: Sequence[tuple[int, ...]], name: str | None, kinds: Sequence[Kind]) -> Item:
     ranks = draw(st.sampled_from(groups))
     size = len(ranks)
-    if kind is None:
-        kind = draw(st.sampled_from(KINDS if size > 1 else KINDS[:-1]))
+    kind = draw(st.sampled_from([kind for kind in kinds if kind != Kind.SEND or size > 1]))
     dtype = draw(st.sampled_from(list(DType)))
     ops = [ReduceOp.SUM, ReduceOp.AVERAGE][: 1 if dtype == DType.BOOL else 2]
     if kind != Kind.REDUCESCATTER:
@@ -277,15 +276,16 @@ def items(draw: st.DrawFn, groups: Sequence[tuple[int, ...]], name: str | None, 
 
 
 @st.composite
-def programs(draw: st.DrawFn, groups: Sequence[tuple[int, ...]]) -> Program:
+def programs(draw: st.DrawFn, groups: Sequence[tuple[int, ...]], barriers: bool = True) -> Program:
+    kinds = [kind for kind in KINDS if barriers or kind != Kind.BARRIER]
     named = draw(st.booleans()) or draw(st.booleans())
     bundles = []
     for index in range(draw(st.integers(1, 5))):
-        kinds = [Kind.ALLREDUCE, Kind.ALLGATHER, Kind.REDUCESCATTER]
         if named and draw(st.integers(0, 3)) == 0:
-            ranks, kind = draw(st.sampled_from(groups)), draw(st.sampled_from(kinds))
+            ranks = draw(st.sampled_from(groups))
+            kind = draw(st.sampled_from([Kind.ALLREDUCE, Kind.ALLGATHER, Kind.REDUCESCATTER]))
             parts = range(draw(st.integers(2, 4)))
-            bundles.append(tuple(draw(items([ranks], f"t{index}.{part}", kind)) for part in parts))
+            bundles.append(tuple(draw(items([ranks], f"t{index}.{part}", [kind])) for part in parts))
         else:
-            bundles.append((draw(items(groups, f"t{index}" if named else None)),))
+            bundles.append((draw(items(groups, f"t{index}" if named else None, kinds)),))
     return Program(tuple(bundles), draw(st.integers(1, 3)), draw(st.integers(0, 1 << 30)) if named else None)
