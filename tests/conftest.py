@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -14,6 +15,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE / "ranks")]  # the checkout, and the harness of tests/ranks
 
 SETTLE_S = 2.0  # what ends by itself within this time after the test is not a leak
 OWN_VARIABLES = ("PYTEST_CURRENT_TEST",)

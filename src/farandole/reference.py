@@ -305,7 +305,7 @@ class ReferenceEngine:
         request, array = pending.request, pending.request.input
         shape = list(array.shape) if array is not None else []
         splits = None if request.splits is None else [int(count) for count in request.splits]
-        if request.kind == Kind.ALLTOALL and splits is None:
+        if request.kind == Kind.ALLTOALL and splits is None and shape:
             members = len(self.groups[request.group].ranks)
             splits = [shape[0] // members] * members
         reducing = request.kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER)

@@ -258,6 +258,20 @@ def reducescatter(circle: Circle, rows: Array, bucket: Bucket) -> Array:
 # --- 3. The coordinator: member 0 of each group ----------------------------------------------------------------------
 
 
+def refusal(asked: Sequence[Asked], joined: bool) -> tuple[int, str] | None:
+    """Why requests that are ready cannot be carried out: the code and the contract's message, for all members."""
+    first, kind = asked[0], Kind(asked[0]["kind"])
+    if message := disagreement(asked):
+        return errors.PRECONDITION, message
+    if kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER) and not first["shape"]:
+        return errors.PRECONDITION, f"Process-set rank zero tried to {kind.name.lower()} a rank-zero tensor."
+    if kind == Kind.REDUCESCATTER and first["op"] not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        return errors.ABORTED, "Reducescatter currently only supports Average and Sum."
+    if joined and kind not in (Kind.ALLREDUCE, Kind.BARRIER):
+        return errors.PRECONDITION, f"{kind.name.capitalize()} is not supported with Join at this time."
+    return None
+
+
 def disagreement(asked: Sequence[Asked]) -> str:
     """The contract's message for requests of one name that do not fit together, or an empty string."""
     first, kind = asked[0], Kind(asked[0]["kind"])
@@ -331,10 +345,7 @@ class Coordinator:
     def bucket(self, name: str, by_member: dict[int, Asked]) -> Bucket:
         asked = [by_member[member] for member in sorted(by_member)]
         kind = Kind(asked[0]["kind"])
-        message = disagreement(asked)
-        if not message and self.joined and kind not in (Kind.ALLREDUCE, Kind.BARRIER):
-            message = f"{kind.name.capitalize()} is not supported with Join at this time."
-        bucket = dict(asked[0], name=name, error=(errors.PRECONDITION, message) if message else None)
+        bucket = dict(asked[0], name=name, error=refusal(asked, bool(self.joined)))
         bucket["first_dims"] = [request["shape"][0] if request["shape"] else 0 for request in asked]
         if kind == Kind.ALLTOALL:
             bucket["splits"] = [request["splits"] for request in asked]
@@ -364,10 +375,6 @@ def check(request: Request, ranks: Sequence[int] | None, rank: int) -> None:
         raise ValueError(f"{who} {request.peer} is not in process set {request.group} (ranks {list(ranks)})")
     if given is None or kind == Kind.SEND:
         return
-    if kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.REDUCESCATTER) and given.ndim == 0:
-        raise errors.Mismatch(f"Process-set rank zero tried to {kind.name.lower()} a rank-zero tensor.")
-    if kind == Kind.REDUCESCATTER and request.op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
-        raise errors.HorovodInternalError("Reducescatter currently only supports Average and Sum.")
     if request.op == ReduceOp.ADASUM and kind == Kind.ALLREDUCE and request.elements() not in FLOATING:
         raise ValueError(f"Adasum needs a floating-point type, not {request.elements().name.lower()}")
     if (
@@ -376,7 +383,7 @@ def check(request: Request, ranks: Sequence[int] | None, rank: int) -> None:
         and request.elements() == DType.BOOL
     ):
         raise ValueError("Average is not defined for bool.")
-    if kind == Kind.ALLTOALL:
+    if kind == Kind.ALLTOALL and given.ndim:
         check_splits(request.splits, given.shape[0], len(ranks))
     if output is not None and kind in (Kind.ALLREDUCE, Kind.BROADCAST) and output.shape != given.shape:
         raise ValueError(f"the output has shape {output.shape}, but the input {given.shape}")

@@ -47,6 +47,7 @@ DISAGREEMENTS = {
         request(Kind.ALLTOALL, np.ones((3, 3, 1))),
         "Mismatched ALLTOALL tensor shapes",
     ),
+    "one scalar": (request(Kind.ALLGATHER), request(Kind.ALLGATHER, np.float32(1.0)), ""),
     "scattered rows": (
         request(Kind.REDUCESCATTER, np.ones((3, 3))),
         request(Kind.REDUCESCATTER, np.ones((3, 2))),
@@ -65,6 +66,26 @@ def test_disagreement_is_an_error_on_all_ranks_and_the_job_goes_on(engine: str, 
                 assert [type(error) for error in found] == [errors.Mismatch] * world.size, (what, odd, found)
                 assert all(str(error).startswith(message) for error in found), (what, odd, found)
                 assert world.run(lambda engine_, rank: allreduce(engine_, [1.0], "t"))[0] == [world.size]
+
+
+UNANIMOUS = {
+    "gathered scalar": (request(Kind.ALLGATHER, 1.0), errors.Mismatch, "Process-set rank zero tried to"),
+    "exchanged scalar": (request(Kind.ALLTOALL, 1.0), errors.Mismatch, "Process-set rank zero tried to"),
+    "scattered minimum": (
+        request(Kind.REDUCESCATTER, np.ones((3, 1)), op=ReduceOp.MIN),
+        errors.HorovodInternalError,
+        "Reducescatter currently only supports",
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_all_ask_for_and_nobody_can_have(engine: str) -> None:
+    with World([0, 0, 1], engine) as world:
+        for what, (bad, expected, message) in UNANIMOUS.items():
+            found = world.attempt(lambda engine_, rank: do(engine_, bad))  # noqa: B023
+            assert all(type(error) is expected and str(error).startswith(message) for error in found), (what, found)
+            assert world.run(lambda engine_, rank: allreduce(engine_, [1.0], "t"))[0] == [3]
 
 
 BAD = {
@@ -86,9 +107,6 @@ BAD = {
     "negative process set": (request(group=-1), ValueError),
     "adasum of integers": (request(data=np.ones(4, np.int32), op=ReduceOp.ADASUM), ValueError),
     "average of bool": (request(data=np.ones(4, np.bool_), op=ReduceOp.AVERAGE), ValueError),
-    "scattered minimum": (request(Kind.REDUCESCATTER, np.ones((3, 1)), op=ReduceOp.MIN), errors.HorovodInternalError),
-    "gathered scalar": (Request(Kind.ALLGATHER, "t", np.array(1.0)), (ValueError, errors.Mismatch)),
-    "exchanged scalar": (Request(Kind.ALLTOALL, "t", np.array(1.0)), (ValueError, errors.Mismatch)),
 }
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from farandole import specification as spec
 from farandole.engine import DType, Kind, ReduceOp, Request
-from farandole.errors import Mismatch
 
 SUM = {"dtype": DType.FLOAT16, "op": ReduceOp.SUM, "prescale": 1.0, "postscale": 1.0}
 
@@ -158,9 +157,15 @@ def test_bad_arguments_are_seen_before_anything_is_sent(request_: Request) -> No
         spec.check(request_, [0, 1], 0)
 
 
-def test_scalars_cannot_be_gathered() -> None:
-    with pytest.raises(Mismatch, match="Process-set rank zero tried to allgather"):
-        spec.check(Request(Kind.ALLGATHER, "a", np.array(1.0)), [0, 1], 0)
+def test_what_is_refused_for_all() -> None:
+    def why(*requests: spec.Asked) -> str:
+        found = spec.refusal(requests, joined=False)
+        return found[1] if found else ""
+
+    scalar = asked(kind=Kind.ALLGATHER, shape=[])
+    assert why(scalar, scalar).startswith("Process-set rank zero tried to allgather")
+    assert why(asked(kind=Kind.REDUCESCATTER, op=ReduceOp.MIN)).startswith("Reducescatter currently only supports")
+    assert why(asked(), asked()) == ""
 
 
 def test_unknown_and_foreign_groups() -> None:

@@ -1,0 +1,62 @@
+# Streams that go wrong: flipped bits, ends in the middle, one byte at a time. Never a wrong sum, never a hang.
+# Touches the test-only library through World.
+"""Each fault proves that it fired; then either every rank has an error, or every result is right."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from world import CHAOS_LIBRARY, LIBRARY, World, allreduce, barrier
+
+from farandole import errors
+from farandole.engine import Engine
+
+FAULTS = 12 * int(os.environ.get("CHAOS_N", "1"))
+TCP = [0, 1, 2]
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.skipif(not (LIBRARY or CHAOS_LIBRARY.exists()), reason="the library with failpoints is not built"),
+]
+
+
+def chaotic(hosts: list[int]) -> World:
+    return World(hosts, library=LIBRARY or str(CHAOS_LIBRARY))
+
+
+def sum_until_it_fails(engine: Engine, rank: int) -> int:
+    """Sums until there is an error; a wrong sum is an assertion."""
+    for turn in range(2000):
+        elements = [3, 5000, 100_000][turn % 3]
+        try:
+            total = allreduce(engine, np.full(elements, float(turn + rank)), f"t{turn % 7}")
+        except errors.PeerLost:
+            return turn
+        assert (total == 3 * turn + 3).all(), (turn, total[total != 3 * turn + 3][:3])
+    raise AssertionError("the fault did not come")
+
+
+@pytest.mark.parametrize("action", ["corrupt", "truncate"])
+def test_a_damaged_stream_ends_the_job_and_never_a_wrong_sum(action: str) -> None:
+    for number in range(FAULTS):
+        with chaotic(TCP) as world:
+            victim = world.engines[number % world.size]
+            world.run(lambda engine, rank: barrier(engine))
+            victim.chaos_set(f"stream.{action}", action, 7 * number)  # type: ignore[attr-defined]
+            world.run(sum_until_it_fails)
+            assert victim.chaos_fired(f"stream.{action}") == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("hosts", [[0, 1, 2], [0, 0, 1]], ids=["tcp", "both"])
+def test_streams_that_move_few_bytes_at_a_time_are_slow_and_right(hosts: list[int]) -> None:
+    def body(engine: Engine, rank: int) -> int:
+        engine.chaos_set("stream.short", "short")  # type: ignore[attr-defined]
+        for turn in range(5):
+            total = allreduce(engine, np.full(2000, float(rank + turn)), "t")
+            assert (total == 3 + 3 * turn).all()
+        return int(engine.chaos_fired("stream.short"))  # type: ignore[attr-defined]
+
+    with chaotic(hosts) as world:
+        assert sum(world.run(body)) > 0
