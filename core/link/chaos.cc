@@ -49,12 +49,18 @@ std::atomic<int> armed{0};  // so that a failpoint without rules costs one load
 
 bool parse(const std::string& text, Action& action, std::int64_t& delay_ms) {
   delay_ms = 0;
-  if (text == "kill") action = Action::kill;
-  else if (text == "stop") action = Action::stop;
-  else if (text == "error") action = Action::error;
-  else if (text == "corrupt") action = Action::corrupt;
-  else if (text == "truncate") action = Action::truncate;
-  else if (text == "short") action = Action::shorten;
+  if (text == "kill")
+    action = Action::kill;
+  else if (text == "stop")
+    action = Action::stop;
+  else if (text == "error")
+    action = Action::error;
+  else if (text == "corrupt")
+    action = Action::corrupt;
+  else if (text == "truncate")
+    action = Action::truncate;
+  else if (text == "short")
+    action = Action::shorten;
   else if (text.starts_with("delay:")) {
     char* end = nullptr;
     delay_ms = std::strtoll(text.c_str() + 6, &end, 10);
@@ -158,5 +164,4 @@ __attribute__((visibility("default"))) int64_t farandole_chaos_fired(farandole_e
   }
   return fired;
 }
-
 }

@@ -15,8 +15,8 @@ namespace farandole::link {
 namespace {
 
 constexpr std::size_t kPartsAtOnce = 256;
-constexpr std::size_t kBytesAtOnce = 8 << 20;      // then the other peers have their turn
-constexpr std::size_t kControlStep = 1 << 20;      // a header alone makes nobody allocate more than this
+constexpr std::size_t kBytesAtOnce = 8 << 20;           // then the other peers have their turn
+constexpr std::size_t kControlStep = 1 << 20;           // a header alone makes nobody allocate more than this
 constexpr std::size_t kLooksAhead = wire::kFrameBytes;  // behind a payload: the next header, and no bytes to be copied
 
 }  // namespace

@@ -65,12 +65,12 @@ class Inbox {
   bool checksums_ = false;
 
   std::array<std::byte, kBuffer> buffer_;
-  std::size_t begin_ = 0, end_ = 0;  // unread bytes of it
+  std::size_t begin_ = 0, end_ = 0;   // unread bytes of it
   std::optional<wire::Frame> frame_;  // whose payload is being read
   bool wanted_ = false;               // false: of another generation
   std::size_t got_ = 0;
   std::uint32_t crc_ = 0;
-  std::vector<std::byte> payload_;  // of a control frame
+  std::vector<std::byte> payload_;       // of a control frame
   std::vector<os::Descriptor> arrived_;  // that no frame has claimed yet
   std::vector<iovec> parts_;
   std::string reason_;

@@ -43,10 +43,10 @@ void Mailbox::tell(wire::FrameType type, Tag tag, std::uint64_t total) {
 Error Mailbox::wrong_size(const Message& message, std::uint64_t other) const {
   const std::string mine = std::to_string(message.pieces.bytes());
   const std::string rank = std::to_string(peer_);
-  const std::string text = message.sends ? "send of " + mine + " bytes to rank " + rank + ", but its receive expects " +
-                                               std::to_string(other)
-                                         : "receive expected " + mine + " bytes from rank " + rank +
-                                               ", but the message has " + std::to_string(other);
+  const std::string text =
+      message.sends
+          ? "send of " + mine + " bytes to rank " + rank + ", but its receive expects " + std::to_string(other)
+          : "receive expected " + mine + " bytes from rank " + rank + ", but the message has " + std::to_string(other);
   return {Code::precondition, text, peer_};
 }
 
@@ -61,8 +61,8 @@ void Mailbox::send(Message& message) {
   const Tag tag = message.tag;
   Channel& channel = channels_[tag];
   if (channel.truncated) {
-    return message.fail({Code::aborted, "an earlier message to rank " + std::to_string(peer_) + " was cancelled half-way",
-                         peer_});
+    return message.fail(
+        {Code::aborted, "an earlier message to rank " + std::to_string(peer_) + " was cancelled half-way", peer_});
   }
   message.mailbox = this;
   channel.sends.push_back(&message);

@@ -41,7 +41,7 @@ class Mailbox {
 
  private:
   struct Posted {
-    Message* message;      // null: withdrawn or failed, its bytes are not wanted any more
+    Message* message;  // null: withdrawn or failed, its bytes are not wanted any more
     std::uint64_t bytes;
     std::uint64_t moved = 0;
   };
@@ -53,11 +53,11 @@ class Mailbox {
     bool complete() const { return begun && moved == total; }
   };
   struct Channel {
-    std::deque<Message*> sends;           // only the first is under way
-    std::deque<std::uint64_t> grants;     // that came before their message
+    std::deque<Message*> sends;        // only the first is under way
+    std::deque<std::uint64_t> grants;  // that came before their message
     std::deque<Posted> receives;
-    std::deque<Early> early;              // only the last may be incomplete
-    bool truncated = false;               // a message was dropped half-sent: the peer could not tell the next one from it
+    std::deque<Early> early;  // only the last may be incomplete
+    bool truncated = false;   // a message was dropped half-sent: the peer could not tell the next one from it
     bool empty() const { return sends.empty() && grants.empty() && receives.empty() && early.empty() && !truncated; }
   };
   using Channels = std::map<Tag, Channel>;

@@ -40,7 +40,9 @@ struct Messenger::Impl {
 
   struct Peer final : Recipient {
     Peer(Impl& owner, int number, bool self)
-        : impl(owner), rank(number), outbox(owner.options, number, owner.waiting),
+        : impl(owner),
+          rank(number),
+          outbox(owner.options, number, owner.waiting),
           mailbox(number, self, owner.options, outbox) {}
 
     bool data_begins(const wire::Frame& frame) override { return mailbox.data_begins(frame); }
@@ -59,9 +61,9 @@ struct Messenger::Impl {
     os::Descriptor socket;
     StreamKind kind = StreamKind::local;
     State state = State::here;
-    bool asked_for = false;   // `wanted` was called
-    bool writing = false;     // the poller watches for room to write
-    bool reading = false;     // its frames are being handled: callbacks may come back here
+    bool asked_for = false;       // `wanted` was called
+    bool writing = false;         // the poller watches for room to write
+    bool reading = false;         // its frames are being handled: callbacks may come back here
     std::optional<Error> burial;  // it has died: after what is left to read it is lost
   };
 
@@ -258,9 +260,7 @@ void Messenger::add(int peer, os::Descriptor stream, StreamKind kind) {
   if (!to.outbox.empty()) to.outbox.note();
 }
 
-bool Messenger::has(int peer) const {
-  return peer == impl_->rank || static_cast<bool>(impl_->at(peer).socket);
-}
+bool Messenger::has(int peer) const { return peer == impl_->rank || static_cast<bool>(impl_->at(peer).socket); }
 
 TransferPtr Messenger::send(int peer, Tag tag, Pieces bytes) {
   Impl::Peer& to = impl_->at(peer);
@@ -283,8 +283,8 @@ void Messenger::control(int peer, std::uint32_t type, std::vector<std::byte> pay
   Impl::Peer& to = impl_->at(peer);
   if (payload.size() > wire::kLargestControl || descriptors.size() > wire::kMostDescriptors ||
       (!descriptors.empty() && to.socket && to.kind == StreamKind::tcp)) {
-    throw Failure(Code::invalid_argument, "a control message to rank " + std::to_string(peer) + " cannot be sent: " +
-                                              std::to_string(payload.size()) + " bytes, " +
+    throw Failure(Code::invalid_argument, "a control message to rank " + std::to_string(peer) +
+                                              " cannot be sent: " + std::to_string(payload.size()) + " bytes, " +
                                               std::to_string(descriptors.size()) + " descriptors");
   }
   if (peer == impl_->rank) {

@@ -44,18 +44,18 @@ struct MessengerOptions {
   std::uint32_t generation = 0;
   std::size_t eager_bytes = 64 << 10;  // up to here a message is sent without waiting for its grant
   std::size_t frame_bytes = 256 << 10;
-  bool checksum_local = false;  // tests may ask for CRCs on unix links too
+  bool checksum_local = false;   // tests may ask for CRCs on unix links too
   const void* engine = nullptr;  // for failpoints
 };
 
 struct Traffic {
-  std::uint64_t sent = 0;      // payload bytes of data frames, by this rank
+  std::uint64_t sent = 0;  // payload bytes of data frames, by this rank
   std::uint64_t received = 0;
   std::uint64_t frames = 0;
 };
 
-// Owned by one engine and used only by whoever drives it. Never blocks. Control frames overtake data; data messages on a
-// link share it frame by frame, so none waits behind a larger one.
+// Owned by one engine and used only by whoever drives it. Never blocks. Control frames overtake data; data messages on
+// a link share it frame by frame, so none waits behind a larger one.
 class Messenger {
  public:
   Messenger(int rank, int size, os::Poller& poller, Listener& listener, MessengerOptions options);
@@ -65,11 +65,13 @@ class Messenger {
   void add(int peer, os::Descriptor stream, StreamKind kind);
   bool has(int peer) const;
 
-  // The memory must stay until done(). To and from oneself is allowed. Sizes of both sides must agree, else the receiver
-  // fails with precondition. Without a link yet, the transfer waits for add(); `wanted` is called once per peer then.
+  // The memory must stay until done(). To and from oneself is allowed. Sizes of both sides must agree, else the
+  // receiver fails with precondition. Without a link yet, the transfer waits for add(); `wanted` is called once per
+  // peer then.
   TransferPtr send(int peer, Tag tag, Pieces bytes);
   TransferPtr receive(int peer, Tag tag, Pieces bytes);
-  void control(int peer, std::uint32_t type, std::vector<std::byte> payload, std::vector<os::Descriptor> descriptors = {});
+  void control(int peer, std::uint32_t type, std::vector<std::byte> payload,
+               std::vector<os::Descriptor> descriptors = {});
   std::function<void(int peer)> wanted;
 
   // Handles one ready socket. `key` is what the poller reported; keys of the messenger are peers (0 .. size-1).

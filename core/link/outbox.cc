@@ -134,7 +134,8 @@ void Outbox::gather(std::vector<iovec>& parts) const {
     }
     done -= wire::kFrameBytes;
     if (frame.message == nullptr) {
-      if (done < frame.length) parts.push_back({const_cast<std::byte*>(frame.owned.data()) + done, frame.length - done});
+      if (done < frame.length)
+        parts.push_back({const_cast<std::byte*>(frame.owned.data()) + done, frame.length - done});
       continue;
     }
     while (done < frame.length) {

@@ -31,7 +31,7 @@ class Outbox {
   // `leave` goes out when nothing else is left, and nothing after it.
   void say_leave();
   void clear();
-  void note();              // asks for a write
+  void note();  // asks for a write
   void taken_off_the_list() { noted_ = false; }
   bool empty() const { return staged_.empty() && urgent_.empty() && active_.empty() && leave_ != Leave::wanted; }
 
@@ -46,9 +46,9 @@ class Outbox {
     std::array<std::byte, wire::kFrameBytes> header;
     std::vector<std::byte> owned;  // the payload, unless it is still in a message's memory
     Message* message = nullptr;
-    std::size_t offset = 0;        // in the message
-    std::size_t length = 0;        // of the payload
-    std::size_t written = 0;       // of header and payload
+    std::size_t offset = 0;   // in the message
+    std::size_t length = 0;   // of the payload
+    std::size_t written = 0;  // of header and payload
     std::vector<os::Descriptor> descriptors;
     bool data = false;
   };

@@ -9,7 +9,7 @@
 
 namespace farandole::os {
 
-std::int64_t now_ns();  // monotonic
+std::int64_t now_ns();    // monotonic
 std::int64_t epoch_us();  // of the calendar, for traces alone
 
 inline void relax() {

@@ -24,8 +24,8 @@ void fail(const std::string& what, int error) {
   const std::string reason = std::generic_category().message(error);  // unlike strerror, safe in threads
   switch (error) {
     case EMFILE:
-      throw Failure(Code::no_memory, what + ": too few file descriptors: raise `ulimit -n` (now " +
-                                         limit_of(RLIMIT_NOFILE) + ")");
+      throw Failure(Code::no_memory,
+                    what + ": too few file descriptors: raise `ulimit -n` (now " + limit_of(RLIMIT_NOFILE) + ")");
     case ENFILE:
       throw Failure(Code::no_memory, what + ": the system has too few file descriptors: raise the sysctl fs.file-max");
     case ENOMEM:

@@ -4,9 +4,9 @@
 
 namespace farandole::os {
 
-void watch_descriptor(int fd);    // close it in forked children
-// To be called before closing it. False when it was not watched: a forked child has closed it already, and its number may
-// belong to somebody else.
+void watch_descriptor(int fd);  // close it in forked children
+// To be called before closing it. False when it was not watched: a forked child has closed it already, and its number
+// may belong to somebody else.
 bool forget_descriptor(int fd);
 // Counts up in every forked child; an engine that remembers another number belongs to the parent.
 unsigned fork_depth();

@@ -23,9 +23,7 @@ namespace farandole::os {
 
 namespace {
 
-int create_memfd() {
-  return static_cast<int>(syscall(SYS_memfd_create, "farandole", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-}
+int create_memfd() { return static_cast<int>(syscall(SYS_memfd_create, "farandole", MFD_CLOEXEC | MFD_ALLOW_SEALING)); }
 
 // The kernel, or a sandbox around this process, has no memory files.
 bool without_memfd(int error) { return error == ENOSYS || error == EPERM; }
@@ -70,7 +68,8 @@ bool can_shrink(int fd) {
 
 SharedMemory SharedMemory::create(std::size_t bytes) {
   // A memory file has no limit of its own: asking for more than the machine has would wake the OOM killer.
-  const auto machine = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const auto machine =
+      static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   if (bytes > machine) fail_to_allocate(bytes, ENOMEM);
   int fd = create_memfd();
   if (fd < 0 && without_memfd(errno)) fd = create_in_dev_shm();
@@ -91,11 +90,11 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
 }
 
 SharedMemory SharedMemory::open(Descriptor file, std::size_t bytes) {
-  struct stat status {};
+  struct stat status{};
   if (fstat(file.get(), &status) != 0) fail("cannot look at a shared memory file", errno);
   if (!S_ISREG(status.st_mode) || static_cast<std::size_t>(status.st_size) != bytes) {
-    throw Failure(Code::precondition, "a shared memory file has " + std::to_string(status.st_size) +
-                                          " bytes where " + std::to_string(bytes) + " were announced");
+    throw Failure(Code::precondition, "a shared memory file has " + std::to_string(status.st_size) + " bytes where " +
+                                          std::to_string(bytes) + " were announced");
   }
   if (can_shrink(file.get())) {
     throw Failure(Code::precondition, "a shared memory file is not sealed against shrinking");
@@ -112,7 +111,9 @@ SharedMemory::~SharedMemory() {
 }
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)), file_(std::move(other.file_)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      file_(std::move(other.file_)) {}
 
 SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   if (this != &other) {

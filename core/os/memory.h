@@ -1,5 +1,5 @@
-// Memory shared between processes: a nameless, fully allocated, sealed memory file that one rank writes and others read.
-// Touches the operating system.
+// Memory shared between processes: a nameless, fully allocated, sealed memory file that one rank writes and others
+// read. Touches the operating system.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,8 @@ class SharedMemory {
   // against further writable mappings (F_SEAL_FUTURE_WRITE where the kernel has it). Zero-filled; MADV_DONTFORK.
   // Throws Failure(no_memory) with what to do (ulimit, /dev/shm size, memory limit of the container).
   static SharedMemory create(std::size_t bytes);
-  // Somebody else's file, read-only. Throws Failure(precondition) when its size is not `bytes` or it could still shrink.
+  // Somebody else's file, read-only. Throws Failure(precondition) when its size is not `bytes` or it could still
+  // shrink.
   static SharedMemory open(Descriptor file, std::size_t bytes);
   ~SharedMemory();
   SharedMemory(SharedMemory&&) noexcept;

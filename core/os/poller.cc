@@ -59,8 +59,8 @@ const std::vector<Event>& Poller::wait(int timeout_ms, std::vector<Event>& event
   if (count < 0 && errno != EINTR) fail("cannot wait for descriptors", errno);
   for (int i = 0; i < count; ++i) {
     const std::uint32_t bits = ready[i].events;
-    events.push_back({ready[i].data.u64, (bits & EPOLLIN) != 0, (bits & EPOLLOUT) != 0,
-                      (bits & (EPOLLHUP | EPOLLERR)) != 0});
+    events.push_back(
+        {ready[i].data.u64, (bits & EPOLLIN) != 0, (bits & EPOLLOUT) != 0, (bits & (EPOLLHUP | EPOLLERR)) != 0});
   }
   return events;
 }

@@ -28,7 +28,7 @@ Moved receive_some(int fd, std::span<const iovec> parts, std::vector<Descriptor>
 void make_nonblocking(int fd);
 void tune_tcp(int fd);
 void tune_local(int fd);
-void stop_writing(int fd);  // the other side reads an end of file after what was sent
+void stop_writing(int fd);   // the other side reads an end of file after what was sent
 int process_behind(int fd);  // SO_PEERCRED; 0 when unknown
 std::string text_of(int error);
 

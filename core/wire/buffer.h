@@ -1,5 +1,5 @@
-// Writing and reading typed values in a run of bytes; a reader that was handed garbage says so and reads nothing past it.
-// Pure. Touches base/ alone.
+// Writing and reading typed values in a run of bytes; a reader that was handed garbage says so and reads nothing past
+// it. Pure. Touches base/ alone.
 #pragma once
 
 #include <cstddef>
@@ -46,7 +46,10 @@ class Reader {
   std::uint32_t count(std::size_t each);
   bool ok() const { return ok_; }
   bool finished() const { return ok_ && left_.empty(); }
-  void fail() { ok_ = false; left_ = {}; }
+  void fail() {
+    ok_ = false;
+    left_ = {};
+  }
 
  private:
   std::span<const std::byte> take(std::size_t bytes);

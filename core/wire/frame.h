@@ -25,8 +25,9 @@ struct Tag {
 };
 
 // On the wire: fixed 48 bytes, little-endian: magic u16, type u8, flags u8, generation u32, group u32, step u32,
-// sequence u64, total u64 (bytes of the whole message), length u32 (bytes that follow), payload crc u32, header crc u32,
-// zero u32. In a grant, `total` is the size of the receive; in a control frame, the number of descriptors that came along.
+// sequence u64, total u64 (bytes of the whole message), length u32 (bytes that follow), payload crc u32, header crc
+// u32, zero u32. In a grant, `total` is the size of the receive; in a control frame, the number of descriptors that
+// came along.
 struct Frame {
   FrameType type = FrameType::data;
   std::uint32_t generation = 0;
@@ -36,10 +37,10 @@ struct Frame {
   std::uint32_t crc = 0;  // CRC32C of the payload; 0 on links inside a host, which are not checked
 };
 inline constexpr std::size_t kFrameBytes = 48;
-inline constexpr std::uint32_t kLargestData = 1u << 20;     // payload of one data frame
+inline constexpr std::uint32_t kLargestData = 1u << 20;      // payload of one data frame
 inline constexpr std::uint32_t kLargestControl = 64u << 20;  // payload of one control frame
 
-inline constexpr std::uint32_t kMostDescriptors = 64;        // with one control frame
+inline constexpr std::uint32_t kMostDescriptors = 64;  // with one control frame
 
 // Castagnoli; seed 0 to begin, the last result to go on.
 std::uint32_t crc32c(std::uint32_t seed, const void* data, std::size_t bytes);

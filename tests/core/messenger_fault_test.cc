@@ -12,8 +12,9 @@ using namespace pair;
 
 namespace {
 
-std::array<std::byte, wire::kFrameBytes> header(wire::FrameType type, Tag tag, std::uint64_t total, std::uint32_t length,
-                                                std::uint32_t generation = 0, std::uint32_t crc = 0) {
+std::array<std::byte, wire::kFrameBytes> header(wire::FrameType type, Tag tag, std::uint64_t total,
+                                                std::uint32_t length, std::uint32_t generation = 0,
+                                                std::uint32_t crc = 0) {
   std::array<std::byte, wire::kFrameBytes> bytes;
   wire::encode({type, generation, tag, total, length, crc}, bytes);
   return bytes;
@@ -31,10 +32,10 @@ TEST(garbage_ends_the_link) {
     cases.push_back(bytes);
   };
   add(std::vector<std::byte>(48, std::byte{0x41}));
-  add(header(data, tag, 100'000, 0), header(data, tag, 100'000, 0));            // announced twice
+  add(header(data, tag, 100'000, 0), header(data, tag, 100'000, 0));  // announced twice
   add(header(data, tag, 3, 2), std::vector<std::byte>(2), header(data, tag, 4, 2), std::vector<std::byte>(2));
   add(header(data, tag, 3, 2), std::vector<std::byte>(2), header(data, tag, 3, 2), std::vector<std::byte>(2));
-  add(header(control, tag, 2, 0));                                              // descriptors that never came
+  add(header(control, tag, 2, 0));  // descriptors that never came
   for (const auto& bytes : cases) {
     Side b(1, 2);
     auto [mine, theirs] = connected(StreamKind::local);

@@ -4,12 +4,9 @@
 
 #include <fcntl.h>
 
-
 #include <atomic>
-
 #include <numeric>
 #include <random>
-
 
 #include "os/clock.h"
 #include "pair.h"
@@ -19,7 +16,8 @@ using namespace pair;
 
 TEST(messages_of_all_sizes_on_both_kinds_of_stream) {
   for (StreamKind kind : {StreamKind::local, StreamKind::tcp}) {
-    for (std::size_t bytes : {std::size_t{0}, std::size_t{1}, std::size_t{1000}, std::size_t{65536}, std::size_t{65537}, kLarge}) {
+    for (std::size_t bytes :
+         {std::size_t{0}, std::size_t{1}, std::size_t{1000}, std::size_t{65536}, std::size_t{65537}, kLarge}) {
       for (bool receive_first : {true, false}) {
         Pair pair(kind);
         auto out = pattern(bytes), back = pattern(bytes, 2);
@@ -90,9 +88,16 @@ TEST(sizes_that_differ_fail_on_the_sides_that_can_know) {
     std::size_t sent, expected;
     bool receive_first;
   };
-  for (const Case& now : std::vector<Case>{{10, 20, true}, {10, 20, false}, {10, 100'000, true}, {10, 100'000, false},
-                                           {100'000, 10, true}, {100'000, 10, false}, {100'000, 200'000, true},
-                                           {100'000, 200'000, false}, {0, 5, true}, {5, 0, false}}) {
+  for (const Case& now : std::vector<Case>{{10, 20, true},
+                                           {10, 20, false},
+                                           {10, 100'000, true},
+                                           {10, 100'000, false},
+                                           {100'000, 10, true},
+                                           {100'000, 10, false},
+                                           {100'000, 200'000, true},
+                                           {100'000, 200'000, false},
+                                           {0, 5, true},
+                                           {5, 0, false}}) {
     Pair pair;
     auto out = pattern(now.sent);
     std::vector<char> in(now.expected);
@@ -129,7 +134,8 @@ TEST(control_frames_carry_descriptors_in_order) {
       close(ends[1]);
       descriptors.emplace_back(ends[0]);
     }
-    pair.a.say(1, static_cast<std::uint32_t>(i), std::string(static_cast<std::size_t>(i * 997), 'x'), std::move(descriptors));
+    pair.a.say(1, static_cast<std::uint32_t>(i), std::string(static_cast<std::size_t>(i * 997), 'x'),
+               std::move(descriptors));
   }
   pair.until([&] { return pair.b.heard.size() == 20; });
   for (int i = 0; i < 20; ++i) {

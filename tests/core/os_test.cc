@@ -239,7 +239,7 @@ TEST(threads_block_signals_and_futex_wakes) {
   thread.join();
   CHECK(blocked);
   CHECK(now_ns() - begin < 5'000'000'000);
-  futex_wait(&word, 1, 1'000'000);  // ends by its timeout
+  futex_wait(&word, 1, 1'000'000);          // ends by its timeout
   futex_wait(&word, 0, 1'000'000'000'000);  // another value: returns at once
   sigset_t mask;
   pthread_sigmask(SIG_SETMASK, nullptr, &mask);
