@@ -66,7 +66,7 @@ Update pick() { return (getauxval(AT_HWCAP) & (1ul << 7)) != 0 ? &by_instruction
 
 #elif defined(__x86_64__)
 
-__attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::uint32_t crc, const unsigned char* data,
+__attribute__((target("sse4.2,crc32"))) std::uint32_t by_instruction(std::uint32_t crc, const unsigned char* data,
                                                                std::size_t bytes) {
   std::uint64_t wide = crc;
   for (; bytes >= 8; data += 8, bytes -= 8) {
