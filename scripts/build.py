@@ -29,7 +29,8 @@ def compiler() -> str:
             return name
     if found:
         stop(f"build: {', '.join(found)} cannot compile C++20 (GCC 11 or Clang 14 can); run: {installer(COMPILER)}")
-    stop(f"build: no C++ compiler found; run: {installer(COMPILER)}")
+    missing = f"CXX={chosen} is no program here" if chosen else "no C++ compiler found"
+    stop(f"build: {missing}; run: {installer(COMPILER)}")
     raise AssertionError  # stop() ends the process
 
 
