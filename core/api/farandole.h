@@ -45,9 +45,11 @@ int farandole_create(const farandole_options* options, farandole_engine** engine
 /* Takes over a connected, authenticated stream to `peer`. kind: 0 unix socket on one host, 1 TCP. May be called at any time
  * after create. The descriptor belongs to the core whatever the result. */
 int farandole_add_link(farandole_engine* engine, int32_t peer, int32_t descriptor, int32_t kind);
-/* Exchanges memory files with the ranks of this host and starts the engine's thread. */
+/* Exchanges memory files with the ranks of this host and starts the engine's thread. 1 at least every 100 ms: call again,
+ * with 0 when the time is over, which names the ranks that are missing. */
 int farandole_start(farandole_engine* engine, int64_t timeout_ms, char* error, size_t capacity);
-/* Leaves in good order: pending operations end with `shut down`, peers are told, bytes under way get `linger_ms`. */
+/* Leaves in good order: pending operations end with `shut down`, peers are told, bytes under way get `linger_ms`. Threads,
+ * descriptors and shared memory are gone after it; outcomes can still be read. */
 int farandole_leave(farandole_engine* engine, int64_t linger_ms);
 /* Ends every operation now and for good with `code`; `rank` is blamed (or -1). Tells the peers. */
 int farandole_revoke(farandole_engine* engine, int32_t code, int32_t rank, const char* message);

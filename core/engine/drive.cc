@@ -10,6 +10,7 @@
 namespace farandole {
 namespace {
 
+constexpr std::int64_t kLookEvery = 50'000;  // at sockets that are not expected to bring anything: deaths, mostly
 constexpr std::uint32_t kPointToPoint = 0x80000000u;  // tags of send and receive, apart from those of collectives
 
 }  // namespace
@@ -22,13 +23,13 @@ void Engine::thread_main() {
       take_seat();
       std::int64_t moved_at = os::now_ns();
       // The user's threads compute meanwhile, so this thread looks for a shorter while than one that waits.
-      while (drive() || (busy() && os::now_ns() - moved_at < options_.spin_ns / 4)) {
-        if (moved_) moved_at = os::now_ns();
+      while (drive() || (busy() && now_ - moved_at < options_.spin_ns / 4)) {
+        if (moved_) moved_at = now_;
         else if (crowded_) std::this_thread::yield();
         else os::relax();
-        if (stop_.load(std::memory_order_acquire)) break;
+        if (!running_.load(std::memory_order_acquire)) break;
       }
-      if (stop_.load(std::memory_order_acquire)) return;
+      if (!running_.load(std::memory_order_acquire)) return;
       if (settle()) continue;
       sleeping_until_.store(next_deadline(), std::memory_order_relaxed);
     }
@@ -45,11 +46,11 @@ bool Engine::busy() const {
 }
 
 bool Engine::drive() {
-  std::int64_t now = os::now_ns();
+  std::int64_t now = now_ = os::now_ns();
   moved_ = take_inbox(now);
   bool frames = !transfers_.empty() || leaving_ || !started_;
   for (const auto& [id, group] : groups_) frames = frames || group->expects_frames();
-  if (frames || ++quiet_drives_ % 16 == 0) moved_ = look_at_sockets() || moved_;
+  if (frames || now - looked_at_ > kLookEvery) moved_ = look_at_sockets() || moved_;
   for (const auto& [id, group] : groups_) {
     moved_ = group->advance(now) || moved_;
     group->check_stalls(now);
@@ -73,6 +74,7 @@ bool Engine::drive() {
 }
 
 bool Engine::look_at_sockets() {
+  looked_at_ = now_;
   poller_.wait(0, ready_);
   for (const os::Event& event : ready_) {
     if (event.key == kBellKey) {
@@ -370,20 +372,21 @@ void Engine::on_segment(int peer, std::uint32_t id, os::Descriptor file) {
 }
 
 void Engine::on_leaving(int peer, wire::Reader& reader) {
-  std::map<std::uint32_t, std::uint64_t> completed;
-  std::uint32_t count = reader.count(12);
+  std::map<std::uint32_t, Group::Progress> progress;
+  std::uint32_t count = reader.count(20);
   for (std::uint32_t i = 0; i < count; ++i) {
-    std::uint32_t id = reader.u32();
-    completed[id] = reader.u64();
+    Group::Progress& group = progress[reader.u32()];
+    group.agreed = reader.u64();
+    group.completed = reader.u64();
   }
-  if (reader.ok()) left_[peer] = std::move(completed);
+  if (reader.ok()) left_[peer] = std::move(progress);
 }
 
 void Engine::on_left(int peer) {
-  std::map<std::uint32_t, std::uint64_t>& completed = left_[peer];
+  std::map<std::uint32_t, Group::Progress>& progress = left_[peer];
   for (const auto& [id, group] : groups_) {
     int member = group->topology().member_of(peer);
-    if (member >= 0) group->member_left(member, completed[id]);
+    if (member >= 0) group->member_left(member, progress[id]);
   }
 }
 
@@ -436,7 +439,8 @@ void Engine::begin_leaving() {
   writer.u32(static_cast<std::uint32_t>(groups_.size()));
   for (const auto& [id, group] : groups_) {
     writer.u32(id);
-    writer.u64(group->completed());
+    writer.u64(group->progress().agreed);
+    writer.u64(group->progress().completed);
   }
   std::vector<std::byte> message = writer.take();
   for (int peer = 0; peer < options_.size; ++peer)

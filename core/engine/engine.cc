@@ -22,8 +22,6 @@ std::string unnamed_prefix(Kind kind) {
 
 bool point_to_point(Kind kind) { return kind == Kind::send || kind == Kind::receive; }
 
-std::string scoped(std::int32_t group, const std::string& name) { return std::to_string(group) + ":" + name; }
-
 }  // namespace
 
 Engine::Engine(Options options)
@@ -61,16 +59,19 @@ Error Engine::add_link(int peer, os::Descriptor stream, link::StreamKind kind) {
 }
 
 Error Engine::start(std::int64_t timeout_ms) {
-  thread_ = os::start_thread("farandole", [this] { thread_main(); });
+  if (!thread_.joinable()) {
+    running_.store(true, std::memory_order_release);
+    thread_ = os::start_thread("farandole", [this] { thread_main(); });
+  }
   std::unique_lock lock(started_mutex_);
-  bool done = started_changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return started_; });
-  if (done) return start_error_;
+  auto slice = std::chrono::nanoseconds(std::min(timeout_ms * 1'000'000, kLongestWait));
+  if (started_changed_.wait_for(lock, slice, [&] { return started_; })) return start_error_;
   lock.unlock();
+  if (timeout_ms > 0) return {Code::in_progress, "", -1};
   std::lock_guard seat(seat_);
   std::string missing;
   for (int rank : neighbours_missing()) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
-  return {Code::timed_out, "ranks on this host have not exchanged their memory within " + std::to_string(timeout_ms) +
-                               " ms; missing: " + missing};
+  return {Code::timed_out, "ranks on this host have not exchanged their memory in time; missing: " + missing};
 }
 
 Error Engine::check(const Operation& operation) const {
@@ -87,9 +88,11 @@ Error Engine::check(const Operation& operation) const {
                                           std::to_string(operation.group)};
     return {};
   }
+  // Errors of other codes are the contract's on all ranks: the coordinator finds them again and tells everybody.
   Error error = negotiate::validate_alone(operation.request, ranks);
-  if (error.failed()) return error;
-  if (!operation.request.unnamed && inbox_.names.count(scoped(operation.group, operation.request.name)) != 0)
+  if (error.code == Code::invalid_argument) return error;
+  auto names = inbox_.names.find(operation.group);
+  if (!operation.request.unnamed && names != inbox_.names.end() && names->second.count(operation.request.name) != 0)
     return {Code::invalid_argument,
             "Requested to allreduce, allgather, or broadcast a tensor whose name is already pending: " +
                 operation.request.name + ". Wait for the first one, or give the second another name."};
@@ -118,7 +121,7 @@ Error Engine::submit(std::vector<OperationPtr> operations, bool bundle) {
       if (!point_to_point(request.kind)) {
         if (request.unnamed)
           request.name = unnamed_prefix(request.kind) + std::to_string(++inbox_.unnamed[{operation->group, request.kind}]);
-        inbox_.names.insert(scoped(operation->group, request.name));
+        inbox_.names[operation->group].insert(request.name);
         if (bundle) {
           request.bundle = operations.front()->request.name;
           request.bundle_size = static_cast<std::uint32_t>(operations.size());
@@ -129,8 +132,7 @@ Error Engine::submit(std::vector<OperationPtr> operations, bool bundle) {
     }
     inbox_.full.store(true, std::memory_order_release);
   }
-  if (bytes <= kInlineBytes && thread_.joinable() && seat_.try_lock()) {
-    take_seat();
+  if (bytes <= kInlineBytes && try_seat()) {
     drive();
     leave_seat();
   } else {
@@ -142,8 +144,7 @@ Error Engine::submit(std::vector<OperationPtr> operations, bool bundle) {
 bool Engine::poll(const OperationPtr& operation) {
   if (operation->done.load(std::memory_order_acquire) != 0) return true;
   await(*operation);
-  if (seat_.try_lock()) {
-    take_seat();
+  if (try_seat()) {
     drive();
     leave_seat();
   } else {
@@ -165,45 +166,60 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms) {
   await(*operation);
   std::int64_t now = os::now_ns();
   std::int64_t end = now + std::min(timeout_ms * 1'000'000, kLongestWait);
-  if (thread_.joinable() && seat_.try_lock()) {
-    take_seat();
+  if (try_seat()) {
     std::int64_t moved_at = now;
-    for (unsigned turns = 0; done.load(std::memory_order_acquire) == 0 && now < end; ++turns) {
+    while (done.load(std::memory_order_acquire) == 0 && now < end) {
       bool moved = drive();
-      if (!moved) os::relax();
-      if (!moved && crowded_) std::this_thread::yield();
-      now = os::now_ns();
-      if (moved) moved_at = now;
+      now = now_;
+      if (moved) {
+        moved_at = now;
+        continue;
+      }
       if (now - moved_at > options_.spin_ns) break;
+      if (crowded_)
+        std::this_thread::yield();
+      else
+        os::relax();
     }
     leave_seat();
   } else {
     wake();
   }
-  if (done.load(std::memory_order_acquire) == 0 && now < end) os::futex_wait(&done, 0, end - now);
+  if (done.load(std::memory_order_acquire) == 0 && now < end) {
+    operation->sleepers.fetch_add(1, std::memory_order_seq_cst);
+    os::futex_wait(&done, 0, end - now);
+    operation->sleepers.fetch_sub(1, std::memory_order_relaxed);
+  }
   return done.load(std::memory_order_acquire) != 0;
 }
 
 void Engine::leave(std::int64_t linger_ms) {
   if (forked()) return;
-  if (!thread_.joinable()) {
-    std::lock_guard seat(seat_);
-    if (!leaving_) begin_leaving();
-  } else {
+  if (running_.load(std::memory_order_acquire)) {
     {
       std::lock_guard lock(inbox_.mutex);
       inbox_.leave = true;
       inbox_.full.store(true, std::memory_order_release);
     }
     bell_.ring();
-    std::unique_lock lock(started_mutex_);
-    started_changed_.wait_for(lock, std::chrono::milliseconds(std::max<std::int64_t>(linger_ms, 100)),
-                              [&] { return flushed_; });
-    lock.unlock();
-    stop_.store(true, std::memory_order_release);
+    {
+      std::unique_lock lock(started_mutex_);
+      started_changed_.wait_for(lock, std::chrono::milliseconds(std::max<std::int64_t>(linger_ms, 100)),
+                                [&] { return flushed_; });
+    }
+    running_.store(false, std::memory_order_release);
     bell_.ring();
     thread_.join();
   }
+  std::lock_guard seat(seat_);
+  if (messenger_ == nullptr) return;
+  if (!leaving_) begin_leaving();
+  // The object may live on for results that are still in use; nothing else of it does.
+  groups_.clear();
+  early_segments_.clear();
+  neighbours_.clear();
+  processes_.clear();
+  messenger_.reset();
   trace_.stop();
   events_.close();
   handles_.close();
@@ -236,6 +252,16 @@ void Engine::wake() {
   if (asleep_.load(std::memory_order_relaxed)) bell_.ring();
 }
 
+bool Engine::try_seat() {
+  if (!running_.load(std::memory_order_acquire) || !seat_.try_lock()) return false;
+  if (!running_.load(std::memory_order_acquire)) {  // leave() has come first
+    seat_.unlock();
+    return false;
+  }
+  take_seat();
+  return true;
+}
+
 void Engine::take_seat() {
   asleep_.store(false, std::memory_order_relaxed);
   board_.awake();
@@ -249,9 +275,12 @@ void Engine::leave_seat() {
 
 // From here on others ring; so what happened before they knew is looked at once more.
 bool Engine::settle() {
+  bool waiting = busy();
   asleep_.store(true, std::memory_order_relaxed);
-  board_.sleep_soon();
-  return drive();
+  board_.sleep_soon(waiting ? link::Sleep::waiting : link::Sleep::idle);
+  bool more = inbox_.full.load(std::memory_order_relaxed);
+  for (const auto& [id, group] : groups_) more = group->must_divert() || more;
+  return (waiting || more) && drive();
 }
 
 void Engine::log(Level level, std::string text) { events_.push({EventKind::log, -1, level, std::move(text)}); }
@@ -260,7 +289,7 @@ void Engine::finish(Operation& operation, const Error& error) {
   operation.error = error;
   if (!point_to_point(operation.request.kind)) {
     std::lock_guard lock(inbox_.mutex);
-    inbox_.names.erase(scoped(operation.group, operation.request.name));
+    inbox_.names[operation.group].erase(operation.request.name);
   }
   handles_.finish(operation);
 }

@@ -30,7 +30,7 @@ class Engine final : private Services, private link::Listener {
 
   // From any thread.
   Error add_link(int peer, os::Descriptor stream, link::StreamKind kind);
-  Error start(std::int64_t timeout_ms);
+  Error start(std::int64_t timeout_ms);  // in_progress at least every 100 ms: call again
   void leave(std::int64_t linger_ms);
   void revoke_from_outside(const Error& error);
   // All or nothing; fills in handles and names.
@@ -59,7 +59,7 @@ class Engine final : private Services, private link::Listener {
     std::vector<NewLink> links;
     Error revoke;
     bool leave = false;
-    std::unordered_set<std::string> names;                       // pending, with their group
+    std::unordered_map<std::int32_t, std::unordered_set<std::string>> names;  // group -> pending
     std::map<std::pair<std::int32_t, Kind>, std::uint64_t> unnamed;  // how many so far
     std::unordered_map<std::int32_t, std::vector<int>> members;  // group -> ranks, for checks by the submitter
     Error ended;                                                 // nothing can be submitted any more
@@ -88,6 +88,7 @@ class Engine final : private Services, private link::Listener {
 
   // The driver's side (drive.cc).
   void thread_main();
+  bool try_seat();  // true when this thread drives now
   void take_seat();
   void leave_seat();
   bool settle();  // before the seat is left: true when something more can be done
@@ -144,19 +145,20 @@ class Engine final : private Services, private link::Listener {
   std::vector<EarlyRequests> early_requests_;
   std::vector<std::pair<OperationPtr, link::TransferPtr>> transfers_;       // send and receive
   std::map<std::tuple<int, Kind, std::int32_t, std::int64_t>, std::uint64_t> transfer_counts_;
-  std::map<int, std::map<std::uint32_t, std::uint64_t>> left_;  // rank -> group -> collectives it completed
+  std::map<int, std::map<std::uint32_t, Group::Progress>> left_;  // rank -> group -> how far it had come
   std::vector<os::Event> ready_;
   std::vector<std::uint32_t> removed_;
   Error revoked_;
   bool revoking_ = false;
   bool leaving_ = false;
   bool moved_ = false;    // by the last pass
-  unsigned quiet_drives_ = 0;
+  std::int64_t now_ = 0;         // when the last pass began
+  std::int64_t looked_at_ = 0;   // when the sockets were last looked at
 
   bool crowded_ = false;  // more ranks than cores: whoever looks for news lets others run
   std::thread thread_;
+  std::atomic<bool> running_{false};  // from start() to leave(): the seat may be taken
   std::atomic<bool> asleep_{true};  // nobody drives: who brings work must ring
-  std::atomic<bool> stop_{false};
   std::atomic<std::int64_t> sleeping_until_{0};
   std::mutex started_mutex_;
   std::condition_variable started_changed_;

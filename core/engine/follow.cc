@@ -58,7 +58,7 @@ void Group::publish() {
   published_ = bits;
   if (rings_ == nullptr) return;
   rings_->my_words().own.store(bits, std::memory_order_release);
-  rings_->notify_all();
+  rings_->notify_all(diverting_);
 }
 
 Word Group::others() {
@@ -98,10 +98,12 @@ Word Group::exchange_hosts(const Word& local) {
   remote.any = any;
   if (rings_ != nullptr && rings_->my_words().remote.load(std::memory_order_relaxed) != remote.pack()) {
     rings_->my_words().remote.store(remote.pack(), std::memory_order_release);
-    rings_->notify_all();
+    rings_->notify_all(remote.any);
   }
   return Word::combine(local, remote, epoch_);
 }
+
+bool Group::must_divert() { return following() && !diverting_ && others().any; }
 
 void Group::on_word(int member, std::uint64_t bits) {
   host_words_[static_cast<std::size_t>(topology_.host_of[static_cast<std::size_t>(member)])] = bits;

@@ -125,6 +125,7 @@ bool Group::agree(const Bucket& bucket) {
       return false;
     }
   }
+  ++progress_.agreed;
   services_.counters()[static_cast<int>(Counter::negotiated)].fetch_add(1, std::memory_order_relaxed);
   bool complete = recorder_.record(std::move(planned));
   if (bucket.error.failed()) {
@@ -223,7 +224,7 @@ bool Group::run_jobs() {
 
 void Group::complete(Job& job) {
   FARANDOLE_FAILPOINT(&services_, job.bucket.kind, "complete");
-  completed_ = job.sequence;
+  progress_.completed = job.sequence;
   services_.counters()[static_cast<int>(Counter::collectives)].fetch_add(1, std::memory_order_relaxed);
   for (std::size_t i = 0; i < job.operations.size(); ++i) {
     Operation* operation = job.operations[i].get();
@@ -241,6 +242,7 @@ bool Group::advance(std::int64_t now) {
   if (following()) moved = follow(now);
   moved = emit() || moved;
   moved = run_jobs() || moved;
+  if (!departed_.empty()) moved = part_with_departed() || moved;
   flush();
   return moved;
 }
@@ -274,17 +276,28 @@ void Group::fail_queue_after(std::uint64_t sequence, const Error& error) {
   }
 }
 
-void Group::member_left(int member, std::uint64_t completed) {
+void Group::member_left(int member, Progress progress) { departed_[member] = progress; }
+
+// A member that left has finished all that it took part in, but what tells this member of it may still be under way from
+// others. Once this member has come as far, whatever is left cannot be finished.
+bool Group::part_with_departed() {
+  auto found = std::find_if(departed_.begin(), departed_.end(), [&](const auto& entry) {
+    return progress_.agreed >= entry.second.agreed && sequence_ >= entry.second.completed;
+  });
+  if (found == departed_.end()) return false;
+  auto [member, progress] = *found;
+  departed_.erase(found);
   Error error{Code::shut_down,
               "rank " + std::to_string(topology_.ranks[static_cast<std::size_t>(member)]) +
                   " has been shut down; operations that need it cannot be finished",
               topology_.ranks[static_cast<std::size_t>(member)]};
-  fail_queue_after(completed, error);
+  fail_queue_after(progress.completed, error);
   // What the member has taken part in to its end still runs; nothing new can be agreed on.
   std::deque<std::unique_ptr<Job>> kept = std::move(queue_);
   queue_.clear();
   close(error);
   queue_ = std::move(kept);
+  return true;
 }
 
 void Group::close(const Error& error) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -89,13 +90,19 @@ class Group {
   // Sends what submit() has gathered.
   void flush();
   bool busy() const;               // a collective is under way, or something is waited for
+  bool must_divert();              // somebody has left the plan that this member still follows
   bool expects_frames() const;     // ... that comes over a stream rather than through shared memory
   std::int64_t deadline() const;   // when to look again even if nothing happens; kNever
   void check_stalls(std::int64_t now);
 
-  std::uint64_t completed() const { return completed_; }
-  // This member has left in good order after `completed` collectives: what needs more of it ends.
-  void member_left(int member, std::uint64_t completed);
+  // How far this member has come: answers it has handled, collectives it has finished.
+  struct Progress {
+    std::uint64_t agreed = 0;
+    std::uint64_t completed = 0;
+  };
+  Progress progress() const { return progress_; }
+  // This member has left in good order, having come so far: what needs more of it ends.
+  void member_left(int member, Progress progress);
   // Ends everything, now and for later.
   void close(const Error& error);
 
@@ -127,6 +134,7 @@ class Group {
   std::int64_t oldest_planned();
   OperationPtr take_pending(const std::string& name);
   void fail_queue_after(std::uint64_t sequence, const Error& error);
+  bool part_with_departed();
 
   Services& services_;
   std::uint32_t id_;
@@ -158,7 +166,8 @@ class Group {
   // Execution.
   std::deque<std::unique_ptr<Job>> queue_;
   std::uint64_t sequence_ = 0;
-  std::uint64_t completed_ = 0;
+  Progress progress_;
+  std::map<int, Progress> departed_;  // members that left, until this one has come as far as they had
   Error closed_;
 };
 

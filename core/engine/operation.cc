@@ -51,8 +51,8 @@ void Handles::release(std::int64_t handle) {
 }
 
 void Handles::finish(Operation& operation) {
-  operation.done.store(1, std::memory_order_release);
-  os::futex_wake_all(&operation.done);
+  operation.done.store(1, std::memory_order_seq_cst);
+  if (operation.sleepers.load(std::memory_order_seq_cst) != 0) os::futex_wake_all(&operation.done);
   std::lock_guard lock(finished_mutex_);
   if (!wanted_) return;
   finished_.push_back(operation.handle);

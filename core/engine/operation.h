@@ -44,7 +44,8 @@ struct Operation {
   Memory owned;
   std::size_t output_bytes = 0;
 
-  std::atomic<std::uint32_t> done{0};  // also the futex that waiters sleep on
+  std::atomic<std::uint32_t> done{0};      // also the futex that waiters sleep on
+  std::atomic<std::uint32_t> sleepers{0};  // on it
 };
 using OperationPtr = std::shared_ptr<Operation>;
 

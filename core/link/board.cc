@@ -18,8 +18,8 @@ Board::Board(std::uint32_t generation, int rank, std::uint64_t nonce)
   page_->sleeping.store(0, std::memory_order_relaxed);
 }
 
-void Board::sleep_soon() {
-  page_->sleeping.store(1, std::memory_order_relaxed);
+void Board::sleep_soon(Sleep how) {
+  page_->sleeping.store(static_cast<std::uint32_t>(how), std::memory_order_relaxed);
   // Pairs with the fence of whoever publishes: either the last look of the sleeper sees the bytes, or they see
   // `sleeping`.
   std::atomic_thread_fence(std::memory_order_seq_cst);

@@ -18,8 +18,11 @@ struct BoardPage {
   std::uint64_t nonce;  // also sent in `hello`: reading it back proves that both look at the same memory
   std::uint32_t generation;
   std::uint32_t rank;
-  alignas(64) std::atomic<std::uint32_t> sleeping;
+  alignas(64) std::atomic<std::uint32_t> sleeping;  // a Sleep
 };
+// Who sleeps with nothing pending looks at everything when it next has something to do; only what cannot wait for that
+// rings it. So ranks that compute are not woken by those that are ahead.
+enum class Sleep : std::uint32_t { awake = 0, waiting = 1, idle = 2 };
 inline constexpr std::uint64_t kBoardMagic = 0x656c6f646e617261;  // "arandole"
 inline constexpr std::size_t kBoardBytes = 4096;
 
@@ -29,7 +32,7 @@ class Board {
  public:
   Board(std::uint32_t generation, int rank, std::uint64_t nonce);
   const os::SharedMemory& memory() const { return memory_; }
-  void sleep_soon();
+  void sleep_soon(Sleep how);
   void awake();
 
  private:
@@ -43,8 +46,9 @@ class Neighbour {
   // Throws Failure(precondition) when magic, nonce, generation or rank are not what the neighbour said.
   Neighbour(os::Descriptor board, os::Descriptor doorbell, std::uint32_t generation, int rank, std::uint64_t nonce);
   // Call after publishing; rings only when the neighbour sleeps. The caller has issued a seq_cst fence since its store.
-  void notify() const {
-    if (page_->sleeping.load(std::memory_order_relaxed) != 0) bell_.ring();
+  void notify(bool urgent = false) const {
+    auto sleep = static_cast<Sleep>(page_->sleeping.load(std::memory_order_relaxed));
+    if (sleep == Sleep::waiting || (urgent && sleep == Sleep::idle)) bell_.ring();
   }
 
  private:

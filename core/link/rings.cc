@@ -165,10 +165,10 @@ void Rings::notify(int member) const {
   if (const Neighbour* neighbour = neighbours_[size(member)]; neighbour != nullptr) neighbour->notify();
 }
 
-void Rings::notify_all() const {
+void Rings::notify_all(bool urgent) const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (const Neighbour* neighbour : neighbours_) {
-    if (neighbour != nullptr) neighbour->notify();
+    if (neighbour != nullptr) neighbour->notify(urgent);
   }
 }
 

@@ -57,7 +57,7 @@ class Rings {
   Words& my_words();
   const Words& words_of(int member) const;
   void notify(int member) const;  // wakes it if it sleeps; fences first
-  void notify_all() const;
+  void notify_all(bool urgent = false) const;
 
  private:
   RingShape shape_;

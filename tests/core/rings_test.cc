@@ -142,11 +142,11 @@ TEST(sleepers_are_rung_when_it_concerns_them) {
   Host host(RingShape{2, 4096, 2});
   put(*host.rings[0], 1, 1);
   CHECK(!rung(*host.bells[1]));  // awake: no system call
-  host.boards[1]->sleep_soon();
+  host.boards[1]->sleep_soon(Sleep::waiting);
   put(*host.rings[0], 1, 2);
   CHECK(rung(*host.bells[1]));
   host.boards[1]->awake();
-  host.boards[0]->sleep_soon();
+  host.boards[0]->sleep_soon(Sleep::waiting);
   take(*host.rings[1], 0, false, 1);  // the lane was full: the writer may wait for this slot
   CHECK(rung(*host.bells[0]));
   take(*host.rings[1], 0, false, 2);  // it was not full: nobody can wait
@@ -164,7 +164,7 @@ TEST(no_ring_is_lost) {
     int other = 1 - static_cast<int>(m);
     auto wait_for = [&](auto&& condition) {
       while (!condition()) {
-        host.boards[m]->sleep_soon();
+        host.boards[m]->sleep_soon(Sleep::waiting);
         if (!condition() && poller.wait(10000, events).empty()) check::fail(__FILE__, __LINE__, "a ring was lost");
         host.bells[m]->answer();
         host.boards[m]->awake();
@@ -199,7 +199,7 @@ TEST(words_and_boards) {
   host.rings[0]->my_words().own.store(42);
   CHECK_EQUAL(host.rings[1]->words_of(0).own.load(), 42u);
   CHECK_EQUAL(host.rings[0]->words_of(0).own.load(), 42u);
-  host.boards[1]->sleep_soon();
+  host.boards[1]->sleep_soon(Sleep::waiting);
   host.rings[0]->notify(1);
   CHECK(rung(*host.bells[1]));
   host.rings[0]->notify_all();
