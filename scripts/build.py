@@ -72,7 +72,7 @@ def main() -> None:
     if what == "check":
         compiler()
     elif what == "library":
-        print("build: compiling the core (under a minute the first time)", flush=True)
+        print("build: compiling the core (one to two minutes on 2 cores the first time)", flush=True)
         build("checkout", ["-DFARANDOLE_TESTS=ON"], ["farandole"])
     elif what == "tests":
         print("build: compiling the core and its tests (a few minutes the first time)", flush=True)

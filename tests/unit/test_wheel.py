@@ -1,0 +1,38 @@
+"""The script that makes wheels: its compilers aim at the right platform, and its check refuses wheels that lie.
+Writes into a temporary folder; `make wheel` (a stage of `make test`) builds the real ones."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("elftools", reason="needs the list `wheel` of scripts/requirements")
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import wheel  # noqa: E402
+
+
+@pytest.mark.parametrize("machine", wheel.PLATFORMS)
+def test_the_cross_compiler_aims_at_its_platform(machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheel, "WORK", tmp_path)
+    toolchain = wheel.toolchain(machine)
+    assert f"set(CMAKE_SYSTEM_PROCESSOR {machine})" in toolchain.read_text()
+    assert f"-target {machine}-linux-gnu.2.28" in (toolchain.parent / "zig-c++").read_text()
+
+
+def test_a_wheel_with_another_tag_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="linux_x86_64"):
+        wheel.check(tmp_path / "farandole-0.1.0-py3-none-linux_x86_64.whl", "x86_64")
+
+
+def test_a_wheel_with_the_fault_injector_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "farandole-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("libfarandole.so", "libfarandole_chaos.so"):
+            archive.writestr(f"farandole/_native/{name}", b"")
+    with pytest.raises(AssertionError, match="chaos"):
+        wheel.check(path, "x86_64")
