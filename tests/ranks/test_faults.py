@@ -66,14 +66,14 @@ hvd.shutdown()
 CELL = (
     OPERATIONS
     + """
-for turn in range(5 if PLANNED else 2):
-    operate(KIND, "x" if PLANNED else f"t{turn}")  # nothing else in between: that would end the plan
-if rank == VICTIM:
-    for _ in range(2 * FORKED):
-        if os.fork() == 0:
-            while True: signal.pause()
-    engine().chaos_set(f"{KIND}.{PHASE}", "kill")
-try:
+try:  # a survivor may still be busy with the last repetition when the victim is done with it
+    for turn in range(5 if PLANNED else 2):
+        operate(KIND, "x" if PLANNED else f"t{turn}")  # nothing else in between: that would end the plan
+    if rank == VICTIM:
+        for _ in range(2 * FORKED):
+            if os.fork() == 0:
+                while True: signal.pause()
+        engine().chaos_set(f"{KIND}.{PHASE}", "kill")
     operate(KIND, "x" if PLANNED else "new")
     operate("barrier", None)  # where the point is passed after the others are done, they notice here
     report(at=time.monotonic(), error="none")
