@@ -24,12 +24,12 @@ struct Context {
   link::Messenger* messenger = nullptr;
   link::Rings* rings = nullptr;  // null when no other member is on this host
   std::uint32_t group = 0;
-  std::uint64_t sequence = 0;    // equal on all members, new for each collective of the group
+  std::uint64_t sequence = 0;  // equal on all members, new for each collective of the group
   Algorithm algorithm = Algorithm::automatic;
   std::size_t chunk_bytes = 256 << 10;  // between hosts
   Kind kind = Kind::allreduce;          // for failpoints and phases
   const void* engine = nullptr;         // for failpoints
-  const char** phase = nullptr;         // where it stands, for error messages: "pack", "send", "recv", "reduce", "unpack"
+  const char** phase = nullptr;  // where it stands, for error messages: "pack", "send", "recv", "reduce", "unpack"
 };
 
 struct Reduction {
@@ -37,7 +37,7 @@ struct Reduction {
   ReduceOp op = ReduceOp::sum;  // sum, min, max, product
   double prescale = 1.0;
   double postscale = 1.0;
-  std::int64_t divisor = 1;     // > 1 for an average
+  std::int64_t divisor = 1;  // > 1 for an average
 };
 
 // `in` and `out` have equal sizes and may be the same memory, piece by piece.
