@@ -69,7 +69,6 @@ FORBIDDEN_WORDS = ["/wo" + "rk/", "index" + "-url", "find" + "-links", "/opt/" +
 
 # (rule, file): the reason. A rule that is broken without a line here is an error, and so is a line that nobody needs.
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("system-call", "core/kernel/processor.cc"): "asks once which instructions the processor has; no other effect",
     ("system-call", "core/wire/crc32c.cc"): "asks once which instructions the processor has; no other effect",
     ("system-call", "core/link/chaos.cc"): "the test-only library: stops and kills its own process on purpose",
     ("core-arrow", "core/link/chaos.cc"): "the test-only library: defines the chaos functions of the C interface",

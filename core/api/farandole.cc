@@ -54,8 +54,8 @@ Error read_options(const farandole_options* given, farandole::Options& options) 
     return {Code::invalid_argument, "the library and its caller are of different versions (interface " +
                                         std::to_string(FARANDOLE_ABI) + " expected); reinstall farandole"};
   if (given->size < 1 || given->rank < 0 || given->rank >= given->size || given->hosts == nullptr)
-    return {Code::invalid_argument, "rank " + std::to_string(given->rank) + " of " + std::to_string(given->size) +
-                                        " is not possible"};
+    return {Code::invalid_argument,
+            "rank " + std::to_string(given->rank) + " of " + std::to_string(given->size) + " is not possible"};
   if (given->slot_bytes < 64 || given->slot_bytes % 64 != 0 || given->slot_bytes > (64 << 20) || given->slots < 2 ||
       given->slots > 4096)
     return {Code::invalid_argument, "slot_bytes must be a multiple of 64 up to 64 MiB, slots at least 2"};
@@ -107,6 +107,10 @@ Error read_request(const farandole_request& given, farandole::Operation& operati
   if (given.splits != nullptr) request.splits.assign(given.splits, given.splits + given.splits_count);
   for (int64_t dimension : request.shape)
     if (dimension < 0) return {Code::invalid_argument, "a dimension is negative"};
+  bool reads = request.kind <= farandole::Kind::reducescatter || request.kind == farandole::Kind::send;
+  if ((reads && given.input == nullptr) || (request.kind == farandole::Kind::receive && given.output == nullptr)) {
+    if (request.bytes() > 0) return {Code::invalid_argument, "a tensor with elements needs memory"};
+  }
   operation.group = given.group;
   operation.peer = given.peer;
   operation.tag = given.tag;

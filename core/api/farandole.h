@@ -18,23 +18,23 @@ extern "C" {
 typedef struct farandole_engine farandole_engine;
 
 typedef struct farandole_options {
-  uint32_t abi;                 /* FARANDOLE_ABI */
+  uint32_t abi; /* FARANDOLE_ABI */
   int32_t rank;
   int32_t size;
-  const int32_t* hosts;         /* `size` host numbers: ranks with one number share memory */
+  const int32_t* hosts; /* `size` host numbers: ranks with one number share memory */
   uint32_t generation;
-  int32_t allreduce_algorithm;  /* 0 automatic, 1 ring, 2 direct, 3 doubling, 4 tree */
-  int64_t fusion_threshold;     /* bytes */
-  int64_t plan_capacity;        /* tensors of a step that is planned; 0 switches plans off */
-  int64_t flush_us;             /* the longest a request waits in an incomplete planned bucket */
-  int64_t spin_us;              /* how long a waiting thread looks before it sleeps */
-  int64_t stall_note_ms;        /* first line about a stalled tensor; 0 never */
-  int64_t stall_warning_ms;     /* the full report, and again after each such time; 0 never */
-  int64_t stall_shutdown_ms;    /* end the job; 0 never */
-  int64_t slot_bytes;           /* of a ring in shared memory */
+  int32_t allreduce_algorithm; /* 0 automatic, 1 ring, 2 direct, 3 doubling, 4 tree */
+  int64_t fusion_threshold;    /* bytes */
+  int64_t plan_capacity;       /* tensors of a step that is planned; 0 switches plans off */
+  int64_t flush_us;            /* the longest a request waits in an incomplete planned bucket */
+  int64_t spin_us;             /* how long a waiting thread looks before it sleeps */
+  int64_t stall_note_ms;       /* first line about a stalled tensor; 0 never */
+  int64_t stall_warning_ms;    /* the full report, and again after each such time; 0 never */
+  int64_t stall_shutdown_ms;   /* end the job; 0 never */
+  int64_t slot_bytes;          /* of a ring in shared memory */
   int32_t slots;
-  int32_t fuse_bundles;         /* 0: a group of tensors shares its bucket with no others */
-  int64_t chunk_bytes;          /* of a message between hosts */
+  int32_t fuse_bundles; /* 0: a group of tensors shares its bucket with no others */
+  int64_t chunk_bytes;  /* of a message between hosts */
 } farandole_options;
 
 const char* farandole_version(void);
@@ -42,14 +42,14 @@ const char* farandole_kernels(void); /* "neon", "avx2", ... */
 
 /* A message for people is written to `error` (always terminated). */
 int farandole_create(const farandole_options* options, farandole_engine** engine, char* error, size_t capacity);
-/* Takes over a connected, authenticated stream to `peer`. kind: 0 unix socket on one host, 1 TCP. May be called at any time
- * after create. The descriptor belongs to the core whatever the result. */
+/* Takes over a connected, authenticated stream to `peer`. kind: 0 unix socket on one host, 1 TCP. May be called at any
+ * time after create. The descriptor belongs to the core whatever the result. */
 int farandole_add_link(farandole_engine* engine, int32_t peer, int32_t descriptor, int32_t kind);
-/* Exchanges memory files with the ranks of this host and starts the engine's thread. 1 at least every 100 ms: call again,
- * with 0 when the time is over, which names the ranks that are missing. */
+/* Exchanges memory files with the ranks of this host and starts the engine's thread. 1 at least every 100 ms: call
+ * again, with 0 when the time is over, which names the ranks that are missing. */
 int farandole_start(farandole_engine* engine, int64_t timeout_ms, char* error, size_t capacity);
-/* Leaves in good order: pending operations end with `shut down`, peers are told, bytes under way get `linger_ms`. Threads,
- * descriptors and shared memory are gone after it; outcomes can still be read. */
+/* Leaves in good order: pending operations end with `shut down`, peers are told, bytes under way get `linger_ms`.
+ * Threads, descriptors and shared memory are gone after it; outcomes can still be read. */
 int farandole_leave(farandole_engine* engine, int64_t linger_ms);
 /* Ends every operation now and for good with `code`; `rank` is blamed (or -1). Tells the peers. */
 int farandole_revoke(farandole_engine* engine, int32_t code, int32_t rank, const char* message);
@@ -57,27 +57,28 @@ int farandole_revoke(farandole_engine* engine, int32_t code, int32_t rank, const
 void farandole_destroy(farandole_engine* engine);
 
 typedef struct farandole_request {
-  int32_t kind;    /* base/kind.h: 0 allreduce 1 allgather 2 broadcast 3 alltoall 4 reducescatter 5 barrier 6 join
-                      7 add_group 8 remove_group 9 send 10 receive */
-  int32_t dtype;   /* base/dtype.h */
-  int32_t op;      /* Horovod's: 0 average 1 sum 2 adasum 3 min 4 max 5 product */
-  int32_t group;   /* 0: everyone */
-  int32_t peer;    /* broadcast: root; send, receive: the other side. A rank in the job */
-  int32_t device;  /* -1: CPU */
+  int32_t kind;     /* base/kind.h: 0 allreduce 1 allgather 2 broadcast 3 alltoall 4 reducescatter 5 barrier 6 join
+                       7 add_group 8 remove_group 9 send 10 receive */
+  int32_t dtype;    /* base/dtype.h */
+  int32_t op;       /* Horovod's: 0 average 1 sum 2 adasum 3 min 4 max 5 product */
+  int32_t group;    /* 0: everyone */
+  int32_t peer;     /* broadcast: root; send, receive: the other side. A rank in the job */
+  int32_t device;   /* -1: CPU */
   const char* name; /* UTF-8, or null: paired by order of calls per (group, kind). Copied. */
   const void* input;
-  void* output;    /* may equal input. Null for allgather and alltoall: the core allocates (see outcome) */
+  void* output; /* may equal input. Null for allgather and alltoall: the core allocates (see outcome) */
   const int64_t* shape;
   int32_t dimensions;
   int32_t splits_count;
   const int64_t* splits; /* alltoall: rows for each member. add_group: count, ranks..., again. remove_group: id */
   double prescale;
   double postscale;
-  int64_t tag;     /* send, receive: both sides agree on it */
-  void* stream;    /* of the device; null on CPU */
+  int64_t tag;  /* send, receive: both sides agree on it */
+  void* stream; /* of the device; null on CPU */
 } farandole_request;
 
-/* All or nothing. bundle != 0: the requests become ready together. Handles count up from 1. Memory must stay until done. */
+/* All or nothing. bundle != 0: the requests become ready together. Handles count up from 1. Memory must stay until
+ * done. */
 int farandole_submit(farandole_engine* engine, const farandole_request* requests, int32_t count, int32_t bundle,
                      int64_t* handles, char* error, size_t capacity);
 /* 1 done (also failed), 0 not yet, -1 no such handle. */
@@ -85,22 +86,22 @@ int farandole_poll(farandole_engine* engine, int64_t handle);
 /* 0 when done (look at the outcome), 1 after `timeout_ms`, at a signal, and at least every 100 ms: call again.
  * 2: no such handle. */
 int farandole_wait(farandole_engine* engine, int64_t handle, int64_t timeout_ms);
-/* Blocks until some handle that was submitted is done; that handle, 0 after timeout_ms, -1 when the engine has ended. Each
- * handle comes once. */
+/* Blocks until some handle that was submitted is done; that handle, 0 after timeout_ms, -1 when the engine has ended.
+ * Each handle comes once. */
 int64_t farandole_next_completion(farandole_engine* engine, int64_t timeout_ms);
 
 typedef struct farandole_outcome {
   int32_t code;
-  int32_t rank;             /* whom the error blames, or -1 */
-  int64_t value;            /* join: the last rank; add_group: the first new group's id (the rest follow) */
-  const char* message;      /* "" when ok */
-  const char* phase;        /* where it failed: "negotiate", "pack", ... */
-  void* output;             /* the result's memory: yours, or the core's until release */
+  int32_t rank;        /* whom the error blames, or -1 */
+  int64_t value;       /* join: the last rank; add_group: the first new group's id (the rest follow) */
+  const char* message; /* "" when ok */
+  const char* phase;   /* where it failed: "negotiate", "pack", ... */
+  void* output;        /* the result's memory: yours, or the core's until release */
   int64_t output_bytes;
   int32_t dimensions;
   int32_t splits_count;
-  const int64_t* shape;     /* of the result */
-  const int64_t* splits;    /* alltoall: rows received from each member */
+  const int64_t* shape;  /* of the result */
+  const int64_t* splits; /* alltoall: rows received from each member */
 } farandole_outcome;
 
 int farandole_outcome_of(farandole_engine* engine, int64_t handle, farandole_outcome* outcome);
@@ -108,18 +109,19 @@ int farandole_outcome_of(farandole_engine* engine, int64_t handle, farandole_out
 void farandole_release(farandole_engine* engine, int64_t handle);
 
 typedef struct farandole_event {
-  int32_t kind;    /* 1: a link to `peer` is wanted. 2: a line for the log at `level` (10 debug .. 40 error) */
+  int32_t kind; /* 1: a link to `peer` is wanted. 2: a line for the log at `level` (10 debug .. 40 error) */
   int32_t peer;
   int32_t level;
   int32_t reserved;
   char text[4096];
 } farandole_event;
 
-/* Blocks (for one thread of the binding): 0 an event, 1 after timeout_ms (-1: no limit), 5 when the engine has ended. */
+/* Blocks (for one thread of the binding): 0 an event, 1 after timeout_ms (-1: no limit), 5 when the engine has ended.
+ */
 int farandole_next_event(farandole_engine* engine, farandole_event* event, int64_t timeout_ms);
 
-/* Counters: 0 bytes sent over streams, 1 received, 2 frames, 3 negotiated buckets, 4 planned buckets, 5 diverts, 6 bytes
- * through shared memory, 7 collectives done, 8 wake-ups of the engine's thread. */
+/* Counters: 0 bytes sent over streams, 1 received, 2 frames, 3 negotiated buckets, 4 planned buckets, 5 diverts, 6
+ * bytes through shared memory, 7 collectives done, 8 wake-ups of the engine's thread. */
 int64_t farandole_counter(farandole_engine* engine, int32_t which);
 
 /* Tracing: events of this rank as lines of JSON objects (Chrome trace), to be pulled. */

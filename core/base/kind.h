@@ -15,16 +15,16 @@ enum class Kind : std::uint8_t {
   reducescatter = 4,
   barrier = 5,
   join = 6,
-  add_group = 7,     // one or more process sets, agreed on by all ranks
+  add_group = 7,  // one or more process sets, agreed on by all ranks
   remove_group = 8,
-  send = 9,          // point to point: never negotiated
+  send = 9,  // point to point: never negotiated
   receive = 10,
 };
 inline constexpr int kKinds = 11;
 
 constexpr const char* name_of(Kind kind) {
-  constexpr const char* names[] = {"ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER", "BARRIER",
-                                   "JOIN",      "ADD_GROUP", "REMOVE_GROUP", "SEND",  "RECEIVE"};
+  constexpr const char* names[] = {"ALLREDUCE", "ALLGATHER", "BROADCAST",    "ALLTOALL", "REDUCESCATTER", "BARRIER",
+                                   "JOIN",      "ADD_GROUP", "REMOVE_GROUP", "SEND",     "RECEIVE"};
   return names[static_cast<int>(kind)];
 }
 

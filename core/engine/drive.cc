@@ -24,9 +24,12 @@ void Engine::thread_main() {
       std::int64_t moved_at = os::now_ns();
       // The user's threads compute meanwhile, so this thread looks for a shorter while than one that waits.
       while (drive() || (busy() && now_ - moved_at < options_.spin_ns / 4)) {
-        if (moved_) moved_at = now_;
-        else if (crowded_) std::this_thread::yield();
-        else os::relax();
+        if (moved_)
+          moved_at = now_;
+        else if (crowded_)
+          std::this_thread::yield();
+        else
+          os::relax();
         if (!running_.load(std::memory_order_acquire)) break;
       }
       if (!running_.load(std::memory_order_acquire)) return;
@@ -132,8 +135,8 @@ bool Engine::take_inbox(std::int64_t now) {
 
 void Engine::welcome(Inbox::NewLink& link) {
   try {
-    bool same_host = options_.hosts[static_cast<std::size_t>(link.peer)] ==
-                     options_.hosts[static_cast<std::size_t>(options_.rank)];
+    bool same_host =
+        options_.hosts[static_cast<std::size_t>(link.peer)] == options_.hosts[static_cast<std::size_t>(options_.rank)];
     messenger_->add(link.peer, std::move(link.stream), link.kind);
     if (link.kind != link::StreamKind::local || !same_host) return;
     wire::Writer writer;
@@ -175,7 +178,8 @@ void Engine::create_group(std::uint32_t id, Topology topology) {
   }
   all_groups_[id] = topology;
   if (topology.me < 0) return;
-  Group& group = *groups_.emplace(id, std::make_unique<Group>(static_cast<Services&>(*this), id, std::move(topology))).first->second;
+  Group& group = *groups_.emplace(id, std::make_unique<Group>(static_cast<Services&>(*this), id, std::move(topology)))
+                      .first->second;
   std::vector<EarlyRequests> early = std::move(early_requests_);
   early_requests_.clear();
   for (EarlyRequests& requests : early) {
@@ -202,7 +206,8 @@ void Engine::attach_segment(Group& group, int peer, os::Descriptor file) {
   int member = group.topology().member_of(peer);
   auto neighbour = neighbours_.find(peer);
   if (member < 0 || group.rings() == nullptr || neighbour == neighbours_.end())
-    throw Failure(Code::internal, "rank " + std::to_string(peer) + " sent memory for a group it shares with nobody here");
+    throw Failure(Code::internal,
+                  "rank " + std::to_string(peer) + " sent memory for a group it shares with nobody here");
   group.rings()->attach(group.topology().local_of[static_cast<std::size_t>(member)], std::move(file),
                         neighbour->second.get());
 }
@@ -216,15 +221,16 @@ std::int64_t Engine::add_groups(const std::vector<std::int64_t>& sets) {
     for (std::size_t i = 0; i < count; ++i) {
       std::int64_t rank = sets[at++];
       if (rank < 0 || rank >= options_.size)
-        throw Failure(Code::invalid_argument, "a process set names rank " + std::to_string(rank) + ", but the job has " +
-                                                  std::to_string(options_.size) + " ranks");
+        throw Failure(Code::invalid_argument, "a process set names rank " + std::to_string(rank) +
+                                                  ", but the job has " + std::to_string(options_.size) + " ranks");
       if (!ranks.insert(static_cast<int>(rank)).second)
         throw Failure(Code::invalid_argument, "a process set names rank " + std::to_string(rank) + " twice");
     }
     Topology topology = Topology::make({ranks.begin(), ranks.end()}, options_.hosts, options_.rank);
     auto same = [&](const Topology& other) { return other.ranks == topology.ranks; };
-    bool known = std::any_of(topologies.begin(), topologies.end(), same) ||
-                 std::any_of(all_groups_.begin(), all_groups_.end(), [&](const auto& entry) { return same(entry.second); });
+    bool known =
+        std::any_of(topologies.begin(), topologies.end(), same) ||
+        std::any_of(all_groups_.begin(), all_groups_.end(), [&](const auto& entry) { return same(entry.second); });
     if (known) throw Failure(Code::invalid_argument, "a process set with these ranks already exists");
     topologies.push_back(std::move(topology));
   }
@@ -360,8 +366,8 @@ void Engine::on_hello(int peer, wire::Reader& reader, std::vector<os::Descriptor
   int rank = reader.i32();
   std::uint64_t nonce = reader.u64();
   if (!reader.ok() || descriptors.size() != 2 || rank != peer) return reader.fail();
-  neighbours_[peer] = std::make_unique<link::Neighbour>(std::move(descriptors[0]), std::move(descriptors[1]), generation,
-                                                        rank, nonce);
+  neighbours_[peer] =
+      std::make_unique<link::Neighbour>(std::move(descriptors[0]), std::move(descriptors[1]), generation, rank, nonce);
 }
 
 void Engine::on_segment(int peer, std::uint32_t id, os::Descriptor file) {
@@ -383,6 +389,7 @@ void Engine::on_leaving(int peer, wire::Reader& reader) {
 }
 
 void Engine::on_left(int peer) {
+  if (revoked_.failed()) return;
   std::map<std::uint32_t, Group::Progress>& progress = left_[peer];
   for (const auto& [id, group] : groups_) {
     int member = group->topology().member_of(peer);

@@ -15,8 +15,8 @@ constexpr std::size_t kInlineBytes = 64 << 10;  // submissions up to here are be
 constexpr std::int64_t kLongestWait = 100'000'000;
 
 std::string unnamed_prefix(Kind kind) {
-  constexpr const char* names[] = {"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier",
-                                   "join",      "add_group", "remove_group", "send",  "receive"};
+  constexpr const char* names[] = {"allreduce", "allgather", "broadcast",    "alltoall", "reducescatter", "barrier",
+                                   "join",      "add_group", "remove_group", "send",     "receive"};
   return std::string(names[static_cast<int>(kind)]) + ".noname.";
 }
 
@@ -34,7 +34,9 @@ Engine::Engine(Options options)
   crowded_ = neighbours > os::usable_cores();
   link::MessengerOptions streams;
   streams.generation = options_.generation;
-  messenger_ = std::make_unique<link::Messenger>(options_.rank, options_.size, poller_, static_cast<link::Listener&>(*this), streams);
+  streams.engine = static_cast<Services*>(this);
+  messenger_ = std::make_unique<link::Messenger>(options_.rank, options_.size, poller_,
+                                                 static_cast<link::Listener&>(*this), streams);
   messenger_->wanted = [this](int peer) { events_.push({EventKind::link_wanted, peer, Level::info, ""}); };
   poller_.add(bell_.descriptor().get(), kBellKey);
   std::vector<int> everyone(static_cast<std::size_t>(options_.size));
@@ -80,12 +82,12 @@ Error Engine::check(const Operation& operation) const {
     return {Code::invalid_argument, "there is no process set " + std::to_string(operation.group)};
   const std::vector<int>& ranks = members->second;
   if (!std::binary_search(ranks.begin(), ranks.end(), options_.rank))
-    return {Code::invalid_argument, "rank " + std::to_string(options_.rank) + " is not in process set " +
-                                        std::to_string(operation.group)};
+    return {Code::invalid_argument,
+            "rank " + std::to_string(options_.rank) + " is not in process set " + std::to_string(operation.group)};
   if (point_to_point(operation.request.kind)) {
     if (!std::binary_search(ranks.begin(), ranks.end(), operation.peer))
-      return {Code::invalid_argument, "rank " + std::to_string(operation.peer) + " is not in process set " +
-                                          std::to_string(operation.group)};
+      return {Code::invalid_argument,
+              "rank " + std::to_string(operation.peer) + " is not in process set " + std::to_string(operation.group)};
     return {};
   }
   // Errors of other codes are the contract's on all ranks: the coordinator finds them again and tells everybody.
@@ -103,7 +105,17 @@ Error Engine::submit(std::vector<OperationPtr> operations, bool bundle) {
   std::size_t bytes = 0;
   {
     std::lock_guard lock(inbox_.mutex);
-    if (inbox_.ended.failed()) return inbox_.ended;
+    if (inbox_.ended.failed()) {
+      // Their outcomes say what happened and whom to blame.
+      std::int64_t handle = handles_.reserve(static_cast<int>(operations.size()));
+      for (const OperationPtr& operation : operations) {
+        operation->handle = handle++;
+        operation->error = inbox_.ended;
+        handles_.insert(operation);
+        handles_.finish(*operation);
+      }
+      return {};
+    }
     for (std::size_t i = 0; i < operations.size(); ++i) {
       Error error = check(*operations[i]);
       for (std::size_t j = 0; j < i && !error.failed() && !operations[i]->request.unnamed; ++j)
@@ -120,7 +132,8 @@ Error Engine::submit(std::vector<OperationPtr> operations, bool bundle) {
       bytes += request.bytes();
       if (!point_to_point(request.kind)) {
         if (request.unnamed)
-          request.name = unnamed_prefix(request.kind) + std::to_string(++inbox_.unnamed[{operation->group, request.kind}]);
+          request.name =
+              unnamed_prefix(request.kind) + std::to_string(++inbox_.unnamed[{operation->group, request.kind}]);
         inbox_.names[operation->group].insert(request.name);
         if (bundle) {
           request.bundle = operations.front()->request.name;
@@ -235,7 +248,8 @@ void Engine::revoke_from_outside(const Error& error) {
 }
 
 std::int64_t Engine::counter(int which) {
-  return which >= 0 && which < kCounters ? counters_[static_cast<std::size_t>(which)].load(std::memory_order_relaxed) : -1;
+  return which >= 0 && which < kCounters ? counters_[static_cast<std::size_t>(which)].load(std::memory_order_relaxed)
+                                         : -1;
 }
 
 void Engine::set_trace(bool on, bool mark_plans) {
@@ -286,7 +300,8 @@ bool Engine::settle() {
 void Engine::log(Level level, std::string text) { events_.push({EventKind::log, -1, level, std::move(text)}); }
 
 void Engine::finish(Operation& operation, const Error& error) {
-  operation.error = error;
+  // A loss explains whatever else went wrong because of it.
+  operation.error = error.failed() && revoked_.failed() ? revoked_ : error;
   if (!point_to_point(operation.request.kind)) {
     std::lock_guard lock(inbox_.mutex);
     inbox_.names[operation.group].erase(operation.request.name);

@@ -60,7 +60,7 @@ class Engine final : private Services, private link::Listener {
     Error revoke;
     bool leave = false;
     std::unordered_map<std::int32_t, std::unordered_set<std::string>> names;  // group -> pending
-    std::map<std::pair<std::int32_t, Kind>, std::uint64_t> unnamed;  // how many so far
+    std::map<std::pair<std::int32_t, Kind>, std::uint64_t> unnamed;           // how many so far
     std::unordered_map<std::int32_t, std::vector<int>> members;  // group -> ranks, for checks by the submitter
     Error ended;                                                 // nothing can be submitted any more
   };
@@ -133,7 +133,7 @@ class Engine final : private Services, private link::Listener {
   std::map<int, std::unique_ptr<link::Neighbour>> neighbours_;  // by rank, on this host
   std::map<int, os::Descriptor> processes_;                     // pidfds of neighbours
   std::map<std::uint32_t, std::unique_ptr<Group>> groups_;
-  std::map<std::uint32_t, Topology> all_groups_;                // also those this rank is not in
+  std::map<std::uint32_t, Topology> all_groups_;  // also those this rank is not in
   std::uint32_t next_group_ = 1;
   std::map<std::pair<std::uint32_t, int>, os::Descriptor> early_segments_;  // (group, rank): group not made here yet
   struct EarlyRequests {
@@ -143,7 +143,7 @@ class Engine final : private Services, private link::Listener {
     std::vector<negotiate::Request> requests;
   };
   std::vector<EarlyRequests> early_requests_;
-  std::vector<std::pair<OperationPtr, link::TransferPtr>> transfers_;       // send and receive
+  std::vector<std::pair<OperationPtr, link::TransferPtr>> transfers_;  // send and receive
   std::map<std::tuple<int, Kind, std::int32_t, std::int64_t>, std::uint64_t> transfer_counts_;
   std::map<int, std::map<std::uint32_t, Group::Progress>> left_;  // rank -> group -> how far it had come
   std::vector<os::Event> ready_;
@@ -151,14 +151,14 @@ class Engine final : private Services, private link::Listener {
   Error revoked_;
   bool revoking_ = false;
   bool leaving_ = false;
-  bool moved_ = false;    // by the last pass
-  std::int64_t now_ = 0;         // when the last pass began
-  std::int64_t looked_at_ = 0;   // when the sockets were last looked at
+  bool moved_ = false;          // by the last pass
+  std::int64_t now_ = 0;        // when the last pass began
+  std::int64_t looked_at_ = 0;  // when the sockets were last looked at
 
   bool crowded_ = false;  // more ranks than cores: whoever looks for news lets others run
   std::thread thread_;
   std::atomic<bool> running_{false};  // from start() to leave(): the seat may be taken
-  std::atomic<bool> asleep_{true};  // nobody drives: who brings work must ring
+  std::atomic<bool> asleep_{true};    // nobody drives: who brings work must ring
   std::atomic<std::int64_t> sleeping_until_{0};
   std::mutex started_mutex_;
   std::condition_variable started_changed_;

@@ -70,8 +70,8 @@ Word Group::others() {
   return topology_.host_count() > 1 ? exchange_hosts(word) : word;
 }
 
-// The first member of each host speaks for it: it sends its host's word to the others of its kind, and publishes what it
-// hears from them to its neighbours.
+// The first member of each host speaks for it: it sends its host's word to the others of its kind, and publishes what
+// it hears from them to its neighbours.
 Word Group::exchange_hosts(const Word& local) {
   if (topology_.my_local() != 0)
     return Word::combine(local, Word::unpack(rings_->words_of(0).remote.load(std::memory_order_acquire)), epoch_);
@@ -163,7 +163,8 @@ void Group::leave_plan(std::uint64_t done, std::int64_t now) {
     operations.push_back(std::move(found->second));
     planned_.erase(found);
   }
-  operations.insert(operations.end(), std::make_move_iterator(waiting_.begin()), std::make_move_iterator(waiting_.end()));
+  operations.insert(operations.end(), std::make_move_iterator(waiting_.begin()),
+                    std::make_move_iterator(waiting_.end()));
   std::size_t length = recorder_.plan().size();
   waiting_.clear();
   planned_since_.clear();
@@ -216,9 +217,11 @@ void Group::check_stalls(std::int64_t now) {
     }
   }
   if (!report.empty())
-    services_.log(Level::warning,
-                  "Stalled: some ranks have submitted tensors that others have not. A rank may have left its loop early, "
-                  "wait for something else, or run another sequence of operations:" + report);
+    services_.log(
+        Level::warning,
+        "Stalled: some ranks have submitted tensors that others have not. A rank may have left its loop early, "
+        "wait for something else, or run another sequence of operations:" +
+            report);
 }
 
 }  // namespace farandole

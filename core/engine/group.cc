@@ -28,8 +28,9 @@ void Group::submit(const OperationPtr& operation, std::int64_t now) {
   FARANDOLE_FAILPOINT(&services_, operation->request.kind, "enqueue");
   if (closed_.failed()) return services_.finish(*operation, closed_);
   if (join_ != nullptr)
-    return services_.finish(*operation, {Code::precondition, "this rank has joined; it can submit again after join() "
-                                                             "has returned"});
+    return services_.finish(*operation, {Code::precondition,
+                                         "this rank has joined; it can submit again after join() "
+                                         "has returned"});
   operation->phase = "negotiate";
   services_.trace().negotiate_begin(operation->request.name, operation->request.kind);
   FARANDOLE_FAILPOINT(&services_, operation->request.kind, "negotiate");
@@ -119,7 +120,8 @@ bool Group::agree(const Bucket& bucket) {
     operations.push_back(take_pending(item.name));
     stall_reports_.erase(item.name);
     services_.trace().negotiate_end(item.name);
-    if (operations.back() != nullptr) planned.requests.push_back(operations.back()->request);
+    if (operations.back() != nullptr)
+      planned.requests.push_back(operations.back()->request);
     else if (join_ == nullptr && !bucket.error.failed()) {
       services_.revoke({Code::internal, "the group agreed on " + item.name + ", which this rank has not submitted"});
       return false;
@@ -200,9 +202,9 @@ bool Group::run_jobs() {
           for (const OperationPtr& operation : job.operations) {
             if (operation == nullptr) continue;
             services_.trace().activity_end(operation->request.name);
-            services_.trace().activity_begin(operation->request.name,
-                                             std::string(topology_.host_count() > 1 ? "TCP_" : "SHM_") +
-                                                 name_of(operation->request.kind));
+            services_.trace().activity_begin(
+                operation->request.name,
+                std::string(topology_.host_count() > 1 ? "TCP_" : "SHM_") + name_of(operation->request.kind));
           }
       }
       if (!job.running->advance(moved)) return moved;
@@ -278,8 +280,8 @@ void Group::fail_queue_after(std::uint64_t sequence, const Error& error) {
 
 void Group::member_left(int member, Progress progress) { departed_[member] = progress; }
 
-// A member that left has finished all that it took part in, but what tells this member of it may still be under way from
-// others. Once this member has come as far, whatever is left cannot be finished.
+// A member that left has finished all that it took part in, but what tells this member of it may still be under way
+// from others. Once this member has come as far, whatever is left cannot be finished.
 bool Group::part_with_departed() {
   auto found = std::find_if(departed_.begin(), departed_.end(), [&](const auto& entry) {
     return progress_.agreed >= entry.second.agreed && sequence_ >= entry.second.completed;

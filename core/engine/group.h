@@ -89,10 +89,10 @@ class Group {
   bool advance(std::int64_t now);
   // Sends what submit() has gathered.
   void flush();
-  bool busy() const;               // a collective is under way, or something is waited for
-  bool must_divert();              // somebody has left the plan that this member still follows
-  bool expects_frames() const;     // ... that comes over a stream rather than through shared memory
-  std::int64_t deadline() const;   // when to look again even if nothing happens; kNever
+  bool busy() const;              // a collective is under way, or something is waited for
+  bool must_divert();             // somebody has left the plan that this member still follows
+  bool expects_frames() const;    // ... that comes over a stream rather than through shared memory
+  std::int64_t deadline() const;  // when to look again even if nothing happens; kNever
   void check_stalls(std::int64_t now);
 
   // How far this member has come: answers it has handled, collectives it has finished.
@@ -153,14 +153,14 @@ class Group {
   // The plan.
   negotiate::Recorder recorder_;
   std::optional<negotiate::Follower> follower_;
-  std::uint32_t epoch_ = 0;       // counts beginnings and ends of plans
+  std::uint32_t epoch_ = 0;  // counts beginnings and ends of plans
   bool diverting_ = false;
-  std::uint64_t run_ = 0;         // planned buckets handed to the queue in this epoch
+  std::uint64_t run_ = 0;  // planned buckets handed to the queue in this epoch
   std::uint64_t published_ = 0;
-  std::unordered_map<std::int64_t, OperationPtr> planned_;  // ticket -> operation
+  std::unordered_map<std::int64_t, OperationPtr> planned_;           // ticket -> operation
   std::deque<std::pair<std::int64_t, std::int64_t>> planned_since_;  // (ticket, time), in order of submission
-  std::vector<OperationPtr> waiting_;  // submitted while the plan is being left
-  std::vector<std::uint64_t> host_words_;  // on host leaders, by host
+  std::vector<OperationPtr> waiting_;                                // submitted while the plan is being left
+  std::vector<std::uint64_t> host_words_;                            // on host leaders, by host
   std::uint64_t host_word_sent_ = 0;
 
   // Execution.

@@ -45,6 +45,4 @@ const char* name();
 // For tests: forces one of the sets that this processor can run; false when it cannot.
 bool select(const char* name);
 
-std::uint32_t crc32c(std::uint32_t seed, const void* data, std::size_t bytes);  // Castagnoli; seed 0 to begin
-
 }  // namespace farandole::kernel

@@ -4,9 +4,6 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#elif defined(__aarch64__) && defined(__linux__)
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
 #endif
 
 namespace farandole::kernel {
@@ -28,7 +25,6 @@ Features detect() {
   Features found;
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid(1, &a, &b, &c, &d) == 0) return found;
-  found.crc32c = (c & bit_SSE4_2) != 0;
   const bool f16c = (c & bit_F16C) != 0, avx = (c & bit_AVX) != 0, xsave = (c & bit_OSXSAVE) != 0;
   if (!f16c || !avx || !xsave || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return found;
   const std::uint64_t saved = saved_registers();
@@ -58,9 +54,6 @@ StandardArithmetic::~StandardArithmetic() {
 Features detect() {
   Features found;
   found.neon = true;
-#if defined(__linux__)
-  found.crc32c = (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0;
-#endif
   return found;
 }
 

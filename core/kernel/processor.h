@@ -8,7 +8,6 @@ namespace farandole::kernel {
 
 struct Features {
   bool neon = false, avx2 = false, avx512 = false;  // avx2 includes F16C; avx512 means F, BW, DQ and VL
-  bool crc32c = false;
 };
 Features detect();
 

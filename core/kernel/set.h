@@ -33,7 +33,4 @@ void combine(DType dtype, const void* a, const void* b, Coefficients by, void* o
              std::size_t elements);
 }  // namespace scalar
 
-// The way of crc32c without an instruction for it; by name for the test.
-std::uint32_t crc32c_by_tables(std::uint32_t seed, const void* data, std::size_t bytes);
-
 }  // namespace farandole::kernel

@@ -37,20 +37,20 @@ void equal(const A& a, const B& b, const char* text, const char* file, int line)
 
 }  // namespace check
 
-#define TEST(name)                                              \
-  static void test_##name();                                    \
-  static check::Register register_##name(#name, &test_##name);  \
+#define TEST(name)                                             \
+  static void test_##name();                                   \
+  static check::Register register_##name(#name, &test_##name); \
   static void test_##name()
 #define CHECK(condition) ((condition) ? void() : check::fail(__FILE__, __LINE__, #condition))
 #define CHECK_EQUAL(a, b) check::equal(a, b, #a " == " #b, __FILE__, __LINE__)
-#define CHECK_THROWS(expression, type)                                     \
-  do {                                                                     \
-    bool thrown = false;                                                   \
-    try {                                                                  \
-      (void)(expression);                                                  \
-    } catch (const type&) {                                                \
-      thrown = true;                                                       \
-    }                                                                      \
+#define CHECK_THROWS(expression, type)                                          \
+  do {                                                                          \
+    bool thrown = false;                                                        \
+    try {                                                                       \
+      (void)(expression);                                                       \
+    } catch (const type&) {                                                     \
+      thrown = true;                                                            \
+    }                                                                           \
     if (!thrown) check::fail(__FILE__, __LINE__, #expression " did not throw"); \
   } while (false)
 

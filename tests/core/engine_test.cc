@@ -8,17 +8,27 @@
 #include "job.h"
 
 using job::finish;
+using job::Job;
 using job::request;
 using job::submit;
 using job::Tensor;
-using job::Job;
 
 namespace {
 
-enum { kAllreduce = 0, kAllgather = 1, kBroadcast = 2, kBarrier = 5, kJoin = 6, kAddGroup = 7, kSend = 9, kReceive = 10 };
+enum {
+  kAllreduce = 0,
+  kAllgather = 1,
+  kBroadcast = 2,
+  kBarrier = 5,
+  kJoin = 6,
+  kAddGroup = 7,
+  kSend = 9,
+  kReceive = 10
+};
 enum { kNegotiated = 3, kPlanned = 4, kDiverts = 5 };
 
-const std::vector<std::vector<int>> kShapes = {{0}, {0, 0}, {0, 1}, {0, 0, 0}, {0, 1, 2}, {0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 1, 0, 2}};
+const std::vector<std::vector<int>> kShapes = {{0},       {0, 0},       {0, 1},       {0, 0, 0},
+                                               {0, 1, 2}, {0, 0, 1, 1}, {0, 0, 0, 1}, {0, 1, 1, 0, 2}};
 
 void allreduce_once(const Job& job, int rank, const char* name, std::size_t elements) {
   Tensor tensor(elements, static_cast<float>(rank + 1));
@@ -60,7 +70,8 @@ TEST(named_requests_in_any_order) {
         std::vector<int64_t> handles(12);
         for (int i : order)
           handles[static_cast<std::size_t>(i)] =
-              submit(job.engine(rank), request(kAllreduce, ("t" + std::to_string(i)).c_str(), tensors[static_cast<std::size_t>(i)]));
+              submit(job.engine(rank),
+                     request(kAllreduce, ("t" + std::to_string(i)).c_str(), tensors[static_cast<std::size_t>(i)]));
         for (int i = 0; i < 12; ++i) {
           CHECK_EQUAL(finish(job.engine(rank), handles[static_cast<std::size_t>(i)]), 0);
           float expected = static_cast<float>(job.size() * (job.size() - 1) / 2 + i * job.size());
@@ -96,12 +107,14 @@ TEST(a_step_with_a_part_of_the_last_one_ends_soon) {
       farandole_engine* engine = job.engine(rank);
       Tensor a(10, 1), b(10, 1);
       for (int step = 0; step < 8; ++step) {
-        int64_t first = submit(engine, request(kAllreduce, "a", a)), second = submit(engine, request(kAllreduce, "b", b));
+        int64_t first = submit(engine, request(kAllreduce, "a", a)),
+                second = submit(engine, request(kAllreduce, "b", b));
         CHECK_EQUAL(finish(engine, first), 0);
         CHECK_EQUAL(finish(engine, second), 0);
       }
       for (int step = 0; step < 3; ++step) {
-        double spent = milliseconds([&] { CHECK_EQUAL(finish(engine, submit(engine, request(kAllreduce, "a", a))), 0); });
+        double spent =
+            milliseconds([&] { CHECK_EQUAL(finish(engine, submit(engine, request(kAllreduce, "a", a))), 0); });
         CHECK(spent < 1000);
       }
     });
@@ -220,7 +233,8 @@ TEST(send_and_receive_beside_an_allreduce) {
         Tensor out(elements, static_cast<float>(rank)), in(elements, -1), sum(elements, 1);
         farandole_request send = request(kSend, nullptr, out), receive = request(kReceive, nullptr, in);
         send.peer = receive.peer = 1 - rank;
-        int64_t a = submit(engine, send), b = submit(engine, request(kAllreduce, "sum", sum)), c = submit(engine, receive);
+        int64_t a = submit(engine, send), b = submit(engine, request(kAllreduce, "sum", sum)),
+                c = submit(engine, receive);
         CHECK_EQUAL(finish(engine, c), 0);
         CHECK_EQUAL(finish(engine, b), 0);
         CHECK_EQUAL(finish(engine, a), 0);

@@ -77,7 +77,8 @@ class Job {
     run([&](int rank) {
       char text[512];
       int code = 1;
-      for (int slices = 0; code == 1 && slices < 100; ++slices) code = farandole_start(engine(rank), 100, text, sizeof text);
+      for (int slices = 0; code == 1 && slices < 100; ++slices)
+        code = farandole_start(engine(rank), 100, text, sizeof text);
       if (code != 0) throw std::runtime_error(text);
     });
   }

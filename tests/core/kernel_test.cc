@@ -443,23 +443,3 @@ TEST(rounding_mode_of_the_caller_does_not_matter) {
   CHECK_EQUAL(upward, usual);
   CHECK_EQUAL(mode, FE_UPWARD);
 }
-
-TEST(crc32c_known_values) {
-  CHECK_EQUAL(kernel::crc32c(0, "123456789", 9), 0xe3069283u);
-  CHECK_EQUAL(kernel::crc32c(0, nullptr, 0), 0u);
-  const Bytes zeros(32, 0), ones(32, 0xff);
-  CHECK_EQUAL(kernel::crc32c(0, zeros.data(), 32), 0x8a9136aau);
-  CHECK_EQUAL(kernel::crc32c(0, ones.data(), 32), 0x62a8ab43u);
-}
-
-TEST(crc32c_is_the_same_by_tables_and_in_parts) {
-  const Bytes data = random_elements(DType::uint8, 20000);
-  for (std::size_t n : {0, 1, 7, 8, 9, 1023, 3071, 3072, 3073, 6144, 10001, 19990}) {
-    for (std::size_t start : {0, 1, 3}) {
-      const std::uint32_t whole = kernel::crc32c(0, data.data() + start, n);
-      CHECK_EQUAL(whole, kernel::crc32c_by_tables(0, data.data() + start, n));
-      const std::uint32_t part = kernel::crc32c(0, data.data() + start, n / 3);
-      CHECK_EQUAL(whole, kernel::crc32c(part, data.data() + start + n / 3, n - n / 3));
-    }
-  }
-}
