@@ -170,7 +170,7 @@ EXPORT void farandole_destroy(farandole_engine* engine) {
   if (engine != nullptr && !engine->engine.forked()) delete engine;
 }
 
-EXPORT int farandole_submit(farandole_engine* engine, const farandole_request* requests, int32_t count, int32_t bundle,
+EXPORT int farandole_submit(farandole_engine* engine, const farandole_request* requests, int32_t count, int32_t flags,
                             int64_t* handles, char* error, size_t capacity) {
   return report(guarded([&]() -> Error {
                   if (engine->engine.forked()) return forked_error();
@@ -182,7 +182,7 @@ EXPORT int farandole_submit(farandole_engine* engine, const farandole_request* r
                     if (bad.failed()) return bad;
                   }
                   std::vector<farandole::OperationPtr> kept = operations;
-                  Error bad = engine->engine.submit(std::move(operations), bundle != 0);
+                  Error bad = engine->engine.submit(std::move(operations), (flags & 1) != 0, (flags & 2) != 0);
                   if (!bad.failed())
                     for (int32_t i = 0; i < count; ++i) handles[i] = kept[static_cast<std::size_t>(i)]->handle;
                   return bad;

@@ -77,9 +77,10 @@ typedef struct farandole_request {
   void* stream; /* of the device; null on CPU */
 } farandole_request;
 
-/* All or nothing. bundle != 0: the requests become ready together. Handles count up from 1. Memory must stay until
- * done. */
-int farandole_submit(farandole_engine* engine, const farandole_request* requests, int32_t count, int32_t bundle,
+/* All or nothing. Handles count up from 1. Memory must stay until done.
+ * flags: 1, the requests become ready together; 2, the caller waits for them at once, so that nobody else need be woken:
+ * they begin when it does. */
+int farandole_submit(farandole_engine* engine, const farandole_request* requests, int32_t count, int32_t flags,
                      int64_t* handles, char* error, size_t capacity);
 /* 1 done (also failed), 0 not yet, -1 no such handle. */
 int farandole_poll(farandole_engine* engine, int64_t handle);

@@ -101,7 +101,7 @@ Error Engine::check(const Operation& operation) const {
   return {};
 }
 
-Error Engine::submit(std::vector<OperationPtr> operations, bool bundle) {
+Error Engine::submit(std::vector<OperationPtr> operations, bool bundle, bool prompt) {
   std::size_t bytes = 0;
   {
     std::lock_guard lock(inbox_.mutex);
@@ -145,6 +145,7 @@ Error Engine::submit(std::vector<OperationPtr> operations, bool bundle) {
     }
     inbox_.full.store(true, std::memory_order_release);
   }
+  if (prompt) return {};
   if (bytes <= kInlineBytes && try_seat()) {
     drive();
     leave_seat();

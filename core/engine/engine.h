@@ -33,8 +33,8 @@ class Engine final : private Services, private link::Listener {
   Error start(std::int64_t timeout_ms);  // in_progress at least every 100 ms: call again
   void leave(std::int64_t linger_ms);
   void revoke_from_outside(const Error& error);
-  // All or nothing; fills in handles and names.
-  Error submit(std::vector<OperationPtr> operations, bool bundle);
+  // All or nothing; fills in handles and names. `prompt`: the caller waits at once.
+  Error submit(std::vector<OperationPtr> operations, bool bundle, bool prompt);
   OperationPtr find(std::int64_t handle) const { return handles_.find(handle); }
   bool poll(const OperationPtr& operation);
   bool wait(const OperationPtr& operation, std::int64_t timeout_ms);

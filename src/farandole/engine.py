@@ -147,8 +147,11 @@ class Engine(Protocol):
     @property
     def size(self) -> int: ...
 
-    def submit(self, requests: Sequence[Request], bundle: bool = False) -> list[int]:
-        """Accepts all requests or none and gives their handles; with `bundle` they become ready together."""
+    def submit(self, requests: Sequence[Request], bundle: bool = False, prompt: bool = False) -> list[int]:
+        """Accepts all requests or none and gives their handles.
+
+        With `bundle` they become ready together. `prompt` says that the caller waits for them at once.
+        """
         ...
 
     def poll(self, handle: int) -> bool:

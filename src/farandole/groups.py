@@ -88,7 +88,7 @@ class GroupTable:
             for process_set in sets:
                 ranks = process_set.ranks or []
                 splits += [len(ranks), *ranks]
-            [handle] = self._engine.submit([Request(Kind.ADD_GROUP, splits=splits)])
+            [handle] = self._engine.submit([Request(Kind.ADD_GROUP, splits=splits)], prompt=True)
             first = self._engine.wait(handle).value
             for number, process_set in enumerate(sets, first):
                 process_set._register(number, self._engine.rank)
@@ -100,7 +100,7 @@ class GroupTable:
             number = process_set.process_set_id
             if number is None or number == 0 or self._sets.get(number) is not process_set:
                 return False
-            [handle] = self._engine.submit([Request(Kind.REMOVE_GROUP, splits=[number])])
+            [handle] = self._engine.submit([Request(Kind.REMOVE_GROUP, splits=[number])], prompt=True)
             self._engine.wait(handle)
             del self._sets[number]
             process_set._invalidate()

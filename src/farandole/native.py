@@ -334,7 +334,7 @@ class NativeEngine:
     def _failure(self, code: int) -> Exception:
         return errors.translate(code, _arena.error.value.decode(errors="replace"), generation=self.generation)
 
-    def submit(self, requests: Sequence[Request], bundle: bool = False) -> list[int]:
+    def submit(self, requests: Sequence[Request], bundle: bool = False, prompt: bool = False) -> list[int]:
         if not requests:
             return []
         count = len(requests)
@@ -345,7 +345,8 @@ class NativeEngine:
                 base = _pack(requests)
             except struct.error as error:
                 raise ValueError(f"a number in the request is out of range: {error}") from None
-            code = self._submit(self._pointer, base, count, bundle, handles, _arena.error, _ERROR_BYTES)
+            flags = bundle + 2 * prompt
+            code = self._submit(self._pointer, base, count, flags, handles, _arena.error, _ERROR_BYTES)
             if code != errors.OK:
                 raise self._failure(code)
             result = handles[:]

@@ -15,7 +15,7 @@ from typing import Any
 from .arrays import incoming
 from .engine import DType, Kind, Outcome, Request
 from .groups import ProcessSet, global_process_set
-from .pending import Begun, finisher, names_of, output_of, poll, refuse_scalar, synchronize
+from .pending import Beginning, finisher, names_of, output_of, poll, refuse_scalar, synchronize
 from .reductions import (
     Adasum,
     Average,
@@ -82,7 +82,7 @@ __all__ = [
 
 def _allgather(
     tensors: Sequence[Any], name: str | None, process_set: ProcessSet, dtype: DType | None, grouped: bool
-) -> Begun:
+) -> Beginning:
     world = runtime.world
     group, _ = world.groups.members(process_set)
     buffers = [incoming(tensor, dtype) for tensor in tensors]
@@ -94,7 +94,7 @@ def _allgather(
             names_of("allgather", name, len(tensors) if grouped else None), buffers, strict=True
         )
     ]
-    return Begun(world, requests, finisher(buffers, grouped, None), grouped)
+    return Beginning(world, requests, finisher(buffers, grouped, None), grouped)
 
 
 def allgather(
@@ -146,7 +146,7 @@ def grouped_allgather_async(
 
 def _broadcast(
     tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, dtype: DType | None, in_place: bool
-) -> Begun:
+) -> Beginning:
     world = runtime.world
     group, ranks = world.groups.members(process_set)
     root = _member(root_rank, ranks, "root_rank")
@@ -154,7 +154,7 @@ def _broadcast(
     output = buffer.array if in_place else buffer.empty_like()
     [full_name] = names_of("broadcast", name)
     request = Request(Kind.BROADCAST, full_name, buffer.array, output, buffer.dtype, group=group, peer=root)
-    return Begun(world, [request], finisher([buffer], False, [tensor] if in_place else None))
+    return Beginning(world, [request], finisher([buffer], False, [tensor] if in_place else None))
 
 
 def _member(rank: Any, ranks: list[int], argument: str) -> int:
@@ -224,7 +224,7 @@ def broadcast_async_(
 
 def _alltoall(
     tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, dtype: DType | None, pair: bool
-) -> Begun:
+) -> Beginning:
     world = runtime.world
     group, ranks = world.groups.members(process_set)
     buffer = incoming(tensor, dtype)
@@ -238,7 +238,7 @@ def _alltoall(
         output = buffer.give(output_of(outcomes[0]))
         return (output, outcomes[0].splits) if pair else output
 
-    return Begun(world, [request], finish)
+    return Beginning(world, [request], finish)
 
 
 def _rows(splits: Any, available: int, members: int) -> list[int]:
@@ -293,7 +293,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when every rank of the process set has called it."""
     world = runtime.world
     group, _ = world.groups.members(process_set)
-    Begun(world, [Request(Kind.BARRIER, group=group)], lambda outcomes: None).result()
+    Beginning(world, [Request(Kind.BARRIER, group=group)], lambda outcomes: None).result()
 
 
 def join(device: int = -1) -> int:
@@ -303,13 +303,13 @@ def join(device: int = -1) -> int:
     """
     del device
     world = runtime.world
-    return int(Begun(world, [Request(Kind.JOIN)], lambda outcomes: outcomes[0].value).result())
+    return int(Beginning(world, [Request(Kind.JOIN)], lambda outcomes: outcomes[0].value).result())
 
 
 # --- send, receive ---------------------------------------------------------------------------------------------------
 
 
-def _transfer(kind: Kind, tensor: Any, peer: int, tag: int, process_set: ProcessSet, dtype: DType | None) -> Begun:
+def _transfer(kind: Kind, tensor: Any, peer: int, tag: int, process_set: ProcessSet, dtype: DType | None) -> Beginning:
     world = runtime.world
     group, ranks = world.groups.members(process_set)
     receiving = kind == Kind.RECEIVE
@@ -321,7 +321,7 @@ def _transfer(kind: Kind, tensor: Any, peer: int, tag: int, process_set: Process
         request.output = buffer.array
     else:
         request.input = buffer.array
-    return Begun(world, [request], lambda outcomes: tensor if receiving else None)
+    return Beginning(world, [request], lambda outcomes: tensor if receiving else None)
 
 
 def send(

@@ -14,27 +14,30 @@ from .engine import Array, Outcome, ReduceOp, Request
 from .runtime import Pending, World, runtime
 
 
-class Begun:
-    """Operations under way, not yet behind a handle."""
+class Beginning:
+    """Operations that are about to begin: waited for at once, or behind a handle."""
 
-    __slots__ = ("finish", "handles", "world")
+    __slots__ = ("bundle", "finish", "requests", "world")
 
     def __init__(
         self, world: World, requests: list[Request], finish: Callable[[list[Outcome]], Any], bundle: bool = False
     ) -> None:
         self.world = world
+        self.requests = requests
         self.finish = finish
-        self.handles = world.engine.submit(requests, bundle)
+        self.bundle = bundle
 
     def result(self) -> Any:
         """Waits for it."""
-        if len(self.handles) == 1:
-            return self.finish([self.world.engine.wait(self.handles[0])])
-        return _finish(self.world, Pending(self.handles, self.finish), None)
+        engine = self.world.engine
+        handles = engine.submit(self.requests, self.bundle, prompt=True)
+        if len(handles) == 1:
+            return self.finish([engine.wait(handles[0])])
+        return _finish(self.world, Pending(handles, self.finish), None)
 
     def handle(self) -> int:
         """A handle for the user."""
-        return self.world.hold(Pending(self.handles, self.finish))
+        return self.world.hold(Pending(self.world.engine.submit(self.requests, self.bundle), self.finish))
 
 
 def _finish(world: World, pending: Pending, timeout: float | None) -> Any:

@@ -11,7 +11,7 @@ from . import errors
 from .arrays import incoming
 from .engine import DType, Kind, ReduceOp, Request
 from .groups import ProcessSet, global_process_set
-from .pending import Begun, chosen_op, finisher, names_of, refuse_scalar
+from .pending import Beginning, chosen_op, finisher, names_of, refuse_scalar
 from .runtime import runtime
 
 Average = ReduceOp.AVERAGE
@@ -37,7 +37,7 @@ def _allreduce(
     dtype: DType | None,
     grouped: bool,
     in_place: bool,
-) -> Begun:
+) -> Beginning:
     chosen = chosen_op(op, average)
     world = runtime.world
     group, _ = world.groups.members(process_set)
@@ -61,7 +61,7 @@ def _allreduce(
             names_of("allreduce", name, len(tensors) if grouped else None), buffers, strict=True
         )
     ]
-    return Begun(world, requests, finisher(buffers, grouped, tensors if in_place else None), grouped)
+    return Beginning(world, requests, finisher(buffers, grouped, tensors if in_place else None), grouped)
 
 
 def allreduce(
@@ -205,7 +205,7 @@ def _reducescatter(
     process_set: ProcessSet,
     dtype: DType | None,
     grouped: bool,
-) -> Begun:
+) -> Beginning:
     chosen = chosen_op(op, None)
     if chosen not in (Average, Sum):
         raise errors.HorovodInternalError("Reducescatter currently only supports Average and Sum")
@@ -233,7 +233,7 @@ def _reducescatter(
                 postscale=float(scales[1]),
             )
         )
-    return Begun(world, requests, finisher(buffers, grouped, None), grouped)
+    return Beginning(world, requests, finisher(buffers, grouped, None), grouped)
 
 
 def reducescatter(

@@ -259,7 +259,7 @@ class ReferenceEngine:
 
     # What users call.
 
-    def submit(self, requests: Sequence[Request], bundle: bool = False) -> list[int]:
+    def submit(self, requests: Sequence[Request], bundle: bool = False, prompt: bool = False) -> list[int]:
         with self.monitor:
             if self.ended is not None:
                 raise self.ended
