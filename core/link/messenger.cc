@@ -87,10 +87,10 @@ struct Messenger::Impl {
     return *peers[static_cast<std::size_t>(peer)];
   }
 
-  void want(Peer& peer, const std::function<void(int)>& wanted) {
-    if (peer.socket || peer.asked_for || peer.rank == rank || peer.state != State::here || !wanted) return;
+  void want(Peer& peer, const std::function<void(int)>& tell) {
+    if (peer.socket || peer.asked_for || peer.rank == rank || peer.state != State::here || !tell) return;
     peer.asked_for = true;
-    wanted(peer.rank);
+    tell(peer.rank);
   }
 
   bool handle(Peer& peer, const wire::Frame& frame, std::vector<std::byte> payload,

@@ -6,6 +6,7 @@
 #include "wire/frame.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <nmmintrin.h>
 #define FARANDOLE_CRC __attribute__((target("sse4.2,crc32")))
 #elif defined(__aarch64__)
@@ -133,8 +134,8 @@ using Update = std::uint32_t (*)(std::uint32_t crc, const std::byte* data, std::
 
 Update best() {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("sse4.2") != 0) return by_instruction;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_SSE4_2) != 0) return by_instruction;
 #elif defined(__aarch64__)
   if ((getauxval(AT_HWCAP) & (1ul << 7)) != 0) return by_instruction;  // HWCAP_CRC32
 #endif

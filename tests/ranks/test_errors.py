@@ -282,7 +282,7 @@ def test_leaving_ends_what_is_pending_here_and_there(engine: str, links: str) ->
             with pytest.raises(errors.ShutDown):
                 world.engines[rank].wait(handle, 5.0)
         with pytest.raises(errors.HorovodInternalError):
-            world.engines[2].submit([request()])
+            do(world.engines[2], request(), 5.0)
         after = world.attempt(lambda engine_, rank: do(engine_, request(), 5.0) if rank < 2 else None)
         assert all(isinstance(error, errors.ShutDown) for error in after[:2]), after
 

@@ -1,12 +1,9 @@
 # `make chaos N=10`: the fault matrix with all its cells, the property tests and the progress tests, ten times as long.
 # Touches what tests/ranks does.
-"""The tests of tests/ranks that listen to CHAOS_N, here so that one command runs them at any length."""
+"""The tests of tests/ranks that listen to CHAOS_N. `make test` runs them there, so it does not collect this file."""
 
 from __future__ import annotations
 
-import os
-
-import pytest
 from test_faults import test_killing_any_rank_at_any_point_is_seen_by_all_survivors  # noqa: F401
 from test_processes import test_real_ranks  # noqa: F401
 from test_progress import (  # noqa: F401
@@ -14,5 +11,3 @@ from test_progress import (  # noqa: F401
     test_three_overlapping_pairs_in_cyclic_orders,
 )
 from test_properties import test_native  # noqa: F401
-
-pytestmark = pytest.mark.skipif("CHAOS_N" not in os.environ, reason="tests/ranks runs these once; `make chaos N=` more")
