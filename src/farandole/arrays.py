@@ -40,7 +40,9 @@ def incoming(tensor: Any, dtype: DType | None = None, writable: bool = False) ->
     `dtype` is for bfloat16 in arrays of uint16. ValueError for memory that is not contiguous, not on the CPU, not
     writable though it has to be, or of a type that is not supported; TypeError for what is no array.
     """
-    array, give = _view(tensor)
+    if isinstance(tensor, Buffer):
+        return tensor  # a framework's binding has looked already
+    array, give, said = _view(tensor)
     if not array.flags.c_contiguous:
         raise ValueError(
             f"the array of shape {array.shape} is not contiguous; pass a contiguous copy (numpy.ascontiguousarray)"
@@ -54,6 +56,8 @@ def incoming(tensor: Any, dtype: DType | None = None, writable: bool = False) ->
         if array.dtype != STORAGE[dtype]:
             raise ValueError(f"dtype={dtype.name.lower()} needs an array of {STORAGE[dtype]}, not of {array.dtype}")
         return Buffer(array, dtype, give)
+    if said is not None:
+        return Buffer(array, said, give)
     found = dtype_of(array)
     if found == DType.BFLOAT16:
         original = array.dtype
@@ -61,32 +65,40 @@ def incoming(tensor: Any, dtype: DType | None = None, writable: bool = False) ->
     return Buffer(array, found, give)
 
 
-def _view(tensor: Any) -> tuple[Array, Callable[[Array], Any]]:
+def _view(tensor: Any) -> tuple[Array, Callable[[Array], Any], DType | None]:
+    """The memory, how to give results back, and the element type where NumPy cannot know it."""
     if isinstance(tensor, np.ndarray):
-        return tensor, _same
+        return tensor, _same, None
     if hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__"):
         return _from_dlpack(tensor)
     if hasattr(tensor, "__array_interface__"):
-        return np.asarray(tensor), _same
+        return np.asarray(tensor), _same, None
     raise TypeError(
         f"expected an array (NumPy, or with __dlpack__ or __array_interface__), not {type(tensor).__name__}; "
         "numpy.asarray makes one"
     )
 
 
-def _from_dlpack(tensor: Any) -> tuple[Array, Callable[[Array], Any]]:
+def _from_dlpack(tensor: Any) -> tuple[Array, Callable[[Array], Any], DType | None]:
     device = int(tensor.__dlpack_device__()[0])
     if device != _DLPACK_CPU:
         raise ValueError(f"the array lies on a device of DLPack type {device}; only CPU memory is supported")
+    # The library the array comes from is loaded already; most have these names at their top.
+    library: Any = sys.modules.get(type(tensor).__module__.partition(".")[0])
+    give = getattr(library, "from_dlpack", None) or _same
+    if str(getattr(tensor, "dtype", "")).endswith("bfloat16") and hasattr(library, "uint16"):
+        # NumPy has no such type: it sees the bits, and the result is their view again.
+        bits, kind = tensor.view(library.uint16), tensor.dtype
+        return _numpy_view(bits), lambda result: give(result).view(kind), DType.BFLOAT16
+    return _numpy_view(tensor), give, None
+
+
+def _numpy_view(tensor: Any) -> Array:
     try:
-        array = np.from_dlpack(tensor)
+        return np.from_dlpack(tensor)
     except (BufferError, RuntimeError, TypeError) as error:
         supported = ", ".join(key.name.lower() for key in DType)
         raise ValueError(
-            f"the {type(tensor).__name__} cannot be seen as a NumPy array: {error}. Supported are {supported}; "
-            "bfloat16 as a uint16 view with dtype=DType.BFLOAT16"
+            f"the {type(tensor).__name__} cannot be seen as a NumPy array: {str(error).rstrip('.')} "
+            f"(supported element types: {supported})"
         ) from None
-    # The library the array comes from is loaded already; most have this function at their top.
-    library = sys.modules.get(type(tensor).__module__.partition(".")[0])
-    give = getattr(library, "from_dlpack", None)
-    return array, give or _same
