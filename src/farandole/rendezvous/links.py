@@ -50,9 +50,9 @@ def initial_links(rank: int, hosts: Sequence[int]) -> tuple[set[int], set[int]]:
 
 
 def _near(one: int, other: int, count: int) -> bool:
-    ring = (one - other) % count in (1, count - 1)
-    doubling = (one ^ other).bit_count() == 1
-    return count <= NEAR_HOSTS or ring or doubling
+    """Ring, tree, doubling and barrier talk over distances of a power of two, round the circle of hosts."""
+    ahead = (one - other) % count
+    return count <= NEAR_HOSTS or ahead.bit_count() == 1 or (count - ahead).bit_count() == 1
 
 
 def prove_memory(sock: socket.socket) -> Flow[str]:
