@@ -1,0 +1,49 @@
+# Counts beyond 2^31 elements, where 32-bit arithmetic would go wrong. Two ranks as threads, in place: 4.3 GiB.
+# Touches the native engine through World.
+"""Looks at both ends and at the places where a 31-bit or 32-bit count would wrap."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from world import ENGINES, World, do
+
+from farandole.engine import Engine, Kind, ReduceOp, Request
+
+COUNT = (1 << 31) + 4096 + 7
+PLACES = [0, 1, (1 << 30) - 1, 1 << 30, (1 << 31) - 1, 1 << 31, COUNT - 1]
+NEEDED = 2 * COUNT + (1 << 30)
+
+pytestmark = [
+    pytest.mark.skipif("native" not in ENGINES, reason="the native library is not built"),
+    pytest.mark.skipif(
+        os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE") < NEEDED, reason=f"needs {NEEDED >> 20} MiB free"
+    ),
+]
+
+
+def at_places(array: Any) -> list[int]:
+    return [int(array[place]) for place in PLACES]
+
+
+@pytest.mark.parametrize("hosts", [[0, 0], [0, 1]], ids=["shm", "tcp"])
+def test_more_elements_than_31_bits_can_count(hosts: list[int]) -> None:
+    def body(engine: Engine, rank: int) -> tuple[list[int], list[int]]:
+        array = np.zeros(COUNT, np.uint8)  # pages that nobody touches cost nothing to make
+        array[PLACES] = np.arange(len(PLACES)) + 10 * rank + 1
+        do(engine, Request(Kind.ALLREDUCE, "sum", array, array, op=ReduceOp.SUM), 60.0)
+        summed = at_places(array)
+        array[PLACES] = np.arange(len(PLACES)) + 100 * rank
+        do(engine, Request(Kind.BROADCAST, "root", array, array, peer=1), 60.0)
+        return summed, at_places(array)
+
+    began = time.monotonic()
+    with World(hosts) as world:
+        for summed, spread in world.run(body, 100.0):
+            assert summed == [2 * place + 12 for place in range(len(PLACES))]
+            assert spread == [100 + place for place in range(len(PLACES))]
+    assert time.monotonic() - began < 60.0

@@ -1,0 +1,83 @@
+# Seeing a job: a timeline from any rank and its summary, the specification that announces itself, and an idle job.
+# Touches farandole.launch, the package as users see it, and the command line.
+"""What a user sees of a job of real ranks from outside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jobs
+import pytest
+from world import ENGINES
+
+from farandole.launch import cli
+
+needs_native = pytest.mark.skipif("native" not in ENGINES, reason="the native library is not built")
+
+STEPS = """
+hvd.init()
+if rank == TRACED:
+    hvd.start_timeline(PLACE)
+for step in range(10):
+    if rank == 1 - TRACED:
+        time.sleep(0.005)
+    handles = [hvd.allreduce_async(np.ones(100), name=f"layer.{layer}") for layer in range(6)]
+    for handle in handles:
+        hvd.synchronize(handle)
+if rank == TRACED:
+    hvd.stop_timeline()
+report(there=os.path.exists(PLACE))
+hvd.shutdown()
+"""
+
+
+@needs_native
+@pytest.mark.parametrize("traced", [0, 1])
+def test_a_timeline_from_any_one_rank_is_summarised_in_ten_lines(
+    traced: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "trace.json"
+    jobs.run(f"TRACED, PLACE = {traced}, {str(place)!r}\n" + STEPS, 2)
+    events = json.loads(place.read_text())
+    names = {event.get("name") for event in events}
+    assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "QUEUE"} <= names, names
+    phases = {"B", "E", "M"} | ({"X"} if traced == 0 else set())  # only the coordinator sees the others report
+    assert phases <= {event["ph"] for event in events}
+    assert cli.main(["trace", str(place)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10
+    shares = {line.split()[0]: float(line.split()[3]) for line in lines[1:4]}
+    assert list(shares) == ["computing", "waiting", "moving"]
+    assert shares["waiting"] > 50.0, lines  # for the other rank, which sleeps
+    assert "perfetto" in lines[-1]
+
+
+def test_the_specification_announces_itself_once() -> None:
+    with jobs.start("hvd.init(); hvd.barrier(); hvd.shutdown()", 2, env={"FARANDOLE_ENGINE": "python"}) as job:
+        assert job.wait(30.0) == 0
+        said = [job.stderr(rank).count("the Python reference engine is at work") for rank in range(2)]
+    assert said == [1, 0]
+
+
+@needs_native
+def test_an_idle_job_does_not_wake_up() -> None:
+    """Below 0.5 % of a processor and 10 context switches a second, over 3 s in which nothing is asked for."""
+    body = """
+import resource
+hvd.init()
+for _ in range(5):
+    hvd.allreduce(np.ones(1000), name="x")
+hvd.barrier()
+time.sleep(0.2)
+def now():
+    use = resource.getrusage(resource.RUSAGE_SELF)
+    return use.ru_utime + use.ru_stime, use.ru_nvcsw + use.ru_nivcsw
+before = now()
+time.sleep(3.0)
+after = now()
+hvd.shutdown()
+report(cpu_percent=100 * (after[0] - before[0]) / 3, switches_per_s=(after[1] - before[1]) / 3)
+"""
+    for found in jobs.run(body, 2):
+        assert found["cpu_percent"] < 0.5 and found["switches_per_s"] < 10, found
