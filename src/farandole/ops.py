@@ -80,7 +80,7 @@ __all__ = [
 # --- allgather -------------------------------------------------------------------------------------------------------
 
 
-def _allgather(
+def begin_allgather(
     tensors: Sequence[Any], name: str | None, process_set: ProcessSet, dtype: DType | None, grouped: bool
 ) -> Beginning:
     world = runtime.world
@@ -105,7 +105,7 @@ def allgather(
     dtype: DType | None = None,
 ) -> Any:
     """All ranks' arrays, one after the other along the first dimension, which may differ between ranks."""
-    return _allgather([tensor], name, process_set, dtype, False).result()
+    return begin_allgather([tensor], name, process_set, dtype, False).result()
 
 
 def allgather_async(
@@ -116,7 +116,7 @@ def allgather_async(
     dtype: DType | None = None,
 ) -> int:
     """Begins an allgather."""
-    return _allgather([tensor], name, process_set, dtype, False).handle()
+    return begin_allgather([tensor], name, process_set, dtype, False).handle()
 
 
 def grouped_allgather(
@@ -127,7 +127,7 @@ def grouped_allgather(
     dtype: DType | None = None,
 ) -> tuple[Any, ...]:
     """Allgather of several arrays that become ready together."""
-    return tuple(_allgather(tensors, name, process_set, dtype, True).result())
+    return tuple(begin_allgather(tensors, name, process_set, dtype, True).result())
 
 
 def grouped_allgather_async(
@@ -138,13 +138,13 @@ def grouped_allgather_async(
     dtype: DType | None = None,
 ) -> int:
     """Begins a grouped allgather."""
-    return _allgather(tensors, name, process_set, dtype, True).handle()
+    return begin_allgather(tensors, name, process_set, dtype, True).handle()
 
 
 # --- broadcast -------------------------------------------------------------------------------------------------------
 
 
-def _broadcast(
+def begin_broadcast(
     tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, dtype: DType | None, in_place: bool
 ) -> Beginning:
     world = runtime.world
@@ -180,7 +180,7 @@ def broadcast(
     dtype: DType | None = None,
 ) -> Any:
     """The root's array, as a new array on every rank. `root_rank` is a rank of the job."""
-    return _broadcast(tensor, root_rank, name, process_set, dtype, False).result()
+    return begin_broadcast(tensor, root_rank, name, process_set, dtype, False).result()
 
 
 def broadcast_async(
@@ -192,7 +192,7 @@ def broadcast_async(
     dtype: DType | None = None,
 ) -> int:
     """Begins a broadcast."""
-    return _broadcast(tensor, root_rank, name, process_set, dtype, False).handle()
+    return begin_broadcast(tensor, root_rank, name, process_set, dtype, False).handle()
 
 
 def broadcast_(
@@ -204,7 +204,7 @@ def broadcast_(
     dtype: DType | None = None,
 ) -> Any:
     """Broadcast in place; gives `tensor` back."""
-    return _broadcast(tensor, root_rank, name, process_set, dtype, True).result()
+    return begin_broadcast(tensor, root_rank, name, process_set, dtype, True).result()
 
 
 def broadcast_async_(
@@ -216,13 +216,13 @@ def broadcast_async_(
     dtype: DType | None = None,
 ) -> int:
     """Begins a broadcast in place."""
-    return _broadcast(tensor, root_rank, name, process_set, dtype, True).handle()
+    return begin_broadcast(tensor, root_rank, name, process_set, dtype, True).handle()
 
 
 # --- alltoall --------------------------------------------------------------------------------------------------------
 
 
-def _alltoall(
+def begin_alltoall(
     tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, dtype: DType | None, pair: bool
 ) -> Beginning:
     world = runtime.world
@@ -271,7 +271,7 @@ def alltoall(
     dtype: DType | None = None,
 ) -> Any:
     """Sends `splits[i]` rows to member i and gives the rows received; given `splits`, with the received splits."""
-    return _alltoall(tensor, splits, name, process_set, dtype, splits is not None).result()
+    return begin_alltoall(tensor, splits, name, process_set, dtype, splits is not None).result()
 
 
 def alltoall_async(
@@ -283,7 +283,7 @@ def alltoall_async(
     dtype: DType | None = None,
 ) -> int:
     """Begins an alltoall; `synchronize` gives the pair (rows, received splits)."""
-    return _alltoall(tensor, splits, name, process_set, dtype, True).handle()
+    return begin_alltoall(tensor, splits, name, process_set, dtype, True).handle()
 
 
 # --- barrier, join ---------------------------------------------------------------------------------------------------

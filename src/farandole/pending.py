@@ -64,7 +64,7 @@ def poll(handle: int) -> bool:
     pending = world.handles.get(handle)
     if pending is None:
         raise ValueError(f"there is no operation with the handle {handle!r}")
-    return all(world.engine.poll(part) for part in pending.handles[len(pending.outcomes) :])
+    return pending.submitted() and all(world.engine.poll(part) for part in pending.handles[len(pending.outcomes) :])
 
 
 def synchronize(handle: int, timeout: float | None = None) -> Any:

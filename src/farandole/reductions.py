@@ -27,7 +27,7 @@ _FLOATING = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 # --- allreduce -------------------------------------------------------------------------------------------------------
 
 
-def _allreduce(
+def begin_allreduce(
     tensors: Sequence[Any],
     average: bool | None,
     name: str | None,
@@ -77,7 +77,7 @@ def allreduce(
 ) -> Any:
     """The reduction of all ranks' arrays, as a new array on every rank; the average unless `op` says otherwise."""
     scales = (prescale_factor, postscale_factor)
-    return _allreduce([tensor], average, name, op, scales, process_set, dtype, False, False).result()
+    return begin_allreduce([tensor], average, name, op, scales, process_set, dtype, False, False).result()
 
 
 def allreduce_async(
@@ -93,7 +93,7 @@ def allreduce_async(
 ) -> int:
     """Begins an allreduce; `synchronize` gives the new array."""
     scales = (prescale_factor, postscale_factor)
-    return _allreduce([tensor], average, name, op, scales, process_set, dtype, False, False).handle()
+    return begin_allreduce([tensor], average, name, op, scales, process_set, dtype, False, False).handle()
 
 
 def allreduce_(
@@ -109,7 +109,7 @@ def allreduce_(
 ) -> Any:
     """Allreduce in place; gives `tensor` back."""
     scales = (prescale_factor, postscale_factor)
-    return _allreduce([tensor], average, name, op, scales, process_set, dtype, False, True).result()
+    return begin_allreduce([tensor], average, name, op, scales, process_set, dtype, False, True).result()
 
 
 def allreduce_async_(
@@ -125,7 +125,7 @@ def allreduce_async_(
 ) -> int:
     """Begins an allreduce in place."""
     scales = (prescale_factor, postscale_factor)
-    return _allreduce([tensor], average, name, op, scales, process_set, dtype, False, True).handle()
+    return begin_allreduce([tensor], average, name, op, scales, process_set, dtype, False, True).handle()
 
 
 def grouped_allreduce(
@@ -141,7 +141,7 @@ def grouped_allreduce(
 ) -> tuple[Any, ...]:
     """Allreduce of several arrays that become ready together."""
     scales = (prescale_factor, postscale_factor)
-    begun = _allreduce(tensors, average, name, op, scales, process_set, dtype, True, False)
+    begun = begin_allreduce(tensors, average, name, op, scales, process_set, dtype, True, False)
     return tuple(begun.result())
 
 
@@ -158,7 +158,7 @@ def grouped_allreduce_async(
 ) -> int:
     """Begins a grouped allreduce; `synchronize` gives the tuple of new arrays."""
     scales = (prescale_factor, postscale_factor)
-    return _allreduce(tensors, average, name, op, scales, process_set, dtype, True, False).handle()
+    return begin_allreduce(tensors, average, name, op, scales, process_set, dtype, True, False).handle()
 
 
 def grouped_allreduce_(
@@ -174,7 +174,7 @@ def grouped_allreduce_(
 ) -> tuple[Any, ...]:
     """Grouped allreduce in place; gives the arrays back."""
     scales = (prescale_factor, postscale_factor)
-    begun = _allreduce(tensors, average, name, op, scales, process_set, dtype, True, True)
+    begun = begin_allreduce(tensors, average, name, op, scales, process_set, dtype, True, True)
     return tuple(begun.result())
 
 
@@ -191,13 +191,13 @@ def grouped_allreduce_async_(
 ) -> int:
     """Begins a grouped allreduce in place."""
     scales = (prescale_factor, postscale_factor)
-    return _allreduce(tensors, average, name, op, scales, process_set, dtype, True, True).handle()
+    return begin_allreduce(tensors, average, name, op, scales, process_set, dtype, True, True).handle()
 
 
 # --- reducescatter ---------------------------------------------------------------------------------------------------
 
 
-def _reducescatter(
+def begin_reducescatter(
     tensors: Sequence[Any],
     name: str | None,
     op: Any,
@@ -248,7 +248,7 @@ def reducescatter(
 ) -> Any:
     """This rank's rows of the reduction; the first `rows % size` ranks get one row more."""
     scales = (prescale_factor, postscale_factor)
-    return _reducescatter([tensor], name, op, scales, process_set, dtype, False).result()
+    return begin_reducescatter([tensor], name, op, scales, process_set, dtype, False).result()
 
 
 def reducescatter_async(
@@ -263,7 +263,7 @@ def reducescatter_async(
 ) -> int:
     """Begins a reducescatter."""
     scales = (prescale_factor, postscale_factor)
-    return _reducescatter([tensor], name, op, scales, process_set, dtype, False).handle()
+    return begin_reducescatter([tensor], name, op, scales, process_set, dtype, False).handle()
 
 
 def grouped_reducescatter(
@@ -278,7 +278,7 @@ def grouped_reducescatter(
 ) -> tuple[Any, ...]:
     """Reducescatter of several arrays that become ready together."""
     scales = (prescale_factor, postscale_factor)
-    return tuple(_reducescatter(tensors, name, op, scales, process_set, dtype, True).result())
+    return tuple(begin_reducescatter(tensors, name, op, scales, process_set, dtype, True).result())
 
 
 def grouped_reducescatter_async(
@@ -293,4 +293,4 @@ def grouped_reducescatter_async(
 ) -> int:
     """Begins a grouped reducescatter."""
     scales = (prescale_factor, postscale_factor)
-    return _reducescatter(tensors, name, op, scales, process_set, dtype, True).handle()
+    return begin_reducescatter(tensors, name, op, scales, process_set, dtype, True).handle()

@@ -38,6 +38,10 @@ class Pending:
     finish: Callable[[list[Outcome]], Any]
     outcomes: list[Outcome] = field(default_factory=list)
 
+    def submitted(self) -> bool:
+        """Whether the engine has the requests; a device's memory may still be on its way to the host."""
+        return True
+
 
 class World:
     """All that lives from init to shutdown."""

@@ -1,0 +1,187 @@
+# Tensors as memory of the engine: CPU tensors as they lie, CUDA tensors by way of pinned host memory.
+# Touches torch, arrays, engine, pending and runtime. The only file of the binding that knows about streams.
+"""`begin(tensors, ...)` turns tensors into buffers, and what comes back into tensors on the same device."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from ..arrays import Buffer
+from ..engine import Array, DType, Kind, Outcome
+from ..pending import Beginning, output_of
+from ..runtime import Pending, World
+
+_TYPES: dict[Any, DType] = {
+    kind: dtype for dtype in DType if (kind := getattr(torch, dtype.name.lower(), None)) is not None
+}
+
+Build = Callable[[list[Buffer], bool], Beginning]
+
+
+def tensor_of(array: Array, bfloat16: bool = False) -> torch.Tensor:
+    """A CPU tensor over the array's memory."""
+    if bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _type_of(tensor: torch.Tensor) -> DType:
+    """The element type. ValueError for types and layouts that cannot be sent."""
+    dtype = _TYPES.get(tensor.dtype)
+    if dtype is None:
+        supported = ", ".join(str(kind).removeprefix("torch.") for kind in _TYPES)
+        raise ValueError(f"tensors of dtype {tensor.dtype} are not supported; supported are {supported}")
+    if tensor.layout != torch.strided:
+        raise ValueError(f"tensors of layout {tensor.layout} are not supported; see sparse_allreduce_async")
+    if not tensor.is_contiguous():
+        raise ValueError(f"the tensor of shape {tuple(tensor.shape)} is not contiguous; pass tensor.contiguous()")
+    return dtype
+
+
+def buffer_of(tensor: torch.Tensor) -> Buffer:
+    """The memory of a CPU tensor, not copied."""
+    dtype = _type_of(tensor)
+    if dtype == DType.BFLOAT16:
+        bits = tensor.detach().view(torch.int16).numpy().view(np.uint16)
+        return Buffer(bits, dtype, lambda array: tensor_of(array, True))
+    return Buffer(tensor.detach().numpy(), dtype, tensor_of)
+
+
+def begin(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, build: Build) -> Beginning:
+    """What `build` makes of the tensors' buffers, giving tensors (in place: the same ones) back.
+
+    `build(buffers, in_place)` is called at once; for CUDA tensors with buffers that are filled a little later.
+    """
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"expected a torch.Tensor, not {type(tensor).__name__}")
+    if any(tensor.device.type != "cpu" for tensor in tensors):
+        return _staged(tensors, in_place, grouped, build)
+    begun = build([buffer_of(tensor) for tensor in tensors], in_place)
+    if in_place:
+        given = tuple(tensors) if grouped else tensors[0]
+        begun.finish = lambda outcomes: given
+    return begun
+
+
+# --- CUDA ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Staging:
+    """What one world needs for CUDA tensors: a stream to copy on per device, and a thread that waits for the copies."""
+
+    # The thread ends with the world: an executor that nobody holds ends its threads.
+    worker: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="farandole-staging")
+    )
+    streams: dict[torch.device, Any] = field(default_factory=dict)
+    # Submitted from another thread, unnamed operations could overtake those on CPU tensors: so they get names here.
+    unnamed: defaultdict[tuple[int, Kind], Iterator[int]] = field(
+        default_factory=lambda: defaultdict(lambda: itertools.count(1))
+    )
+
+    def stream(self, device: torch.device) -> Any:
+        if device not in self.streams:
+            self.streams[device] = torch.cuda.Stream(device)
+        return self.streams[device]
+
+
+_stagings: WeakKeyDictionary[World, _Staging] = WeakKeyDictionary()
+
+
+def flush(world: World) -> None:
+    """Returns when every operation begun so far has reached the engine: barrier and join come after them."""
+    staging = _stagings.get(world)
+    if staging is not None:
+        staging.worker.submit(lambda: None).result()
+
+
+class _StagedPending(Pending):
+    """Behind a handle whose requests the worker submits as soon as the copy to the host is done."""
+
+    def __init__(self, future: Future[list[int]], finish: Callable[[list[Outcome]], Any]) -> None:
+        self._future = future
+        super().__init__([], finish)
+
+    def submitted(self) -> bool:
+        return self._future.done()
+
+    @property  # type: ignore[override]
+    def handles(self) -> list[int]:
+        return [] if self._future.exception() else self._future.result()
+
+    @handles.setter
+    def handles(self, value: list[int]) -> None:
+        """The future knows them."""
+
+
+class _Staged(Beginning):
+    """Operations on pinned copies of CUDA tensors."""
+
+    __slots__ = ("copied", "staging")
+
+    def __init__(self, begun: Beginning, finish: Callable[[list[Outcome]], Any], staging: _Staging, copied: Any):
+        super().__init__(begun.world, begun.requests, finish, begun.bundle)
+        self.staging = staging
+        self.copied = copied
+
+    def result(self) -> Any:
+        self.copied.synchronize()
+        return super().result()
+
+    def handle(self) -> int:
+        future = self.staging.worker.submit(self._submit)
+
+        def finish(outcomes: list[Outcome]) -> Any:
+            future.result()  # raises what the submission raised
+            return self.finish(outcomes)
+
+        return self.world.hold(_StagedPending(future, finish))
+
+    def _submit(self) -> list[int]:
+        self.copied.synchronize()
+        return self.world.engine.submit(self.requests, self.bundle)
+
+
+def _staged(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, build: Build) -> Beginning:
+    [device, *others] = {tensor.device for tensor in tensors}
+    if others or device.type != "cuda":
+        raise ValueError(f"tensors must be on the CPU or on one CUDA device, not on {[device, *others]}")
+    for tensor in tensors:
+        _type_of(tensor)
+    hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+    begun = build([buffer_of(host) for host in hosts], True)
+    staging = _stagings.setdefault(begun.world, _Staging())
+    for request in begun.requests:
+        if request.name is None:
+            number = next(staging.unnamed[request.group, request.kind])
+            request.name = f"{request.kind.name.lower()}.noname.device.{number}"
+    stream = staging.stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for host, tensor in zip(hosts, tensors, strict=True):
+            host.copy_(tensor.detach(), non_blocking=True)
+        copied = stream.record_event()
+
+    def finish(outcomes: list[Outcome]) -> Any:
+        # On the caller's current stream: whatever the caller does next comes after the copy.
+        results = []
+        for request, outcome, host, tensor in zip(begun.requests, outcomes, hosts, tensors, strict=True):
+            array = output_of(outcome)
+            source = host if array is request.input else tensor_of(array, tensor.dtype == torch.bfloat16)
+            target = tensor.detach() if in_place else torch.empty(source.shape, dtype=tensor.dtype, device=device)
+            target.copy_(source, non_blocking=True)
+            results.append(tensor if in_place else target)
+        return tuple(results) if grouped else results[0]
+
+    return _Staged(begun, finish, staging, copied)

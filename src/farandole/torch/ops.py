@@ -1,0 +1,319 @@
+# The operations on tensors that give handles or work in place; those that gradients flow through: autograd.py.
+# Touches torch, memory and the NumPy layer, which does the work.
+"""Operations with the names, arguments and rules of Horovod, on CPU and CUDA tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .. import ops as arrays_ops
+from .. import reductions
+from ..groups import ProcessSet, global_process_set
+from ..pending import Beginning, chosen_op, poll, synchronize
+from ..reductions import Average, Sum
+from ..runtime import runtime
+from . import memory
+
+__all__ = [
+    "allgather_async",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall_async",
+    "barrier",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather_async",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter_async",
+    "join",
+    "poll",
+    "reducescatter_async",
+    "sparse_allreduce_async",
+    "synchronize",
+]
+
+# --- how each begins -------------------------------------------------------------------------------------------------
+
+
+def begin_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None,
+    name: str | None,
+    op: Any,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+    grouped: bool,
+    in_place: bool,
+) -> Beginning:
+    chosen = chosen_op(op, average)
+    return memory.begin(
+        tensors,
+        in_place,
+        grouped,
+        lambda buffers, within: reductions.begin_allreduce(
+            buffers, None, name, chosen, scales, process_set, None, grouped, within
+        ),
+    )
+
+
+def begin_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    op: Any,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+    grouped: bool,
+) -> Beginning:
+    return memory.begin(
+        tensors,
+        False,
+        grouped,
+        lambda buffers, _: reductions.begin_reducescatter(buffers, name, op, scales, process_set, None, grouped),
+    )
+
+
+def begin_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, grouped: bool
+) -> Beginning:
+    return memory.begin(
+        tensors,
+        False,
+        grouped,
+        lambda buffers, _: arrays_ops.begin_allgather(buffers, name, process_set, None, grouped),
+    )
+
+
+def begin_broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool
+) -> Beginning:
+    return memory.begin(
+        [tensor],
+        in_place,
+        False,
+        lambda buffers, within: arrays_ops.begin_broadcast(buffers[0], root_rank, name, process_set, None, within),
+    )
+
+
+def begin_alltoall(tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Beginning:
+    """Gives the pair (rows, received splits)."""
+    rows = splits.tolist() if hasattr(splits, "tolist") else splits
+    begun = memory.begin(
+        [tensor],
+        False,
+        False,
+        lambda buffers, _: arrays_ops.begin_alltoall(buffers[0], rows, name, process_set, None, False),
+    )
+    give = begun.finish
+    begun.finish = lambda outcomes: (give(outcomes), torch.tensor(outcomes[0].splits, dtype=torch.int32))
+    return begun
+
+
+# --- allreduce -------------------------------------------------------------------------------------------------------
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Begins an allreduce; `synchronize` gives the new tensor."""
+    scales = (prescale_factor, postscale_factor)
+    return begin_allreduce([tensor], average, name, op, scales, process_set, False, False).handle()
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Allreduce in place; gives `tensor` back."""
+    scales = (prescale_factor, postscale_factor)
+    return begin_allreduce([tensor], average, name, op, scales, process_set, False, True).result()
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Begins an allreduce in place."""
+    scales = (prescale_factor, postscale_factor)
+    return begin_allreduce([tensor], average, name, op, scales, process_set, False, True).handle()
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Begins allreduces that become ready together; `synchronize` gives the tuple of new tensors."""
+    scales = (prescale_factor, postscale_factor)
+    return begin_allreduce(tensors, average, name, op, scales, process_set, True, False).handle()
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, ...]:
+    """Grouped allreduce in place; gives the tensors back."""
+    scales = (prescale_factor, postscale_factor)
+    return tuple(begin_allreduce(tensors, average, name, op, scales, process_set, True, True).result())
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Begins a grouped allreduce in place."""
+    scales = (prescale_factor, postscale_factor)
+    return begin_allreduce(tensors, average, name, op, scales, process_set, True, True).handle()
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None, op: Any, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Begins the sum or average of sparse tensors; calling what it gives waits and gives the sparse result."""
+    chosen = chosen_op(op, None)
+    if chosen not in (Average, Sum):
+        raise NotImplementedError("sparse tensors can only be reduced with Average and Sum")
+    _, ranks = runtime.world.groups.members(process_set)
+    # Rows that occur twice here travel once.
+    tensor = tensor.detach().coalesce()
+    indices = tensor.indices().t().contiguous()
+    values = tensor.values().contiguous()
+    parts = [
+        allgather_async(part, None if name is None else f"{name}.{what}", process_set)
+        for part, what in ((indices, "indices"), (values, "values"))
+    ]
+
+    def wait() -> torch.Tensor:
+        indices, values = [synchronize(handle) for handle in parts]
+        if chosen == Average:
+            values = values / len(ranks)
+        return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False).coalesce()
+
+    return wait
+
+
+# --- reducescatter ---------------------------------------------------------------------------------------------------
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Begins a reducescatter."""
+    return begin_reducescatter([tensor], name, op, (prescale_factor, postscale_factor), process_set, False).handle()
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Begins reducescatters that become ready together."""
+    return begin_reducescatter(tensors, name, op, (prescale_factor, postscale_factor), process_set, True).handle()
+
+
+# --- allgather, broadcast, alltoall ----------------------------------------------------------------------------------
+
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
+    """Begins an allgather."""
+    return begin_allgather([tensor], name, process_set, False).handle()
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Begins allgathers that become ready together."""
+    return begin_allgather(tensors, name, process_set, True).handle()
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Begins a broadcast."""
+    return begin_broadcast(tensor, root_rank, name, process_set, False).handle()
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Broadcast in place; gives `tensor` back."""
+    return begin_broadcast(tensor, root_rank, name, process_set, True).result()
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Begins a broadcast in place."""
+    return begin_broadcast(tensor, root_rank, name, process_set, True).handle()
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Begins an alltoall; `synchronize` gives the pair (rows, received splits)."""
+    return begin_alltoall(tensor, splits, name, process_set).handle()
+
+
+# --- barrier, join ---------------------------------------------------------------------------------------------------
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns when every rank of the process set has called it."""
+    memory.flush(runtime.world)
+    arrays_ops.barrier(process_set)
+
+
+def join(device: int = -1) -> int:
+    """Says that this rank has no more data: it adds zeros to the others' allreduces until all have joined.
+
+    Gives the rank that joined last. `device` is there for scripts that pass it.
+    """
+    memory.flush(runtime.world)
+    return arrays_ops.join(device)
