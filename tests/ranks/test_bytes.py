@@ -1,0 +1,96 @@
+# The costs that docs/algorithms.md states, held against the byte counters of each rank.
+# Touches the native engine through World.
+"""Bytes that a rank sends over TCP for one collective; headers and negotiation are the tolerance."""
+
+from __future__ import annotations
+
+from math import ceil, log2
+
+import numpy as np
+import pytest
+from world import ENGINES, World, barrier, do
+
+from farandole.engine import Engine, Kind, Request
+
+BYTES = 8 * 9 * 5 * 7 * 64 * 8  # every number of members below divides it
+TOLERANCE = 8 << 10
+
+pytestmark = pytest.mark.skipif("native" not in ENGINES, reason="the native library is not built")
+
+
+def sent(hosts: list[int], kind: Kind, count: int = BYTES, **settings: str) -> list[int]:
+    """What each rank sends for one collective of `count` bytes; the second of two, so that all links and plans are."""
+
+    def body(engine: Engine, rank: int) -> int:
+        before = 0
+        for turn in range(2):
+            barrier(engine)
+            before = engine.counter("bytes_sent")
+            array = np.zeros(count, np.uint8)
+            output = None if kind in (Kind.ALLGATHER, Kind.ALLTOALL) else np.empty_like(array)
+            if kind == Kind.REDUCESCATTER:
+                output = np.empty(count // len(hosts), np.uint8)
+            do(engine, Request(kind, f"t{turn}", array, output, peer=0 if kind == Kind.BROADCAST else -1))
+        barrier(engine)  # counters are published now and then; this is later than all of it
+        return engine.counter("bytes_sent") - before
+
+    with World(hosts, **settings) as world:
+        return world.run(body)
+
+
+def close(found: list[int], expected: list[float]) -> bool:
+    return all(want <= have <= want + TOLERANCE for have, want in zip(found, expected, strict=True))
+
+
+def subtree(place: int, size: int) -> tuple[int, int]:
+    """(members, children) of a place in the binomial tree: its lowest set bit is how far it reaches."""
+    reach = place & -place if place else 1 << ceil(log2(size))
+    children = sum(place + (1 << bit) < size for bit in range(reach.bit_length() - 1))
+    return min(reach, size - place), children
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_allreduce_between_hosts(size: int) -> None:
+    hosts = list(range(size))
+    least = 2 * (size - 1) / size * BYTES
+    up_and_down = []
+    for place in hosts:
+        members, children = subtree(place, size)
+        up_and_down.append(float((members * (place > 0) + children) * BYTES))
+    expected = {
+        "ring": [least] * size,
+        "direct": [least] * size,
+        "doubling": [float((size - 1) * BYTES)] * size,
+        "tree": up_and_down,
+    }
+    for algorithm, costs in expected.items():
+        found = sent(hosts, Kind.ALLREDUCE, allreduce_algorithm=algorithm)
+        assert close(found, costs), (algorithm, found, costs)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct"])
+def test_allreduce_of_slices_in_parallel(algorithm: str) -> None:
+    """Two ranks on each of three hosts: each carries half of the bytes."""
+    found = sent([0, 0, 1, 1, 2, 2], Kind.ALLREDUCE, allreduce_algorithm=algorithm)
+    assert close(found, [2 * 2 / 3 * BYTES / 2] * 6), found
+
+
+@pytest.mark.parametrize("hosts", [[0, 1, 2], [0, 0, 1, 1]], ids=str)
+def test_the_other_collectives(hosts: list[int]) -> None:
+    size, count = len(hosts), max(hosts) + 1
+    abroad = sum(host != hosts[0] for host in hosts)  # members on other hosts, the same for all
+    expected = {
+        Kind.ALLGATHER: [float((count - 1) * BYTES)] * size,
+        Kind.ALLTOALL: [abroad / size * BYTES] * size,
+        # Each member sums, on its host, what is meant for one member of every other host.
+        Kind.REDUCESCATTER: [(count - 1) / size * BYTES] * size,
+        Kind.BROADCAST: [float(subtree(0, count)[1] * BYTES) if rank == 0 else 0.0 for rank in range(size)],
+    }
+    for kind, costs in expected.items():
+        found = sent(hosts, kind)
+        assert close(found, costs), (kind.name, found, costs)
+
+
+def test_nothing_but_negotiation_leaves_a_host() -> None:
+    for kind in (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER):
+        assert close(sent([0] * 4, kind), [0.0] * 4), kind.name
