@@ -54,6 +54,18 @@ class ProcessSet:
 
     __repr__ = __str__
 
+    # Models and optimizers hold a set, and are copied and pickled: a copy belongs to the same set. What comes out of a
+    # file has to be registered anew, except for the global set.
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProcessSet:
+        return self
+
+    def __copy__(self) -> ProcessSet:
+        return self
+
+    def __reduce__(self) -> Any:
+        return "global_process_set" if self is global_process_set else (ProcessSet, (self.ranks,))
+
     def _register(self, number: int, own_rank: int) -> None:
         self.process_set_id = number
         self._own_rank = own_rank

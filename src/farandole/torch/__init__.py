@@ -1,5 +1,166 @@
-# The PyTorch binding's face: Horovod's names for torch tensors.
+# The PyTorch binding's face: Horovod's names for torch tensors, and a few of our own.
 # Re-exports alone.
-"""Import this where a script has `horovod.torch`."""
+"""Stands where a script has `horovod.torch`.
+
+>>> import torch, farandole.torch as hvd
+>>> hvd.init()
+>>> hvd.allreduce(torch.ones(3), op=hvd.Sum)
+tensor([1., 1., 1.])
+>>> hvd.shutdown()
+"""
 
 from __future__ import annotations
+
+from ..errors import (
+    FarandoleTimeout,
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    Mismatch,
+    NotInitialized,
+    PeerLost,
+    Revoked,
+    ShutDown,
+)
+from ..groups import ProcessSet, global_process_set
+from ..reductions import Adasum, Average, Max, Min, Product, Sum
+from ..runtime import (
+    add_process_set,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    remove_process_set,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from .autograd import (
+    allgather,
+    allreduce,
+    alltoall,
+    broadcast,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    reducescatter,
+)
+from .compression import Compression, Compressor
+from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from .helpers import WarmupLR, check_equal, cuda_built, device, rocm_built, scale_lr, set_seed
+from .ops import (
+    allgather_async,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    alltoall_async,
+    barrier,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather_async,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter_async,
+    join,
+    poll,
+    reducescatter_async,
+    sparse_allreduce_async,
+    synchronize,
+)
+from .sync_batch_norm import SyncBatchNorm
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "Compressor",
+    "FarandoleTimeout",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "Max",
+    "Min",
+    "Mismatch",
+    "NotInitialized",
+    "PeerLost",
+    "ProcessSet",
+    "Product",
+    "Revoked",
+    "ShutDown",
+    "Sum",
+    "SyncBatchNorm",
+    "WarmupLR",
+    "add_process_set",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "ccl_built",
+    "check_equal",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "device",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
+    "rocm_built",
+    "scale_lr",
+    "set_seed",
+    "shutdown",
+    "size",
+    "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
+]

@@ -27,6 +27,11 @@ _TYPES: dict[Any, DType] = {
 Build = Callable[[list[Buffer], bool], Beginning]
 
 
+def supported(dtype: torch.dtype) -> bool:
+    """Whether the engine knows this element type."""
+    return dtype in _TYPES
+
+
 def tensor_of(array: Array, bfloat16: bool = False) -> torch.Tensor:
     """A CPU tensor over the array's memory."""
     if bfloat16:
@@ -116,7 +121,7 @@ class _StagedPending(Pending):
     def submitted(self) -> bool:
         return self._future.done()
 
-    @property  # type: ignore[override]
+    @property
     def handles(self) -> list[int]:
         return [] if self._future.exception() else self._future.result()
 

@@ -1,0 +1,116 @@
+# The state of models and optimizers from one rank to all; objects come from the NumPy layer.
+# Touches torch, memory, ops and objects.
+"""Called once before training, so that all ranks begin with the same parameters and optimizer state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..groups import ProcessSet, global_process_set
+from ..objects import allgather_object, broadcast_object
+from ..runtime import runtime
+from . import memory
+from .ops import broadcast_async_, synchronize
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
+
+
+def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Gives every rank the root's values, in place. `params`: `model.state_dict()`, or a list of tensors or pairs."""
+    if isinstance(params, dict):
+        pairs = sorted(params.items())
+    elif isinstance(params, list):
+        pairs = [item if isinstance(item, tuple) else (None, item) for item in params]
+    else:
+        raise ValueError(
+            f"params is a {type(params).__name__}; expected a dict such as model.state_dict(), or a list of tensors or "
+            "of (name, tensor), such as list(model.named_parameters())"
+        )
+    for name, tensor in pairs:
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"params: {name!r} is a {type(tensor).__name__}, not a tensor; see broadcast_object")
+    _broadcast_all(pairs, root_rank, process_set)
+
+
+def _broadcast_all(pairs: list[tuple[str | None, torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:
+    """All at once; waits for every one, also after one has failed, so that nothing is left under way."""
+    under_way = []
+    failure: Exception | None = None
+    try:
+        for name, tensor in pairs:
+            values = tensor.detach()
+            whole = values.contiguous()
+            # Moving bytes asks nothing of the type: complex numbers and small floats go as bytes.
+            sent = whole if memory.supported(whole.dtype) else whole.reshape(-1).view(torch.uint8)
+            under_way.append((broadcast_async_(sent, root_rank, name, process_set), values, whole))
+    except Exception as error:
+        failure = error
+    for handle, values, whole in under_way:
+        try:
+            synchronize(handle)
+            if whole is not values:
+                values.copy_(whole)
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+@dataclass(frozen=True)
+class _Hole:
+    """Where a tensor stands in the state while its bytes travel apart from it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _hollow(value: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return _Hole(tuple(value.shape), value.dtype)
+    if isinstance(value, dict):
+        return {key: _hollow(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_hollow(item, tensors) for item in value)
+    return value
+
+
+def _fill(value: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(value, _Hole):
+        tensors.append(torch.empty(value.shape, dtype=value.dtype))
+        return tensors[-1]
+    if isinstance(value, dict):
+        return {key: _fill(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_fill(item, tensors) for item in value)
+    return value
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: Any = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Gives every rank the root's optimizer state and options. `model` is there for scripts that pass it.
+
+    The others' state need not exist yet: it is made from the root's.
+    """
+    del model
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("the state of torch.optim.LBFGS cannot be broadcast")
+    tensors: list[torch.Tensor] = []
+    if runtime.world.engine.rank == root_rank:
+        broadcast_object(_hollow(optimizer.state_dict(), tensors), root_rank, "optimizer_state", process_set)
+        _broadcast_all(_numbered(tensors), root_rank, process_set)
+        return
+    state = _fill(broadcast_object(None, root_rank, "optimizer_state", process_set), tensors)
+    _broadcast_all(_numbered(tensors), root_rank, process_set)
+    optimizer.load_state_dict(state)
+
+
+def _numbered(tensors: list[torch.Tensor]) -> list[tuple[str | None, torch.Tensor]]:
+    return [(f"optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)]
