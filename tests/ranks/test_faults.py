@@ -1,7 +1,8 @@
 # The fault matrix: SIGKILL at named points of every collective, on every kind of link, of every kind of victim.
 # Touches the test-only library through real processes.
 """Each cell proves that it fired (the victim died of its own SIGKILL at a point that the control run passed), and that
-every survivor raised PeerLost naming the victim. The time runs from the victim's death to the survivors' exceptions."""
+every survivor raised PeerLost naming the victim. The time runs from the victim's last report, just before the operation
+in which it dies, to the survivors' exceptions: a little longer than the detection, never shorter."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ import contextlib
 import json
 import os
 import select
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +22,7 @@ from farandole.engine import Kind
 
 RANKS = 3
 HOSTS = {"shm": ["one"] * RANKS, "tcp": ["one", "two", "three"]}
-KINDS = ["allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join"]
+KINDS = ["allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "send", "receive"]
 PHASES = ["enqueue", "negotiate", "pack", "send", "recv", "reduce", "unpack", "complete"]
 VICTIMS = [0, 1, 2]  # the first (it orders negotiation), the middle, the last
 FEWEST_CELLS = 100
@@ -41,6 +41,10 @@ def operate(kind, name):
     if kind == "reducescatter": hvd.reducescatter(big, op=hvd.Sum, name=name)
     if kind == "barrier": hvd.barrier()
     if kind == "join": hvd.join()
+    if kind in ("send", "receive"):  # round in a ring
+        sent = hvd.isend(big, (rank + 1) % 3)
+        hvd.recv(np.empty_like(big), (rank - 1) % 3)
+        hvd.synchronize(sent)
 hvd.init()
 """
 
@@ -74,6 +78,7 @@ try:  # a survivor may still be busy with the last repetition when the victim is
             if os.fork() == 0:
                 while True: signal.pause()
         engine().chaos_set(f"{KIND}.{PHASE}", "kill")
+        report(at=time.monotonic())
     operate(KIND, "x" if PLANNED else "new")
     operate("barrier", None)  # where the point is passed after the others are done, they notice here
     report(at=time.monotonic(), error="none")
@@ -132,20 +137,21 @@ def run_cell(cell: Cell) -> Record:
         descriptor = os.pidfd_open(job.pids[cell.victim])
         try:
             dead, _, _ = select.select([descriptor], [], [], 30.0)
-            died_at = time.monotonic()
         finally:
             os.close(descriptor)
         survivors = [rank for rank in range(RANKS) if rank != cell.victim]
         with contextlib.suppress(TimeoutError):  # whoever has not reported by then is stuck
             job.wait(10.0)
+        last_words = jobs.results(job, cell.victim)
         reports: dict[int, Any] = {rank: (jobs.results(job, rank) or [None])[-1] for rank in survivors}
         problem = ""
-        if not dead or job.codes[cell.victim] != KILLED:
+        if not dead or not last_words or job.codes[cell.victim] != KILLED:
             problem = f"did not fire: exit codes {job.codes} {job.stdout(cell.victim)} {job.stderr(cell.victim)[-300:]}"
         for rank, found in reports.items():
             if found is None or found["error"] != "PeerLost" or found["rank"] != cell.victim or job.codes[rank] != 0:
                 problem += f" rank {rank}: {found}, exit code {job.codes[rank]}, {job.stderr(rank)[-600:]}"
-        return Record(cell, problem, [found["at"] - died_at for found in reports.values() if found])
+        moments = [found["at"] - last_words[-1]["at"] for found in reports.values() if found and last_words]
+        return Record(cell, problem, moments)
 
 
 def percentile(values: list[float], share: float) -> float:
