@@ -106,7 +106,9 @@ def idle(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parses the command line and runs it; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m farandole.tools.bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="farandole bench", description="Measures collectives between ranks on this machine."
+    )
     commands = parser.add_subparsers(dest="what", required=True)
     for name, text in (("allreduce", "beside Gloo, MPI and memcpy"), ("idle", "what a job costs that does nothing")):
         command = commands.add_parser(name, help=text)
