@@ -23,13 +23,11 @@ void Engine::thread_main() {
       take_seat();
       std::int64_t moved_at = os::now_ns();
       // The user's threads compute meanwhile, so this thread looks for a shorter while than one that waits.
-      while (drive() || (busy() && now_ - moved_at < options_.spin_ns / 4)) {
+      while (drive() || (busy() && now_ - moved_at < options_.spin_ns / 16)) {
         if (moved_)
           moved_at = now_;
-        else if (crowded_)
-          std::this_thread::yield();
         else
-          os::relax();
+          pause();
         if (!running_.load(std::memory_order_acquire)) break;
       }
       if (!running_.load(std::memory_order_acquire)) return;

@@ -12,7 +12,7 @@ namespace farandole {
 namespace {
 
 constexpr std::size_t kInlineBytes = 64 << 10;  // submissions up to here are begun by the submitter itself
-constexpr std::int64_t kLongestWait = 100'000'000;
+constexpr std::int64_t kLongestWait = 100;      // milliseconds until a call comes back to its binding
 
 std::string unnamed_prefix(Kind kind) {
   constexpr const char* names[] = {"allreduce", "allgather", "broadcast",    "alltoall", "reducescatter", "barrier",
@@ -31,7 +31,7 @@ Engine::Engine(Options options)
       board_(options_.generation, options_.rank, nonce_) {
   int neighbours = static_cast<int>(std::count(options_.hosts.begin(), options_.hosts.end(),
                                                options_.hosts[static_cast<std::size_t>(options_.rank)]));
-  crowded_ = neighbours > os::usable_cores();
+  yield_every_ = neighbours > os::usable_cores() ? 1 : neighbours == os::usable_cores() ? 32 : 0;
   link::MessengerOptions streams;
   streams.generation = options_.generation;
   streams.engine = static_cast<Services*>(this);
@@ -66,7 +66,7 @@ Error Engine::start(std::int64_t timeout_ms) {
     thread_ = os::start_thread("farandole", [this] { thread_main(); });
   }
   std::unique_lock lock(started_mutex_);
-  auto slice = std::chrono::nanoseconds(std::min(timeout_ms * 1'000'000, kLongestWait));
+  auto slice = std::chrono::milliseconds(std::min(timeout_ms, kLongestWait));
   if (started_changed_.wait_for(lock, slice, [&] { return started_; })) return start_error_;
   lock.unlock();
   if (timeout_ms > 0) return {Code::in_progress, "", -1};
@@ -179,7 +179,7 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms) {
   if (done.load(std::memory_order_acquire) != 0) return true;
   await(*operation);
   std::int64_t now = os::now_ns();
-  std::int64_t end = now + std::min(timeout_ms * 1'000'000, kLongestWait);
+  std::int64_t end = now + std::min(timeout_ms, kLongestWait) * 1'000'000;
   if (try_seat()) {
     std::int64_t moved_at = now;
     while (done.load(std::memory_order_acquire) == 0 && now < end) {
@@ -190,10 +190,7 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms) {
         continue;
       }
       if (now - moved_at > options_.spin_ns) break;
-      if (crowded_)
-        std::this_thread::yield();
-      else
-        os::relax();
+      pause();
     }
     leave_seat();
   } else {
@@ -275,6 +272,14 @@ bool Engine::try_seat() {
   }
   take_seat();
   return true;
+}
+
+// Between two looks that found nothing. Where there are as many ranks as cores, or more, others may need this one.
+void Engine::pause() {
+  if (yield_every_ != 0 && ++pauses_ % yield_every_ == 0)
+    std::this_thread::yield();
+  else
+    os::relax();
 }
 
 void Engine::take_seat() {

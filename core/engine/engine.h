@@ -88,6 +88,7 @@ class Engine final : private Services, private link::Listener {
 
   // The driver's side (drive.cc).
   void thread_main();
+  void pause();
   bool try_seat();  // true when this thread drives now
   void take_seat();
   void leave_seat();
@@ -155,7 +156,8 @@ class Engine final : private Services, private link::Listener {
   std::int64_t now_ = 0;        // when the last pass began
   std::int64_t looked_at_ = 0;  // when the sockets were last looked at
 
-  bool crowded_ = false;  // more ranks than cores: whoever looks for news lets others run
+  unsigned yield_every_ = 0;  // pauses; 0 never
+  unsigned pauses_ = 0;
   std::thread thread_;
   std::atomic<bool> running_{false};  // from start() to leave(): the seat may be taken
   std::atomic<bool> asleep_{true};    // nobody drives: who brings work must ring
