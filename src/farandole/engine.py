@@ -73,6 +73,8 @@ STORAGE: dict[DType, np.dtype[Any]] = {
     DType.BFLOAT16: np.dtype(np.uint16),
 }
 
+FLOATING = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
+
 _BY_NUMPY: dict[np.dtype[Any], DType] = {dtype: key for key, dtype in STORAGE.items() if key != DType.BFLOAT16}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import errors
 from .arrays import incoming
-from .engine import DType, Kind, ReduceOp, Request
+from .engine import FLOATING, DType, Kind, ReduceOp, Request
 from .groups import ProcessSet, global_process_set
 from .pending import Beginning, chosen_op, finisher, names_of, refuse_scalar
 from .runtime import runtime
@@ -20,9 +20,6 @@ Adasum = ReduceOp.ADASUM
 Min = ReduceOp.MIN
 Max = ReduceOp.MAX
 Product = ReduceOp.PRODUCT
-
-_FLOATING = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
-
 
 # --- allreduce -------------------------------------------------------------------------------------------------------
 
@@ -43,7 +40,7 @@ def begin_allreduce(
     group, _ = world.groups.members(process_set)
     buffers = [incoming(tensor, dtype, in_place) for tensor in tensors]
     for buffer in buffers:
-        if chosen == Adasum and buffer.dtype not in _FLOATING:
+        if chosen == Adasum and buffer.dtype not in FLOATING:
             raise ValueError(f"Adasum needs a floating type, not {buffer.dtype.name.lower()}")
     requests = [
         Request(

@@ -16,14 +16,12 @@ from typing import Any
 import numpy as np
 
 from . import errors
-from .engine import STORAGE, Array, DType, Kind, ReduceOp, Request
+from .engine import FLOATING, STORAGE, Array, DType, Kind, ReduceOp, Request
 
 Asked = dict[str, Any]  # one member's request, as it travels (ReferenceEngine.describe)
 Bucket = dict[str, Any]  # what all members run next (Coordinator.bucket)
 
 # --- 1. Arithmetic ---------------------------------------------------------------------------------------------------
-
-FLOATING = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 
 def smaller(a: Array, b: Array) -> Array:
@@ -345,7 +343,10 @@ class Coordinator:
     def bucket(self, name: str, by_member: dict[int, Asked]) -> Bucket:
         asked = [by_member[member] for member in sorted(by_member)]
         kind = Kind(asked[0]["kind"])
-        bucket = dict(asked[0], name=name, error=refusal(asked, bool(self.joined)))
+        refused = refusal(asked, bool(self.joined))
+        if refused:
+            refused = (refused[0], f"{refused[1]} Tensor {name!r}.")
+        bucket = dict(asked[0], name=name, error=refused)
         bucket["first_dims"] = [request["shape"][0] if request["shape"] else 0 for request in asked]
         if kind == Kind.ALLTOALL:
             bucket["splits"] = [request["splits"] for request in asked]

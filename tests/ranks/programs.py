@@ -12,10 +12,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from farandole import specification as spec
-from farandole.engine import STORAGE, Array, DType, Engine, Kind, ReduceOp, Request
+from farandole.engine import FLOATING, STORAGE, Array, DType, Engine, Kind, ReduceOp, Request
 
 KINDS = [Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER, Kind.BARRIER, Kind.SEND]
-FLOATS = list(spec.FLOATING)
+FLOATS = list(FLOATING)
 
 
 @dataclass(frozen=True)
