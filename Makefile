@@ -9,7 +9,7 @@ N ?= 1
 .PHONY: help demo test bench chaos lint sanitize wheel clean
 
 help:
-	@echo "make demo      train on scikit-learn's digits with 1 and with 2 processes"
+	@echo "make demo      train on handwritten digits with 1 and with 2 processes, beside DDP"
 	@echo "make test      build everything and run every test"
 	@echo "make bench     allreduce beside Gloo and memcpy; what an idle job costs"
 	@echo "make chaos     kill ranks everywhere, N=10 times each"
@@ -20,18 +20,18 @@ help:
 
 demo:
 	@$(PYTHON) scripts/build.py check
-	@$(PYTHON) scripts/environment.py build demo
+	@$(PYTHON) scripts/environment.py build demo torch
 	@$(VENV_PYTHON) scripts/build.py library
 	@$(VENV_PYTHON) scripts/demo.py
 
 test:
 	@$(PYTHON) scripts/build.py check
-	@$(PYTHON) scripts/environment.py build demo test bench lint wheel
+	@$(PYTHON) scripts/environment.py build demo torch test lint wheel
 	@$(VENV_PYTHON) scripts/test.py
 
 bench:
 	@$(PYTHON) scripts/build.py check
-	@$(PYTHON) scripts/environment.py build bench
+	@$(PYTHON) scripts/environment.py build torch
 	@$(VENV_PYTHON) scripts/build.py library
 	@$(VENV_PYTHON) -m farandole.tools.bench allreduce
 	@$(VENV_PYTHON) -m farandole.tools.bench idle

@@ -23,7 +23,7 @@ COST = {
     "build": (50, 15),
     "demo": (50, 20),
     "test": (3, 5),
-    "bench": (150, 60),
+    "torch": (150, 60),
     "lint": (30, 10),
     "wheel": (100, 30),
 }
@@ -81,12 +81,13 @@ def link_source() -> None:
     path = Path(place, "farandole-checkout.pth")
     if not path.exists() or path.read_text() != f"{ROOT / 'src'}\n":
         path.write_text(f"{ROOT / 'src'}\n")
-    command = VENV / "bin" / "farandole"
-    start = "import sys; from farandole.launch.cli import main; sys.exit(main())"
-    text = f'#!/bin/sh\nexec "{PYTHON}" -c "{start}" "$@"\n'
-    if not command.exists() or command.read_text() != text:
-        command.write_text(text)
-        command.chmod(0o755)
+    for name, function in {"farandole": "main", "horovodrun": "horovodrun"}.items():
+        command = VENV / "bin" / name
+        start = f"import sys; from farandole.launch.cli import {function}; sys.exit({function}())"
+        text = f'#!/bin/sh\nexec "{PYTHON}" -c "{start}" "$@"\n'
+        if not command.exists() or command.read_text() != text:
+            command.write_text(text)
+            command.chmod(0o755)
 
 
 def stamp(name: str) -> Path:

@@ -56,6 +56,8 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "ops": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions"},
     "objects": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops"},
     "__init__": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects"},
+    "torch": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects"},
+    "compat": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions"},
     "launch": _BASE | {"rendezvous", "observe", "tools"},
     "__main__": {"launch"},
     "tools": _RUNTIME | {"runtime", "groups", "ops", "launch", "__init__"},
@@ -74,5 +76,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("core-arrow", "core/link/chaos.cc"): "the test-only library: defines the chaos functions of the C interface",
     ("pickle", "src/farandole/objects.py"): "objects that users ask to send, over links that have proven the secret",
     ("socket", "src/farandole/reference.py"): "wraps the descriptors that rendezvous/ connected; opens none itself",
+    ("environment", "src/farandole/compat.py"): "Horovod's `env`: sets what its caller asks for, and reads no setting",
     ("ctypes", "src/farandole/launch/spawn.py"): "workers die with their launcher: prctl has no other door in Python",
 }

@@ -1,4 +1,4 @@
-# The `farandole` command: run, trace, bench.
+# The `farandole` command: run, trace, bench; and `horovodrun`, which is `farandole run`.
 # Touches launch/local.py and tools/.
 """`farandole run -np 4 python train.py`."""
 
@@ -48,6 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(USAGE, end="", file=sys.stderr)
         return 2
     return command(words[1:])
+
+
+def horovodrun(arguments: Sequence[str] | None = None) -> int:
+    """`horovodrun -np 2 python train.py`; the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["-v"] or words[:1] == ["--version"]:
+        return main(["--version"])
+    return main(["run", *words])
 
 
 def _say(line: str) -> None:

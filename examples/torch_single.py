@@ -1,0 +1,61 @@
+"""Trains a small network on scikit-learn's handwritten digits, and saves it with --save. The script is here three times:
+torch_single.py for one process, torch_digits.py for any number of them, torch_ddp.py with DistributedDataParallel."""
+
+import argparse
+import time
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--epochs", type=int, default=6)
+parser.add_argument("--batch", type=int, default=50, help="images per process and step")
+parser.add_argument("--rate", type=float, default=0.03)
+parser.add_argument("--save", metavar="FILE", help="where the trained model goes")
+options = parser.parse_args()
+
+torch.manual_seed(1)
+device = torch.device("cpu")
+first = True  # the process that prints and saves
+
+digits = load_digits()
+order = torch.randperm(len(digits.target))
+images = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1)[order]
+labels = torch.tensor(digits.target)[order]
+train, test = TensorDataset(images[:1500], labels[:1500]), TensorDataset(images[1500:], labels[1500:])
+sampler = torch.utils.data.RandomSampler(train)
+loader = DataLoader(train, options.batch, sampler=sampler)
+
+model = nn.Sequential(
+    nn.Conv2d(1, 32, 3, padding=1),
+    nn.ReLU(),
+    nn.Conv2d(32, 64, 3, padding=1),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Flatten(),
+    nn.Linear(1024, 512),
+    nn.ReLU(),
+    nn.Linear(512, 10),
+).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=options.rate, momentum=0.9)
+
+for epoch in range(options.epochs):
+    if epoch == 1 or options.epochs == 1:
+        began = time.perf_counter()  # the first epoch warms up
+    for image, label in loader:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(image.to(device)), label.to(device))
+        loss.backward()
+        optimizer.step()
+seconds = (time.perf_counter() - began) / max(1, options.epochs - 1) / len(loader)
+
+with torch.no_grad():
+    image, label = test.tensors
+    right = (model(image.to(device)).argmax(dim=1) == label.to(device)).float().mean()
+if first:
+    print(f"accuracy {right:.1%}, {1e3 * seconds:.1f} ms per step of {options.batch} images per process", flush=True)
+if first and options.save:
+    torch.save(model.state_dict(), options.save)

@@ -1,0 +1,89 @@
+# The names of Horovod's modules, each leading to the module of Farandole that serves it: one table, no code of its own.
+# Touches the import system, for names that begin with `horovod.`, and nothing else.
+"""`import horovod.torch as hvd` gives the very module `farandole.torch`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+__version__ = "0.28.1"  # the contract that is served; farandole.__version__ is the package's own
+
+EMPTY = ""  # a package that only holds others
+MODULES = {
+    "horovod.common": EMPTY,
+    "horovod.common.basics": "farandole.compat",
+    "horovod.common.exceptions": "farandole.errors",
+    "horovod.common.process_sets": "farandole",
+    "horovod.common.util": "farandole.compat",
+    "horovod.torch": "farandole.torch",
+    "horovod.torch.compression": "farandole.torch.compression",
+    "horovod.torch.functions": "farandole.torch.functions",
+    "horovod.torch.mpi_ops": "farandole.torch",
+    "horovod.torch.optimizer": "farandole.torch.optimizer",
+    "horovod.torch.sync_batch_norm": "farandole.torch.sync_batch_norm",
+}
+NAMES = {"run": "farandole.compat"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in NAMES:
+        return getattr(importlib.import_module(NAMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds and loads the modules of the table."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Where a module comes from; those that Horovod has and Farandole does not are refused by name."""
+        if not fullname.startswith("horovod."):
+            return None
+        if fullname in MODULES:
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=MODULES[fullname] == EMPTY)
+        served = ", ".join(name for name in MODULES if name.count(".") == 1)
+        # Named after what is really missing: `from horovod import tensorflow` would swallow an error with its own name.
+        raise ModuleNotFoundError(
+            f"{fullname} is not available: Farandole, which serves the package `horovod` here, has {served} so far",
+            name=fullname.replace("horovod", "farandole", 1),
+        )
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """The import system's own empty module; exec_module puts the real one in its place."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Lets the alias mean the real module, and makes its submodules attributes, as importing Horovod's does."""
+        name = module.__name__
+        if MODULES[name] == EMPTY:
+            return
+        sys.modules[name] = real = importlib.import_module(MODULES[name])
+        for child in MODULES:
+            parent, _, last = child.rpartition(".")
+            if parent == name:
+                setattr(real, last, importlib.import_module(MODULES[child]))
+
+
+def _refuse_a_mixture() -> None:
+    """Two distributions that own this folder overwrite each other's files: better no import than half of each."""
+    try:
+        version = importlib.metadata.version("horovod")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    if not version.endswith("+farandole"):
+        raise ImportError(
+            f"Horovod {version} and Farandole are both installed, and both own the package `horovod`. "
+            "Keep one of them: pip uninstall -y horovod && pip install --force-reinstall --no-deps farandole"
+        )
+
+
+_refuse_a_mixture()
+# First in line: the path finder would load farandole/torch/optimizer.py a second time under Horovod's name.
+sys.meta_path.insert(0, Aliases())
