@@ -1,0 +1,94 @@
+# What the battery needs to know about a framework, and how a case is written down.
+# Touches farandole's words and NumPy.
+"""`Binding` is what a framework fills in; `@case` puts a function into the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from farandole.engine import Array, DType
+
+# What a framework may lack.
+ASYNC, IN_PLACE, GRADIENTS, BARRIER, JOIN = "async", "in place", "gradients", "barrier", "join"
+
+INTEGERS = [DType.UINT8, DType.INT8, DType.UINT16, DType.INT16, DType.INT32, DType.INT64]
+FLOATS = [DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64]
+NUMBERS = INTEGERS + FLOATS
+
+
+class Binding:
+    """One framework. Values go in and come out as plain numbers; small whole ones are exact in every type."""
+
+    hvd: Any  # the module with Horovod's names
+    offers: frozenset[str] = frozenset()
+    dtypes: tuple[DType, ...] = tuple(DType)
+
+    def tensor(self, values: Any, dtype: DType = DType.FLOAT32) -> Any:
+        """A new tensor."""
+        raise NotImplementedError
+
+    def array(self, tensor: Any) -> Array:
+        """The tensor's values as numbers that NumPy knows."""
+        raise NotImplementedError
+
+    def dtype_of(self, tensor: Any) -> DType:
+        raise NotImplementedError
+
+    def same(self, one: Any, two: Any) -> bool:
+        """Whether both are the same tensor."""
+        return one is two
+
+    def gradient(self, function: Callable[[Any], Any], values: Any, weight: float) -> Array:
+        """The gradient of `weight * sum(function(tensor))` with respect to the tensor."""
+        raise NotImplementedError
+
+    def unusable(self) -> dict[str, Any]:
+        """Tensors that the operations must refuse with ValueError, by the reason."""
+        return {}
+
+    def holds(self, tensor: Any, values: Any, dtype: DType | None = None) -> None:
+        """Asserts that the tensor has these values, of this shape, in this type."""
+        found, expected = self.array(tensor), np.asarray(values)
+        assert found.shape == expected.shape, f"shape {found.shape} instead of {expected.shape}"
+        assert np.array_equal(found, expected.astype(found.dtype)), f"{found} instead of {expected}"
+        assert dtype is None or self.dtype_of(tensor) == dtype, f"{self.dtype_of(tensor)} instead of {dtype}"
+
+
+Body = Callable[[Any, int, int], None]  # of a binding, this rank and the number of ranks
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table. `init`: the arguments of init(); None: the case calls it itself."""
+
+    name: str
+    body: Body
+    needs: frozenset[str] = frozenset()
+    init: dict[str, Any] | None = None
+
+
+class Table(dict[str, Case]):
+    """Cases by name."""
+
+    def case(self, *needs: str, init: dict[str, Any] | None = {}) -> Callable[[Body], Body]:  # noqa: B006 (never changed)
+        def add(body: Body) -> Body:
+            name = body.__name__.replace("_", " ").strip()
+            assert name not in self, f"two cases are called {name}"
+            self[name] = Case(name, body, frozenset(needs), init)
+            return body
+
+        return add
+
+
+def fails(kind: type[BaseException], message: str, call: Callable[[], Any]) -> None:
+    """Asserts that `call` raises this error (not a subclass of another kind) with a message that begins like this."""
+    try:
+        result = call()
+    except kind as error:
+        assert str(error).startswith(message), f"{type(error).__name__}: {error}"
+        return
+    raise AssertionError(f"no {kind.__name__}; the result was {result!r}")

@@ -1,0 +1,180 @@
+# Cases: mistakes and disagreements give the contract's error, and the job goes on.
+# Touches binding.py, errors and NumPy.
+"""Each mistake is followed by an operation that must work; run.py adds another after the case."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from farandole.engine import DType
+from farandole.errors import HorovodInternalError
+
+from .binding import ASYNC, JOIN, Table, fails
+
+MISTAKES = Table()
+case = MISTAKES.case
+
+
+def goes_on(b: Any, size: int) -> None:
+    b.holds(b.hvd.allreduce(b.tensor([1.0]), name="t", op=b.hvd.Sum), [size])
+
+
+@case()
+def the_ranks_disagree(b: Any, rank: int, size: int) -> None:
+    ones = np.ones(4)
+
+    def reduce(shape: Any = (4,), dtype: DType = DType.FLOAT32, **more: Any) -> Any:
+        return b.hvd.allreduce(b.tensor(np.ones(shape), dtype), name="t", **{"op": b.hvd.Sum, **more})
+
+    pairs = (
+        ("Mismatched data types", reduce, lambda: reduce(dtype=DType.FLOAT64)),
+        ("Mismatched ALLREDUCE tensor shapes", reduce, lambda: reduce(5)),
+        ("Mismatched ALLREDUCE tensor shapes", reduce, lambda: reduce((2, 2))),
+        ("Mismatched reduction operation", reduce, lambda: reduce(op=b.hvd.Max)),
+        ("Mismatched prescale", reduce, lambda: reduce(prescale_factor=2.0)),
+        ("Mismatched prescale", reduce, lambda: reduce(postscale_factor=2.0)),
+        (
+            "Mismatched BROADCAST root ranks",
+            lambda: b.hvd.broadcast(b.tensor(ones), 0, name="t"),
+            lambda: b.hvd.broadcast(b.tensor(ones), 1, name="t"),
+        ),
+        (
+            "Mismatched BROADCAST tensor shapes",
+            lambda: b.hvd.broadcast(b.tensor(ones), 0, name="t"),
+            lambda: b.hvd.broadcast(b.tensor(ones[1:]), 0, name="t"),
+        ),
+        (
+            "Mismatched ALLGATHER tensor shapes",
+            lambda: b.hvd.allgather(b.tensor(np.ones((2, 3))), name="t"),
+            lambda: b.hvd.allgather(b.tensor(np.ones((2, 4))), name="t"),
+        ),
+        (
+            "Mismatched ALLTOALL tensor shapes",
+            lambda: b.hvd.alltoall(b.tensor(np.ones((size, 3))), name="t"),
+            lambda: b.hvd.alltoall(b.tensor(np.ones((size, 4))), name="t"),
+        ),
+        (
+            "Mismatched REDUCESCATTER tensor shapes",
+            lambda: b.hvd.reducescatter(b.tensor(np.ones((3, 3))), name="t"),
+            lambda: b.hvd.reducescatter(b.tensor(np.ones((3, 4))), name="t"),
+        ),
+    )
+    for message, one, two in pairs:
+        for odd in (0, size - 1):
+            fails(HorovodInternalError, message, two if rank == odd else one)
+            goes_on(b, size)
+
+
+@case()
+def scalars_have_no_rows(b: Any, rank: int, size: int) -> None:
+    for operation in (b.hvd.allgather, b.hvd.alltoall, b.hvd.reducescatter):
+        fails((ValueError, HorovodInternalError), "", lambda: operation(b.tensor(1.0)))  # noqa: B023
+        goes_on(b, size)
+
+
+@case()
+def reducescatter_only_sums(b: Any, rank: int, size: int) -> None:
+    for op in (b.hvd.Min, b.hvd.Max, b.hvd.Product, b.hvd.Adasum):
+        message = "Reducescatter currently only supports"
+        fails(HorovodInternalError, message, lambda: b.hvd.reducescatter(b.tensor([1.0, 2.0]), op=op))  # noqa: B023
+        goes_on(b, size)
+
+
+@case()
+def average_and_op(b: Any, rank: int, size: int) -> None:
+    fails(ValueError, "", lambda: b.hvd.allreduce(b.tensor([1.0]), average=True, op=b.hvd.Sum))
+    fails(ValueError, "", lambda: b.hvd.allreduce(b.tensor([1.0]), op=99))
+    for average, expected in ((True, 1.0), (False, size)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            b.holds(b.hvd.allreduce(b.tensor([1.0]), average=average), [expected])
+        assert [warning.category for warning in caught] == [DeprecationWarning]
+        assert caught[0].filename == __file__, caught[0].filename
+
+
+@case()
+def splits_that_cannot_be(b: Any, rank: int, size: int) -> None:
+    rows = b.tensor(np.ones(2 * size))
+    even = [2] * size
+    for splits in (even[1:], [*even, 0], [3, *even[1:]], [-1, *even[1:]], [[2]] * size):
+        fails(ValueError, "", lambda: b.hvd.alltoall(rows, splits=b.tensor(splits, DType.INT32)))  # noqa: B023
+        goes_on(b, size)
+    fails(ValueError, "", lambda: b.hvd.alltoall(rows, splits=b.tensor(even, DType.FLOAT32)))
+    fails(ValueError, "", lambda: b.hvd.alltoall(b.tensor(np.ones(2 * size + 1))))
+
+
+@case()
+def roots_outside_the_set(b: Any, rank: int, size: int) -> None:
+    for root in (-1, size):
+        fails(ValueError, "", lambda: b.hvd.broadcast(b.tensor([1.0]), root))  # noqa: B023
+    goes_on(b, size)
+
+
+@case()
+def process_sets_nobody_registered(b: Any, rank: int, size: int) -> None:
+    unknown = b.hvd.ProcessSet([0, 1])
+    for operation in (b.hvd.allreduce, b.hvd.allgather, b.hvd.alltoall, b.hvd.reducescatter):
+        fails(ValueError, "", lambda: operation(b.tensor([1.0, 2.0]), process_set=unknown))  # noqa: B023
+    goes_on(b, size)
+
+
+@case()
+def tensors_that_cannot_be_sent(b: Any, rank: int, size: int) -> None:
+    for reason, tensor in b.unusable().items():
+        for operation in (b.hvd.allreduce, b.hvd.allgather, b.hvd.alltoall, b.hvd.reducescatter):
+            try:
+                fails(ValueError, "", lambda: operation(tensor))  # noqa: B023
+            except AssertionError as error:
+                raise AssertionError(f"{reason}, {operation.__name__}: {error}") from None
+    goes_on(b, size)
+
+
+@case(ASYNC)
+def a_name_twice_at_once(b: Any, rank: int, size: int) -> None:
+    # The first cannot be done while rank 0 has not begun it.
+    if rank != 0:
+        first = b.hvd.allreduce_async(b.tensor([1.0]), name="twice", op=b.hvd.Sum)
+        message = "Requested to allreduce, allgather, or broadcast"
+        fails(ValueError, message, lambda: b.hvd.allreduce_async(b.tensor([1.0]), name="twice", op=b.hvd.Sum))
+        goes_on(b, size)
+    else:
+        goes_on(b, size)
+        first = b.hvd.allreduce_async(b.tensor([1.0]), name="twice", op=b.hvd.Sum)
+    b.holds(b.hvd.synchronize(first), [size])
+
+
+@case(ASYNC)
+def handles_nobody_knows(b: Any, rank: int, size: int) -> None:
+    assert b.hvd.synchronize(12345) is None
+    fails(ValueError, "", lambda: b.hvd.poll(12345))
+
+
+@case(ASYNC)
+def errors_behind_handles(b: Any, rank: int, size: int) -> None:
+    good = b.hvd.allreduce_async(b.tensor([1.0]), name="good", op=b.hvd.Sum)
+    bad = b.hvd.allreduce_async(b.tensor(np.ones(rank + 1)), name="bad")
+    group = b.hvd.grouped_allreduce_async([b.tensor([1.0]), b.tensor(np.ones(rank + 1))], name="group")
+    for handle in (bad, group):
+        fails(HorovodInternalError, "Mismatched", lambda: b.hvd.synchronize(handle))  # noqa: B023
+        assert b.hvd.synchronize(handle) is None
+    b.holds(b.hvd.synchronize(good), [size])
+
+
+@case(JOIN)
+def only_reductions_while_somebody_has_joined(b: Any, rank: int, size: int) -> None:
+    if rank != 0:
+        for operation in (b.hvd.allgather, lambda t: b.hvd.broadcast(t, 1), b.hvd.alltoall, b.hvd.reducescatter):
+            fails(HorovodInternalError, "", lambda: operation(b.tensor(np.ones(size))))  # noqa: B023
+        b.holds(b.hvd.allreduce(b.tensor([1.0]), op=b.hvd.Sum), [size - 1])
+    assert b.hvd.join() in range(size)
+
+
+@case()
+def objects_that_cannot_be_pickled(b: Any, rank: int, size: int) -> None:
+    thing = (number for number in range(3))
+    fails((TypeError, ValueError), "", lambda: b.hvd.broadcast_object(thing, 0))
+    fails((TypeError, ValueError), "", lambda: b.hvd.allgather_object(thing if rank == 1 else rank))
+    goes_on(b, size)

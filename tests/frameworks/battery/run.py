@@ -1,0 +1,84 @@
+# Runs the cases of a table, all in one process per rank: init, the case, a probe, shutdown, and the next.
+# Touches the cases and farandole's launcher.
+"""`run(binding, table)` is a rank's side, `results(...)` the test's: one job per number of ranks."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from farandole.errors import ShutDown
+
+from .binding import Binding, Case, Table
+from .life import LIFE
+from .mistakes import MISTAKES
+from .values import VALUES
+
+PATIENCE_S = 25.0  # for one case
+JOB_S = 100.0
+
+
+def common() -> Table:
+    """The cases for every framework."""
+    table = Table()
+    for part in (VALUES, LIFE, MISTAKES):
+        table.update(part)
+    return table
+
+
+def chosen(binding: Binding, table: Table) -> list[Case]:
+    """The cases of the table that the framework can have."""
+    return [case for case in table.values() if case.needs <= binding.offers]
+
+
+def run(binding: Binding, table: Table) -> None:
+    """All cases, on this rank; a line of JSON for each says what was wrong, or nothing."""
+    rank, size = int(os.environ["FARANDOLE_RANK"]), int(os.environ["FARANDOLE_SIZE"])
+    for case in chosen(binding, table):
+        faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
+        wrong, began = "", time.monotonic()
+        try:
+            if case.init is not None:
+                binding.hvd.init(**case.init)
+            case.body(binding, rank, size)
+            binding.holds(binding.hvd.allreduce(binding.tensor([1.0]), name="probe", op=binding.hvd.Sum), [size])
+        except ShutDown:
+            wrong = "another rank has given up"
+        except BaseException:
+            wrong = traceback.format_exc()
+        # Who failed leaves, which frees those who wait for it.
+        binding.hvd.shutdown()
+        print(
+            json.dumps({"case": case.name, "wrong": wrong, "seconds": round(time.monotonic() - began, 3)}), flush=True
+        )
+    faulthandler.cancel_dump_traceback_later()
+
+
+def results(program: Path, size: int) -> dict[str, list[str]]:
+    """What was wrong with each case, by rank, after a job that runs `program` on every rank."""
+    import jobs  # the harness of tests/ranks, which conftest.py puts on the path
+
+    environment = {"PYTHONPATH": f"{jobs.SOURCE}:{program.parent}", "OMP_NUM_THREADS": "1"}
+    found: dict[str, list[str]] = {}
+    with jobs.local.start([sys.executable, str(program)], size, None, environment, stop_on_failure=False) as job:
+        code = job.wait(JOB_S)
+        for rank in range(size):
+            for line in jobs.results(job, rank):
+                found.setdefault(line["case"], []).append(line["wrong"])
+        assert code == 0, f"exit codes {job.codes} after {list(found)[-1:]}:\n" + "\n".join(
+            f"rank {rank}: {job.stderr(rank)[-4000:]}" for rank in range(size)
+        )
+    return found
+
+
+def judge(found: dict[str, list[str]], name: str, size: int) -> None:
+    """Asserts that a case was run on all ranks and was right on all of them."""
+    said: list[Any] = found.get(name, [])
+    assert len(said) == size, f"run on {len(said)} of {size} ranks"
+    assert not any(said), "\n".join(f"rank {rank}: {wrong}" for rank, wrong in enumerate(said) if wrong)

@@ -1,0 +1,235 @@
+# Cases that only torch has: state of models and optimizers, sparse tensors, SyncBatchNorm, the conveniences.
+# Touches torch, farandole.torch and the battery's table.
+"""Run with the battery, in the same jobs."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import torch
+from battery.binding import Table, fails
+from torch import nn
+
+import farandole.torch as hvd
+from farandole import errors
+
+TORCH = Table()
+case = TORCH.case
+
+
+def model_of(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2))
+
+
+@case()
+def torch_broadcast_parameters(b: Any, rank: int, size: int) -> None:
+    expected = model_of(1).state_dict()
+    for given in (
+        lambda m: m.state_dict(),
+        lambda m: list(m.state_dict().items()),
+        lambda m: list(m.state_dict().values()),
+    ):
+        model = model_of(rank).to(memory_format=torch.channels_last)  # not contiguous
+        hvd.broadcast_parameters(given(model), root_rank=1)
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, expected[name]), name
+    complex_one = torch.full((2,), complex(rank, 1))
+    hvd.broadcast_parameters([complex_one], 0)
+    assert complex_one.tolist() == [1j, 1j]
+    fails(ValueError, "params is a generator", lambda: hvd.broadcast_parameters(model.named_parameters(), 0))
+    fails(ValueError, "", lambda: hvd.broadcast_parameters({"a": 1}, 0))
+    fails(errors.Mismatch, "", lambda: hvd.broadcast_parameters({"a": torch.ones(rank + 1), "b": torch.ones(1)}, 0))
+
+
+@case()
+def torch_broadcast_optimizer_state(b: Any, rank: int, size: int) -> None:
+    makers = (
+        lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9),
+        lambda p, lr: torch.optim.SGD(p, lr=lr),
+        lambda p, lr: torch.optim.Adam(p, lr=lr, amsgrad=True),
+        lambda p, lr: torch.optim.AdamW(p, lr=torch.tensor(lr), foreach=False),
+        lambda p, lr: torch.optim.Adagrad(p, lr=lr),
+        lambda p, lr: torch.optim.Adafactor(p, lr=lr),
+    )
+    for maker in makers:
+        for trained in (True, False):
+            model = nn.Linear(3, 2)
+            optimizer = maker(model.parameters(), 0.1 * (rank + 1))
+            for _ in range(2 if trained == (rank == 0) else 0):  # only the root has state, or only the others
+                model(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+            for group in optimizer.param_groups:
+                assert np.isclose(float(group["lr"]), 0.1)
+            states = hvd.allgather_object(pickle.dumps(optimizer.state_dict()))
+            first, own = pickle.loads(states[0]), optimizer.state_dict()
+            assert str(first) == str(own), (first, own)
+            assert not trained or type(optimizer) is torch.optim.SGD or own["state"]
+    lbfgs = torch.optim.LBFGS(nn.Linear(1, 1).parameters())
+    fails(ValueError, "", lambda: hvd.broadcast_optimizer_state(lbfgs, 0))
+
+
+@case()
+def torch_sparse_allreduce(b: Any, rank: int, size: int) -> None:
+    indices = torch.tensor([[0, rank + 1, 0]])
+    values = torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 1.0]])
+    mine = torch.sparse_coo_tensor(indices, values, (size + 2, 2), check_invariants=False)
+    expected = sum(
+        torch.sparse_coo_tensor(
+            torch.tensor([[0, other + 1, 0]]), values, (size + 2, 2), check_invariants=False
+        ).to_dense()
+        for other in range(size)
+    )
+    total = hvd.sparse_allreduce_async(mine, name="s", op=hvd.Sum)
+    mean = hvd.sparse_allreduce_async(mine, name="m", op=hvd.Average)
+    assert torch.equal(mean().to_dense(), expected / size)
+    result = total()
+    assert result.is_sparse and torch.equal(result.to_dense(), expected)
+    empty = torch.sparse_coo_tensor(torch.zeros((1, 0), dtype=torch.int64), torch.zeros((0, 2)), (4, 2))
+    assert hvd.sparse_allreduce_async(empty, "e", hvd.Sum)()._nnz() == 0
+    fails(NotImplementedError, "", lambda: hvd.sparse_allreduce_async(mine, name="s", op=hvd.Adasum))
+
+
+@case()
+def torch_sync_batch_norm_equals_one_process(b: Any, rank: int, size: int) -> None:
+    torch.manual_seed(0)
+    for shape in ((2 * size + 1, 3), (2 * size + 1, 3, 4), (2 * size + 1, 3, 2, 2)):
+        for options in ({}, {"affine": False}, {"momentum": None}, {"track_running_stats": False}):
+            whole = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)](3, **options).double()
+            synced = hvd.SyncBatchNorm(3, **options).double()
+            if whole.affine:
+                nn.init.uniform_(whole.weight)
+            synced.load_state_dict(whole.state_dict())
+            part = slice(2 * rank, 2 * rank + (3 if rank == size - 1 else 2))
+            for _ in range(2):
+                values = torch.randn(shape, dtype=torch.float64) * 3 + 100
+                weights = torch.randn(shape, dtype=torch.float64)
+                compare_batch_norms(whole, synced, values, weights, part)
+            if whole.track_running_stats:
+                whole.eval(), synced.eval()
+                assert torch.allclose(whole(values), synced(values), atol=1e-9)
+
+
+def compare_batch_norms(
+    whole: nn.Module, synced: nn.Module, values: torch.Tensor, weights: torch.Tensor, part: slice
+) -> None:
+    def close(one: Any, two: Any, what: str) -> None:
+        assert torch.allclose(one, two, atol=1e-9), f"{what}: {one} and {two}"
+
+    one, two = values.clone().requires_grad_(), values[part].clone().requires_grad_()
+    whole.zero_grad(), synced.zero_grad()
+    expected, found = whole(one), synced(two)
+    close(expected[part], found, "output")
+    (expected * weights).sum().backward()
+    (found * weights[part]).sum().backward()
+    close(one.grad[part], two.grad, "gradient of the input")
+    for a, c in zip(whole.parameters(), synced.parameters(), strict=True):
+        close(a.grad, hvd.allreduce(c.grad, op=hvd.Sum), "gradient of the parameters")
+    for a, c in zip(whole.buffers(), synced.buffers(), strict=True):
+        close(a, c, "buffer")
+
+
+@case(init={"process_sets": "dynamic"})
+def torch_sync_batch_norm_in_process_sets(b: Any, rank: int, size: int) -> None:
+    most = hvd.add_process_set(range(size - 1))
+    layer = copy.deepcopy(hvd.SyncBatchNorm(1, process_set=most))
+    assert layer.process_set is most
+    if most.included():
+        found = layer(torch.tensor([[2.0 * rank], [2.0 * rank + size - 1]]))  # with two ranks the set has one
+        values = torch.arange(2.0 * most.size()) if size == 2 else torch.tensor([0.0, 2.0, 2.0, 4.0])
+        expected = ((values - values.mean()) / values.std(correction=0)).reshape(-1, 2)[rank]
+        assert torch.allclose(found.flatten(), expected, atol=1e-3), (found, expected)
+    alone = pickle.loads(pickle.dumps(hvd.SyncBatchNorm(1)))
+    assert alone.process_set is hvd.global_process_set
+    for dtype in (torch.bfloat16, torch.float16):
+        result = alone(torch.full((2, 1, 3), float(rank), dtype=dtype))
+        assert result.dtype == dtype
+    empty = alone(torch.zeros((0 if rank else 3, 1)))  # a rank without a batch takes part
+    assert empty.shape[0] == (0 if rank else 3)
+    fails(ValueError, "", lambda: alone(torch.ones(3)))
+    fails(ValueError, "", lambda: alone(torch.ones((0 if rank else 1, 1))))
+
+
+@case()
+def torch_second_derivatives(b: Any, rank: int, size: int) -> None:
+    tensor = torch.tensor([2.0 + rank], requires_grad=True)
+    [first] = torch.autograd.grad((hvd.allreduce(tensor, op=hvd.Sum) ** 2).sum(), tensor, create_graph=True)
+    [second] = torch.autograd.grad(first.sum(), tensor)
+    assert float(second) == 2 * size * size
+
+
+@case()
+def torch_no_graph_where_none_is_wanted(b: Any, rank: int, size: int) -> None:
+    tensor = torch.ones(2, requires_grad=True)
+    with torch.no_grad():
+        assert not hvd.allreduce(tensor).requires_grad
+    assert not hvd.allreduce(tensor.detach()).requires_grad
+    assert hvd.allreduce(tensor).requires_grad
+    assert hvd.allreduce_(tensor, op=hvd.Sum) is tensor and tensor.tolist() == [size, size]
+    parameter = nn.Parameter(torch.full((2,), float(rank)))
+    hvd.broadcast_(parameter, 1)
+    assert parameter.tolist() == [1.0, 1.0]
+
+
+@case()
+def torch_user_compressors(b: Any, rank: int, size: int) -> None:
+    class Halves(hvd.Compressor):
+        @staticmethod
+        def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+            return tensor / 2, 2.0
+
+        @staticmethod
+        def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+            return tensor * ctx
+
+    tensors = [torch.ones(2), torch.ones(3)]
+    for compression in (Halves, hvd.Compression.bf16):
+        for result in hvd.grouped_allreduce(tensors, op=hvd.Sum, compression=compression):
+            assert result.unique().tolist() == [size]
+    whole = torch.ones(2, dtype=torch.int64)
+    assert hvd.allreduce(whole, compression=hvd.Compression.fp16).dtype == torch.int64
+    scattered = hvd.reducescatter(torch.ones(size, dtype=torch.float64), compression=hvd.Compression.bf16)
+    assert scattered.dtype == torch.float64
+
+
+@case()
+def torch_conveniences(b: Any, rank: int, size: int) -> None:
+    assert hvd.device().type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert hvd.scale_lr(0.5) == 0.5 * size
+    assert hvd.scale_lr(0.5, op=hvd.Adasum, backward_passes_per_step=2) == 1.0
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=size * 1.0)
+    scheduler = hvd.WarmupLR(optimizer, steps_per_epoch=2, warmup_epochs=2)
+    rates = []
+    for _ in range(6):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert np.allclose(rates, [1 + (size - 1) * done / 4 for done in (1, 2, 3, 4, 4, 4)]), rates
+    hvd.set_seed(3)
+    assert len(set(hvd.allgather_object((float(torch.rand(1)), np.random.rand())))) == 1
+    hvd.set_seed(3, per_rank=True)
+    assert len(set(hvd.allgather_object((float(torch.rand(1)), np.random.rand())))) == size
+
+
+@case()
+def torch_check_equal_names_what_differs(b: Any, rank: int, size: int) -> None:
+    model = model_of(0)
+    hvd.check_equal(model)
+    with torch.no_grad():
+        model[3].bias[0] += rank == 1
+        model[1].running_mean += rank == 1
+    message = "the ranks are not equal: 1.running_mean differs on rank 1; 3.bias differs on rank 1"
+    fails(errors.Mismatch, message, lambda: hvd.check_equal(model))
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    hvd.check_equal(model.state_dict())
+
+
+@case(init={"process_sets": "dynamic"})
+def torch_check_equal_in_process_sets(b: Any, rank: int, size: int) -> None:
+    most = hvd.add_process_set(range(size - 1))
+    if most.included():
+        hvd.check_equal({"t": torch.ones(1)}, process_set=most)
