@@ -94,3 +94,13 @@ def test_the_other_collectives(hosts: list[int]) -> None:
 def test_nothing_but_negotiation_leaves_a_host() -> None:
     for kind in (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER):
         assert close(sent([0] * 4, kind), [0.0] * 4), kind.name
+
+
+def test_the_selector_beyond_32_hosts() -> None:
+    """The costs tell which algorithm ran: doubling for little, tree for some, ring for much."""
+    hosts = list(range(34))
+    small, some, much = 34 * 64, 34 * 1024, 34 * 32768
+    assert close(sent(hosts, Kind.ALLREDUCE, small), [33.0 * small] * 34)
+    found = sent(hosts, Kind.ALLREDUCE, some)
+    assert found[33] < some + TOLERANCE < 5 * some < found[0], found  # a leaf, and the first
+    assert close(sent(hosts, Kind.ALLREDUCE, much), [2 * 33 / 34 * much] * 34)
