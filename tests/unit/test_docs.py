@@ -1,8 +1,9 @@
 """The docs say what the code does: settings are as declared, links lead somewhere, examples run.
-Reads files; runs the example of the README as a world of one."""
+Reads files; runs the example of the README, alone and between two ranks."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -36,9 +37,14 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_example_of_the_readme_runs(tmp_path: Path, ranks: int) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     script = tmp_path / "train.py"
     script.write_text(code)
-    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    launcher = [sys.executable, "-m", "farandole", "run", "-np", str(ranks)] if ranks > 1 else []
+    command = [*launcher, sys.executable, str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
+    assert f"[3. 1.] number of ranks: {ranks}" in run.stdout
