@@ -1,4 +1,4 @@
-"""Trains a small network on scikit-learn's handwritten digits, and saves it with --save. The script is here three times:
+"""Trains a small network on scikit-learn's handwritten digits, and saves it with --save. It is here three times:
 torch_single.py for one process, torch_digits.py for any number of them, torch_ddp.py with DistributedDataParallel."""
 
 import argparse

@@ -1,8 +1,10 @@
-"""`make wheel`: builds wheels for two platforms with a cross compiler from the package registry, checks and tries them.
-Writes dist/ and build/; starts the compiler, pip and two ranks."""
+"""`make wheel`: builds wheels for two platforms with a cross compiler from the package registry, checks and tries them;
+and the wheel `horovod` that holds no code. Writes dist/ and build/; starts the compiler, pip and two ranks."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import platform
 import re
@@ -25,7 +27,27 @@ WORK = ROOT / "build" / "wheel"
 PLATFORMS = ("x86_64", "aarch64")
 GLIBC = "2.28"
 TAG = "manylinux_2_28"
+# For those whose dependencies ask for the distribution `horovod`: the contract's version, and its extras, which bring
+# the frameworks that have a binding.
+STAND_IN = "0.28.1+farandole"
+EXTRAS = {
+    "all-frameworks": ["torch>=2.1"],
+    "tensorflow": [],
+    "tensorflow-cpu": [],
+    "tensorflow-gpu": [],
+    "keras": [],
+    "pytorch": ["torch>=2.1"],
+    "mxnet": [],
+    "spark": [],
+    "pytorch-spark": ["torch>=2.1"],
+    "ray": [],
+    "dev": [],
+    "test": [],
+}
 TRIAL = """
+import horovod
+from horovod.common.process_sets import ProcessSet
+assert horovod.__version__ == "0.28.1"
 import numpy, farandole
 farandole.init()
 assert farandole.size() == 2
@@ -100,6 +122,7 @@ def check(wheel: Path, machine: str) -> None:
     with zipfile.ZipFile(wheel) as archive:
         libraries = [name for name in archive.namelist() if name.endswith(".so")]
         assert libraries == ["farandole/_native/libfarandole.so"], libraries
+        assert "horovod/__init__.py" in archive.namelist(), "the package `horovod` is missing"
         with archive.open(libraries[0]) as file:
             elf = ELFFile(file)
             expected = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[machine]
@@ -124,16 +147,46 @@ def check(wheel: Path, machine: str) -> None:
     )
 
 
-def trial(wheel: Path) -> None:
-    """Installs the wheel with NumPy alone in a fresh environment and runs an allreduce between two ranks there."""
+def stand_in(folder: Path = DIST) -> Path:
+    """Builds the wheel `horovod`: metadata alone, which asks for farandole; for private indexes."""
+    version = (ROOT / "VERSION").read_text().strip()
+    lines = ["Metadata-Version: 2.1", "Name: horovod", f"Version: {STAND_IN}"]
+    lines += ["Summary: Farandole in Horovod's place: the package `horovod` comes with farandole."]
+    lines += ["License: Apache-2.0", "Requires-Python: >=3.10", f"Requires-Dist: farandole (>={version})"]
+    for extra, needs in EXTRAS.items():
+        lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {need}; extra == "{extra}"' for need in needs)]
+    inside = f"horovod-{STAND_IN}.dist-info"
+    files = {
+        f"{inside}/METADATA": "\n".join(lines) + "\n",
+        f"{inside}/WHEEL": "Wheel-Version: 1.0\nGenerator: farandole\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = ""
+    for name, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        record += f"{name},sha256={digest},{len(text.encode())}\n"
+    files[f"{inside}/RECORD"] = record + f"{inside}/RECORD,,\n"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"horovod-{STAND_IN}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            # A fixed date: the same source gives the same file.
+            archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text)
+    return path
+
+
+def trial(wheel: Path, horovod: Path) -> None:
+    """Installs the wheels with NumPy alone in a fresh environment and runs an allreduce between two ranks there."""
     fresh = WORK / "bare"
     shutil.rmtree(fresh, ignore_errors=True)
     run([PYTHON, "-m", "venv", fresh])
-    run([fresh / "bin" / "python", "-m", "pip", "install", "--quiet", wheel])
+    # Variables that chose what Horovod compiled are accepted, and choose nothing.
+    install: list[str | Path] = [fresh / "bin" / "python", "-m", "pip", "install", "--quiet", wheel, horovod]
+    run(install, HOROVOD_WITH_PYTORCH="1", HOROVOD_GPU_OPERATIONS="NCCL")
+    run([fresh / "bin" / "python", "-m", "pip", "check"])
     script = WORK / "trial.py"
     script.write_text(TRIAL)
     began = time.monotonic()
-    command: list[str | Path] = [fresh / "bin" / "farandole", "run", "-np", "2", fresh / "bin" / "python", script]
+    command: list[str | Path] = [fresh / "bin" / "horovodrun", "-np", "2", fresh / "bin" / "python", script]
     said = run(command, PYTHONPATH="")
     assert said.count("has the sum") == 2, said
     print(f"wheel: two ranks in a bare environment agreed, {time.monotonic() - began:.1f} s")
@@ -147,9 +200,11 @@ def main() -> None:
         print(f"wheel: compiling for {machine}, glibc {GLIBC} (a minute or two the first time)", flush=True)
         wheels[machine] = build(machine)
         check(wheels[machine], machine)
+    horovod = stand_in()
+    print(f"wheel: {horovod.relative_to(ROOT)}: no code, asks for farandole")
     here = platform.machine()
     if here in wheels and sys.platform == "linux":
-        trial(wheels[here])
+        trial(wheels[here], horovod)
     else:
         print(f"wheel: no wheel for {here} is built, so none was tried")
 
