@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from battery.binding import ASYNC, BARRIER, GRADIENTS, IN_PLACE, JOIN, Binding, Table
 from battery.run import common, run
 from torch_cases import TORCH
+from torch_cuda_cases import CUDA
 
 import farandole.torch as hvd
 from farandole.engine import Array, DType
@@ -19,7 +21,9 @@ from farandole.engine import Array, DType
 class TorchBinding(Binding):
     hvd = hvd
     offers = frozenset({ASYNC, BARRIER, GRADIENTS, IN_PLACE, JOIN})
-    device = "cpu"
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
 
     def tensor(self, values: Any, dtype: DType = DType.FLOAT32) -> torch.Tensor:
         return torch.as_tensor(values).to(self.device, getattr(torch, dtype.name.lower())).clone()
@@ -45,12 +49,14 @@ class TorchBinding(Binding):
         }
 
 
-def table() -> Table:
+def table(device: str = "cpu") -> Table:
     """The common cases and those that only torch has."""
     cases = common()
     cases.update(TORCH)
+    if device == "cuda":
+        cases.update(CUDA)
     return cases
 
 
 if __name__ == "__main__":
-    run(TorchBinding(), table())
+    run(TorchBinding(*sys.argv[1:]), table(*sys.argv[1:]))

@@ -164,7 +164,8 @@ def _staged(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, buil
         raise ValueError(f"tensors must be on the CPU or on one CUDA device, not on {[device, *others]}")
     for tensor in tensors:
         _type_of(tensor)
-    hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
+    with torch.cuda.device(device):
+        hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
     begun = build([buffer_of(host) for host in hosts], True)
     staging = _stagings.setdefault(begun.world, _Staging())
     for request in begun.requests:
@@ -176,7 +177,7 @@ def _staged(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, buil
     with torch.cuda.stream(stream):
         for host, tensor in zip(hosts, tensors, strict=True):
             host.copy_(tensor.detach(), non_blocking=True)
-        copied = stream.record_event()
+        copied = stream.record_event(torch.cuda.Event(blocking=True))  # who waits for it leaves the core to others
 
     def finish(outcomes: list[Outcome]) -> Any:
         # On the caller's current stream: whatever the caller does next comes after the copy.

@@ -60,13 +60,14 @@ def run(binding: Binding, table: Table) -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
-def results(program: Path, size: int) -> dict[str, list[str]]:
+def results(program: Path, size: int, *arguments: str) -> dict[str, list[str]]:
     """What was wrong with each case, by rank, after a job that runs `program` on every rank."""
     import jobs  # the harness of tests/ranks, which conftest.py puts on the path
 
     environment = {"PYTHONPATH": f"{jobs.SOURCE}:{program.parent}", "OMP_NUM_THREADS": "1"}
     found: dict[str, list[str]] = {}
-    with jobs.local.start([sys.executable, str(program)], size, None, environment, stop_on_failure=False) as job:
+    command = [sys.executable, str(program), *arguments]
+    with jobs.local.start(command, size, None, environment, stop_on_failure=False) as job:
         code = job.wait(JOB_S)
         for rank in range(size):
             for line in jobs.results(job, rank):
