@@ -48,3 +48,18 @@ def test_the_example_of_the_readme_runs(tmp_path: Path, ranks: int) -> None:
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     assert f"[3. 1.] number of ranks: {ranks}" in run.stdout
+
+
+EXAMPLES = sorted(path for path in (ROOT / "src" / "farandole").rglob("*.py") if ">>> " in path.read_text())
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])
+def test_examples_in_docstrings_are_true(path: Path) -> None:
+    parts = path.relative_to(ROOT / "src").with_suffix("").parts
+    module = ".".join(parts).removesuffix(".__init__")
+    code = f"import doctest, {module} as module; found = doctest.testmod(module); "
+    code += "raise SystemExit(found.failed or not found.attempted)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    # In a process of its own: frameworks leave things open.
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stdout + run.stderr
