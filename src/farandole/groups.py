@@ -130,6 +130,10 @@ class GroupTable:
             raise ValueError(f"rank {self._engine.rank} is not in {process_set} and cannot take part")
         return number, ranks
 
+    def find(self, ranks: Sequence[int]) -> ProcessSet | None:
+        """The registered set of these ranks."""
+        return next((known for known in self._sets.values() if known.ranks == list(ranks)), None)
+
     def clear(self) -> None:
         """Invalidates every set's object at shutdown."""
         for process_set in self._sets.values():
