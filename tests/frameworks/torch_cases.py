@@ -139,9 +139,9 @@ def torch_sync_batch_norm_in_process_sets(b: Any, rank: int, size: int) -> None:
     layer = copy.deepcopy(hvd.SyncBatchNorm(1, process_set=most))
     assert layer.process_set is most
     if most.included():
-        found = layer(torch.tensor([[2.0 * rank], [2.0 * rank + size - 1]]))  # with two ranks the set has one
-        values = torch.arange(2.0 * most.size()) if size == 2 else torch.tensor([0.0, 2.0, 2.0, 4.0])
-        expected = ((values - values.mean()) / values.std(correction=0)).reshape(-1, 2)[rank]
+        values = torch.tensor([[2.0 * other, 2.0 * other + 3] for other in range(size - 1)])
+        found = layer(values[rank].reshape(2, 1))
+        expected = (values[rank] - values.mean()) / values.std(correction=0)
         assert torch.allclose(found.flatten(), expected, atol=1e-3), (found, expected)
     alone = pickle.loads(pickle.dumps(hvd.SyncBatchNorm(1)))
     assert alone.process_set is hvd.global_process_set

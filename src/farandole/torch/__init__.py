@@ -81,6 +81,7 @@ from .ops import (
     sparse_allreduce_async,
     synchronize,
 )
+from .optimizer import DistributedOptimizer
 from .sync_batch_norm import SyncBatchNorm
 
 __all__ = [
@@ -88,6 +89,7 @@ __all__ = [
     "Average",
     "Compression",
     "Compressor",
+    "DistributedOptimizer",
     "FarandoleTimeout",
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
