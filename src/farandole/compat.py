@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import re
@@ -72,8 +73,11 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) 
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the binding moves tensors of a GPU by NCCL or the like."""
-    return extension_available(ext_base_name) and (runtime.cuda_built() or runtime.rocm_built())
+    """Whether the binding takes tensors on GPUs; it asks its framework."""
+    if not extension_available(ext_base_name):
+        return False
+    binding = importlib.import_module(f"{__package__}.{ext_base_name}")
+    return bool(binding.cuda_built() or binding.rocm_built())
 
 
 def mpi_built(verbose: bool = False) -> bool:
