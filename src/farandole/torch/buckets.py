@@ -1,5 +1,5 @@
 # Gradients on their way: hooks that note them, batches that go to the engine while backward runs, and the wait.
-# Touches torch, compression, memory, ops and the NumPy layer below. Knows no optimizer.
+# Touches torch, slots, memory, ops and the NumPy layer below. Knows no optimizer.
 """`Gradients` reduces the gradients of a list of parameters, in place, as they come."""
 
 from __future__ import annotations
@@ -13,72 +13,19 @@ from typing import Any
 
 import torch
 
-from ..engine import Engine, Kind, ReduceOp, Request
+from ..engine import Engine, ReduceOp
 from ..groups import ProcessSet
 from ..pending import Beginning, synchronize
 from ..runtime import World, runtime
 from . import memory
 from .compression import Compression
 from .ops import allreduce_, sparse_allreduce_async
+from .slots import BATCH_BYTES, DENSE, SPARSE, UNKNOWN, Bundle, Parcel, Slot, digest, packing, parcels
 
-# A batch goes to the engine when it holds this much. Fewer calls cost less; earlier ones overlap more of backward.
-BATCH_BYTES = 1 << 20
-BATCH_TENSORS = 64
-
-# What is known about the layout of a parameter's gradients.
-UNKNOWN, DENSE, SPARSE = 0, 1, 2
+BATCH_TENSORS = 64  # of those that are not packed
 
 # How often each name is in use in a world: optimizers over models that share names must not meet under them.
 _names: weakref.WeakKeyDictionary[World, Counter[tuple[int, str]]] = weakref.WeakKeyDictionary()
-
-
-class Slot:
-    """A parameter and the gradient of it that is under way."""
-
-    __slots__ = (
-        "agreed",
-        "bundle",
-        "bytes",
-        "context",
-        "given",
-        "grad",
-        "hook",
-        "layout",
-        "param",
-        "pending",
-        "request",
-        "tensor",
-    )
-
-    def __init__(self, param: torch.Tensor, given: str, name: str) -> None:
-        self.param = param
-        self.given = given  # the user's name; the other is unique among the gradients of this world
-        self.request = Request(Kind.ALLREDUCE, name)
-        self.bytes = param.numel() * param.element_size()
-        self.bundle: Bundle | None = None
-        self.hook: Any = None
-        self.layout = UNKNOWN
-        self.agreed = False  # the layout is what all ranks know
-        self.pending = False  # the gradient is complete, and not reduced yet
-        self.grad: torch.Tensor | None = None  # where the result goes
-        self.tensor: torch.Tensor | None = None  # what travels: the gradient itself, or a copy of another form
-        self.context: Any = None  # for decompress
-
-    @property
-    def name(self) -> str:
-        return self.request.name or ""
-
-
-class Bundle:
-    """A group of the user's: its gradients become ready together."""
-
-    __slots__ = ("missing", "slots")
-
-    def __init__(self, slots: list[Slot]) -> None:
-        self.slots = slots
-        self.missing = len(slots)  # not arrived yet
-        for slot in slots:
-            slot.bundle = self
 
 
 class Batch:
@@ -131,9 +78,11 @@ class Gradients:
         self.process_set = process_set
         self.plain = compression is Compression.none
         self.slots: dict[torch.Tensor, Slot] = {}
-        self.delays: dict[torch.Tensor, int] = {}  # backward passes still to come before the gradient is complete
+        self.groups: list[Bundle] = []  # the user's
+        self.parcels: list[Parcel] = []
         self.active = False
         self._open: list[Slot] = []  # those whose layout the ranks have not agreed on
+        self._unpacked: list[Slot] = []  # agreed on in this step: packed from the next one on
         self._ready: list[Slot] = []
         self._ready_bytes = 0
         self._batches: list[Batch] = []
@@ -143,23 +92,30 @@ class Gradients:
         weakref.finalize(self, _remove, self._hooks)
         self._look_at_world()
         self.add(params, names)
-        self.bundles = [Bundle([self.slots[param] for param in members if param in self.slots]) for members in bundles]
+        self.groups = [Bundle([self.slots[param] for param in members if param in self.slots]) for members in bundles]
 
     # --- parameters --------------------------------------------------------------------------------------------------
 
     def add(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-        """More parameters; all ranks add the same ones in the same order."""
+        """More parameters; all ranks add the same ones."""
         used = _names.setdefault(runtime.world, Counter())
         group = self.process_set.process_set_id or 0
         for param, name in zip(params, names, strict=True):
             again = used[group, name]
             used[group, name] += 1
             slot = Slot(param, name, f"allreduce.{name}" + (f".{again}" if again else ""))
+            slot.delay = self.passes
+            self._address(slot)
             self.slots[param] = slot
-            self.delays[param] = self.passes
             self._open.append(slot)
-        self._fill_requests()
         self._attach()
+
+    def _address(self, slot: Slot) -> None:
+        request = slot.request
+        request.op = self.op
+        request.group = self.process_set.process_set_id or 0
+        if self.op == ReduceOp.AVERAGE and self.predivide != 1.0:
+            request.prescale, request.postscale = 1.0 / self.predivide, self.predivide
 
     def _look_at_world(self) -> None:
         """After init() in another world the group's number, its size and what the ranks know can be different."""
@@ -170,18 +126,14 @@ class Gradients:
             world.groups.members(self.process_set)  # says what is wrong
         self.active = bool(self.process_set.included()) and (self.process_set.size() or 1) > 1
         self._world = weakref.ref(world)
+        for parcel in self.parcels:
+            for slot in parcel.slots:
+                slot.bundle = None
+        self.parcels = []
         self._open = list(self.slots.values())
         for slot in self._open:
             slot.agreed = False
-        self._fill_requests()
-
-    def _fill_requests(self) -> None:
-        for slot in self.slots.values():
-            request = slot.request
-            request.op = self.op
-            request.group = self.process_set.process_set_id or 0
-            if self.op == ReduceOp.AVERAGE and self.predivide != 1.0:
-                request.prescale, request.postscale = 1.0 / self.predivide, self.predivide
+            self._address(slot)
 
     def _attach(self) -> None:
         """Hooks on parameters that want gradients and have none yet: new ones, and those that were frozen before."""
@@ -195,17 +147,20 @@ class Gradients:
 
     def set_passes(self, passes: int) -> None:
         self.passes = passes
-        self.delays.update(dict.fromkeys(self.slots, passes))
+        for slot in self.slots.values():
+            slot.delay = passes
 
     # --- on the way --------------------------------------------------------------------------------------------------
 
     @property
     def pending(self) -> bool:
         """Whether gradients are under way, or about to be."""
-        return bool(self._batches or self._ready) or any(len(b.slots) > b.missing for b in self.bundles)
+        if self._batches or self._ready:
+            return True
+        return any(bundle.missing < len(bundle.slots) for bundle in (*self.groups, *self.parcels))
 
     def arrived(self, slot: Slot) -> None:
-        """The gradient is complete: it goes with the next batch, or with its group when that is complete."""
+        """The gradient is complete: it goes with the next batch, or with its bundle when that is complete."""
         with self._lock:
             if slot.pending:
                 raise AssertionError(
@@ -218,24 +173,51 @@ class Gradients:
                 bundle.missing -= 1
                 if bundle.missing:
                     return
-                batch = bundle.slots
             else:
                 self._ready.append(slot)
                 self._ready_bytes += slot.bytes
                 if self._ready_bytes < BATCH_BYTES and len(self._ready) < BATCH_TENSORS:
                     return
                 batch = self._take_ready()
-        self._submit(batch, bundle is not None)
+        if bundle is None:
+            self._submit(batch)
+        else:
+            self._submit_bundle(bundle)
 
     def _take_ready(self) -> list[Slot]:
         batch, self._ready, self._ready_bytes = self._ready, [], 0
         return batch
 
-    def _submit(self, slots: Sequence[Slot], bundle: bool) -> None:
+    def _submit_bundle(self, bundle: Bundle) -> None:
+        wanted = bundle.wanted()
+        if not wanted:
+            return
+        if not isinstance(bundle, Parcel):
+            self._submit(wanted, True)
+            return
+        bundle.load()
+        flat = bundle.slot
+        flat.grad = flat.tensor = bundle.flat
+        [sent] = self._begin([flat], False)
+
+        def wait() -> None:
+            sent.wait()
+            bundle.unload()
+
+        self._batches.append(Batch([flat], wait))
+
+    def _submit(self, slots: Sequence[Slot], together: bool = False) -> None:
         """Hands gradients to the engine; when that fails they are as if they had not arrived."""
         self._look_at_world()
         try:
-            for batch in self._begin([slot for slot in slots if not self._begin_sparse(slot)], bundle):
+            dense = [slot for slot in slots if not self._begin_sparse(slot)]
+            for slot in dense:
+                slot.grad = slot.tensor = slot.param.grad
+                if not self.plain:
+                    slot.tensor, slot.context = self.compression.compress(slot.grad)
+                if not slot.tensor.is_contiguous():
+                    slot.tensor = slot.tensor.contiguous()
+            for batch in self._begin(dense, together):
                 self._batches.append(batch)
         except BaseException:
             for slot in slots:
@@ -261,18 +243,13 @@ class Gradients:
         self._batches.append(Batch([slot], wait))
         return True
 
-    def _begin(self, slots: Sequence[Slot], bundle: bool) -> Iterable[Batch]:
-        """Submits dense gradients: those in CPU memory at once, those of a device by way of its staging."""
+    def _begin(self, slots: Sequence[Slot], together: bool) -> Iterable[Batch]:
+        """Submits dense tensors: those in CPU memory at once, those of a device by way of its staging."""
         near: list[Slot] = []
         far: dict[torch.device, list[Slot]] = {}
         for slot in slots:
-            grad = tensor = slot.param.grad
-            assert grad is not None
-            if not self.plain:
-                tensor, slot.context = self.compression.compress(grad)
-            if not tensor.is_contiguous():
-                tensor = tensor.contiguous()
-            slot.grad, slot.tensor = grad, tensor
+            tensor = slot.tensor
+            assert tensor is not None
             if tensor.is_cpu:
                 buffer = memory.buffer_of(tensor)
                 request = slot.request
@@ -283,20 +260,10 @@ class Gradients:
                 far.setdefault(tensor.device, []).append(slot)
         if near:
             engine = runtime.world.engine
-            handles = engine.submit([slot.request for slot in near], bundle)
+            handles = engine.submit([slot.request for slot in near], together)
             yield Batch(near, _wait_for(engine, handles))
         for distant in far.values():
-            yield self._begin_far(distant, bundle)
-
-    def _begin_far(self, slots: Sequence[Slot], bundle: bool) -> Batch:
-        def build(buffers: list[Any], _: bool) -> Beginning:
-            for slot, buffer in zip(slots, buffers, strict=True):
-                slot.request.input = slot.request.output = buffer.array
-                slot.request.dtype = buffer.dtype
-            return Beginning(runtime.world, [slot.request for slot in slots], lambda outcomes: None, bundle)
-
-        handle = memory.begin([slot.tensor for slot in slots if slot.tensor is not None], True, True, build).handle()
-        return Batch(slots, lambda: synchronize(handle))
+            yield _begin_far(distant, together)
 
     # --- the end of a step -------------------------------------------------------------------------------------------
 
@@ -307,7 +274,7 @@ class Gradients:
             if self.active:
                 self._attach()
                 if self._ready:
-                    self._submit(self._take_ready(), False)
+                    self._submit(self._take_ready())
                 self._agree()
                 self._submit_missing()
         finally:
@@ -326,15 +293,26 @@ class Gradients:
                 failure = failure or error
             del self._batches[0]
             for slot in batch.slots:
-                slot.grad = slot.tensor = slot.context = slot.request.input = slot.request.output = None
-        self._take_ready()
-        for slot in self.slots.values():
-            slot.pending = False
-        for bundle in self.bundles:
-            bundle.missing = len(bundle.slots)
-        self.delays.update(dict.fromkeys(self.slots, self.passes))
+                slot.forget()
+        self._begin_anew()
         if failure is not None:
             raise failure
+
+    def _begin_anew(self) -> None:
+        self._take_ready()
+        passes = self.passes
+        for slot in self.slots.values():
+            slot.pending = False
+            slot.delay = passes
+        travelling = packing(self.compression)
+        if self._unpacked and travelling is not None:
+            made = parcels(self._unpacked, travelling)
+            for parcel in made:
+                self._address(parcel.slot)
+            self.parcels += made
+        self._unpacked = []
+        for bundle in (*self.groups, *self.parcels):
+            bundle.missing = len(bundle.slots)
 
     def _deliver(self, slot: Slot) -> None:
         if slot.tensor is slot.grad or slot.tensor is None or slot.grad is None:
@@ -344,61 +322,71 @@ class Gradients:
             slot.grad.detach().copy_(result)
 
     def _agree(self) -> None:
-        """The ranks tell each other which gradients are sparse, once: who has none must know what to send instead."""
+        """The ranks tell each other, once, which gradients are sparse, and whether they would pack alike.
+
+        Who has no gradient must know what to send instead.
+        """
         asked = [slot for slot in self._open if slot.param.requires_grad]
-        if not asked or self.sparse_as_dense:
+        if not asked:
             return
-        known = torch.tensor([self._layout_of(slot) for slot in asked], dtype=torch.uint8)
-        allreduce_(known, name=f"layouts.{asked[0].name}", op=ReduceOp.MAX, process_set=self.process_set)
-        for slot, layout in zip(asked, known.tolist(), strict=True):
+        mine = digest(asked, self.compression)
+        marks = [*mine, *(255 - byte for byte in mine)]
+        # By name: a rank may hold its parameters in another order.
+        ordered = sorted(asked, key=lambda slot: slot.name)
+        known = torch.tensor([*(self._layout_of(slot) for slot in ordered), *marks], dtype=torch.uint8)
+        allreduce_(known, name=f"layouts.{ordered[0].name}", op=ReduceOp.MAX, process_set=self.process_set)
+        answer = known.tolist()
+        for slot, layout in zip(ordered, answer[: len(ordered)], strict=True):
             slot.layout, slot.agreed = layout, layout != UNKNOWN
         self._open = [slot for slot in self._open if not slot.agreed]
+        if answer[len(ordered) :] == marks:
+            self._unpacked = [slot for slot in asked if slot.agreed]
 
-    @staticmethod
-    def _layout_of(slot: Slot) -> int:
+    def _layout_of(self, slot: Slot) -> int:
         grad = slot.param.grad
-        if slot.pending:
-            return slot.layout
-        return UNKNOWN if grad is None else DENSE if grad.layout == torch.strided else SPARSE
+        if grad is None:
+            return UNKNOWN
+        return DENSE if grad.layout == torch.strided or self.sparse_as_dense else SPARSE
 
     def _submit_missing(self) -> None:
-        # Frozen parameters stay as they are, on all ranks alike.
-        for bundle in self.bundles:
+        for bundle in (*self.groups, *self.parcels):
             if bundle.missing:
-                self._submit_as_it_is([slot for slot in bundle.slots if slot.pending or slot.param.requires_grad], True)
-        slots = [s for s in self.slots.values() if not s.pending and s.bundle is None and s.param.requires_grad]
-        for at in range(0, len(slots), BATCH_TENSORS):
-            self._submit_as_it_is(slots[at : at + BATCH_TENSORS], False)
-
-    def _submit_as_it_is(self, slots: Sequence[Slot], bundle: bool) -> None:
-        for slot in slots:
-            param = slot.param
-            slot.pending = True
-            if param.grad is None:
-                param.grad = _no_rows(param) if slot.layout == SPARSE else torch.zeros_like(param).detach()
-        self._submit(slots, bundle)
+                for slot in bundle.wanted():
+                    slot.fill()
+                    slot.pending = True
+                self._submit_bundle(bundle)
+        alone = [s for s in self.slots.values() if not s.pending and s.bundle is None and s.param.requires_grad]
+        for at in range(0, len(alone), BATCH_TENSORS):
+            for slot in alone[at : at + BATCH_TENSORS]:
+                slot.fill()
+                slot.pending = True
+            self._submit(alone[at : at + BATCH_TENSORS])
 
     def handles(self) -> dict[torch.Tensor, tuple[Any, Any]]:
         """Parameters whose gradients are under way, as Horovod shows them."""
         return {slot.param: (slot.name, slot.context) for slot in self.slots.values() if slot.pending}
 
 
-def _no_rows(param: torch.Tensor) -> torch.Tensor:
-    values = torch.empty((0, *param.shape[1:]), dtype=param.dtype, device=param.device)
-    indices = torch.empty((1, 0), dtype=torch.int64, device=param.device)
-    return torch.sparse_coo_tensor(indices, values, param.shape, check_invariants=False)
+def _begin_far(slots: Sequence[Slot], together: bool) -> Batch:
+    def build(buffers: list[Any], _: bool) -> Beginning:
+        for slot, buffer in zip(slots, buffers, strict=True):
+            slot.request.input = slot.request.output = buffer.array
+            slot.request.dtype = buffer.dtype
+        return Beginning(runtime.world, [slot.request for slot in slots], lambda outcomes: None, together)
+
+    handle = memory.begin([slot.tensor for slot in slots if slot.tensor is not None], True, True, build).handle()
+    return Batch(slots, lambda: synchronize(handle))
 
 
 def _hook(reference: weakref.ref[Gradients], slot: Slot) -> Callable[[torch.Tensor], None]:
     """What autograd calls when it has added to the parameter's gradient. It keeps no optimizer alive."""
 
-    def arrived(param: torch.Tensor) -> None:
+    def arrived(_: torch.Tensor) -> None:
         gradients = reference()
         if gradients is None or not gradients.active:
             return
-        delays = gradients.delays
-        left = delays[param] = delays[param] - 1
-        if left <= 0:
+        slot.delay -= 1
+        if slot.delay <= 0:
             gradients.arrived(slot)
 
     return arrived

@@ -153,7 +153,7 @@ class ReducedSteps:
 
     @property
     def _allreduce_delay(self) -> dict[torch.Tensor, int]:
-        return self._gradients.delays
+        return {slot.param: slot.delay for slot in self._gradients.slots.values()}
 
     @property
     def _requires_update(self) -> set[torch.Tensor]:
@@ -189,7 +189,7 @@ class ReducedSteps:
             "passes": gradients.passes,
             "op": gradients.op,
             "predivide": gradients.predivide,
-            "bundles": [[places[slot.param] for slot in bundle.slots] for bundle in gradients.bundles],
+            "bundles": [[places[slot.param] for slot in bundle.slots] for bundle in gradients.groups],
             "sparse_as_dense": gradients.sparse_as_dense,
             "ranks": None if gradients.process_set is global_process_set else gradients.process_set.ranks,
         }

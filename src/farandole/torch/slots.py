@@ -1,0 +1,180 @@
+# A parameter's gradient under way, the groups of them that go together, and small ones packed into one piece of memory.
+# Touches torch, engine and compression.
+"""What buckets.py moves about; nothing here talks to the engine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ..engine import Kind, Request
+from .compression import BF16Compressor, FP16Compressor, NoneCompressor
+
+# Gradients up to this size are copied into a common piece of memory: that costs less than what every tensor costs.
+PACKED_BYTES = 64 << 10
+# A batch goes to the engine when it holds this much. Fewer calls cost less; earlier ones overlap more of backward.
+BATCH_BYTES = 1 << 20
+
+# What is known about the layout of a parameter's gradients.
+UNKNOWN, DENSE, SPARSE = 0, 1, 2
+
+
+# As a decorator it hides the types from the checker.
+_without_graph: Callable[[Callable[[Any], None]], Callable[[Any], None]] = torch.no_grad()
+
+
+class Slot:
+    """A parameter and the gradient of it that is under way."""
+
+    __slots__ = (
+        "agreed",
+        "bundle",
+        "bytes",
+        "context",
+        "delay",
+        "given",
+        "grad",
+        "hook",
+        "layout",
+        "param",
+        "pending",
+        "request",
+        "tensor",
+    )
+
+    def __init__(self, param: torch.Tensor, given: str, name: str) -> None:
+        self.param = param
+        self.given = given  # the user's name; the other is unique among the gradients of this world
+        self.request = Request(Kind.ALLREDUCE, name)
+        self.bytes = param.numel() * param.element_size()
+        self.delay = 1  # backward passes still to come before the gradient is complete
+        self.bundle: Bundle | None = None
+        self.hook: Any = None
+        self.layout = UNKNOWN
+        self.agreed = False  # the layout is what all ranks know
+        self.pending = False  # the gradient is complete, and not reduced yet
+        self.grad: torch.Tensor | None = None  # where the result goes
+        self.tensor: torch.Tensor | None = None  # what travels: the gradient itself, or a copy of another form
+        self.context: Any = None  # for decompress
+
+    @property
+    def name(self) -> str:
+        return self.request.name or ""
+
+    def fill(self) -> None:
+        """Zeros where nothing was computed."""
+        param = self.param
+        if param.grad is None:
+            param.grad = no_rows(param) if self.layout == SPARSE else torch.zeros_like(param).detach()
+
+    def forget(self) -> None:
+        """Lets go of the memory of a journey that has ended."""
+        self.grad = self.tensor = self.context = self.request.input = self.request.output = None
+
+
+class Bundle:
+    """Gradients that go together: a group of the user's."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.slots = slots
+        self.missing = len(slots)  # not arrived yet
+        for slot in slots:
+            slot.bundle = self
+
+    def wanted(self) -> list[Slot]:
+        """All but the frozen ones, which stay as they are, on all ranks alike."""
+        return [slot for slot in self.slots if slot.pending or slot.param.requires_grad]
+
+
+class Parcel(Bundle):
+    """Small gradients in one piece of memory: to the engine they are one tensor."""
+
+    def __init__(self, slots: Sequence[Slot], dtype: torch.dtype) -> None:
+        super().__init__(slots)
+        first = slots[0]
+        self.flat = torch.zeros(sum(slot.param.numel() for slot in slots), dtype=dtype, device=first.param.device)
+        self.views = [
+            part.view(slot.param.shape)
+            for slot, part in zip(slots, self.flat.split([slot.param.numel() for slot in slots]), strict=True)
+        ]
+        more = f" and {len(slots) - 1} more" if len(slots) > 1 else ""
+        self.slot = Slot(self.flat, first.given, first.name + more)
+
+    @_without_graph
+    def load(self) -> None:
+        """Copies the gradients in; zeros for those that nobody wants."""
+        grads = [slot.param.grad for slot in self.slots]
+        views = self.views
+        if any(grad is None for grad in grads):
+            torch._foreach_zero_([view for view, grad in zip(views, grads, strict=True) if grad is None])
+            views = [view for view, grad in zip(views, grads, strict=True) if grad is not None]
+            grads = [grad for grad in grads if grad is not None]
+        try:
+            torch._foreach_copy_(views, grads)
+        except RuntimeError:  # a sparse one among them
+            for view, grad in zip(views, grads, strict=True):
+                view.copy_(grad.to_dense() if grad.layout != torch.strided else grad)
+
+    @_without_graph
+    def unload(self) -> None:
+        """Copies the results out, into the gradients they came from."""
+        pairs = [(slot, view) for slot, view in zip(self.slots, self.views, strict=True) if slot.pending]
+        for slot, _ in pairs:
+            grad = slot.param.grad
+            if grad is None or grad.layout != torch.strided:
+                slot.param.grad = torch.zeros_like(slot.param)
+        torch._foreach_copy_([slot.param.grad for slot, _ in pairs], [view for _, view in pairs])
+
+
+def no_rows(param: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient with nothing in it."""
+    values = torch.empty((0, *param.shape[1:]), dtype=param.dtype, device=param.device)
+    indices = torch.empty((1, 0), dtype=torch.int64, device=param.device)
+    return torch.sparse_coo_tensor(indices, values, param.shape, check_invariants=False)
+
+
+def packing(compression: Any) -> Callable[[torch.dtype], torch.dtype] | None:
+    """How elements of a type travel; None when the compressor is the user's own and may look at whole tensors."""
+    if compression not in (NoneCompressor, FP16Compressor, BF16Compressor):
+        return None
+
+    def travelling(dtype: torch.dtype) -> torch.dtype:
+        compressed: torch.dtype = compression.compress(torch.empty(0, dtype=dtype))[0].dtype
+        return compressed
+
+    return travelling
+
+
+def small(slot: Slot) -> bool:
+    """Whether it can go in a parcel."""
+    return slot.bundle is None and slot.layout == DENSE and slot.bytes <= PACKED_BYTES and slot.param.numel() > 0
+
+
+def parcels(slots: Iterable[Slot], travelling: Callable[[torch.dtype], torch.dtype]) -> list[Parcel]:
+    """Packs the small ones. Backward comes from the last to the first: so neighbours in that order go together."""
+    open_: dict[Any, list[Slot]] = {}
+    made: list[Parcel] = []
+
+    def close(key: Any) -> None:
+        members = open_.pop(key)
+        if len(members) > 1:
+            made.append(Parcel(members, travelling(members[0].param.dtype)))
+
+    for slot in reversed([slot for slot in slots if small(slot)]):
+        key = (slot.param.dtype, slot.param.device)
+        members = open_.setdefault(key, [])
+        members.append(slot)
+        if sum(member.bytes for member in members) >= BATCH_BYTES:
+            close(key)
+    for key in list(open_):
+        close(key)
+    return made
+
+
+def digest(slots: Iterable[Slot], compression: Any) -> bytes:
+    """Equal on ranks that would pack alike."""
+    text = [f"{slot.name} {tuple(slot.param.shape)} {slot.param.dtype} {slot.bundle is None}" for slot in slots]
+    return hashlib.sha256("\n".join([compression.__name__, *text]).encode()).digest()[:8]
