@@ -24,6 +24,8 @@ struct farandole_engine {
 
 namespace {
 
+constexpr std::size_t kLongestName = 4096;
+
 int code_of(const Error& error) { return static_cast<int>(error.code); }
 
 int report(const Error& error, char* text, size_t capacity) {
@@ -103,6 +105,10 @@ Error read_request(const farandole_request& given, farandole::Operation& operati
   request.postscale = given.postscale;
   request.unnamed = given.name == nullptr;
   if (given.name != nullptr) request.name = given.name;
+  if (request.name.size() > kLongestName)
+    return {Code::invalid_argument, "a name has at most " + std::to_string(kLongestName) + " bytes, this one " +
+                                        std::to_string(request.name.size()) + ": " + request.name.substr(0, 64) +
+                                        "..."};
   request.shape.assign(given.shape, given.shape + given.dimensions);
   if (given.splits != nullptr) request.splits.assign(given.splits, given.splits + given.splits_count);
   for (int64_t dimension : request.shape)

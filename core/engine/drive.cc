@@ -1,7 +1,7 @@
 // The driver's seat: one pass over everything that can go on, and what links and groups report during it.
 // Touches every room below it.
 #include <algorithm>
-#include <tuple>
+#include <new>
 
 #include "base/failpoint.h"
 #include "engine/engine.h"
@@ -11,7 +11,6 @@ namespace farandole {
 namespace {
 
 constexpr std::int64_t kLookEvery = 50'000;  // at sockets that are not expected to bring anything: deaths, mostly
-constexpr std::uint32_t kPointToPoint = 0x80000000u;  // tags of send and receive, apart from those of collectives
 
 }  // namespace
 
@@ -47,6 +46,29 @@ bool Engine::busy() const {
 }
 
 bool Engine::drive() {
+  try {
+    return pass();
+  } catch (const Failure& failure) {
+    give_up(failure.error());
+  } catch (const std::bad_alloc&) {
+    give_up({Code::no_memory, "out of memory", -1});
+  } catch (const std::exception& exception) {
+    give_up({Code::internal, exception.what(), -1});
+  }
+  return true;
+}
+
+void Engine::give_up(const Error& error) {
+  revoke(error);
+  try {
+    if (revoking_) execute_revocation();
+  } catch (const std::exception&) {
+    // The peers could not be told: they will see this rank's links end.
+    revoking_ = false;
+  }
+}
+
+bool Engine::pass() {
   std::int64_t now = now_ = os::now_ns();
   moved_ = take_inbox(now);
   bool frames = !transfers_.empty() || leaving_ || !started_;
@@ -126,7 +148,10 @@ bool Engine::take_inbox(std::int64_t now) {
     auto group = groups_.find(static_cast<std::uint32_t>(id));
     if (group != groups_.end()) group->second->awaited(handle);
   }
-  if (revoke_error.failed()) revoke(revoke_error);
+  if (revoke_error.failed()) {
+    look_at_sockets();  // a peer may have said more exactly what happened
+    revoke(revoke_error);
+  }
   if (leave && !leaving_) begin_leaving();
   return !submitted.empty() || !links.empty();
 }
@@ -250,45 +275,6 @@ void Engine::remove_group(std::uint32_t id) {
   removed_.push_back(id);
 }
 
-void Engine::begin_transfer(const OperationPtr& operation) {
-  Kind kind = operation->request.kind;
-  FARANDOLE_FAILPOINT(static_cast<Services*>(this), kind, "enqueue");
-  std::uint64_t sequence = transfer_counts_[{operation->peer, kind, operation->group, operation->tag}]++;
-  link::Tag tag{kPointToPoint | static_cast<std::uint32_t>(operation->group), sequence,
-                static_cast<std::uint32_t>(operation->tag)};
-  std::size_t bytes = operation->request.bytes();
-  operation->phase = kind == Kind::send ? "send" : "recv";
-  operation->shape = operation->request.shape;
-  operation->output_bytes = kind == Kind::receive ? bytes : 0;
-  link::TransferPtr transfer = kind == Kind::send
-                                   ? messenger_->send(operation->peer, tag, Pieces(operation->input, bytes))
-                                   : messenger_->receive(operation->peer, tag, Pieces(operation->output, bytes));
-  FARANDOLE_FAILPOINT(static_cast<Services*>(this), kind, kind == Kind::send ? "send" : "recv");
-  transfers_.emplace_back(operation, std::move(transfer));
-}
-
-bool Engine::check_transfers() {
-  std::size_t before = transfers_.size();
-  for (std::size_t i = 0; i < transfers_.size();) {
-    Error error;
-    bool done = true;
-    try {
-      done = transfers_[i].second->done();
-    } catch (const Failure& failure) {
-      error = failure.error();
-    }
-    if (!done) {
-      ++i;
-      continue;
-    }
-    OperationPtr operation = transfers_[i].first;
-    transfers_.erase(transfers_.begin() + static_cast<std::ptrdiff_t>(i));
-    FARANDOLE_FAILPOINT(static_cast<Services*>(this), operation->request.kind, "complete");
-    finish(*operation, error);
-  }
-  return transfers_.size() != before;
-}
-
 void Engine::on_control(int peer, std::uint32_t type, std::span<const std::byte> payload,
                         std::vector<os::Descriptor> descriptors) {
   wire::Reader reader(payload);
@@ -398,8 +384,7 @@ void Engine::on_left(int peer) {
 void Engine::on_lost(int peer, const Error& why) {
   if (left_.count(peer) != 0) return;
   Error error = why;
-  error.code = Code::peer_lost;
-  error.rank = peer;
+  if (error.rank < 0) error.rank = peer;
   revoke(error);
 }
 
@@ -417,14 +402,10 @@ void Engine::execute_revocation() {
   for (int peer = 0; peer < options_.size; ++peer)
     if (peer != options_.rank && peer != revoked_.rank && messenger_->has(peer))
       messenger_->control(peer, static_cast<std::uint32_t>(Control::revoke), message);
+  messenger_->flush();  // first: a thread that is woken below may end the process
   for (const auto& [id, group] : groups_) group->close(revoked_);
-  for (auto& [operation, transfer] : transfers_) {
-    transfer.reset();
-    finish(*operation, revoked_);
-  }
-  transfers_.clear();
+  end_transfers(revoked_);
   messenger_->fail_all(revoked_);
-  messenger_->flush();
   if (!started_) {
     std::lock_guard lock(started_mutex_);
     start_error_ = revoked_;
@@ -452,11 +433,7 @@ void Engine::begin_leaving() {
     if (peer != options_.rank && messenger_->has(peer))
       messenger_->control(peer, static_cast<std::uint32_t>(Control::leaving), message);
   for (const auto& [id, group] : groups_) group->close(error);
-  for (auto& [operation, transfer] : transfers_) {
-    transfer.reset();
-    finish(*operation, error);
-  }
-  transfers_.clear();
+  end_transfers(error);
   messenger_->leave();
   messenger_->flush();
 }

@@ -159,7 +159,7 @@ bool Engine::poll(const OperationPtr& operation) {
   if (operation->done.load(std::memory_order_acquire) != 0) return true;
   await(*operation);
   if (try_seat()) {
-    drive();
+    if (!drive()) pause();
     leave_seat();
   } else {
     wake();
@@ -313,6 +313,11 @@ void Engine::finish(Operation& operation, const Error& error) {
     inbox_.names[operation.group].erase(operation.request.name);
   }
   handles_.finish(operation);
+}
+
+void Engine::count_unnamed_anew(std::uint32_t id) {
+  std::lock_guard lock(inbox_.mutex);
+  std::erase_if(inbox_.unnamed, [&](const auto& entry) { return entry.first.first == static_cast<std::int32_t>(id); });
 }
 
 void Engine::revoke(const Error& error) {

@@ -74,6 +74,7 @@ class Engine final : private Services, private link::Listener {
   void revoke(const Error& error) override;
   std::int64_t add_groups(const std::vector<std::int64_t>& sets) override;
   void remove_group(std::uint32_t id) override;
+  void count_unnamed_anew(std::uint32_t id) override;
 
   // Listener, for the messenger.
   void on_control(int peer, std::uint32_t type, std::span<const std::byte> payload,
@@ -93,13 +94,16 @@ class Engine final : private Services, private link::Listener {
   void take_seat();
   void leave_seat();
   bool settle();  // before the seat is left: true when something more can be done
-  bool drive();
+  bool drive();   // one pass; whatever goes wrong in it revokes, and never gets out
+  bool pass();
+  void give_up(const Error& error);
   bool busy() const;
   bool take_inbox(std::int64_t now);
   void welcome(Inbox::NewLink& link);
   void send_segment(Group& group, int peer);
   void begin_transfer(const OperationPtr& operation);
   bool check_transfers();
+  void end_transfers(const Error& error);
   bool look_at_sockets();
   void execute_revocation();
   void begin_leaving();
@@ -144,8 +148,20 @@ class Engine final : private Services, private link::Listener {
     std::vector<negotiate::Request> requests;
   };
   std::vector<EarlyRequests> early_requests_;
-  std::vector<std::pair<OperationPtr, link::TransferPtr>> transfers_;  // send and receive
-  std::map<std::tuple<int, Kind, std::int32_t, std::int64_t>, std::uint64_t> transfer_counts_;
+  struct PointToPoint {  // a send or a receive: its bytes, and a word beside them that says what they are
+    OperationPtr operation;
+    link::TransferPtr data;
+    std::unique_ptr<std::uint32_t> dtype;  // mine when sending, the sender's when receiving
+    link::TransferPtr about;
+    bool done() const { return data->done() && about->done(); }
+    void drop() {
+      data.reset();
+      about.reset();
+    }
+    Error mismatch() const;
+  };
+  std::vector<PointToPoint> transfers_;
+  std::map<std::tuple<int, Kind, std::int32_t, std::int64_t>, std::uint32_t> transfer_counts_;
   std::map<int, std::map<std::uint32_t, Group::Progress>> left_;  // rank -> group -> how far it had come
   std::vector<os::Event> ready_;
   std::vector<std::uint32_t> removed_;

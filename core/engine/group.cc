@@ -55,13 +55,17 @@ void Group::negotiate(const OperationPtr& operation, std::int64_t now) {
 
 void Group::flush() {
   if (outbox_.empty()) return;
-  wire::Writer writer;
-  writer.u32(id_);
-  writer.u32(epoch_);
-  writer.u32(static_cast<std::uint32_t>(outbox_.size()));
-  for (const Request& request : outbox_) encode(writer, request);
+  constexpr std::size_t kRequestsAtOnce = 1024;  // names are short enough for that to fit a frame
+  for (std::size_t begin = 0; begin < outbox_.size(); begin += kRequestsAtOnce) {
+    std::size_t end = std::min(outbox_.size(), begin + kRequestsAtOnce);
+    wire::Writer writer;
+    writer.u32(id_);
+    writer.u32(epoch_);
+    writer.u32(static_cast<std::uint32_t>(end - begin));
+    for (std::size_t i = begin; i < end; ++i) encode(writer, outbox_[i]);
+    services_.messenger().control(topology_.ranks[0], static_cast<std::uint32_t>(Control::requests), writer.take());
+  }
   outbox_.clear();
-  services_.messenger().control(topology_.ranks[0], static_cast<std::uint32_t>(Control::requests), writer.take());
 }
 
 void Group::on_requests(int member, std::uint32_t epoch, std::vector<Request> requests, std::int64_t now) {
@@ -150,6 +154,7 @@ void Group::finish_agreed(const Bucket& bucket, const std::vector<OperationPtr>&
     if (join == nullptr) return;
     pending_.erase(join->request.name);
     join->value = bucket.last_joined;
+    services_.count_unnamed_anew(id_);  // ranks that joined early have not counted what the others still ran
     FARANDOLE_FAILPOINT(&services_, Kind::join, "complete");
     return services_.finish(*join, {});
   }
@@ -162,6 +167,8 @@ void Group::finish_agreed(const Bucket& bucket, const std::vector<OperationPtr>&
         services_.remove_group(static_cast<std::uint32_t>(operation->request.splits.at(0)));
     } catch (const Failure& failure) {
       error = failure.error();
+      // The arguments are the same on all ranks; anything else is this rank's alone, and the others have the group.
+      if (error.code != Code::invalid_argument) return services_.revoke(error);
     }
     FARANDOLE_FAILPOINT(&services_, bucket.kind, "complete");
     services_.finish(*operation, error);

@@ -67,6 +67,7 @@ class Services {
   // Group changes that everybody has agreed on. The first new id.
   virtual std::int64_t add_groups(const std::vector<std::int64_t>& sets) = 0;
   virtual void remove_group(std::uint32_t id) = 0;
+  virtual void count_unnamed_anew(std::uint32_t id) = 0;
 };
 
 class Group {

@@ -497,7 +497,12 @@ class NativeEngine:
                 # A leak is better than memory pulled from under the thread.
                 _log.warning("the thread %s does not end; its engine is not freed", listener.name)
                 return
+        deadline = time.monotonic() + _LISTENER_SECONDS
         while self._calls:  # waits come back within their slice
+            if time.monotonic() > deadline:
+                # An exception out of a signal handler can leave an entry behind; a leak is better than a hang.
+                _log.warning("calls of the engine do not end; it is not freed")
+                return
             time.sleep(0.001)
         self._listener = None
         self._pending.clear()

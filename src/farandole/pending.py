@@ -41,21 +41,28 @@ class Beginning:
 
 
 def _finish(world: World, pending: Pending, timeout: float | None) -> Any:
-    """Waits for every part, also after one has failed, so that nothing is left behind; raises the first error."""
-    failure: Exception | None = None
-    while len(pending.outcomes) < len(pending.handles):
-        try:
-            outcome = world.engine.wait(pending.handles[len(pending.outcomes)], timeout)
-        except errors.FarandoleTimeout as error:
-            if error.seconds is not None:
-                raise  # the caller's own deadline: the operation is still under way
-            failure, outcome = failure or error, Outcome()
-        except Exception as error:
-            failure, outcome = failure or error, Outcome()
-        pending.outcomes.append(outcome)
-    if failure is not None:
-        raise failure
-    return pending.finish(pending.outcomes)
+    """Waits for every part, also after one has failed, so that nothing is left behind; raises the first error.
+
+    Every thread that waits for the handle gets the result.
+    """
+    if not pending.lock.acquire(timeout=-1 if timeout is None else timeout):
+        raise errors.FarandoleTimeout(f"the operation was not done after {timeout:g} s", seconds=timeout)
+    try:
+        while len(pending.outcomes) < len(pending.handles):
+            try:
+                outcome = world.engine.wait(pending.handles[len(pending.outcomes)], timeout)
+            except errors.FarandoleTimeout as error:
+                if error.seconds is not None:
+                    raise  # the caller's own deadline: the operation is still under way
+                pending.failure, outcome = pending.failure or error, Outcome()
+            except Exception as error:
+                pending.failure, outcome = pending.failure or error, Outcome()
+            pending.outcomes.append(outcome)
+        if pending.failure is not None:
+            raise pending.failure
+        return pending.finish(pending.outcomes)
+    finally:
+        pending.lock.release()
 
 
 def poll(handle: int) -> bool:

@@ -37,6 +37,8 @@ class Pending:
     handles: list[int]
     finish: Callable[[list[Outcome]], Any]
     outcomes: list[Outcome] = field(default_factory=list)
+    failure: Exception | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)  # several threads may wait for one handle
 
     def submitted(self) -> bool:
         """Whether the engine has the requests; a device's memory may still be on its way to the host."""
@@ -123,9 +125,9 @@ class Runtime:
 
     def close(self) -> None:
         with self._lock:
-            world, self._world = self._world, None
-            if world is not None:
-                world.close()
+            if self._world is not None:
+                self._world.close()
+                self._world = None  # only now: a close that was interrupted can be called again
 
     def after_fork(self) -> None:
         # Another thread may have been in init or shutdown when this child was made.

@@ -28,7 +28,7 @@ USAGE = """usage: farandole COMMAND ...
 
 
 class _Terminated(Exception):
-    """SIGTERM arrived."""
+    """SIGTERM, SIGHUP or SIGQUIT arrived."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,11 +90,13 @@ def _run(words: Sequence[str]) -> int:
         _say(f"cannot run {name!r}: there is no such program{hint}")
         return 127
     env = {} if options.start_timeout is None else {"FARANDOLE_START_TIMEOUT": str(options.start_timeout)}
-    before = signal.signal(signal.SIGTERM, _terminate)
+    endings = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.signal(number, _terminate) for number in endings}
     try:
         return _watch(options, env)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _watch(options: argparse.Namespace, env: dict[str, str]) -> int:

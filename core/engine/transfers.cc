@@ -1,0 +1,86 @@
+// Send and receive: point to point, beside the collectives, never negotiated.
+// Touches every room below it.
+#include "base/failpoint.h"
+#include "engine/engine.h"
+
+namespace farandole {
+namespace {
+
+// Tags of send and receive, apart from those of collectives.
+constexpr std::uint32_t kPointToPoint = 0x80000000u;
+constexpr std::uint32_t kAboutPointToPoint = 0x40000000u;
+
+}  // namespace
+
+void Engine::begin_transfer(const OperationPtr& operation) {
+  Kind kind = operation->request.kind;
+  FARANDOLE_FAILPOINT(static_cast<Services*>(this), kind, "enqueue");
+  std::uint32_t number = transfer_counts_[{operation->peer, kind, operation->group, operation->tag}]++;
+  link::Tag tag{kPointToPoint | static_cast<std::uint32_t>(operation->group),
+                static_cast<std::uint64_t>(operation->tag), number};
+  link::Tag about = tag;
+  about.group |= kAboutPointToPoint;
+  std::size_t bytes = operation->request.bytes();
+  operation->phase = kind == Kind::send ? "send" : "recv";
+  operation->shape = operation->request.shape;
+  operation->output_bytes = kind == Kind::receive ? bytes : 0;
+  PointToPoint transfer;
+  transfer.operation = operation;
+  transfer.dtype = std::make_unique<std::uint32_t>(static_cast<std::uint32_t>(operation->request.dtype));
+  Pieces word(transfer.dtype.get(), sizeof(std::uint32_t));
+  if (kind == Kind::send) {
+    transfer.about = messenger_->send(operation->peer, about, word);
+    transfer.data = messenger_->send(operation->peer, tag, Pieces(operation->input, bytes));
+  } else {
+    transfer.about = messenger_->receive(operation->peer, about, word);
+    transfer.data = messenger_->receive(operation->peer, tag, Pieces(operation->output, bytes));
+  }
+  FARANDOLE_FAILPOINT(static_cast<Services*>(this), kind, kind == Kind::send ? "send" : "recv");
+  transfers_.push_back(std::move(transfer));
+}
+
+Error Engine::PointToPoint::mismatch() const {
+  auto mine = static_cast<std::uint32_t>(operation->request.dtype);
+  if (*dtype == mine) return {};
+  std::string theirs = *dtype < kDTypes ? name_of(static_cast<DType>(*dtype)) : "an unknown type";
+  return {Code::precondition,
+          "Mismatched data types: rank " + std::to_string(operation->peer) + " sends " + theirs +
+              ", but this rank receives " + name_of(operation->request.dtype),
+          operation->peer};
+}
+
+bool Engine::check_transfers() {
+  std::size_t before = transfers_.size();
+  for (std::size_t i = 0; i < transfers_.size();) {
+    Error error;
+    bool done = true;
+    try {
+      done = transfers_[i].done();
+      if (done) error = transfers_[i].mismatch();
+    } catch (const Failure& failure) {
+      error = failure.error();
+    }
+    if (!done) {
+      ++i;
+      continue;
+    }
+    OperationPtr operation = transfers_[i].operation;
+    transfers_[i].drop();
+    transfers_.erase(transfers_.begin() + static_cast<std::ptrdiff_t>(i));
+    FARANDOLE_FAILPOINT(static_cast<Services*>(this), operation->request.kind, "complete");
+    finish(*operation, error);
+  }
+  return transfers_.size() != before;
+}
+
+void Engine::end_transfers(const Error& error) {
+  std::vector<PointToPoint> ended = std::move(transfers_);
+  transfers_.clear();
+  for (PointToPoint& transfer : ended) {
+    OperationPtr operation = transfer.operation;
+    transfer.drop();  // before the operation's memory is given back
+    finish(*operation, error);
+  }
+}
+
+}  // namespace farandole
