@@ -19,7 +19,7 @@ from ..pending import Beginning, synchronize
 from ..runtime import World, runtime
 from . import memory
 from .compression import Compression
-from .ops import allreduce_, sparse_allreduce_async
+from .ops import allreduce_async_, sparse_allreduce_async
 from .slots import BATCH_BYTES, DENSE, SPARSE, UNKNOWN, Bundle, Parcel, Slot, digest, packing, parcels
 
 BATCH_TENSORS = 64  # of those that are not packed
@@ -86,6 +86,8 @@ class Gradients:
         self._ready: list[Slot] = []
         self._ready_bytes = 0
         self._batches: list[Batch] = []
+        self._question: Callable[[], None] | None = None  # about layouts, under way
+        self._at_end = False  # flush() is called when the backward pass ends
         self._lock = threading.Lock()  # hooks of parameters on several devices run in several threads
         self._world: weakref.ref[World] | None = None
         self._hooks: list[Any] = []
@@ -168,6 +170,9 @@ class Gradients:
                     "Increase backward_passes_per_step to accumulate gradients locally."
                 )
             slot.pending = True
+            if not self._at_end:
+                self._at_end = True
+                torch.autograd.Variable._execution_engine.queue_callback(_flush(weakref.ref(self)))
             bundle = slot.bundle
             if bundle is not None:
                 bundle.missing -= 1
@@ -183,6 +188,16 @@ class Gradients:
             self._submit(batch)
         else:
             self._submit_bundle(bundle)
+
+    def flush(self) -> None:
+        """Submits what is ready: another rank may step its optimizers in another order, and wait for these first."""
+        self._at_end = False
+        with self._lock:
+            batch = self._take_ready()
+        if batch:
+            self._submit(batch)
+        if self._question is None:
+            self._ask()
 
     def _take_ready(self) -> list[Slot]:
         batch, self._ready, self._ready_bytes = self._ready, [], 0
@@ -273,9 +288,9 @@ class Gradients:
             self._look_at_world()
             if self.active:
                 self._attach()
-                if self._ready:
-                    self._submit(self._take_ready())
-                self._agree()
+                self.flush()
+                if self._question is not None:
+                    self._question()
                 self._submit_missing()
         finally:
             self.drain()
@@ -283,6 +298,11 @@ class Gradients:
     def drain(self) -> None:
         """Waits for what is under way and begins anew; raises the first error."""
         failure: Exception | None = None
+        if self._question is not None:
+            try:
+                self._question()
+            except Exception as error:
+                failure = error
         while self._batches:
             batch = self._batches[0]
             try:
@@ -300,6 +320,8 @@ class Gradients:
 
     def _begin_anew(self) -> None:
         self._take_ready()
+        self._question = None
+        self._at_end = False
         passes = self.passes
         for slot in self.slots.values():
             slot.pending = False
@@ -321,7 +343,7 @@ class Gradients:
         if result is not slot.grad:
             slot.grad.detach().copy_(result)
 
-    def _agree(self) -> None:
+    def _ask(self) -> None:
         """The ranks tell each other, once, which gradients are sparse, and whether they would pack alike.
 
         Who has no gradient must know what to send instead.
@@ -334,13 +356,20 @@ class Gradients:
         # By name: a rank may hold its parameters in another order.
         ordered = sorted(asked, key=lambda slot: slot.name)
         known = torch.tensor([*(self._layout_of(slot) for slot in ordered), *marks], dtype=torch.uint8)
-        allreduce_(known, name=f"layouts.{ordered[0].name}", op=ReduceOp.MAX, process_set=self.process_set)
-        answer = known.tolist()
-        for slot, layout in zip(ordered, answer[: len(ordered)], strict=True):
-            slot.layout, slot.agreed = layout, layout != UNKNOWN
-        self._open = [slot for slot in self._open if not slot.agreed]
-        if answer[len(ordered) :] == marks:
-            self._unpacked = [slot for slot in asked if slot.agreed]
+        name = f"layouts.{ordered[0].name}"
+        handle = allreduce_async_(known, name=name, op=ReduceOp.MAX, process_set=self.process_set)
+
+        def agree() -> None:
+            self._question = None
+            synchronize(handle)
+            answer = known.tolist()
+            for slot, layout in zip(ordered, answer[: len(ordered)], strict=True):
+                slot.layout, slot.agreed = layout, layout != UNKNOWN
+            self._open = [slot for slot in self._open if not slot.agreed]
+            if answer[len(ordered) :] == marks:
+                self._unpacked = [slot for slot in asked if slot.agreed]
+
+        self._question = agree
 
     def _layout_of(self, slot: Slot) -> int:
         grad = slot.param.grad
@@ -390,6 +419,15 @@ def _hook(reference: weakref.ref[Gradients], slot: Slot) -> Callable[[torch.Tens
             gradients.arrived(slot)
 
     return arrived
+
+
+def _flush(reference: weakref.ref[Gradients]) -> Callable[[], None]:
+    def end_of_backward() -> None:
+        gradients = reference()
+        if gradients is not None:
+            gradients.flush()
+
+    return end_of_backward
 
 
 def _remove(hooks: list[Any]) -> None:
