@@ -15,7 +15,7 @@ from stages import ROOT
 
 PYTHON = Path(sys.executable)
 FARANDOLE = [PYTHON.with_name("farandole"), "run", "--raw", "-np"]
-TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node"]
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def stand_in(folder: Path = DIST) -> Path:
     version = (ROOT / "VERSION").read_text().strip()
     lines = ["Metadata-Version: 2.1", "Name: horovod", f"Version: {STAND_IN}"]
     lines += ["Summary: Farandole in Horovod's place: the package `horovod` comes with farandole."]
-    lines += ["License: Apache-2.0", "Requires-Python: >=3.10", f"Requires-Dist: farandole (>={version})"]
+    lines += ["License: Apache-2.0", "Requires-Python: >=3.10", f"Requires-Dist: farandole>={version}"]
     for extra, needs in EXTRAS.items():
         lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {need}; extra == "{extra}"' for need in needs)]
     inside = f"horovod-{STAND_IN}.dist-info"

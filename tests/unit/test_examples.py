@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,9 @@ def run(launcher: list[str], script: Path, *options: str) -> str:
     """What the script printed; the test fails with its errors."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
     command = [*launcher, sys.executable, str(script), *options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+    with tempfile.TemporaryDirectory() as place:  # torch leaves a cache behind
+        environment["TMPDIR"] = place
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

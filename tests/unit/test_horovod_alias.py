@@ -22,8 +22,8 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 
 # Sections 1.0 and 1.1 of the contract.
 BASICS = """init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank
-    cross_rank is_homogeneous mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built ddl_built ccl_built cuda_built
-    rocm_built nccl_built Average Sum Adasum Min Max Product"""
+    cross_rank is_homogeneous mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built ddl_built ccl_built
+    cuda_built rocm_built nccl_built Average Sum Adasum Min Max Product"""
 SETS = "ProcessSet global_process_set add_process_set remove_process_set"
 TORCH = """allreduce allreduce_async allreduce_ allreduce_async_ grouped_allreduce grouped_allreduce_async
     grouped_allreduce_ grouped_allreduce_async_ sparse_allreduce_async allgather allgather_async grouped_allgather

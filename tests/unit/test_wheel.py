@@ -3,6 +3,7 @@ Writes into a temporary folder; `make wheel` (a stage of `make test`) builds the
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 import zipfile
 from pathlib import Path
@@ -36,3 +37,17 @@ def test_a_wheel_with_the_fault_injector_is_refused(tmp_path: Path) -> None:
             archive.writestr(f"farandole/_native/{name}", b"")
     with pytest.raises(AssertionError, match="chaos"):
         wheel.check(path, "x86_64")
+
+
+def test_the_stand_in_for_horovod_has_its_extras_and_asks_for_farandole(tmp_path: Path) -> None:
+    path = wheel.stand_in(tmp_path)
+    assert path.name == "horovod-0.28.1+farandole-py3-none-any.whl"
+    with zipfile.ZipFile(path) as archive:
+        assert all(name.startswith("horovod-0.28.1+farandole.dist-info/") for name in archive.namelist())
+        archive.extractall(tmp_path)
+    (found,) = importlib.metadata.distributions(name="horovod", path=[str(tmp_path)])
+    assert found.version == "0.28.1+farandole" and (found.requires or [])[0].startswith("farandole>=")
+    extras = (
+        "all-frameworks tensorflow tensorflow-cpu tensorflow-gpu keras pytorch mxnet spark pytorch-spark ray dev test"
+    )
+    assert found.metadata.get_all("Provides-Extra") == extras.split()
