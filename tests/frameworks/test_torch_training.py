@@ -1,0 +1,43 @@
+# Training on several ranks is training on the whole batch; and a run in which nothing is regular ends well.
+# Touches farandole.launch and torch_training_cases.py.
+"""Equal parameters after 50 steps on shards; 300 steps with random order, missing gradients and process sets."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.launch import local
+
+pytest.importorskip("torch")
+HERE = Path(__file__).parent
+ENVIRONMENT = {"PYTHONPATH": str(HERE.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
+
+
+def run(mode: str, ranks: int) -> list[Any]:
+    command = [sys.executable, str(HERE / "torch_training_cases.py"), mode]
+    with local.start(command, ranks, env=ENVIRONMENT, stop_on_failure=False) as job:
+        job.wait(100)
+        said = [f"rank {rank}: {job.stdout(rank)} {job.stderr(rank)[-3000:]}" for rank in range(ranks)]
+        assert list(job.codes) == [0] * ranks, "\n".join(said)
+        return [json.loads(job.stdout(rank).splitlines()[-1]) for rank in range(ranks)]
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_shards_are_the_whole_batch(ranks: int) -> None:
+    for found in run("shards", ranks):
+        for what, difference in found.items():
+            assert difference < (1e-9 if "float64" in what else 1e-5), (what, difference)
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_nothing_is_regular(ranks: int) -> None:
+    run("chaos", ranks)
