@@ -120,7 +120,7 @@ def gradients_are_those_of_all_ranks() -> None:
 @case
 def groups_of_tensors() -> None:
     model = small_model()
-    first, second, third, fourth = model.parameters()
+    first, second, _, fourth = model.parameters()
     optimizer = wrap(model, groups=[[first, fourth], [second]])
     for step in range(3):
         optimizer.zero_grad(set_to_none=step % 2 == 0)

@@ -163,6 +163,9 @@ class Gradients:
 
     def arrived(self, slot: Slot) -> None:
         """The gradient is complete: it goes with the next batch, or with its bundle when that is complete."""
+        self._look_at_world()
+        if not self.active:
+            return
         with self._lock:
             if slot.pending:
                 raise AssertionError(
@@ -223,7 +226,6 @@ class Gradients:
 
     def _submit(self, slots: Sequence[Slot], together: bool = False) -> None:
         """Hands gradients to the engine; when that fails they are as if they had not arrived."""
-        self._look_at_world()
         try:
             dense = [slot for slot in slots if not self._begin_sparse(slot)]
             for slot in dense:
@@ -411,11 +413,17 @@ def _hook(reference: weakref.ref[Gradients], slot: Slot) -> Callable[[torch.Tens
     """What autograd calls when it has added to the parameter's gradient. It keeps no optimizer alive."""
 
     def arrived(_: torch.Tensor) -> None:
-        gradients = reference()
-        if gradients is None or not gradients.active:
+        left = slot.delay = slot.delay - 1
+        if left > 0:
             return
-        slot.delay -= 1
-        if slot.delay <= 0:
+        bundle = slot.bundle
+        if left == 0 and bundle is not None and 1 < bundle.missing < len(bundle.slots):
+            # Neither the first nor the last of its bundle: there is nothing to do yet, and models have many of these.
+            slot.pending = True
+            bundle.missing -= 1
+            return
+        gradients = reference()
+        if gradients is not None:
             gradients.arrived(slot)
 
     return arrived

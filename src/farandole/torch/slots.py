@@ -100,33 +100,38 @@ class Parcel(Bundle):
             part.view(slot.param.shape)
             for slot, part in zip(slots, self.flat.split([slot.param.numel() for slot in slots]), strict=True)
         ]
+        self._grads: list[Any] = []  # those that were copied in, and
+        self._parts: list[Any] = []  # where
         more = f" and {len(slots) - 1} more" if len(slots) > 1 else ""
         self.slot = Slot(self.flat, first.given, first.name + more)
 
     @_without_graph
     def load(self) -> None:
-        """Copies the gradients in; zeros for those that nobody wants."""
-        grads = [slot.param.grad for slot in self.slots]
-        views = self.views
-        if any(grad is None for grad in grads):
-            torch._foreach_zero_([view for view, grad in zip(views, grads, strict=True) if grad is None])
-            views = [view for view, grad in zip(views, grads, strict=True) if grad is not None]
-            grads = [grad for grad in grads if grad is not None]
+        """Copies the gradients in; zeros for parameters that are frozen."""
+        self._grads = [slot.param.grad for slot in self.slots]
+        self._parts = self.views
         try:
-            torch._foreach_copy_(views, grads)
-        except RuntimeError:  # a sparse one among them
-            for view, grad in zip(views, grads, strict=True):
-                view.copy_(grad.to_dense() if grad.layout != torch.strided else grad)
+            if all(slot.pending for slot in self.slots):
+                torch._foreach_copy_(self.views, self._grads)
+                return
+        except (RuntimeError, TypeError):  # a sparse one among them, or one that the script has taken away
+            pass
+        self.flat.zero_()
+        self._grads, self._parts = [], []
+        for slot, view in zip(self.slots, self.views, strict=True):
+            if slot.pending:
+                slot.fill()
+                if slot.param.grad.layout != torch.strided:
+                    slot.param.grad = slot.param.grad.to_dense()
+                self._grads.append(slot.param.grad)
+                self._parts.append(view)
+                view.copy_(slot.param.grad)
 
     @_without_graph
     def unload(self) -> None:
         """Copies the results out, into the gradients they came from."""
-        pairs = [(slot, view) for slot, view in zip(self.slots, self.views, strict=True) if slot.pending]
-        for slot, _ in pairs:
-            grad = slot.param.grad
-            if grad is None or grad.layout != torch.strided:
-                slot.param.grad = torch.zeros_like(slot.param)
-        torch._foreach_copy_([slot.param.grad for slot, _ in pairs], [view for _, view in pairs])
+        torch._foreach_copy_(self._grads, self._parts)
+        self._grads = []
 
 
 def no_rows(param: torch.Tensor) -> torch.Tensor:
