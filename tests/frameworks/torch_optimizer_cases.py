@@ -262,6 +262,10 @@ def adasum_of_equal_gradients_is_one_of_them() -> None:
         optimizer.step()
     equal_everywhere(model)
     raises(AssertionError, "Adasum", optimizer.skip_synchronize)
+    model, optimizer = copy.deepcopy((model, pickle.loads(pickle.dumps((model, optimizer)))))[1]
+    backward(model, 7)
+    copy.copy(optimizer).step()
+    equal_everywhere(model)
 
 
 # --- gradients that are not there ------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # The optimizer for op=Adasum: each rank steps by itself, and the steps are added up by Adasum.
-# Touches ops and the NumPy layer below.
+# Touches ops, wrapping and the NumPy layer below.
 """Adasum keeps of two steps what they agree on once, and adds up what they do not."""
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..engine import ReduceOp
-from ..groups import ProcessSet
+from ..groups import ProcessSet, global_process_set
 from ..reductions import Adasum
 from .ops import begin_allreduce
+from .wrapping import adopt, class_over, registered, state_of
 
 
 class AdasumSteps:
@@ -23,7 +24,7 @@ class AdasumSteps:
 
     def prepare(self, names: list[str], compression: Any, passes: int, process_set: ProcessSet) -> None:
         """Instead of a constructor: the wrapped optimizer's attributes are there already."""
-        self._name = f"adasum.{names[0] if names else ''}"
+        self._reduction = f"adasum.{names[0] if names else ''}"
         self._compression = compression
         self.backward_passes_per_step = passes
         self.process_set = process_set
@@ -42,7 +43,7 @@ class AdasumSteps:
             for param, start in zip(params, starts, strict=True)
         ]
         deltas = [delta for delta, _ in packed]
-        begin_allreduce(deltas, None, self._name, Adasum, (1.0, 1.0), self.process_set, True, True).result()
+        begin_allreduce(deltas, None, self._reduction, Adasum, (1.0, 1.0), self.process_set, True, True).result()
         for param, start, (delta, context) in zip(params, starts, packed, strict=True):
             param.copy_(start + self._compression.decompress(delta, context))
         return result
@@ -61,3 +62,19 @@ class AdasumSteps:
         if passes <= 0:
             raise ValueError("backward_passes_per_step must be > 0")
         self.backward_passes_per_step = passes
+
+    def __copy__(self) -> Any:
+        return adopt(type(self), self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        state = state_of(self)
+        process_set = state.pop("process_set")
+        ranks = None if process_set is global_process_set else process_set.ranks
+        return _restore, (type(self).__mro__[2], ranks, state)
+
+
+def _restore(base: type, ranks: list[int] | None, state: dict[str, Any]) -> Any:
+    optimizer: Any = object.__new__(class_over(AdasumSteps, base))
+    optimizer.process_set = registered(ranks)
+    optimizer.__setstate__(state)
+    return optimizer

@@ -1,5 +1,5 @@
 # Gradients on their way: hooks that note them, batches that go to the engine while backward runs, and the wait.
-# Touches torch, slots, memory, ops and the NumPy layer below. Knows no optimizer.
+# Touches torch, slots, sending, ops and the NumPy layer below. Knows no optimizer.
 """`Gradients` reduces the gradients of a list of parameters, in place, as they come."""
 
 from __future__ import annotations
@@ -13,45 +13,19 @@ from typing import Any
 
 import torch
 
-from ..engine import Engine, ReduceOp
+from ..engine import ReduceOp
 from ..groups import ProcessSet
-from ..pending import Beginning, synchronize
+from ..pending import synchronize
 from ..runtime import World, runtime
-from . import memory
 from .compression import Compression
 from .ops import allreduce_async_, sparse_allreduce_async
+from .sending import Batch, begin
 from .slots import BATCH_BYTES, DENSE, SPARSE, UNKNOWN, Bundle, Parcel, Slot, digest, packing, parcels
 
 BATCH_TENSORS = 64  # of those that are not packed
 
 # How often each name is in use in a world: optimizers over models that share names must not meet under them.
 _names: weakref.WeakKeyDictionary[World, Counter[tuple[int, str]]] = weakref.WeakKeyDictionary()
-
-
-class Batch:
-    """Slots that went to the engine by one call, and how to wait for them."""
-
-    __slots__ = ("slots", "wait")
-
-    def __init__(self, slots: Sequence[Slot], wait: Callable[[], None]) -> None:
-        self.slots = slots
-        self.wait = wait
-
-
-def _wait_for(engine: Engine, handles: list[int]) -> Callable[[], None]:
-    def wait() -> None:
-        failure: Exception | None = None
-        while handles:
-            try:
-                engine.wait(handles[-1])
-            except Exception as error:
-                failure = failure or error
-            handles.pop()
-        if failure is not None:
-            raise failure
-
-    handles.reverse()  # so that the first is popped first
-    return wait
 
 
 class Gradients:
@@ -216,7 +190,7 @@ class Gradients:
         bundle.load()
         flat = bundle.slot
         flat.grad = flat.tensor = bundle.flat
-        [sent] = self._begin([flat], False)
+        [sent] = begin([flat], False)
 
         def wait() -> None:
             sent.wait()
@@ -234,7 +208,7 @@ class Gradients:
                     slot.tensor, slot.context = self.compression.compress(slot.grad)
                 if not slot.tensor.is_contiguous():
                     slot.tensor = slot.tensor.contiguous()
-            for batch in self._begin(dense, together):
+            for batch in begin(dense, together):
                 self._batches.append(batch)
         except BaseException:
             for slot in slots:
@@ -259,28 +233,6 @@ class Gradients:
 
         self._batches.append(Batch([slot], wait))
         return True
-
-    def _begin(self, slots: Sequence[Slot], together: bool) -> Iterable[Batch]:
-        """Submits dense tensors: those in CPU memory at once, those of a device by way of its staging."""
-        near: list[Slot] = []
-        far: dict[torch.device, list[Slot]] = {}
-        for slot in slots:
-            tensor = slot.tensor
-            assert tensor is not None
-            if tensor.is_cpu:
-                buffer = memory.buffer_of(tensor)
-                request = slot.request
-                request.input = request.output = buffer.array
-                request.dtype = buffer.dtype
-                near.append(slot)
-            else:
-                far.setdefault(tensor.device, []).append(slot)
-        if near:
-            engine = runtime.world.engine
-            handles = engine.submit([slot.request for slot in near], together)
-            yield Batch(near, _wait_for(engine, handles))
-        for distant in far.values():
-            yield _begin_far(distant, together)
 
     # --- the end of a step -------------------------------------------------------------------------------------------
 
@@ -396,17 +348,6 @@ class Gradients:
     def handles(self) -> dict[torch.Tensor, tuple[Any, Any]]:
         """Parameters whose gradients are under way, as Horovod shows them."""
         return {slot.param: (slot.name, slot.context) for slot in self.slots.values() if slot.pending}
-
-
-def _begin_far(slots: Sequence[Slot], together: bool) -> Batch:
-    def build(buffers: list[Any], _: bool) -> Beginning:
-        for slot, buffer in zip(slots, buffers, strict=True):
-            slot.request.input = slot.request.output = buffer.array
-            slot.request.dtype = buffer.dtype
-        return Beginning(runtime.world, [slot.request for slot in slots], lambda outcomes: None, together)
-
-    handle = memory.begin([slot.tensor for slot in slots if slot.tensor is not None], True, True, build).handle()
-    return Batch(slots, lambda: synchronize(handle))
 
 
 def _hook(reference: weakref.ref[Gradients], slot: Slot) -> Callable[[torch.Tensor], None]:

@@ -1,5 +1,5 @@
 # DistributedOptimizer: a torch optimizer whose gradients are those of all ranks.
-# Touches torch, buckets, adasum_optimizer, compression and the NumPy layer below.
+# Touches torch, buckets, adasum_optimizer, wrapping, compression and the NumPy layer below.
 """Wraps any optimizer; the result is of a class of the same name that derives from the wrapped one's."""
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from .adasum_optimizer import AdasumSteps
 from .buckets import Gradients
 from .compression import Compression
 from .ops import allreduce_
+from .wrapping import adopt, class_over, registered, state_of
 
 __all__ = ["DistributedOptimizer"]
 
 _AMP = "_step_supports_amp_scaling"
-# Of an optimizer's attributes these belong to the object alone: a learning-rate scheduler wraps `step` on it.
-_OWN = ("step", "_gradients", "_should_synchronize", "_synchronized", "_for_scaler")
 
 
 class ReducedSteps:
@@ -175,10 +174,7 @@ class ReducedSteps:
 
     def __copy__(self) -> Any:
         """Shares the parameters, and so everything about their gradients."""
-        twin: Any = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin.__dict__.pop("step", None)
-        return twin
+        return adopt(type(self), self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         gradients = self._gradients
@@ -193,27 +189,15 @@ class ReducedSteps:
             "sparse_as_dense": gradients.sparse_as_dense,
             "ranks": None if gradients.process_set is global_process_set else gradients.process_set.ranks,
         }
-        state = {
-            key: value
-            for key, value in self.__dict__.items()
-            if key not in _OWN and not key.endswith(("hooks", "_name"))
-        }
-        return _restore, (type(self).__mro__[2], options, state)
-
-
-def _registered(ranks: list[int] | None) -> ProcessSet:
-    """The process set of this world with these ranks."""
-    if ranks is None:
-        return global_process_set
-    return runtime.world.groups.find(ranks) or ProcessSet(ranks)
+        return _restore, (type(self).__mro__[2], options, state_of(self))
 
 
 def _restore(base: type, options: dict[str, Any], state: dict[str, Any]) -> Any:
     """Makes a copy, or one from a pickle: of a class that is made anew, on whatever parameters came with it."""
-    optimizer: Any = object.__new__(_class_over(ReducedSteps, base))
+    optimizer: Any = object.__new__(class_over(ReducedSteps, base))
     params = [param for group in state["param_groups"] for param in group["params"]]
     bundles = [[params[place] for place in places] for places in options.pop("bundles")]
-    process_set = _registered(options.pop("ranks"))
+    process_set = registered(options.pop("ranks"))
     _equip(optimizer, Gradients(params, **options, bundles=bundles, process_set=process_set))
     optimizer.__setstate__(state)
     return optimizer
@@ -222,13 +206,6 @@ def _restore(base: type, options: dict[str, Any], state: dict[str, Any]) -> Any:
 def _equip(optimizer: Any, gradients: Gradients) -> None:
     optimizer._gradients = gradients
     optimizer._should_synchronize, optimizer._synchronized, optimizer._for_scaler = True, False, False
-
-
-@functools.cache
-def _class_over(methods: Any, base: Any) -> Any:
-    """The class of distributed optimizers over `base`: it has the name that scripts and checkpoints know."""
-    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    return type(base.__name__, (methods, base), names)
 
 
 # --- what the user said ----------------------------------------------------------------------------------------------
@@ -331,14 +308,10 @@ def DistributedOptimizer(
     bundles = _bundles_of(params, num_groups, groups)
     base: Any = type(optimizer)
     if chosen == ReduceOp.ADASUM and runtime.world.engine.size > 1:
-        distributed: Any = object.__new__(_class_over(AdasumSteps, base))
-        distributed.__dict__.update(optimizer.__dict__)
-        distributed.__dict__.pop("step", None)
+        distributed = adopt(class_over(AdasumSteps, base), optimizer)
         distributed.prepare(names, compression, backward_passes_per_step, process_set)
         return distributed
-    distributed = object.__new__(_class_over(ReducedSteps, base))
-    distributed.__dict__.update(optimizer.__dict__)
-    distributed.__dict__.pop("step", None)
+    distributed = adopt(class_over(ReducedSteps, base), optimizer)
     gradients = Gradients(
         params,
         names,

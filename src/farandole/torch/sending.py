@@ -1,0 +1,76 @@
+# Dense tensors of slots on their way to the engine, from CPU memory or by way of a device's staging.
+# Touches torch, slots, memory and the NumPy layer below.
+"""`begin(slots)` submits what the slots' `tensor` holds, in place; each batch knows how to wait for its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ..engine import Engine
+from ..pending import Beginning, synchronize
+from ..runtime import runtime
+from . import memory
+from .slots import Slot
+
+
+class Batch:
+    """Slots that went to the engine by one call, and how to wait for them."""
+
+    __slots__ = ("slots", "wait")
+
+    def __init__(self, slots: Sequence[Slot], wait: Callable[[], None]) -> None:
+        self.slots = slots
+        self.wait = wait
+
+
+def _wait_for(engine: Engine, handles: list[int]) -> Callable[[], None]:
+    def wait() -> None:
+        failure: Exception | None = None
+        while handles:
+            try:
+                engine.wait(handles[-1])
+            except Exception as error:
+                failure = failure or error
+            handles.pop()
+        if failure is not None:
+            raise failure
+
+    handles.reverse()  # so that the first is popped first
+    return wait
+
+
+def begin(slots: Sequence[Slot], together: bool) -> Iterable[Batch]:
+    """Submits dense tensors: those in CPU memory at once, those of a device by way of its staging."""
+    near: list[Slot] = []
+    far: dict[torch.device, list[Slot]] = {}
+    for slot in slots:
+        tensor = slot.tensor
+        assert tensor is not None
+        if tensor.is_cpu:
+            buffer = memory.buffer_of(tensor)
+            request = slot.request
+            request.input = request.output = buffer.array
+            request.dtype = buffer.dtype
+            near.append(slot)
+        else:
+            far.setdefault(tensor.device, []).append(slot)
+    if near:
+        engine = runtime.world.engine
+        handles = engine.submit([slot.request for slot in near], together)
+        yield Batch(near, _wait_for(engine, handles))
+    for distant in far.values():
+        yield _begin_far(distant, together)
+
+
+def _begin_far(slots: Sequence[Slot], together: bool) -> Batch:
+    def build(buffers: list[Any], _: bool) -> Beginning:
+        for slot, buffer in zip(slots, buffers, strict=True):
+            slot.request.input = slot.request.output = buffer.array
+            slot.request.dtype = buffer.dtype
+        return Beginning(runtime.world, [slot.request for slot in slots], lambda outcomes: None, together)
+
+    handle = memory.begin([slot.tensor for slot in slots if slot.tensor is not None], True, True, build).handle()
+    return Batch(slots, lambda: synchronize(handle))

@@ -1,0 +1,45 @@
+# Classes over the user's optimizer class, and what moves from one object to another.
+# Touches groups and runtime.
+"""A distributed optimizer is an object of a class that is made when it is needed; copies and pickles make it anew."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ..groups import ProcessSet, global_process_set
+from ..runtime import runtime
+
+# These belong to one object alone: a learning-rate scheduler wraps `step` on it, and gradients are not copied.
+_OWN = ("step", "_gradients", "_should_synchronize", "_synchronized", "_for_scaler")
+
+
+@functools.cache
+def class_over(methods: Any, base: Any) -> Any:
+    """The class of distributed optimizers over `base`: it has the name that scripts and checkpoints know."""
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    return type(base.__name__, (methods, base), names)
+
+
+def adopt(kind: Any, optimizer: Any) -> Any:
+    """An object of the class with the attributes of `optimizer`: parameters, state and hooks are shared."""
+    twin: Any = object.__new__(kind)
+    twin.__dict__.update(optimizer.__dict__)
+    twin.__dict__.pop("step", None)
+    return twin
+
+
+def state_of(optimizer: Any) -> dict[str, Any]:
+    """What a copy or a pickle holds; hooks are the script's, and stay."""
+    return {
+        key: value
+        for key, value in optimizer.__dict__.items()
+        if key not in _OWN and not key.endswith(("hooks", "_profile_name"))
+    }
+
+
+def registered(ranks: list[int] | None) -> ProcessSet:
+    """The process set of this world with these ranks; None means all."""
+    if ranks is None:
+        return global_process_set
+    return runtime.world.groups.find(ranks) or ProcessSet(ranks)
