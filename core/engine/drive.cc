@@ -10,7 +10,8 @@
 namespace farandole {
 namespace {
 
-constexpr std::int64_t kLookEvery = 50'000;  // at sockets that are not expected to bring anything: deaths, mostly
+constexpr std::int64_t kThreadSpin = 30'000;  // of the engine's own thread: it shares cores with those who compute
+constexpr std::int64_t kLookEvery = 50'000;   // at sockets that are not expected to bring anything: deaths, mostly
 
 }  // namespace
 
@@ -22,7 +23,7 @@ void Engine::thread_main() {
       take_seat();
       std::int64_t moved_at = os::now_ns();
       // The user's threads compute meanwhile, so this thread looks for a shorter while than one that waits.
-      while (drive() || (busy() && now_ - moved_at < options_.spin_ns / 16)) {
+      while (drive() || (busy() && now_ - moved_at < std::min(options_.spin_ns, kThreadSpin))) {
         if (moved_)
           moved_at = now_;
         else

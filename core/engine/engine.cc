@@ -31,7 +31,7 @@ Engine::Engine(Options options)
       board_(options_.generation, options_.rank, nonce_) {
   int neighbours = static_cast<int>(std::count(options_.hosts.begin(), options_.hosts.end(),
                                                options_.hosts[static_cast<std::size_t>(options_.rank)]));
-  yield_every_ = neighbours > os::usable_cores() ? 1 : neighbours == os::usable_cores() ? 32 : 0;
+  crowded_ = neighbours > os::usable_cores();
   link::MessengerOptions streams;
   streams.generation = options_.generation;
   streams.engine = static_cast<Services*>(this);
@@ -274,9 +274,9 @@ bool Engine::try_seat() {
   return true;
 }
 
-// Between two looks that found nothing. Where there are as many ranks as cores, or more, others may need this one.
+// Between two looks that found nothing.
 void Engine::pause() {
-  if (yield_every_ != 0 && ++pauses_ % yield_every_ == 0)
+  if (crowded_)
     std::this_thread::yield();
   else
     os::relax();

@@ -172,8 +172,7 @@ class Engine final : private Services, private link::Listener {
   std::int64_t now_ = 0;        // when the last pass began
   std::int64_t looked_at_ = 0;  // when the sockets were last looked at
 
-  unsigned yield_every_ = 0;  // pauses; 0 never
-  unsigned pauses_ = 0;
+  bool crowded_ = false;  // more ranks than cores: whoever looks for news lets others run
   std::thread thread_;
   std::atomic<bool> running_{false};  // from start() to leave(): the seat may be taken
   std::atomic<bool> asleep_{true};    // nobody drives: who brings work must ring

@@ -24,7 +24,7 @@ def test_a_receive_of_another_type_is_refused(links: str) -> None:
         if rank == 0:
             do(engine_, Request(Kind.SEND, None, np.ones(100), peer=1))
         else:
-            with pytest.raises(errors.Mismatch, match="float64.*int64"):
+            with pytest.raises(errors.Mismatch, match=r"float64.*int64"):
                 do(engine_, Request(Kind.RECEIVE, None, None, np.zeros(100, np.int64), peer=0))
         assert (allreduce(engine_, np.ones(3)) == 2).all()
 
