@@ -19,9 +19,10 @@ ENVIRONMENT = {"PYTHONPATH": str(HERE.parents[1] / "src"), "OMP_NUM_THREADS": "1
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("ranks, engine", [(2, "native"), (3, "native"), (2, "python")])
-def test_cases(ranks: int, engine: str) -> None:
+def test_cases(ranks: int, engine: str, tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "torch_optimizer_cases.py")]
-    environment = {**ENVIRONMENT, "FARANDOLE_ENGINE": engine}
+    # What torch.compile leaves goes where the test cleans up.
+    environment = {**ENVIRONMENT, "FARANDOLE_ENGINE": engine, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     with local.start(command, ranks, env=environment, stop_on_failure=False) as job:
         job.wait(100)
         said = [f"rank {rank}: {job.stdout(rank)[-4000:]} {job.stderr(rank)[-2000:]}" for rank in range(ranks)]
