@@ -78,4 +78,5 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("socket", "src/farandole/reference.py"): "wraps the descriptors that rendezvous/ connected; opens none itself",
     ("environment", "src/farandole/compat.py"): "Horovod's `env`: sets what its caller asks for, and reads no setting",
     ("ctypes", "src/farandole/launch/spawn.py"): "workers die with their launcher: prctl has no other door in Python",
+    ("long-file", "tests/frameworks/torch_optimizer_cases.py"): "a table of short cases that one job runs in order",
 }

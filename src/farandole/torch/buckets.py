@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import Counter
@@ -113,7 +112,7 @@ class Gradients:
 
     def _attach(self) -> None:
         """Hooks on parameters that want gradients and have none yet: new ones, and those that were frozen before."""
-        if not self.active and os.environ.get("HOROVOD_ELASTIC") != "1":
+        if not self.active and not runtime.world.config.elastic:
             return
         reference = weakref.ref(self)
         for slot in self.slots.values():
