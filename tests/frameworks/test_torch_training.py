@@ -18,9 +18,11 @@ HERE = Path(__file__).parent
 ENVIRONMENT = {"PYTHONPATH": str(HERE.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
 
 
-def run(mode: str, ranks: int) -> list[Any]:
+def run(mode: str, ranks: int, scratch: Path) -> list[Any]:
     command = [sys.executable, str(HERE / "torch_training_cases.py"), mode]
-    with local.start(command, ranks, env=ENVIRONMENT, stop_on_failure=False) as job:
+    # torch keeps a cache of compiled code, even an empty one: it goes where the test cleans up.
+    environment = {**ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": str(scratch)}
+    with local.start(command, ranks, env=environment, stop_on_failure=False) as job:
         job.wait(100)
         said = [f"rank {rank}: {job.stdout(rank)} {job.stderr(rank)[-3000:]}" for rank in range(ranks)]
         assert list(job.codes) == [0] * ranks, "\n".join(said)
@@ -30,8 +32,8 @@ def run(mode: str, ranks: int) -> list[Any]:
 @pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_shards_are_the_whole_batch(ranks: int) -> None:
-    for found in run("shards", ranks):
+def test_shards_are_the_whole_batch(ranks: int, tmp_path: Path) -> None:
+    for found in run("shards", ranks, tmp_path):
         for what, difference in found.items():
             assert difference < (1e-9 if "float64" in what else 1e-5), (what, difference)
 
@@ -39,5 +41,5 @@ def test_shards_are_the_whole_batch(ranks: int) -> None:
 @pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_nothing_is_regular(ranks: int) -> None:
-    run("chaos", ranks)
+def test_nothing_is_regular(ranks: int, tmp_path: Path) -> None:
+    run("chaos", ranks, tmp_path)
