@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string_view>
 
 #include "os/clock.h"
 #include "os/fork.h"
@@ -116,11 +117,12 @@ Error Engine::submit(std::vector<OperationPtr> operations, bool bundle, bool pro
       }
       return {};
     }
+    std::unordered_set<std::string_view> together;
     for (std::size_t i = 0; i < operations.size(); ++i) {
       Error error = check(*operations[i]);
-      for (std::size_t j = 0; j < i && !error.failed() && !operations[i]->request.unnamed; ++j)
-        if (operations[j]->request.name == operations[i]->request.name)
-          error = {Code::invalid_argument, "two tensors of one group are both named " + operations[i]->request.name};
+      bool again = !operations[i]->request.unnamed && !together.insert(operations[i]->request.name).second;
+      if (again && !error.failed() && !point_to_point(operations[i]->request.kind))
+        error = {Code::invalid_argument, "two tensors of one group are both named " + operations[i]->request.name};
       if (error.failed()) return error;
     }
     std::int64_t now = os::now_ns();
