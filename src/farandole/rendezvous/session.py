@@ -71,6 +71,8 @@ class Session:
         self._engine: LinkTaker | None = None
         self._hub_lost: Callable[[str], None] | None = None
         self._doors: dict[int, tuple[Door[tuple[int, str]], Weaver]] = {}
+        self._linked: set[int] = set()  # peers whose link the engine has
+        self._calling: set[int] = set()  # peers whose door is being knocked at
         self._early: list[Message] = []  # what the hub said before there was an engine to tell
         self._lost_early: str | None = None
         self._thread: threading.Thread | None = None
@@ -81,6 +83,7 @@ class Session:
         """Gives every link of init to the engine."""
         while self.links:
             peer, (fd, kind) = self.links.popitem()
+            self._linked.add(peer)
             engine.add_link(peer, fd, kind)
 
     def serve(self, engine: LinkTaker, hub_lost: Callable[[str], None] | None = None) -> None:
@@ -152,7 +155,9 @@ class Session:
         elif isinstance(message, Offer):
             self._call(message.peer, message.address)
         elif isinstance(message, NoLink):
-            self._fail(message.peer, message.text)
+            # Both may have wished for the link; one that is being made has its own end.
+            if message.peer not in self._doors and message.peer not in self._calling:
+                self._fail(message.peer, message.text)
         elif isinstance(message, Lost):
             self._revoke(errors.PEER_LOST, message.rank, message.text)
 
@@ -216,8 +221,10 @@ class Session:
         weaver = self._weaver()
         deadline = time.monotonic() + ON_DEMAND_SECONDS
         flow = weaver.call_flow(peer, address)
+        self._calling.add(peer)
 
         def done(result: tuple[socket.socket, str] | None, error: Exception | None) -> None:
+            self._calling.discard(peer)
             if result is None:
                 self._fail(peer, f"cannot be reached at {address}: {sockets.explain(error or EOFError())}")
             else:
@@ -236,12 +243,15 @@ class Session:
 
     def _add(self, peer: int, sock: socket.socket) -> None:
         assert self._engine is not None
+        self._linked.add(peer)
         try:
             self._engine.add_link(peer, sock.detach(), sockets.TCP)
         except Exception as error:  # an engine that is closing takes no more links
             log.debug("a new link to rank %d was not taken: %s", peer, error)
 
     def _fail(self, peer: int, text: str) -> None:
+        if peer in self._linked:
+            return  # a second link that nobody needs
         self._revoke(errors.PEER_LOST, peer, f"no link to rank {peer}: {text}")
 
     def _revoke(self, code: int, rank: int, message: str) -> None:
