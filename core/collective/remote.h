@@ -1,4 +1,4 @@
-// Allreduce and broadcast between members that share no memory, by messages. docs/algorithms.md has the cost of each.
+// Allreduce between members that share no memory, by messages. docs/algorithms.md has the cost of each.
 // Touches base/, link/ and kernel/.
 #pragma once
 
