@@ -1,8 +1,9 @@
 """Creates .venv at the root of the repository and fills it with the requirement lists that a make target names.
-Touches .venv alone; runs with any Python from 3.10 and the standard library, since nothing is installed yet."""
+Touches .venv and, as root on Debian, packages that tests need; uses the standard library alone."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -11,12 +12,16 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LISTS = ROOT / "scripts" / "requirements"
+
+# Programs that some tests run, and Debian's packages for them. Tests that miss one say so and are skipped.
+PROGRAMS = {"ip": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client"}
 
 # What a list costs the first time: megabytes to download and seconds on an ordinary line. For the reader, not for pip.
 COST = {
@@ -121,6 +126,47 @@ def fill(names: list[str]) -> None:
     print(f"setup: done in {time.monotonic() - began:.0f} s", flush=True)
 
 
+def install_programs() -> None:
+    """Installs what PROGRAMS names and is missing, where that can be done without asking; says what tests will miss."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    missing = sorted({package for name, package in PROGRAMS.items() if shutil.which(name, path=path) is None})
+    if not missing:
+        return
+    tried = build_stamp("-".join(missing))
+    if os.geteuid() == 0 and shutil.which("apt-get") and not tried.exists():
+        print(f"setup: installing {', '.join(missing)} with apt-get, for tests with several hosts", flush=True)
+        tried.touch()
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        with services_stay_off():
+            for words in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *missing]):
+                done = subprocess.run(["apt-get", *words], env=environment, capture_output=True, text=True)
+        if done.returncode == 0:
+            return
+        print(f"setup: {(done.stderr.strip().splitlines() or ['apt-get failed'])[-1]}", flush=True)
+    command = installer({"apt-get": " ".join(missing)})
+    print(f"setup: without {', '.join(missing)} some tests are skipped; to have them: {command}", flush=True)
+
+
+def build_stamp(name: str) -> Path:
+    """The file that says: installing this was tried once."""
+    return ROOT / "build" / f".tried-{name}"
+
+
+@contextlib.contextmanager
+def services_stay_off() -> Iterator[None]:
+    """Debian starts a service when its package is installed, unless this file says no: tests start their own."""
+    policy = Path("/usr/sbin/policy-rc.d")
+    ours = not policy.exists()
+    if ours:
+        policy.write_text("#!/bin/sh\nexit 101\n")
+        policy.chmod(0o755)
+    try:
+        yield
+    finally:
+        if ours:
+            policy.unlink()
+
+
 def main() -> None:
     """python3 scripts/environment.py LIST..."""
     if sys.version_info < (3, 10):  # noqa: UP036 (this is the check)
@@ -133,6 +179,8 @@ def main() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once: the second waits
         create()
         fill(sys.argv[1:])
+        if "test" in sys.argv[1:]:
+            install_programs()
         link_source()
 
 

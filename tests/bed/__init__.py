@@ -1,0 +1,433 @@
+# The bed: several hosts on this machine, as namespaces joined by veth pairs, for tests that need a real network.
+# Touches namespaces, `ip`, `tc`, sshd, and one directory per bed under /run.
+"""`with bed.hosts(2, ssh=True) as (one, two): one.run(["ssh", "host2", "hostname"])`. See README.md here."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PLACE = Path("/run/farandole-beds")
+HOME = "/run/home"  # of root, in every host
+PYTHON = [sys.executable, "-S", "-E"]
+# Where `ip`, `tc` and `sshd` live is not always on the path of root.
+PATH = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Network:
+    """One network: every host has an interface (eth0, eth1, ... in the order of the networks) and an address on it.
+
+    Without `connects` the interfaces are up, but nothing that is sent there arrives; with `same_address` all hosts have
+    the same address on it, as bridges of container engines do.
+    """
+
+    prefix: str = "10.77.1"
+    connects: bool = True
+    same_address: bool = False
+
+    def address(self, index: int) -> str:
+        return f"{self.prefix}.{1 if self.same_address else index + 1}"
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Bytes that a host's interface has sent and received, headers included."""
+
+    sent: int
+    received: int
+
+    def __sub__(self, before: Counters) -> Counters:
+        return Counters(self.sent - before.sent, self.received - before.received)
+
+
+class Host:
+    """One host of a bed."""
+
+    def __init__(self, bed: Bed, index: int) -> None:
+        self._bed = bed
+        self._index = index
+        self._sshd: subprocess.Popen[bytes] | None = None
+        self.name = f"host{index + 1}"
+        self.addresses = [network.address(index) for network in bed.networks]
+        self.files = bed.files / self.name  # seen as /run/host inside
+        self._holder, self.pid = bed.hold(self._spec())
+
+    @property
+    def address(self) -> str:
+        """On the first network."""
+        return self.addresses[0]
+
+    def start(
+        self, command: Sequence[str], env: Mapping[str, str] | None = None, cwd: str | Path = "/", **more: Any
+    ) -> subprocess.Popen[Any]:
+        """Starts a command in this host. It has a clean environment and `env`; `more` is for Popen.
+
+        Signals sent to the returned process reach the command, SIGKILL too.
+        """
+        clean = {"PATH": PATH, "HOME": HOME, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        words = [*PYTHON, str(HERE / "enter.py"), str(self.pid), str(cwd), *map(str, command)]
+        more.setdefault("stdin", subprocess.DEVNULL)
+        return subprocess.Popen(words, env={**clean, "PYTHONDONTWRITEBYTECODE": "1", **(env or {})}, **more)
+
+    def run(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path = "/",
+        timeout: float = 60.0,
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command to its end. With `check` a failure is an AssertionError with what it said."""
+        process = self.start(command, env, cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with process:
+            try:
+                said, complained = process.communicate(timeout=timeout)
+            except BaseException:
+                process.kill()
+                raise
+        done = subprocess.CompletedProcess(list(command), process.returncode, said, complained)
+        assert not check or done.returncode == 0, f"{self.name}: {done}"
+        return done
+
+    def processes(self) -> dict[int, str]:
+        """The living processes of this host by their number outside; not its first one and not its sshd."""
+        own = {self.pid, *self._sshd_pids()}
+        found = {}
+        inode = os.stat(f"/proc/{self.pid}/ns/pid").st_ino
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{entry}/ns/pid").st_ino == inode and int(entry) not in own and _lives(entry):
+                    found[int(entry)] = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return found
+
+    def counters(self, network: int = 0) -> Counters:
+        """What has gone over the interface so far."""
+        for line in Path(f"/proc/{self.pid}/net/dev").read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if name.strip() == f"eth{network}":
+                words = rest.split()
+                return Counters(sent=int(words[8]), received=int(words[0]))
+        raise AssertionError(f"{self.name} has no eth{network}")
+
+    def shape(self, rate: str, network: int = 0) -> None:
+        """Limits the link to a rate such as "1gbit", each way."""
+        for pid, interface in ((self.pid, f"eth{network}"), (self._bed.switch, self._port(network))):
+            line = f"qdisc replace dev {interface} root tbf rate {rate} burst 256kb latency 20ms"
+            self._bed.call(pid, "tc", line)
+
+    def unshape(self, network: int = 0) -> None:
+        """Takes the limit away."""
+        for pid, interface in ((self.pid, f"eth{network}"), (self._bed.switch, self._port(network))):
+            self._bed.call(pid, "tc", f"qdisc del dev {interface} root")
+
+    def link(self, up: bool, network: int = 0) -> None:
+        """Pulls the cable out, or puts it back: the host sees its carrier go. Bed.partition is the silent way."""
+        self._bed.call(self._bed.switch, "ip", f"link set {self._port(network)} {'up' if up else 'down'}")
+
+    def kill(self) -> None:
+        """Kills everything in the host, its sshd too; the host itself stays and can run commands again."""
+        assert self._holder.stdin is not None and self._holder.stdout is not None
+        self._holder.stdin.write(b"k")
+        self._holder.stdin.flush()
+        assert self._holder.stdout.readline() == b"done\n"
+        deadline = time.monotonic() + 5
+        while left := self.processes():
+            assert time.monotonic() < deadline, f"still there: {left}"
+            time.sleep(0.001)
+        self._bury_sshd()
+
+    def start_sshd(self) -> None:
+        """Starts the host's sshd; returns when it listens."""
+        self._bury_sshd()
+        program = shutil.which("sshd", path=PATH)
+        self._sshd = self.start([str(program), "-D", "-e", "-f", "/run/host/sshd_config"], stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 10
+        while not self.listening(22):
+            if self._sshd.poll() is not None or time.monotonic() > deadline:
+                assert self._sshd.stderr is not None
+                raise RuntimeError(f"sshd of {self.name} does not start: {self._sshd.stderr.read()!r}")
+            time.sleep(0.005)
+
+    def listening(self, port: int | None = None) -> list[tuple[str, int]]:
+        """The TCP addresses (IPv4) that somebody in this host listens on."""
+        found = []
+        for line in Path(f"/proc/{self.pid}/net/tcp").read_text().splitlines()[1:]:
+            words = line.split()
+            place, _, number = words[1].partition(":")
+            if words[3] == "0A" and port in (None, int(number, 16)):
+                octets = bytes.fromhex(place)[:: -1 if sys.byteorder == "little" else 1]
+                found.append((".".join(map(str, octets)), int(number, 16)))
+        return found
+
+    def close(self) -> None:
+        """Ends the host; returns when no process of it is left."""
+        assert self._holder.stdin is not None and self._holder.stdout is not None
+        self._holder.stdin.close()
+        self._holder.wait()
+        self._holder.stdout.close()
+        self._bury_sshd()
+
+    def _spec(self) -> dict[str, Any]:
+        bed = self._bed
+        home = bed.files / "home" if bed.shared_home else self.files / "home"
+        binds = [(self.files, "/run/host"), (home, HOME), (bed.files / "hosts", "/etc/hosts")]
+        binds.append((bed.files / "passwd", "/etc/passwd"))
+        visible = sorted({ROOT, Path(sys.prefix), Path(sys.base_prefix), *bed.visible})
+        return {
+            "name": self.name,
+            "visible": [str(path.resolve()) for path in visible],
+            "binds": [(str(source), target) for source, target in binds],
+        }
+
+    def _port(self, network: int) -> str:
+        return f"p{network}-{self._index}"
+
+    def _sshd_pids(self) -> list[int]:
+        """The program that waits for connections (a child of what we started); its sessions are not among them."""
+        if self._sshd is None:
+            return []
+        with contextlib.suppress(OSError):
+            return [*map(int, Path(f"/proc/{self._sshd.pid}/task/{self._sshd.pid}/children").read_text().split())]
+        return []
+
+    def _bury_sshd(self) -> None:
+        if self._sshd is not None:
+            self._sshd.kill()
+            self._sshd.wait()
+            assert self._sshd.stderr is not None
+            self._sshd.stderr.close()
+            self._sshd = None
+
+
+@dataclass
+class Bed:
+    """The hosts, and the switch between them. Use `hosts` to make one."""
+
+    count: int
+    networks: Sequence[Network]
+    ssh: bool
+    shared_home: bool
+    visible: Sequence[Path]
+    files: Path = field(init=False)
+    hosts: list[Host] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.files = PLACE / f"{os.getpid()}-{_start_time(os.getpid())}-{next(_numbers)}"
+        self._holder: subprocess.Popen[bytes] | None = None
+        self._bridges = itertools.count()
+        try:
+            self._make()
+        except BaseException:
+            self.close()
+            raise
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self.hosts)
+
+    def __getitem__(self, index: int) -> Host:
+        return self.hosts[index]
+
+    def partition(self, *groups: Sequence[Host], network: int = 0) -> None:
+        """Hosts of different groups, and those in no group, reach each other no more; nobody is told."""
+        for group in groups:
+            bridge = self._new_bridge()
+            for host in group:
+                self.call(self.switch, "ip", f"link set {host._port(network)} master {bridge}")
+
+    def heal(self, network: int = 0) -> None:
+        """Everybody reaches everybody again."""
+        for host in self.hosts:
+            self.call(self.switch, "ip", f"link set {host._port(network)} master b{network}")
+
+    def close(self) -> None:
+        """Removes everything."""
+        for host in self.hosts:
+            host.close()
+        if self._holder is not None:
+            assert self._holder.stdin is not None and self._holder.stdout is not None
+            self._holder.stdin.close()
+            self._holder.wait()
+            self._holder.stdout.close()
+        shutil.rmtree(self.files, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            PLACE.rmdir()  # when no other bed is there
+
+    def hold(self, spec: dict[str, Any] | None) -> tuple[subprocess.Popen[bytes], int]:
+        """Starts the process that holds a host (or the switch); it, and the number of the host's first process."""
+        command = [*PYTHON, str(HERE / "inside.py"), json.dumps(spec)]
+        holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/")
+        assert holder.stdin is not None and holder.stdout is not None
+        lines = {holder.stdout.readline().decode().strip() for _ in range(2)}
+        if "ready" not in lines:
+            holder.stdin.close()
+            holder.wait()
+            holder.stdout.close()
+            raise RuntimeError(f"a host cannot be made here: {' '.join(lines) or 'see above'}")
+        return holder, int((lines - {"ready"}).pop())
+
+    def call(self, pid: int, program: str, *lines: str) -> None:
+        """Runs lines of `ip` or `tc` in the network of a process."""
+        command = ["nsenter", f"--net=/proc/{pid}/ns/net", str(shutil.which(program, path=PATH)), "-batch", "-"]
+        done = subprocess.run(command, input="\n".join(lines) + "\n", capture_output=True, text=True)
+        assert done.returncode == 0, (done.stderr, lines)
+
+    def _make(self) -> None:
+        self.files.mkdir(parents=True, mode=0o700)
+        self._write_files()
+        self._holder, self.switch = self.hold(None)
+        for number, network in enumerate(self.networks):
+            if network.connects:
+                self._new_bridge(f"b{number}")
+        for index in range(self.count):
+            self.hosts.append(Host(self, index))
+        for host in self.hosts:
+            self._connect(host)
+        if self.ssh:
+            for host in self.hosts:
+                host.start_sshd()
+
+    def _new_bridge(self, name: str = "") -> str:
+        name = name or f"cut{next(self._bridges)}"
+        line = f"link add {name} type bridge forward_delay 0 mcast_snooping 0"
+        self.call(self.switch, "ip", line, f"link set {name} up")
+        return name
+
+    def _connect(self, host: Host) -> None:
+        outer, inner = [], ["link set lo up"]
+        for number, network in enumerate(self.networks):
+            port = host._port(number)
+            outer.append(f"link add {port} type veth peer name eth{number} netns {host.pid}")
+            if network.connects:
+                outer.append(f"link set {port} master b{number}")
+            outer.append(f"link set {port} up")
+            inner += [f"addr add {host.addresses[number]}/24 dev eth{number}", f"link set eth{number} up"]
+        self.call(self.switch, "ip", *outer)
+        self.call(host.pid, "ip", *inner)
+
+    def _write_files(self) -> None:
+        """Names, users, and for ssh: keys, configurations, and who is known to whom."""
+        # Names stand for the first network that connects.
+        network = next((one for one in self.networks if one.connects), self.networks[0])
+        names = [(f"host{index + 1}", network.address(index)) for index in range(self.count)]
+        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in names)]
+        (self.files / "hosts").write_text("\n".join(lines) + "\n")
+        users = Path("/etc/passwd").read_text().splitlines()
+        root = "root:x:0:0:root:" + HOME + ":/bin/sh"
+        sshd = [] if any(line.startswith("sshd:") for line in users) else ["sshd:x:998:65534::/run/sshd:/bin/false"]
+        users = [root, *(line for line in users if not line.startswith("root:")), *sshd]
+        (self.files / "passwd").write_text("\n".join(users) + "\n")
+        homes = [self.files / "home"] if self.shared_home else [self.files / name / "home" for name, _ in names]
+        for path in [*homes, *(self.files / name for name, _ in names)]:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self.ssh:
+            self._write_ssh(names, homes)
+
+    def _write_ssh(self, names: Sequence[tuple[str, str]], homes: Sequence[Path]) -> None:
+        _keygen(self.files / "key")
+        public = (self.files / "key.pub").read_text()
+        known = []
+        for name, _ in names:
+            place = self.files / name
+            _keygen(place / "host_key")
+            addresses = ",".join(network.address(int(name[4:]) - 1) for network in self.networks)
+            known.append(f"{name},{addresses} {(place / 'host_key.pub').read_text()}")
+            (place / "authorized_keys").write_text(public)
+            (place / "sshd_config").write_text(
+                "HostKey /run/host/host_key\nAuthorizedKeysFile /run/host/authorized_keys\nPidFile none\nUsePAM no\n"
+                "PermitRootLogin prohibit-password\nPasswordAuthentication no\nStrictModes no\nUseDNS no\n"
+            )
+        for home in homes:
+            place = home / ".ssh"
+            place.mkdir(mode=0o700)
+            shutil.copy(self.files / "key", place / "id_ed25519")
+            (place / "known_hosts").write_text("".join(known))
+            (place / "config").write_text("Host *\n  StrictHostKeyChecking yes\n  HashKnownHosts no\n")
+            for file in place.iterdir():
+                file.chmod(0o600)
+
+
+def _keygen(path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)], check=True)
+
+
+def _lives(pid: str) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def _start_time(pid: int) -> str:
+    """When a process was started, in clock ticks since boot: with the number it names a process for good."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def sweep() -> list[str]:
+    """Removes what beds of dead test processes left; their names. Only files can be left: the kernel does the rest."""
+    found = []
+    for place in PLACE.glob("*-*-*"):
+        pid, start, _ = place.name.split("-")
+        if _start_time(int(pid)) != start:
+            shutil.rmtree(place, ignore_errors=True)
+            found.append(place.name)
+    with contextlib.suppress(OSError):
+        PLACE.rmdir()
+    return found
+
+
+@functools.cache
+def unfit(ssh: bool = False) -> str:
+    """Why a bed cannot be made here, or nothing."""
+    if os.geteuid() != 0:
+        return "hosts in namespaces need root"
+    tools = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
+    if ssh:
+        tools |= {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
+    missing = [f"{tool} (package {package})" for tool, package in tools.items() if not shutil.which(tool, path=PATH)]
+    if missing:
+        return f"hosts in namespaces need {', '.join(missing)}"
+    try:
+        Bed(2, [Network()], False, False, []).close()
+    except (RuntimeError, AssertionError, OSError) as error:
+        return f"this machine lets us make no hosts: {error}"
+    return ""
+
+
+@contextlib.contextmanager
+def hosts(
+    count: int,
+    networks: Sequence[Network] = (Network(),),
+    ssh: bool = False,
+    shared_home: bool = False,
+    visible: Sequence[Path] = (),
+) -> Iterator[Bed]:
+    """A bed of `count` hosts, named host1, host2, ...; where none can be made, the test is skipped with the reason.
+
+    `ssh`: each host runs sshd, and root of each may log in to each with a key. `shared_home`: one home directory for
+    all instead of one for each. `visible`: paths under /tmp, /run or /dev/shm that the hosts shall see.
+    """
+    import pytest
+
+    if reason := unfit(ssh):
+        pytest.skip(reason)
+    sweep()
+    bed = Bed(count, networks, ssh, shared_home, visible)
+    try:
+        yield bed
+    finally:
+        bed.close()
