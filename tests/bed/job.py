@@ -1,0 +1,105 @@
+# A job over the hosts of a bed without a launcher: one hub, and ranks started by hand, each in its host.
+# Touches the bed, the hub's room, and memory files.
+"""`with job.start(places, body) as ranks: ranks.results()`: what tests of the wire need, and nothing of ssh."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jobs  # tests/ranks
+
+from bed import Host
+from farandole.launch.slots import places as slots
+from farandole.rendezvous.secret import Secret
+
+HUB = """
+import sys
+from farandole.rendezvous.hub import Hub
+from farandole.rendezvous.secret import Secret
+from farandole.version import package_version
+hub = Hub(Secret.read(int(sys.argv[1])), int(sys.argv[2]), sys.argv[3], package_version())
+hub.start()
+print(hub.address, flush=True)
+sys.stdin.read()
+hub.close()
+"""
+
+
+class Ranks:
+    """The processes of a job; rank r runs in `places[r]`."""
+
+    def __init__(self, places: Sequence[Host], body: str, env: Mapping[str, str], network: int) -> None:
+        self.places = list(places)
+        self.secret = Secret.create()
+        self.processes: list[subprocess.Popen[str]] = []
+        self._fd = self.secret.to_descriptor()
+        self._files = places[0].files.parent
+        first = self.places[0]
+        environment = {"PYTHONPATH": f"{jobs.SOURCE}:{jobs.HERE}", **env}
+        command = [sys.executable, "-c", HUB, str(self._fd), str(len(places)), f"tcp:{first.addresses[network]}"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "pass_fds": [self._fd]}
+        self.hub = first.start(command, environment, **pipes)
+        assert self.hub.stdout is not None
+        self.address = self.hub.stdout.readline().strip()
+        for place in slots([host.name for host in self.places]):
+            worker = {**environment, **place.environment(), "FARANDOLE_RENDEZVOUS": self.address}
+            worker["FARANDOLE_SECRET_FD"] = str(self._fd)
+            with open(self._output(place.rank), "w") as said, open(self._output(place.rank, "err"), "w") as complained:
+                words = [sys.executable, "-c", jobs.PRELUDE + body]
+                more = {"stdout": said, "stderr": complained, "pass_fds": [self._fd]}
+                self.processes.append(self.places[place.rank].start(words, worker, **more))
+
+    def said(self, rank: int, kind: str = "out") -> str:
+        """What a rank has printed so far ("err": to its standard error)."""
+        return self._output(rank, kind).read_text()
+
+    def reports(self, rank: int) -> list[dict[str, Any]]:
+        """What a rank has reported so far."""
+        return [json.loads(line) for line in self.said(rank).splitlines() if line.startswith("{")]
+
+    def wait_for(self, rank: int, count: int = 1, timeout: float = 30.0) -> dict[str, Any]:
+        """The `count`-th report of a rank."""
+        deadline = time.monotonic() + timeout
+        while len(found := self.reports(rank)) < count:
+            alive = self.processes[rank].poll() is None
+            assert alive and time.monotonic() < deadline, self.said(rank, "err")
+            time.sleep(0.005)
+        return found[count - 1]
+
+    def results(self, timeout: float = 60.0) -> list[dict[str, Any]]:
+        """The last report of every rank of a job that must end well."""
+        deadline = time.monotonic() + timeout
+        codes = [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
+        assert not any(codes), [codes, *(self.said(rank, "err") for rank in range(len(codes)))]
+        return [self.reports(rank)[-1] for rank in range(len(codes))]
+
+    def close(self) -> None:
+        """Kills what still runs."""
+        for process in [*self.processes, self.hub]:
+            process.kill()
+            process.wait()
+        for pipe in (self.hub.stdin, self.hub.stdout):
+            assert pipe is not None
+            pipe.close()
+        os.close(self._fd)
+
+    def _output(self, rank: int, kind: str = "out") -> Path:
+        return self._files / f"rank{rank}.{kind}"
+
+
+@contextlib.contextmanager
+def start(places: Sequence[Host], body: str, env: Mapping[str, str] | None = None, network: int = 0) -> Iterator[Ranks]:
+    """Ranks that run `body` after the prelude of tests/ranks/jobs.py; they meet on this network of the bed."""
+    ranks = Ranks(places, body, env or {}, network)
+    try:
+        yield ranks
+    finally:
+        ranks.close()
