@@ -25,6 +25,7 @@ from farandole.rendezvous.secret import Secret
 from farandole.rendezvous.session import Session
 
 PACKAGE = "1.2.3"
+STREAMS = 3  # of a link over TCP; only rank 0 is told: it decides
 
 
 class StubEngine:
@@ -32,14 +33,15 @@ class StubEngine:
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
-        self.links: dict[int, tuple[int, int]] = {}
+        self.links: dict[int, tuple[list[int], int]] = {}  # peer -> descriptors of its streams, kind
         self.revoked: list[tuple[int, int, str]] = []
         self.changed = threading.Condition()
 
     def add_link(self, peer: int, fd: int, kind: int) -> None:
         with self.changed:
-            assert peer not in self.links, f"a second link to rank {peer}"
-            self.links[peer] = (fd, kind)
+            streams, before = self.links.setdefault(peer, ([], kind))
+            streams.append(fd)
+            assert before == kind and len(streams) <= (1 if kind == sockets.LOCAL else STREAMS), f"a link to rank {peer}"
             self.changed.notify_all()
 
     def watch_links(self, wanted: Callable[[int], None]) -> None:
@@ -55,19 +57,23 @@ class StubEngine:
             assert self.changed.wait_for(ready, timeout), (self.links, self.revoked)
 
     def say(self) -> None:
-        """Sends this rank's number over each link."""
-        for fd, _ in self.links.values():
-            os.write(fd, bytes([self.rank]))
+        """Sends this rank's number and the stream's over each stream."""
+        for streams, _ in self.links.values():
+            for number, fd in enumerate(streams):
+                os.write(fd, bytes([self.rank, number]))
 
     def hear(self, timeout: float = 20.0) -> None:
-        """Reads each peer's number from its link: proof that both ends are where they should be."""
-        for peer, (fd, _) in self.links.items():
-            assert select.select([fd], [], [], timeout)[0], f"nothing came from rank {peer}"
-            assert os.read(fd, 2) == bytes([peer])
+        """Reads what each peer says: proof that both ends of each stream are where they should be."""
+        for peer, (streams, kind) in self.links.items():
+            assert len(streams) == (1 if kind == sockets.LOCAL else STREAMS)
+            for number, fd in enumerate(streams):
+                assert select.select([fd], [], [], timeout)[0], f"nothing came from rank {peer}"
+                assert os.read(fd, 3) == bytes([peer, number])
 
     def close(self) -> None:
-        for fd, _ in self.links.values():
-            os.close(fd)
+        for streams, _ in self.links.values():
+            for fd in streams:
+                os.close(fd)
         self.links.clear()
 
 
@@ -81,6 +87,7 @@ class Meeting:
     directory: str
 
     def config(self, rank: int, host: str = "here", **more: object) -> Config:
+        more.setdefault("tcp_streams", STREAMS if rank == 0 else 1)
         return Config(rank=rank, size=self.size, hostname=host, rendezvous=self.hub.address, **more)  # type: ignore[arg-type]
 
     def join(self, rank: int, host: str = "here", package: str = PACKAGE, **more: object) -> Session:

@@ -63,6 +63,8 @@ Error read_options(const farandole_options* given, farandole::Options& options) 
     return {Code::invalid_argument, "slot_bytes must be a multiple of 64 up to 64 MiB, slots at least 2"};
   if (given->chunk_bytes < 64 || given->chunk_bytes > (1 << 30) || given->chunk_bytes % 64 != 0)
     return {Code::invalid_argument, "chunk_bytes must be a multiple of 64 up to 1 GiB"};
+  if (given->tcp_streams < 1 || given->tcp_streams > 64)
+    return {Code::invalid_argument, "tcp_streams must be from 1 to 64"};
   if (given->allreduce_algorithm < 0 || given->allreduce_algorithm > 4)
     return {Code::invalid_argument, "there is no allreduce algorithm " + std::to_string(given->allreduce_algorithm)};
   options.rank = given->rank;
@@ -81,6 +83,7 @@ Error read_options(const farandole_options* given, farandole::Options& options) 
   options.slots = given->slots;
   options.fuse_bundles = given->fuse_bundles != 0;
   options.chunk_bytes = static_cast<std::size_t>(given->chunk_bytes);
+  options.tcp_streams = given->tcp_streams;
   return {};
 }
 

@@ -35,6 +35,7 @@ typedef struct farandole_options {
   int32_t slots;
   int32_t fuse_bundles; /* 0: a group of tensors shares its bucket with no others */
   int64_t chunk_bytes;  /* of a message between hosts */
+  int32_t tcp_streams;  /* links that each pair of ranks on different hosts is given */
 } farandole_options;
 
 const char* farandole_version(void);
@@ -42,8 +43,9 @@ const char* farandole_kernels(void); /* "neon", "avx2", ... */
 
 /* A message for people is written to `error` (always terminated). */
 int farandole_create(const farandole_options* options, farandole_engine** engine, char* error, size_t capacity);
-/* Takes over a connected, authenticated stream to `peer`. kind: 0 unix socket on one host, 1 TCP. May be called at any
- * time after create. The descriptor belongs to the core whatever the result. */
+/* Takes over a connected, authenticated stream to `peer`. kind: 0 unix socket on one host, 1 TCP (`tcp_streams` times,
+ * in the same order on both sides). May be called at any time after create. The descriptor belongs to the core whatever
+ * the result. */
 int farandole_add_link(farandole_engine* engine, int32_t peer, int32_t descriptor, int32_t kind);
 /* Exchanges memory files with the ranks of this host and starts the engine's thread. 1 at least every 100 ms: call
  * again, with 0 when the time is over, which names the ranks that are missing. */
@@ -78,8 +80,8 @@ typedef struct farandole_request {
 } farandole_request;
 
 /* All or nothing. Handles count up from 1. Memory must stay until done.
- * flags: 1, the requests become ready together; 2, the caller waits for them at once, so that nobody else need be woken:
- * they begin when it does. */
+ * flags: 1, the requests become ready together; 2, the caller waits for them at once, so that nobody else need be
+ * woken: they begin when it does. */
 int farandole_submit(farandole_engine* engine, const farandole_request* requests, int32_t count, int32_t flags,
                      int64_t* handles, char* error, size_t capacity);
 /* 1 done (also failed), 0 not yet, -1 no such handle. */

@@ -30,14 +30,14 @@ Engine::Engine(Options options)
       fork_depth_(os::fork_depth()),
       nonce_(static_cast<std::uint64_t>(os::now_ns()) * 0x9e3779b97f4a7c15ull ^ reinterpret_cast<std::uintptr_t>(this)),
       board_(options_.generation, options_.rank, nonce_) {
-  int neighbours = static_cast<int>(std::count(options_.hosts.begin(), options_.hosts.end(),
-                                               options_.hosts[static_cast<std::size_t>(options_.rank)]));
-  crowded_ = neighbours > os::usable_cores();
-  link::MessengerOptions streams;
-  streams.generation = options_.generation;
-  streams.engine = static_cast<Services*>(this);
+  const int here = options_.hosts[static_cast<std::size_t>(options_.rank)];
+  crowded_ = std::count(options_.hosts.begin(), options_.hosts.end(), here) > os::usable_cores();
+  link::MessengerOptions links;
+  links.generation = options_.generation;
+  links.engine = static_cast<Services*>(this);
+  for (int host : options_.hosts) links.streams.push_back(host == here ? 1 : options_.tcp_streams);
   messenger_ = std::make_unique<link::Messenger>(options_.rank, options_.size, poller_,
-                                                 static_cast<link::Listener&>(*this), streams);
+                                                 static_cast<link::Listener&>(*this), std::move(links));
   messenger_->wanted = [this](int peer) { events_.push({EventKind::link_wanted, peer, Level::info, ""}); };
   poller_.add(bell_.descriptor().get(), kBellKey);
   std::vector<int> everyone(static_cast<std::size_t>(options_.size));

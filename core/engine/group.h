@@ -43,6 +43,7 @@ struct Options {
   int slots = 4;
   bool fuse_bundles = true;
   std::size_t chunk_bytes = 256 << 10;
+  int tcp_streams = 1;  // between two ranks on different hosts
 };
 
 // The values are part of the C interface.

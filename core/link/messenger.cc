@@ -37,13 +37,16 @@ void close_in_good_order(os::Descriptor& socket) {
 
 struct Messenger::Impl {
   enum class State { here, left, lost };
+  struct Peer;
 
-  struct Peer final : Recipient {
-    Peer(Impl& owner, int number, bool self)
+  // One stream to a peer, and the messages that go over it.
+  struct Lane final : Recipient {
+    Lane(Impl& owner, Peer& whose, int number)
         : impl(owner),
-          rank(number),
+          peer(whose),
+          key(number),
           outbox(owner.options, number, owner.waiting),
-          mailbox(number, self, owner.options, outbox) {}
+          mailbox(whose.rank, whose.rank == owner.rank, owner.options, outbox) {}
 
     bool data_begins(const wire::Frame& frame) override { return mailbox.data_begins(frame); }
     Pieces place(const wire::Frame& frame, std::size_t offset) override { return mailbox.place(frame, offset); }
@@ -54,16 +57,29 @@ struct Messenger::Impl {
     }
 
     Impl& impl;
-    const int rank;
+    Peer& peer;
+    const int key;  // in the poller, in `waiting` and in `lanes`
     Outbox outbox;
     Mailbox mailbox;
     std::unique_ptr<Inbox> inbox;  // from add() on
     os::Descriptor socket;
+    bool writing = false;  // the poller watches for room to write
+    bool reading = false;  // its frames are being handled: callbacks may come back here
+    bool left = false;     // the peer said `leave` on it
+    bool over = false;     // it ended or broke: what follows, if anything, is not to be believed
+  };
+
+  struct Peer {
+    explicit Peer(int number) : rank(number) {}
+    Lane& first() const { return *lanes.front(); }
+    // Messages of one tag keep their order, so they share a lane; neighbouring chunks take different ones.
+    Lane& lane_of(const Tag& tag) const { return *lanes[(tag.sequence + tag.step) % lanes.size()]; }
+
+    const int rank;
+    std::vector<Lane*> lanes;
     StreamKind kind = StreamKind::local;
     State state = State::here;
     bool asked_for = false;       // `wanted` was called
-    bool writing = false;         // the poller watches for room to write
-    bool reading = false;         // its frames are being handled: callbacks may come back here
     std::optional<Error> burial;  // it has died: after what is left to read it is lost
   };
 
@@ -75,9 +91,16 @@ struct Messenger::Impl {
   };
 
   Impl(int my_rank, int size, os::Poller& the_poller, Listener& the_listener, MessengerOptions the_options)
-      : rank(my_rank), options(the_options), poller(the_poller), listener(the_listener) {
+      : rank(my_rank), options(std::move(the_options)), poller(the_poller), listener(the_listener) {
     peers.reserve(static_cast<std::size_t>(size));
-    for (int i = 0; i < size; ++i) peers.push_back(std::make_unique<Peer>(*this, i, i == rank));
+    for (int i = 0; i < size; ++i) {
+      Peer& peer = *peers.emplace_back(std::make_unique<Peer>(i));
+      const int streams = options.streams.empty() ? 1 : options.streams[static_cast<std::size_t>(i)];
+      for (int stream = 0; stream < streams; ++stream) {
+        lanes.push_back(std::make_unique<Lane>(*this, peer, static_cast<int>(lanes.size())));
+        peer.lanes.push_back(lanes.back().get());
+      }
+    }
   }
 
   Peer& at(int peer) const {
@@ -88,18 +111,22 @@ struct Messenger::Impl {
   }
 
   void want(Peer& peer, const std::function<void(int)>& tell) {
-    if (peer.socket || peer.asked_for || peer.rank == rank || peer.state != State::here || !tell) return;
+    if (peer.first().socket || peer.asked_for || peer.rank == rank || peer.state != State::here || !tell) return;
     peer.asked_for = true;
     tell(peer.rank);
   }
 
-  bool handle(Peer& peer, const wire::Frame& frame, std::vector<std::byte> payload,
+  static bool writable(const Lane& lane) { return lane.socket && !lane.left && lane.peer.state == State::here; }
+  bool handle(Lane& lane, const wire::Frame& frame, std::vector<std::byte> payload,
               std::vector<os::Descriptor> descriptors);
-  void read(Peer& peer, bool to_the_end);
-  void read_ended(Peer& peer, Inbox::Result result);
-  bool write(Peer& peer);
-  void watch_writing(Peer& peer, bool on);
-  void close(Peer& peer);
+  Inbox::Result read(Lane& lane, bool to_the_end);
+  void read_all(Peer& peer);
+  void ready_to_read(Lane& lane);
+  void ended(Peer& peer, Error why);
+  void broken(Lane& lane);
+  bool write(Lane& lane);
+  void watch_writing(Lane& lane, bool on);
+  void left(Lane& lane);
   void gone(Peer& peer);
   void lost(Peer& peer, Error why);
   bool deliver_notes();
@@ -108,116 +135,140 @@ struct Messenger::Impl {
   const MessengerOptions options;
   os::Poller& poller;
   Listener& listener;
-  std::vector<int> waiting;  // peers with something to write
+  std::vector<int> waiting;  // lanes with something to write
   std::vector<std::unique_ptr<Peer>> peers;
+  std::vector<std::unique_ptr<Lane>> lanes;  // of all peers
   std::vector<Message*> finished;
   std::deque<Note> notes;
   Traffic traffic;
   bool leaving = false;
 };
 
-// False when nothing more of this peer is to be read.
-bool Messenger::Impl::handle(Peer& peer, const wire::Frame& frame, std::vector<std::byte> payload,
+// False when nothing more of this lane is to be read.
+bool Messenger::Impl::handle(Lane& lane, const wire::Frame& frame, std::vector<std::byte> payload,
                              std::vector<os::Descriptor> descriptors) {
   if (frame.type == wire::FrameType::grant) {
-    peer.mailbox.granted(frame);
+    lane.mailbox.granted(frame);
   } else if (frame.type == wire::FrameType::leave) {
-    gone(peer);
+    left(lane);
   } else {
-    listener.on_control(peer.rank, frame.tag.step, payload, std::move(descriptors));
+    listener.on_control(lane.peer.rank, frame.tag.step, payload, std::move(descriptors));
   }
-  return peer.state == State::here;
+  return lane.peer.state == State::here && !lane.left;
 }
 
-void Messenger::Impl::read(Peer& peer, bool to_the_end) {
-  if (peer.reading || !peer.socket || peer.state != State::here) return;
+// `stopped` also when there is nothing to read from, or somebody below on the stack is reading it.
+Inbox::Result Messenger::Impl::read(Lane& lane, bool to_the_end) {
   struct Guard {
     bool& flag;
     ~Guard() { flag = false; }
   };
-  Inbox::Result result;
-  {
-    peer.reading = true;
-    const Guard guard{peer.reading};
-    do {
-      result = peer.inbox->read(peer.socket.get(), peer, traffic);
-    } while ((to_the_end || peer.burial) && result == Inbox::Result::more);
-  }
-  read_ended(peer, result);
+  Inbox::Result result = Inbox::Result::stopped;
+  if (lane.reading || lane.left || lane.over || !lane.socket || lane.peer.state != State::here) return result;
+  lane.reading = true;
+  const Guard guard{lane.reading};
+  do {
+    result = lane.inbox->read(lane.socket.get(), lane, traffic);
+  } while ((to_the_end || lane.peer.burial) && result == Inbox::Result::more);
+  lane.over = result == Inbox::Result::ended || result == Inbox::Result::failed;
+  return result;
 }
 
-void Messenger::Impl::read_ended(Peer& peer, Inbox::Result result) {
-  if (peer.state != State::here) return;
-  if (peer.burial) return lost(peer, *peer.burial);
+// What the peer has said on any lane, to the last byte that has arrived.
+void Messenger::Impl::read_all(Peer& peer) {
+  for (Lane* lane : peer.lanes) read(*lane, true);
+}
+
+void Messenger::Impl::ready_to_read(Lane& lane) {
+  Peer& peer = lane.peer;
+  const Inbox::Result result = read(lane, false);
+  if (peer.state != State::here || lane.reading) return;
+  if (peer.burial) return ended(peer, *peer.burial);
   const std::string name = "rank " + std::to_string(peer.rank);
-  if (result == Inbox::Result::ended || (result == Inbox::Result::failed && leaving)) {
-    if (leaving) return gone(peer);  // it was told first and need not answer
-    lost(peer, {Code::peer_lost, name + " closed its connection without leaving", peer.rank});
+  if (result == Inbox::Result::ended) {
+    ended(peer, {Code::peer_lost, name + " closed its connection without leaving", peer.rank});
+  } else if (result == Inbox::Result::failed && lane.inbox->error() == 0) {
+    ended(peer, {Code::peer_lost, name + " sent " + lane.inbox->reason(), peer.rank});
   } else if (result == Inbox::Result::failed) {
-    if (peer.inbox->error() == 0) {
-      return lost(peer, {Code::peer_lost, name + " sent " + peer.inbox->reason(), peer.rank});
-    }
-    try {
-      os::fail("the connection to " + name + " broke", peer.inbox->error());
-    } catch (const Failure& failure) {
-      const bool mine = failure.error().code == Code::no_memory;
-      lost(peer, {mine ? Code::no_memory : Code::peer_lost, failure.error().message, peer.rank});
-    }
+    broken(lane);
   }
 }
 
-void Messenger::Impl::watch_writing(Peer& peer, bool on) {
-  if (peer.writing == on) return;
-  poller.change(peer.socket.get(), static_cast<std::uint64_t>(peer.rank), on);
-  peer.writing = on;
+void Messenger::Impl::broken(Lane& lane) {
+  try {
+    os::fail("the connection to rank " + std::to_string(lane.peer.rank) + " broke", lane.inbox->error());
+  } catch (const Failure& failure) {
+    const bool mine = failure.error().code == Code::no_memory;
+    ended(lane.peer, {mine ? Code::no_memory : Code::peer_lost, failure.error().message, lane.peer.rank});
+  }
 }
 
-bool Messenger::Impl::write(Peer& peer) {
+// No more can be read from one of its streams, or it has died. What it said on the others comes first: `leave` perhaps.
+void Messenger::Impl::ended(Peer& peer, Error why) {
+  peer.burial = why;
+  read_all(peer);
+  if (peer.state != State::here) return;
+  for (const Lane* lane : peer.lanes) {
+    if (lane->reading) return;  // it sees the burial when it comes back
+  }
+  if (leaving) return gone(peer);  // it was told first and need not answer
+  lost(peer, std::move(why));
+}
+
+void Messenger::Impl::watch_writing(Lane& lane, bool on) {
+  if (lane.writing == on) return;
+  poller.change(lane.socket.get(), static_cast<std::uint64_t>(lane.key), on);
+  lane.writing = on;
+}
+
+bool Messenger::Impl::write(Lane& lane) {
   bool moved = false;
   int error = 0;
   finished.clear();
-  const Outbox::Result result = peer.outbox.write(peer.socket.get(), finished, traffic, moved, error);
-  for (Message* message : finished) peer.mailbox.sent(*message);
+  const Outbox::Result result = lane.outbox.write(lane.socket.get(), finished, traffic, moved, error);
+  for (Message* message : finished) lane.mailbox.sent(*message);
   if (result == Outbox::Result::failed) {
-    // The peer is gone; what it said before may still be there, `leave` among it.
-    peer.outbox.clear();
-    read(peer, true);
-    if (peer.state == State::here && !peer.reading) {
-      const std::string text = "the connection to rank " + std::to_string(peer.rank) + " broke: " + os::text_of(error);
-      if (leaving) {
-        gone(peer);
-      } else {
-        lost(peer, {Code::peer_lost, text, peer.rank});
-      }
-    }
+    lane.outbox.clear();
+    const std::string name = "rank " + std::to_string(lane.peer.rank);
+    ended(lane.peer, {Code::peer_lost, "the connection to " + name + " broke: " + os::text_of(error), lane.peer.rank});
     return true;
   }
-  if (result == Outbox::Result::written && !peer.outbox.empty()) peer.outbox.note();
-  watch_writing(peer, !peer.outbox.empty());
+  if (result == Outbox::Result::written && !lane.outbox.empty()) lane.outbox.note();
+  watch_writing(lane, !lane.outbox.empty());
   return moved;
 }
 
-void Messenger::Impl::close(Peer& peer) {
-  if (!peer.socket) return;
-  poller.remove(peer.socket.get());
-  peer.socket.reset();
+// Nothing more comes on this lane. Its socket stays open: closing it could cut off what the peer still writes.
+void Messenger::Impl::left(Lane& lane) {
+  lane.left = true;
+  poller.remove(lane.socket.get());
+  lane.writing = false;
+  for (const Lane* other : lane.peer.lanes) {
+    if (!other->left) return;
+  }
+  gone(lane.peer);
 }
 
-// It left. The socket stays open, unwatched: closing it could cut off what the peer still writes.
 void Messenger::Impl::gone(Peer& peer) {
   peer.state = State::left;
-  if (peer.socket) poller.remove(peer.socket.get());
-  peer.outbox.clear();
-  peer.mailbox.peer_left();
+  for (Lane* lane : peer.lanes) {
+    if (lane->socket && !lane->left) poller.remove(lane->socket.get());
+    lane->left = true;
+    lane->outbox.clear();
+    lane->mailbox.peer_left();
+  }
   listener.on_left(peer.rank);
 }
 
 void Messenger::Impl::lost(Peer& peer, Error why) {
   if (why.rank < 0) why.rank = peer.rank;
   peer.state = State::lost;
-  close(peer);
-  peer.outbox.clear();
-  peer.mailbox.peer_lost(why);
+  for (Lane* lane : peer.lanes) {
+    if (lane->socket && !lane->left) poller.remove(lane->socket.get());
+    lane->socket.reset();
+    lane->outbox.clear();
+    lane->mailbox.peer_lost(why);
+  }
   listener.on_lost(peer.rank, why);
 }
 
@@ -232,40 +283,44 @@ bool Messenger::Impl::deliver_notes() {
 }
 
 Messenger::Messenger(int rank, int size, os::Poller& poller, Listener& listener, MessengerOptions options)
-    : impl_(std::make_unique<Impl>(rank, size, poller, listener, options)) {}
+    : impl_(std::make_unique<Impl>(rank, size, poller, listener, std::move(options))) {}
 
 Messenger::~Messenger() {
-  for (const auto& peer : impl_->peers) {
-    if (!peer->socket) continue;
-    impl_->poller.remove(peer->socket.get());
-    if (impl_->leaving) close_in_good_order(peer->socket);
+  for (const auto& lane : impl_->lanes) {
+    if (!lane->socket) continue;
+    if (!lane->left) impl_->poller.remove(lane->socket.get());
+    if (impl_->leaving) close_in_good_order(lane->socket);
   }
 }
 
 void Messenger::add(int peer, os::Descriptor stream, StreamKind kind) {
   Impl::Peer& to = impl_->at(peer);
-  if (peer == impl_->rank || to.socket || to.state != Impl::State::here) {
+  Impl::Lane* free = nullptr;
+  for (Impl::Lane* lane : to.lanes) {
+    if (free == nullptr && !lane->socket) free = lane;
+  }
+  if (peer == impl_->rank || free == nullptr || to.state != Impl::State::here) {
     throw Failure(Code::invalid_argument, "a link to rank " + std::to_string(peer) + " is not wanted any more", peer);
   }
   os::make_nonblocking(stream.get());
   const bool checksums = kind == StreamKind::tcp || impl_->options.checksum_local;
   kind == StreamKind::tcp ? os::tune_tcp(stream.get()) : os::tune_local(stream.get());
-  to.inbox = std::make_unique<Inbox>(impl_->options);
-  to.inbox->expect(kind, checksums);
-  to.outbox.use_checksums(checksums);
+  free->inbox = std::make_unique<Inbox>(impl_->options);
+  free->inbox->expect(kind, checksums);
+  free->outbox.use_checksums(checksums);
   to.kind = kind;
-  impl_->poller.add(stream.get(), static_cast<std::uint64_t>(peer));
-  to.socket = std::move(stream);
-  if (impl_->leaving) to.outbox.say_leave();
-  if (!to.outbox.empty()) to.outbox.note();
+  impl_->poller.add(stream.get(), static_cast<std::uint64_t>(free->key));
+  free->socket = std::move(stream);
+  if (impl_->leaving) free->outbox.say_leave();
+  if (!free->outbox.empty()) free->outbox.note();
 }
 
-bool Messenger::has(int peer) const { return peer == impl_->rank || static_cast<bool>(impl_->at(peer).socket); }
+bool Messenger::has(int peer) const { return peer == impl_->rank || static_cast<bool>(impl_->at(peer).first().socket); }
 
 TransferPtr Messenger::send(int peer, Tag tag, Pieces bytes) {
   Impl::Peer& to = impl_->at(peer);
   auto message = std::make_shared<Message>(tag, std::move(bytes), true);
-  to.mailbox.send(*message);
+  to.lane_of(tag).mailbox.send(*message);
   impl_->want(to, wanted);
   return message;
 }
@@ -273,7 +328,7 @@ TransferPtr Messenger::send(int peer, Tag tag, Pieces bytes) {
 TransferPtr Messenger::receive(int peer, Tag tag, Pieces bytes) {
   Impl::Peer& from = impl_->at(peer);
   auto message = std::make_shared<Message>(tag, std::move(bytes), false);
-  from.mailbox.receive(*message);
+  from.lane_of(tag).mailbox.receive(*message);
   impl_->want(from, wanted);
   return message;
 }
@@ -282,7 +337,7 @@ void Messenger::control(int peer, std::uint32_t type, std::vector<std::byte> pay
                         std::vector<os::Descriptor> descriptors) {
   Impl::Peer& to = impl_->at(peer);
   if (payload.size() > wire::kLargestControl || descriptors.size() > wire::kMostDescriptors ||
-      (!descriptors.empty() && to.socket && to.kind == StreamKind::tcp)) {
+      (!descriptors.empty() && to.first().socket && to.kind == StreamKind::tcp)) {
     throw Failure(Code::invalid_argument, "a control message to rank " + std::to_string(peer) +
                                               " cannot be sent: " + std::to_string(payload.size()) + " bytes, " +
                                               std::to_string(descriptors.size()) + " descriptors");
@@ -296,62 +351,59 @@ void Messenger::control(int peer, std::uint32_t type, std::vector<std::byte> pay
   frame.type = wire::FrameType::control;
   frame.tag.step = type;
   frame.total = descriptors.size();
-  to.outbox.push(frame, std::move(payload), std::move(descriptors));
+  to.first().outbox.push(frame, std::move(payload), std::move(descriptors));
   impl_->want(to, wanted);
 }
 
 void Messenger::ready(const os::Event& event) {
-  if (event.key >= impl_->peers.size()) return;
-  Impl::Peer& peer = *impl_->peers[static_cast<std::size_t>(event.key)];
-  if (event.readable || event.hung_up) impl_->read(peer, false);
-  if (event.writable && peer.socket && peer.state == Impl::State::here) impl_->write(peer);
+  if (event.key >= impl_->lanes.size()) return;
+  Impl::Lane& lane = *impl_->lanes[static_cast<std::size_t>(event.key)];
+  if (event.readable || event.hung_up) impl_->ready_to_read(lane);
+  if (event.writable && impl_->writable(lane)) impl_->write(lane);
 }
 
 bool Messenger::flush() {
   bool moved = impl_->deliver_notes();
   std::vector<int> now;
   now.swap(impl_->waiting);
-  for (int number : now) impl_->at(number).outbox.taken_off_the_list();
+  for (int number : now) impl_->lanes[static_cast<std::size_t>(number)]->outbox.taken_off_the_list();
   for (int number : now) {
-    Impl::Peer& peer = impl_->at(number);
-    if (!peer.socket || peer.state != Impl::State::here || peer.writing) continue;
-    moved = impl_->write(peer) || moved;
+    Impl::Lane& lane = *impl_->lanes[static_cast<std::size_t>(number)];
+    if (!impl_->writable(lane) || lane.writing) continue;
+    moved = impl_->write(lane) || moved;
   }
   return moved;
 }
 
 void Messenger::leave() {
   impl_->leaving = true;
-  for (const auto& peer : impl_->peers) {
-    if (peer->socket && peer->state == Impl::State::here) peer->outbox.say_leave();
+  for (const auto& lane : impl_->lanes) {
+    if (impl_->writable(*lane)) lane->outbox.say_leave();
   }
 }
 
 bool Messenger::flushed() const {
-  for (const auto& peer : impl_->peers) {
-    if (peer->socket && peer->state == Impl::State::here && !peer->outbox.empty()) return false;
+  for (const auto& lane : impl_->lanes) {
+    if (impl_->writable(*lane) && !lane->outbox.empty()) return false;
   }
   return true;
 }
 
 void Messenger::bury(int peer, const Error& why) {
   Impl::Peer& dead = impl_->at(peer);
-  if (dead.state != Impl::State::here || peer == impl_->rank) return;
-  dead.burial = why;
-  if (dead.reading) return;
-  impl_->read(dead, true);
-  if (dead.state == Impl::State::here) impl_->lost(dead, why);  // there was no socket
+  if (dead.state == Impl::State::here && peer != impl_->rank) impl_->ended(dead, why);
 }
 
 void Messenger::fail_all(const Error& why) {
-  for (const auto& peer : impl_->peers) peer->mailbox.fail(why);
+  for (const auto& lane : impl_->lanes) lane->mailbox.fail(why);
 }
 
 const Traffic& Messenger::traffic() const { return impl_->traffic; }
 
 int Messenger::local_pid(int peer) const {
   const Impl::Peer& other = impl_->at(peer);
-  return other.socket && other.kind == StreamKind::local ? os::process_behind(other.socket.get()) : 0;
+  const os::Descriptor& socket = other.first().socket;
+  return socket && other.kind == StreamKind::local ? os::process_behind(socket.get()) : 0;
 }
 
 }  // namespace farandole::link

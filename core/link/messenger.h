@@ -44,6 +44,7 @@ struct MessengerOptions {
   std::uint32_t generation = 0;
   std::size_t eager_bytes = 64 << 10;  // up to here a message is sent without waiting for its grant
   std::size_t frame_bytes = 256 << 10;
+  std::vector<int> streams;      // to each peer; empty: one to everybody
   bool checksum_local = false;   // tests may ask for CRCs on unix links too
   const void* engine = nullptr;  // for failpoints
 };
@@ -55,13 +56,15 @@ struct Traffic {
 };
 
 // Owned by one engine and used only by whoever drives it. Never blocks. Control frames overtake data; data messages on
-// a link share it frame by frame, so none waits behind a larger one.
+// a stream share it frame by frame, so none waits behind a larger one. Where a peer has several streams, a message's
+// tag decides which it takes; control frames take the first.
 class Messenger {
  public:
   Messenger(int rank, int size, os::Poller& poller, Listener& listener, MessengerOptions options);
   ~Messenger();
 
-  // Takes a connected, authenticated stream. A second stream to the same peer is refused (invalid_argument).
+  // Takes a connected, authenticated stream. To a peer with several streams both sides add them in the same order;
+  // one more than agreed is refused (invalid_argument).
   void add(int peer, os::Descriptor stream, StreamKind kind);
   bool has(int peer) const;
 
@@ -74,7 +77,7 @@ class Messenger {
                std::vector<os::Descriptor> descriptors = {});
   std::function<void(int peer)> wanted;
 
-  // Handles one ready socket. `key` is what the poller reported; keys of the messenger are peers (0 .. size-1).
+  // Handles one ready socket. `key` is what the poller reported; keys of the messenger count its streams from 0.
   void ready(const os::Event& event);
   // Writes whatever can be written now. True when anything moved.
   bool flush();

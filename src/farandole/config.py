@@ -29,6 +29,7 @@ class Setting:
     aliases: tuple[str, ...] = ()  # HOROVOD_* variables with the same meaning and unit
     choices: tuple[str, ...] = ()
     minimum: float | None = None
+    maximum: float = 1 << 53  # what the core's numbers can hold
     flag: str = ""  # "" derives --name-with-dashes
     yaml: str = ""  # "section.key" of the contract's file
     scale: float = 1.0  # one unit of the flag and the YAML key in units of the variable
@@ -56,6 +57,8 @@ class Setting:
             kind += f" of {self.unit}"
         if self.minimum is not None:
             kind += f", at least {self.minimum:g}"
+        if self.maximum < 1 << 53:
+            kind += f", at most {self.maximum:g}"
         return kind
 
     def parse(self, text: str, variable: str) -> Any:
@@ -77,8 +80,8 @@ class Setting:
         if value is None:
             return
         bad_choice = bool(self.choices) and value not in self.choices
-        # Written so that a NaN fails too; the upper end is what the core's numbers can hold.
-        out_of_range = self.minimum is not None and not self.minimum <= value <= 1 << 53
+        # Written so that a NaN fails too.
+        out_of_range = self.minimum is not None and not self.minimum <= value <= self.maximum
         if bad_choice or out_of_range:
             raise ValueError(f"{source}={value!r}: expected {self.expected}")
 
@@ -179,6 +182,9 @@ class Config:
     slot_bytes: int = _setting(64 * KiB, "one slot of a ring in shared memory", unit="bytes", minimum=4096)
     slots: int = _setting(4, "slots of a ring in shared memory", minimum=2)
     chunk_bytes: int = _setting(256 * KiB, "one message between hosts", unit="bytes", minimum=4096)
+    tcp_streams: int = _setting(
+        2, "connections between two ranks of different hosts; rank 0 decides", minimum=1, maximum=16
+    )
     links: str = _setting("auto", "tcp forbids shared memory inside the host", choices=("auto", "tcp"))
 
     # Groups.

@@ -55,6 +55,7 @@ class _Options(ctypes.Structure):
         (_LONG, "stall_note_ms stall_warning_ms stall_shutdown_ms slot_bytes"),
         (_INT, "slots fuse_bundles"),
         (_LONG, "chunk_bytes"),
+        (_INT, "tcp_streams"),
     )
 
 
@@ -297,6 +298,7 @@ class NativeEngine:
             slots=config.slots,
             fuse_bundles=0 if config.disable_group_fusion else 1,
             chunk_bytes=config.chunk_bytes,
+            tcp_streams=config.tcp_streams,
         )
         pointer = ctypes.c_void_p()
         error = _arena.error

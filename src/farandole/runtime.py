@@ -141,6 +141,7 @@ def _connect(config: Config) -> World:
     session = mesh.join(config)
     engine: Engine | None = None
     try:
+        config = dataclasses.replace(config, tcp_streams=session.streams)  # as agreed
         engine = _make_engine(config, session.rank, session.hosts, session.generation)
         session.hand_over(engine)
         session.serve(engine)

@@ -46,6 +46,7 @@ inline farandole_options default_options() {
   options.slots = 4;
   options.fuse_bundles = 1;
   options.chunk_bytes = 256 << 10;
+  options.tcp_streams = 2;
   return options;
 }
 
@@ -64,15 +65,16 @@ class Job {
     }
     for (int a = 0; a < size; ++a)
       for (int b = a + 1; b < size; ++b) {
-        int pair[2];
         bool local = hosts[static_cast<std::size_t>(a)] == hosts[static_cast<std::size_t>(b)];
-        if (local) {
-          if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) throw std::runtime_error("socketpair");
-        } else {
-          tcp_pair(pair);
+        for (int stream = 0; stream < (local ? 1 : options.tcp_streams); ++stream) {
+          int pair[2];
+          if (!local)
+            tcp_pair(pair);
+          else if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0)
+            throw std::runtime_error("socketpair");
+          farandole_add_link(engine(a), b, pair[0], local ? 0 : 1);
+          farandole_add_link(engine(b), a, pair[1], local ? 0 : 1);
         }
-        farandole_add_link(engine(a), b, pair[0], local ? 0 : 1);
-        farandole_add_link(engine(b), a, pair[1], local ? 0 : 1);
       }
     run([&](int rank) {
       char text[512];

@@ -94,7 +94,8 @@ struct Side final : link::Listener {
 struct Pair {
   explicit Pair(StreamKind kind = StreamKind::local, link::MessengerOptions options = {})
       : a(0, 2, options), b(1, 2, options) {
-    connect(kind);
+    const int streams = options.streams.empty() ? 1 : options.streams[0];
+    for (int stream = 0; stream < streams; ++stream) connect(kind);
   }
   void connect(StreamKind kind) {
     auto [one, two] = connected(kind);

@@ -1,6 +1,6 @@
 # Links: which ranks are joined at init, and how one link is made, proven, and shown to share memory.
 # Touches sockets and memory files.
-"""A link is a connected stream between two ranks that both have proven the job's secret.
+"""A link is one connected stream, or several over TCP, between two ranks that both have proven the job's secret.
 
 The lower rank calls, the higher one answers. Ranks of one host also pass each other a memory file with a nonce and read
 it back: only then do they share a host.
@@ -15,6 +15,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from farandole.rendezvous import sockets
 from farandole.rendezvous.door import MOST_STRANGERS, Door
@@ -123,6 +124,15 @@ def _receive_file(sock: socket.socket) -> Flow[int]:
         return fds[0] if fds else -1
 
 
+@dataclass(frozen=True)
+class Strand:
+    """A proven connection: the `number`th of the link to `peer`."""
+
+    peer: int
+    number: int
+    problem: str = ""  # why the two share no memory, if they should
+
+
 class Weaver:
     """Makes the links of one rank, of one kind, in one generation. The owner of the loop reads `made` and `failed`."""
 
@@ -133,14 +143,16 @@ class Weaver:
         self._size = size
         self._kind = kind
         self.generation = 0
+        self.streams = 1  # that make up a link
         self.wanted: set[int] = set()
-        self.made: dict[int, socket.socket] = {}
+        self.made: dict[int, list[socket.socket]] = {}
+        self._begun: dict[int, dict[int, socket.socket]] = {}  # by peer: streams of links that lack some
         self.failed: dict[int, str] = {}
         self.starved: OSError | None = None  # why nobody could be let in, lately
 
-    def door(self, address: str) -> Door[tuple[int, str]]:
+    def door(self, address: str) -> Door[Strand]:
         """Listens for the lower ones of the wanted ranks; hears them once it is opened."""
-        most = MOST_STRANGERS + self._size  # all peers may knock at once
+        most = MOST_STRANGERS + self._size * self.streams  # all peers may knock at once
         return Door(self._loop, address, most, self._answer, self._entered, lambda error: None, self._starve)
 
     def want(self, peers: Iterable[int]) -> None:
@@ -151,35 +163,45 @@ class Weaver:
         """Calls a higher rank; the outcome appears in `made` or `failed`."""
         self.wanted.add(peer)
 
-        def done(result: tuple[socket.socket, str] | None, error: Exception | None) -> None:
+        def done(result: tuple[socket.socket, Strand] | None, error: Exception | None) -> None:
             if result is None:
                 self.failed[peer] = f"{address}: {sockets.explain(error or EOFError())}"
             else:
-                self._settle(result[0], peer, result[1])
+                self._settle(*result)
 
-        self._loop.spawn(self.call_flow(peer, address), deadline, done)
+        for number in range(self.streams):
+            self._loop.spawn(self._call(peer, number, address), deadline, done)
 
     def settled(self) -> bool:
         """Whether every wanted link stands or has failed."""
         return len(self.made) + len(self.failed) >= len(self.wanted)
 
-    def take(self) -> dict[int, socket.socket]:
-        """The links made; they are the caller's from now on."""
+    def take(self) -> dict[int, list[socket.socket]]:
+        """The links made; they are the caller's from now on. Those half made are given up."""
         made, self.made = self.made, {}
+        for streams in self._begun.values():
+            for sock in streams.values():
+                sock.close()
+        self._begun.clear()
         return made
 
-    def _settle(self, sock: socket.socket, peer: int, problem: str) -> None:
-        if problem or peer in self.made:
+    def _settle(self, sock: socket.socket, stream: Strand) -> None:
+        begun = self._begun.setdefault(stream.peer, {})
+        if stream.problem or stream.peer in self.made or stream.number in begun or stream.number >= self.streams:
             sock.close()
-            self.failed.setdefault(peer, problem)
-        else:
-            self.made[peer] = sock
+            if stream.peer not in self.made:
+                self.failed.setdefault(stream.peer, stream.problem or "it opened one stream twice")
+            return
+        begun[stream.number] = sock
+        if len(begun) == self.streams:
+            self.made[stream.peer] = [begun[number] for number in range(self.streams)]
+            del self._begun[stream.peer]
 
     def _greeting(self, role: Role, target: int) -> Greeting:
         return Greeting(role, self._rank, target, self.generation)
 
-    def call_flow(self, peer: int, address: str) -> Flow[tuple[socket.socket, str]]:
-        """Calls until the peer answers: the proven link, and why it shares no memory ("" when it does or need not)."""
+    def _call(self, peer: int, number: int, address: str) -> Flow[tuple[socket.socket, Strand]]:
+        """Calls until the peer answers."""
         began = time.monotonic()
         while True:
             try:
@@ -191,8 +213,10 @@ class Weaver:
                 continue
             try:
                 yield from call(sock, self._secret, self._greeting(Role.CALLER, peer), Role.CALLEE)
-                problem = "" if self._kind == sockets.TCP else (yield from prove_memory(sock))
-                return sock, problem
+                if self._kind == sockets.LOCAL:
+                    return sock, Strand(peer, number, (yield from prove_memory(sock)))
+                yield from send(sock, bytes([number]))
+                return sock, Strand(peer, number)
             except (EOFError, ConnectionError):
                 # Turned away unheard, as happens when strangers crowd the door.
                 sock.close()
@@ -201,11 +225,12 @@ class Weaver:
                 sock.close()
                 raise
 
-    def _answer(self, sock: socket.socket) -> Flow[tuple[int, str]]:
+    def _answer(self, sock: socket.socket) -> Flow[Strand]:
         me = self._greeting(Role.CALLEE, 0)
         proven = yield from answer(sock, self._secret, me, self._admit)
-        problem = "" if self._kind == sockets.TCP else (yield from prove_memory(sock))
-        return proven.peer.rank, problem
+        if self._kind == sockets.LOCAL:
+            return Strand(proven.peer.rank, 0, (yield from prove_memory(sock)))
+        return Strand(proven.peer.rank, (yield from receive(sock, 1))[0])
 
     def _starve(self, error: OSError) -> None:
         self.starved = error
@@ -213,5 +238,5 @@ class Weaver:
     def _admit(self, peer: Greeting) -> bool:
         return peer.role is Role.CALLER and peer.rank in self.wanted and peer.rank not in self.made
 
-    def _entered(self, sock: socket.socket, result: tuple[int, str]) -> None:
-        self._settle(sock, *result)
+    def _entered(self, sock: socket.socket, stream: Strand) -> None:
+        self._settle(sock, stream)

@@ -19,10 +19,10 @@ from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.door import Door
 from farandole.rendezvous.flow import Flow, Loop, pause
 from farandole.rendezvous.handshake import NOBODY, Greeting, Proven, Refused, Role, VersionMismatch, call
-from farandole.rendezvous.links import Weaver, initial_links
+from farandole.rendezvous.links import Strand, Weaver, initial_links
 from farandole.rendezvous.messages import Agreed, Failed, Hello, Linked, Message, Proved, Sorry, Started, Welcome
 from farandole.rendezvous.secret import Secret
-from farandole.rendezvous.session import Session
+from farandole.rendezvous.session import Links, Session, close_streams
 from farandole.version import package_version
 
 HUB_SECONDS = 5.0  # the hub listens before any rank is started, so it answers at once; a crowd may delay it
@@ -76,7 +76,8 @@ class _Joining:
         self.loop = Loop()
         self.local = Weaver(self.loop, secret, config.rank, config.size, sockets.LOCAL)
         self.remote = Weaver(self.loop, secret, config.rank, config.size, sockets.TCP)
-        self.doors: list[Door[tuple[int, str]]] = []
+        self.remote.streams = 1 if config.engine == "python" else config.tcp_streams
+        self.doors: list[Door[Strand]] = []
         self.inbox: list[Message] = []
         self.ended: str | None = None
         self.channel: Channel | None = None
@@ -93,13 +94,24 @@ class _Joining:
         self.channel.send(self.hello())
         welcome = self.expect(Welcome)
         self.local.generation = self.remote.generation = welcome.generation
+        self.remote.streams = welcome.streams
         for door in self.doors:
             door.open()
         hosts = self.link_locally(welcome)
         links = self.link_remotely(welcome, hosts)
         self.channel.send(Linked(welcome.generation))
         self.expect(Started)
-        session = Session(self.rank, hosts, welcome.generation, links, self.secret, self.loop, self.channel, listen_at)
+        session = Session(
+            self.rank,
+            hosts,
+            welcome.generation,
+            links,
+            welcome.streams,
+            self.secret,
+            self.loop,
+            self.channel,
+            listen_at,
+        )
         self.session = session
         for message in self.inbox:  # somebody may already wish for a link, or be gone
             session.heard(message)
@@ -141,6 +153,7 @@ class _Joining:
             package=self.package,
             sharing=int(config.links != "tcp"),
             timeout_ms=int(config.start_timeout * 1000),
+            streams=self.remote.streams,
             local=self.doors[0].address,
             remote=self.doors[1].address,
         )
@@ -208,7 +221,7 @@ class _Joining:
             reason = f"rank {self.rank} and rank {unshared[0]} on {welcome.names[self.rank]}: {why}"
         return Proved(welcome.generation, tuple(unshared), reason)
 
-    def link_remotely(self, welcome: Welcome, hosts: tuple[int, ...]) -> dict[int, tuple[int, int]]:
+    def link_remotely(self, welcome: Welcome, hosts: tuple[int, ...]) -> Links:
         """Makes the TCP links; all links of this rank, ready for the engine."""
         near, far = initial_links(self.rank, hosts)
         self.remote.want(far)
@@ -222,14 +235,14 @@ class _Joining:
             self.loop.turn(self.deadline)
         if self.remote.failed:
             self.blame(welcome)
-        links: dict[int, tuple[int, int]] = {}
+        links: Links = {}
         for kind, weaver in ((sockets.LOCAL, self.local), (sockets.TCP, self.remote)):
             wanted = near if kind == sockets.LOCAL else far
-            for peer, sock in weaver.take().items():
+            for peer, streams in weaver.take().items():
                 if peer in wanted:
-                    links[peer] = (sock.detach(), kind)
+                    links[peer] = ([sock.detach() for sock in streams], kind)
                 else:
-                    sock.close()
+                    close_streams(streams)
         return links
 
     def blame(self, welcome: Welcome) -> None:
@@ -259,6 +272,6 @@ class _Joining:
         if self.channel is not None:
             self.channel.close()
         for weaver in (self.local, self.remote):
-            for sock in weaver.take().values():
-                sock.close()
+            for streams in weaver.take().values():
+                close_streams(streams)
         self.loop.close()

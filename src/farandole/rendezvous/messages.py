@@ -33,6 +33,7 @@ class Hello:
     package: str  # version of the package
     sharing: int  # 0: this rank wants no shared memory
     timeout_ms: int  # how long it waits for the others
+    streams: int  # TCP connections to each peer on another host, if this is rank 0
     local: str  # where ranks of the same host reach it
     remote: str  # where others do
 
@@ -46,6 +47,7 @@ class Welcome:
     names: tuple[str, ...]  # the host name of each rank
     locals: tuple[str, ...]
     remotes: tuple[str, ...]
+    streams: int  # TCP connections between two ranks of different hosts
 
 
 @dataclass(frozen=True)

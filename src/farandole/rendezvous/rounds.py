@@ -216,6 +216,7 @@ class Rounds:
                 tuple(hello.host for hello in hellos),
                 tuple(hello.local for hello in hellos),
                 tuple(hello.remote for hello in hellos),
+                hellos[0].streams,
             )
         )
 

@@ -12,14 +12,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from farandole import errors
 from farandole.rendezvous import sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.door import Door
 from farandole.rendezvous.flow import Loop
-from farandole.rendezvous.links import Weaver
+from farandole.rendezvous.links import Strand, Weaver
 from farandole.rendezvous.messages import Leave, Lost, Message, NoLink, Offer, Wanted, Wish
 from farandole.rendezvous.secret import Secret
 
@@ -29,11 +29,14 @@ GOODBYE_SECONDS = 0.5
 log = logging.getLogger("farandole.rendezvous")
 
 
+Links: TypeAlias = dict[int, tuple[list[int], int]]  # peer -> descriptors of its streams, kind
+
+
 class LinkTaker(Protocol):
     """What a session needs of an engine."""
 
     def add_link(self, peer: int, fd: int, kind: int) -> None:
-        """Takes over a connected descriptor."""
+        """Takes over a connected descriptor; called once for each stream of a link, in order."""
         ...
 
     def watch_links(self, wanted: Callable[[int], None]) -> None:
@@ -46,14 +49,15 @@ class LinkTaker(Protocol):
 
 
 class Session:
-    """One rank in one generation. `links` (peer -> descriptor, kind) belong to the session until `hand_over`."""
+    """One rank in one generation. `links` belong to the session until `hand_over`."""
 
     def __init__(
         self,
         rank: int,
         hosts: Sequence[int],
         generation: int,
-        links: dict[int, tuple[int, int]],
+        links: Links,
+        streams: int = 1,
         secret: Secret | None = None,
         loop: Loop | None = None,
         channel: Channel | None = None,
@@ -64,15 +68,16 @@ class Session:
         self.hosts = list(hosts)
         self.generation = generation
         self.links = links
+        self.streams = streams  # of a link over TCP
         self._secret = secret
         self._loop = loop
         self._channel = channel
         self._listen_at = listen_at
         self._engine: LinkTaker | None = None
         self._hub_lost: Callable[[str], None] | None = None
-        self._doors: dict[int, tuple[Door[tuple[int, str]], Weaver]] = {}
+        self._doors: dict[int, tuple[Door[Strand], Weaver]] = {}
         self._linked: set[int] = set()  # peers whose link the engine has
-        self._calling: set[int] = set()  # peers whose door is being knocked at
+        self._calling: dict[int, Weaver] = {}  # peers whose door is being knocked at
         self._early: list[Message] = []  # what the hub said before there was an engine to tell
         self._lost_early: str | None = None
         self._thread: threading.Thread | None = None
@@ -82,9 +87,10 @@ class Session:
     def hand_over(self, engine: LinkTaker) -> None:
         """Gives every link of init to the engine."""
         while self.links:
-            peer, (fd, kind) = self.links.popitem()
+            peer, (streams, kind) = self.links.popitem()
             self._linked.add(peer)
-            engine.add_link(peer, fd, kind)
+            for fd in streams:
+                engine.add_link(peer, fd, kind)
 
     def serve(self, engine: LinkTaker, hub_lost: Callable[[str], None] | None = None) -> None:
         """Makes links on demand from now on, on a thread. `hub_lost(reason)`: instead of revoking the generation."""
@@ -120,7 +126,10 @@ class Session:
         for door, weaver in self._doors.values():
             door.close()
             _close_all(weaver)
+        for weaver in self._calling.values():
+            _close_all(weaver)
         self._doors.clear()
+        self._calling.clear()
         if self._channel.open:
             self._channel.send(Leave(self.generation))
             _say_goodbye(self._channel.sock)
@@ -193,6 +202,7 @@ class Session:
         assert self._loop is not None and self._secret is not None
         weaver = Weaver(self._loop, self._secret, self.rank, self.size, sockets.TCP)
         weaver.generation = self.generation
+        weaver.streams = self.streams
         return weaver
 
     def _open_ear(self, peer: int) -> None:
@@ -219,18 +229,8 @@ class Session:
     def _call(self, peer: int, address: str) -> None:
         assert self._loop is not None
         weaver = self._weaver()
-        deadline = time.monotonic() + ON_DEMAND_SECONDS
-        flow = weaver.call_flow(peer, address)
-        self._calling.add(peer)
-
-        def done(result: tuple[socket.socket, str] | None, error: Exception | None) -> None:
-            self._calling.discard(peer)
-            if result is None:
-                self._fail(peer, f"cannot be reached at {address}: {sockets.explain(error or EOFError())}")
-            else:
-                self._add(peer, result[0])
-
-        self._loop.spawn(flow, deadline, done)
+        self._calling[peer] = weaver
+        weaver.call(peer, address, time.monotonic() + ON_DEMAND_SECONDS)
 
     def _collect(self) -> None:
         for peer, (door, weaver) in list(self._doors.items()):
@@ -240,14 +240,24 @@ class Session:
                 self._loop.at(("ear", peer), None, lambda: None)
                 door.close()
                 self._add(peer, weaver.take()[peer])
+        for peer, weaver in list(self._calling.items()):
+            if not weaver.settled():
+                continue
+            del self._calling[peer]
+            if peer in weaver.made:
+                self._add(peer, weaver.take()[peer])
+            else:
+                _close_all(weaver)
+                self._fail(peer, f"cannot be reached at {weaver.failed[peer]}")
 
-    def _add(self, peer: int, sock: socket.socket) -> None:
+    def _add(self, peer: int, streams: Sequence[socket.socket]) -> None:
         assert self._engine is not None
         self._linked.add(peer)
-        try:
-            self._engine.add_link(peer, sock.detach(), sockets.TCP)
-        except Exception as error:  # an engine that is closing takes no more links
-            log.debug("a new link to rank %d was not taken: %s", peer, error)
+        for sock in streams:
+            try:
+                self._engine.add_link(peer, sock.detach(), sockets.TCP)
+            except Exception as error:  # an engine that is closing takes no more links
+                log.debug("a new link to rank %d was not taken: %s", peer, error)
 
     def _fail(self, peer: int, text: str) -> None:
         if peer in self._linked:
@@ -263,16 +273,24 @@ class Session:
 
     def _close_links(self) -> None:
         while self.links:
-            os.close(self.links.popitem()[1][0])
+            for fd in self.links.popitem()[1][0]:
+                os.close(fd)
+
+
+def close_streams(streams: Sequence[socket.socket]) -> None:
+    """Gives up a link that is not wanted."""
+    for sock in streams:
+        sock.close()
 
 
 def _close_all(weaver: Weaver) -> None:
-    for sock in weaver.take().values():
-        sock.close()
+    for streams in weaver.take().values():
+        close_streams(streams)
 
 
 def _say_goodbye(sock: socket.socket) -> None:
     # Unread bytes would turn the close into a reset, and our Leave might be lost with it.
+    assert isinstance(sock, socket.socket)
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_WR)
         sock.settimeout(GOODBYE_SECONDS)

@@ -36,8 +36,8 @@ def test_links_are_local_inside_a_host_and_tcp_between_hosts(shape: str) -> None
                     if peer != session.rank:
                         same = hosts[peer] == hosts[session.rank]
                         assert stub.links[peer][1] == (sockets.LOCAL if same else sockets.TCP)
-                        assert not os.get_blocking(stub.links[peer][0])
-                        assert not os.get_inheritable(stub.links[peer][0])
+                        for fd in stub.links[peer][0]:
+                            assert not os.get_blocking(fd) and not os.get_inheritable(fd)
             greet(stubs)
             assert os.listdir(place.directory) == ["hub"], "listening sockets are gone after init"
         assert not any(stub.revoked for stub in stubs)

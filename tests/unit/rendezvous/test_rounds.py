@@ -27,7 +27,7 @@ from farandole.rendezvous.rounds import LINK_SECONDS, Rounds
 
 
 def hello(rank: int, size: int = 3, **more: object) -> Hello:
-    plain = Hello(rank, size, "h", 100 + rank, "1", 1, 30_000, f"unix:/l{rank}", f"tcp:h:{rank + 1}")
+    plain = Hello(rank, size, "h", 100 + rank, "1", 1, 30_000, 2, f"unix:/l{rank}", f"tcp:h:{rank + 1}")
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
