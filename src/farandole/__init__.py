@@ -1,5 +1,5 @@
 # The package's face: init, rank, size, the collectives, process sets, errors.
-# Re-exports alone; imports no framework.
+# Re-exports alone, each when it is asked for; imports no framework.
 """Distributed training with the few lines you know from Horovod.
 
 >>> import farandole, numpy
@@ -11,101 +11,102 @@ array([1., 1., 1.])
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from .config import (
-    Config,
-)
-from .engine import (
-    DType,
-    ReduceOp,
-)
-from .errors import (
-    FarandoleTimeout,
-    HorovodInternalError,
-    HorovodVersionMismatchError,
-    HostsUpdatedInterrupt,
-    LibraryMissing,
-    Mismatch,
-    NotInitialized,
-    PeerLost,
-    Revoked,
-    ShutDown,
-)
-from .groups import (
-    ProcessSet,
-    global_process_set,
-)
-from .objects import (
-    allgather_object,
-    broadcast_object,
-)
-from .ops import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allgather,
-    allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    irecv,
-    isend,
-    join,
-    poll,
-    recv,
-    reducescatter,
-    reducescatter_async,
-    send,
-    synchronize,
-)
-from .runtime import (
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-
 if TYPE_CHECKING:
+    from .config import (
+        Config,
+    )
+    from .engine import (
+        DType,
+        ReduceOp,
+    )
+    from .errors import (
+        FarandoleTimeout,
+        HorovodInternalError,
+        HorovodVersionMismatchError,
+        HostsUpdatedInterrupt,
+        LibraryMissing,
+        Mismatch,
+        NotInitialized,
+        PeerLost,
+        Revoked,
+        ShutDown,
+    )
+    from .groups import (
+        ProcessSet,
+        global_process_set,
+    )
+    from .objects import (
+        allgather_object,
+        broadcast_object,
+    )
+    from .ops import (
+        Adasum,
+        Average,
+        Max,
+        Min,
+        Product,
+        Sum,
+        allgather,
+        allgather_async,
+        allreduce,
+        allreduce_,
+        allreduce_async,
+        allreduce_async_,
+        alltoall,
+        alltoall_async,
+        barrier,
+        broadcast,
+        broadcast_,
+        broadcast_async,
+        broadcast_async_,
+        grouped_allgather,
+        grouped_allgather_async,
+        grouped_allreduce,
+        grouped_allreduce_,
+        grouped_allreduce_async,
+        grouped_allreduce_async_,
+        grouped_reducescatter,
+        grouped_reducescatter_async,
+        irecv,
+        isend,
+        join,
+        poll,
+        recv,
+        reducescatter,
+        reducescatter_async,
+        send,
+        synchronize,
+    )
+    from .runtime import (
+        add_process_set,
+        ccl_built,
+        cross_rank,
+        cross_size,
+        cuda_built,
+        ddl_built,
+        gloo_built,
+        gloo_enabled,
+        init,
+        is_homogeneous,
+        is_initialized,
+        local_rank,
+        local_size,
+        mpi_built,
+        mpi_enabled,
+        mpi_threads_supported,
+        nccl_built,
+        rank,
+        remove_process_set,
+        rocm_built,
+        shutdown,
+        size,
+        start_timeline,
+        stop_timeline,
+    )
+
     __version__: str
 
 __all__ = [
@@ -189,11 +190,46 @@ __all__ = [
     "synchronize",
 ]
 
+_HOMES = {  # where each public name lives
+    "config": "Config",
+    "engine": "DType ReduceOp",
+    "errors": (
+        "FarandoleTimeout HorovodInternalError HorovodVersionMismatchError HostsUpdatedInterrupt "
+        "LibraryMissing Mismatch NotInitialized PeerLost Revoked ShutDown"
+    ),
+    "groups": "ProcessSet global_process_set",
+    "objects": "allgather_object broadcast_object",
+    "ops": (
+        "Adasum Average Max Min Product Sum allgather allgather_async allreduce allreduce_ allreduce_async "
+        "allreduce_async_ alltoall alltoall_async barrier broadcast broadcast_ broadcast_async "
+        "broadcast_async_ grouped_allgather grouped_allgather_async grouped_allreduce grouped_allreduce_ "
+        "grouped_allreduce_async grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async "
+        "irecv isend join poll recv reducescatter reducescatter_async send synchronize"
+    ),
+    "runtime": (
+        "add_process_set ccl_built cross_rank cross_size cuda_built ddl_built gloo_built gloo_enabled init "
+        "is_homogeneous is_initialized local_rank local_size mpi_built mpi_enabled mpi_threads_supported "
+        "nccl_built rank remove_process_set rocm_built shutdown size start_timeline stop_timeline"
+    ),
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
+
 
 def __getattr__(name: str) -> Any:
-    # Reading metadata takes longer than importing all the rest of the package.
+    # The launcher and its agents import this package and need none of its arrays: names are found when asked for.
     if name == "__version__":
         from .version import package_version
 
         return package_version()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _MODULES:
+        value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+    elif name in _HOMES:
+        value = importlib.import_module(f".{name}", __name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

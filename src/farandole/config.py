@@ -43,6 +43,11 @@ class Setting:
         return PREFIX + self.name.upper()
 
     @property
+    def variables(self) -> tuple[str, ...]:
+        """All its variables; the first one wins."""
+        return (self.variable, *self.aliases)
+
+    @property
     def base(self) -> str:
         """The type without its None."""
         return self.type.partition(" ")[0]
@@ -127,6 +132,21 @@ class Config:
     elastic: bool = _worker(False, "ranks may come and go", "HOROVOD_ELASTIC")
 
     # Speed.
+    report_fd: int | None = _worker(None, "descriptor for telling the agent why this rank failed", minimum=0)
+    calls_fd: int | None = _worker(None, "descriptor over which an executor's functions come", minimum=0)
+    private_directory: str | None = _worker(None, "a directory for sockets that the agent removes")
+    launcher: str = _setting(
+        "auto", "who started this process, when it was not `farandole run`; none: a job of one", choices=LAUNCHERS
+    )
+    meet_at: str | None = _setting(
+        None, "where ranks meet under another launcher: tcp:HOST:PORT of rank 0, or dir:/PATH that all hosts share"
+    )
+    secret_file: str | None = _setting(
+        None, "file with the secret of a job under another launcher: 32 bytes or 64 hexadecimal digits, mode 0600"
+    )
+    job_size: int | None = _setting(
+        None, "number of pods of a Kubernetes indexed job; makes JOB_COMPLETION_INDEX the rank", minimum=1
+    )
     engine: str = _setting(
         "native", "who moves the bytes; python is the slow specification", choices=("native", "python")
     )
@@ -271,7 +291,7 @@ class Config:
         _warn_of_unknown(environ)
         values: dict[str, Any] = {}
         for setting in SETTINGS.values():
-            for variable in (setting.variable, *setting.aliases):
+            for variable in setting.variables:
                 # An empty variable counts as unset, as shells make it easy to leave one behind.
                 if environ.get(variable, "").strip():
                     values[setting.name] = setting.parse(environ[variable], variable)

@@ -20,7 +20,7 @@ from .config import Config
 from .engine import Engine, Outcome
 from .groups import GroupTable, ProcessSet, as_sets, global_process_set
 from .native import NativeEngine
-from .observe import log
+from .observe import ending, log
 from .observe.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Runtime:
             self._world = world
             if not self._registered:
                 self._registered = True
-                atexit.register(self.close)
+                atexit.register(self.at_exit, config.report_fd, os.getpid())
 
     def close(self) -> None:
         with self._lock:
@@ -132,6 +132,12 @@ class Runtime:
     def after_fork(self) -> None:
         # Another thread may have been in init or shutdown when this child was made.
         self._lock = threading.RLock()
+
+    def at_exit(self, report_fd: int | None, pid: int) -> None:
+        # First: leaving makes other ranks fail, and the launcher should know by then who fell by itself.
+        if report_fd is not None and os.getpid() == pid:
+            ending.tell(report_fd)
+        self.close()
 
 
 def _connect(config: Config) -> World:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.security
 def test_row_28_garbage_on_every_listening_socket_while_ranks_join(tmp_path: Path) -> None:
     bomb = str(tmp_path / "bomb")
     with start_ranks("wait", 4, hosts=["a", "a", "b", "b"]) as job, contextlib.ExitStack() as held:
-        directory = job._directory
+        directory = job.directory
 
         def ears() -> list[str]:
             return listening([*job.pids, os.getpid()], directory)

@@ -26,7 +26,7 @@ class Place:
         """The variables that tell a worker its place, under both of their names."""
         found = {}
         for name, value in asdict(self).items():
-            for variable in (SETTINGS[name].variable, *SETTINGS[name].aliases):
+            for variable in SETTINGS[name].variables:
                 found[variable] = str(value)
         return found
 

@@ -1,6 +1,6 @@
-# Starts worker processes, signals them with all their children, and tells when they end. The only file that does.
-# Touches processes.
-"""A worker runs in a session of its own and dies with its launcher."""
+# Starts processes, signals them with all their children, finds and ends whatever they left. The only file that does.
+# Touches processes and /proc.
+"""Workers run in sessions of their own and die with their agent; agents run behind a guard (see guard.py)."""
 
 from __future__ import annotations
 
@@ -9,85 +9,219 @@ import ctypes
 import os
 import signal
 import subprocess
-import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NoReturn
+
+GIVE_UP_SECONDS = 10.0  # a process that survives SIGKILL for this long is the kernel's affair
 
 # Resolved here: between fork and exec nothing may be looked up or imported.
 _PRCTL = ctypes.CDLL(None, use_errno=True).prctl
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def become(name: str) -> None:
+    """What `ps` and `top` call this process."""
+    _PRCTL(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """From now on every descendant whose parent dies becomes a child of this process."""
+    _PRCTL(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def divide(outer: Callable[[int], NoReturn]) -> None:
+    """Forks: the parent goes into `outer(child)` and never comes back, the child goes on."""
+    child = os.fork()
+    if child:
+        try:
+            outer(child)
+        finally:
+            os._exit(1)
 
 
 class Worker:
-    """One running rank. `stdout` and `stderr` are the reading ends of its pipes, or None when it writes to ours."""
+    """One running rank, in the agent. `stdout` and `stderr` are the reading ends of its pipes."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None and process.stderr is not None
         self._process = process
-        self._lock = threading.Lock()  # between signals and the moment the process is reaped
         self.pid = process.pid
-        self.stdout = process.stdout
-        self.stderr = process.stderr
-        try:
-            self.pidfd: int | None = os.pidfd_open(process.pid)
-        except (OSError, AttributeError):
-            self.pidfd = None  # an old kernel, or a sandbox: `reap` has to be tried now and then
+        self.stdout = process.stdout.fileno()
+        self.stderr = process.stderr.fileno()
 
-    def send(self, number: int) -> None:
-        """Signals this process alone."""
-        with self._lock:
-            self._process.send_signal(number)
+    @property
+    def running(self) -> bool:
+        """Whether its end has not been seen yet."""
+        return self._process.returncode is None
 
-    def send_all(self, number: int) -> None:
-        """Signals the process and the children that stayed in its group; once it is reaped, nobody."""
-        with self._lock:
-            if self._process.returncode is None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, number)
+    def send(self, number: int, group: bool) -> None:
+        """Signals this process, or all that stayed in its group; once it is reaped, nobody."""
+        if self.running:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                (os.killpg if group else os.kill)(self.pid, number)
 
-    def reap(self) -> int | None:
-        """The exit code if the process has ended (128 + signal if it was killed); its children end with it."""
-        with self._lock:
-            if self._process.returncode is None:
-                # A zombie still holds its number, so that the group is surely the right one.
-                ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                if ended is None:
-                    return None
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, signal.SIGKILL)
-                self._process.wait()
-            code = self._process.returncode
+    def reap(self) -> int:
+        """The exit code of a process that has ended (128 + signal if it was killed); its group ends with it."""
+        # A zombie still holds its number, so that the group is surely the right one.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self._process.returncode = code
         return code if code >= 0 else 128 - code
 
     def close(self) -> None:
-        """Closes the descriptors; the process must have been reaped."""
-        if self.pidfd is not None:
-            os.close(self.pidfd)
-            self.pidfd = None
-        for pipe in (self.stdout, self.stderr):
+        """Closes the pipes."""
+        for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], inherit: Sequence[int], piped: bool) -> Worker:
-    """Starts one worker. OSError when the command cannot be run."""
-    launcher = os.getpid()
-    # The kernel sends the parent-death signal when the *thread* that started a process ends; only the main thread lives
-    # as long as the launcher.
-    mortal = threading.current_thread() is threading.main_thread()
+def start_worker(
+    command: Sequence[bytes], environment: Mapping[bytes, bytes], directory: bytes, inherit: Sequence[int]
+) -> Worker:
+    """Starts one rank; the caller is the agent's main thread. OSError when the command cannot be run."""
+    agent = os.getpid()
 
     def tie() -> None:
+        # The kernel sends this signal when the *thread* that started a process ends: the main one lives longest.
         _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != launcher:  # it died before the line above
+        if os.getppid() != agent:  # it died before the line above
             os._exit(1)
 
     process = subprocess.Popen(
         list(command),
-        env=dict(environment),
+        env=environment,
+        cwd=directory,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE if piped else None,
-        stderr=subprocess.PIPE if piped else None,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         bufsize=0,
         pass_fds=tuple(inherit),
         start_new_session=True,
-        preexec_fn=tie if mortal else None,
+        restore_signals=True,
+        preexec_fn=tie,
     )
-    return Worker(process)
+    worker = Worker(process)
+    os.set_blocking(worker.stdout, False)
+    os.set_blocking(worker.stderr, False)
+    return worker
+
+
+def start_agent(command: Sequence[str], line: int) -> subprocess.Popen[bytes]:
+    """Starts an agent, or the ssh that leads to one, with `line` as its input and output; its errors are piped."""
+    # A session of its own: Ctrl-C at the terminal is for the launcher alone.
+    return subprocess.Popen(
+        list(command), stdin=line, stdout=line, stderr=subprocess.PIPE, bufsize=0, start_new_session=True
+    )
+
+
+def next_dead_child() -> int:
+    """The number of a child that has ended and is not reaped yet, or 0."""
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return 0
+    return ended.si_pid if ended is not None else 0
+
+
+def bury(pid: int) -> None:
+    """Reaps a child that has ended."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def end_descendants() -> None:
+    """Kills everything below this process until nothing is left. Orphans must come to it: see adopt_orphans."""
+    deadline = time.monotonic() + GIVE_UP_SECONDS
+    while time.monotonic() < deadline:
+        kill(descendants(os.getpid()))
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return  # no child, hence no descendant
+        time.sleep(0.001)
+
+
+def end_orphans(rank: int, session: int, others: Mapping[int, int]) -> None:
+    """Kills what a rank that has ended left behind, children that called setsid included.
+
+    `session` is the rank's process, `others` the processes of ranks that still run, with their ranks: what belongs to
+    them stays. A process that cannot be told to belong to anybody lives until the last rank has ended.
+    """
+    for _ in range(100):  # each time round, what was forked meanwhile is seen
+        doomed: list[int] = []
+        for child in children(os.getpid()):
+            if child in others or _is_zombie(child):
+                continue
+            owner = _owner(child, session, rank, others)
+            if owner == rank or (owner is None and not others):
+                doomed += [child, *descendants(child)]
+        if not doomed:
+            return
+        kill(doomed)
+        time.sleep(0.001)
+
+
+def _owner(pid: int, session: int, rank: int, others: Mapping[int, int]) -> int | None:
+    """The rank that a process belongs to: by its session, or by the variable that its rank gave it."""
+    with contextlib.suppress(OSError):
+        found = os.getsid(pid)
+        if found == session:
+            return rank
+        if found in others:
+            return others[found]
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/environ", "rb") as file:
+        for entry in file.read().split(b"\0"):
+            if entry.startswith(b"FARANDOLE_RANK="):
+                return int(entry.partition(b"=")[2])
+    return None
+
+
+def kill(pids: Iterable[int]) -> None:
+    """SIGKILL to each that is still there and ours."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, their children, and so on."""
+    found = children(pid)
+    for child in found:  # grows while we walk
+        found += children(child)
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process, zombies included."""
+    found: list[int] = []
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+        for task in tasks:
+            with contextlib.suppress(ProcessLookupError), open(f"/proc/{pid}/task/{task}/children") as file:
+                found += map(int, file.read().split())
+    except FileNotFoundError:
+        # The process is gone, or this kernel has no such file: the long way.
+        return [child for child, parent in _parents() if parent == pid]
+    return found
+
+
+def _parents() -> list[tuple[int, int]]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
+                found.append((int(name), int(file.read().rpartition(")")[2].split()[1])))
+    return found
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

@@ -10,13 +10,13 @@ before the payload is waited for, and payloads are at most 1 MiB.
 from __future__ import annotations
 
 import hmac
-import socket
 import struct
 from collections.abc import Callable
+from typing import Any, Protocol
 
-from farandole.rendezvous.flow import READ, WRITE, Loop
+from farandole.rendezvous import messages
+from farandole.rendezvous.flow import READ, WRITE, Loop, Stream
 from farandole.rendezvous.handshake import Proven
-from farandole.rendezvous.messages import Message, decode, encode
 
 LARGEST_PAYLOAD = 1 << 20
 LARGEST_BACKLOG = 16 << 20  # bytes a reader may be behind before it is given up
@@ -25,6 +25,18 @@ _HEADER = struct.Struct("!IHH")
 _COUNTER = struct.Struct("!Q")
 HEADER_BYTES = _HEADER.size + _TAG
 _READ_BYTES = 64 << 10
+
+
+class Codec(Protocol):
+    """Which messages a channel speaks: between ranks and hub, or between launcher and agent."""
+
+    def encode(self, message: Any) -> tuple[int, bytes]:
+        """The type's number and the bytes."""
+        ...
+
+    def decode(self, number: int, data: bytes) -> Any:
+        """The message; ValueError when it is none."""
+        ...
 
 
 class ChannelError(Exception):
@@ -41,13 +53,14 @@ def _tag(key: bytes, part: bytes, counter: int, *data: bytes) -> bytes:
 class Sealer:
     """Turns messages into frames of one direction."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, codec: Codec = messages) -> None:
         self._key = key
+        self._codec = codec
         self._counter = 0
 
-    def seal(self, message: Message) -> bytes:
+    def seal(self, message: Any) -> bytes:
         """The next frame."""
-        number, payload = encode(message)
+        number, payload = self._codec.encode(message)
         if len(payload) > LARGEST_PAYLOAD:
             raise ChannelError(f"a message of {len(payload)} bytes is larger than {LARGEST_PAYLOAD}")
         return self.seal_bytes(number, payload)
@@ -64,16 +77,17 @@ class Sealer:
 class Opener:
     """Turns bytes of one direction into messages. Keeps no more than has arrived of one frame."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, codec: Codec = messages) -> None:
         self._key = key
+        self._codec = codec
         self._counter = 0
         self._bytes = bytearray()
         self._header: tuple[int, int] | None = None  # length and type, once proven
 
-    def feed(self, data: bytes) -> list[Message]:
+    def feed(self, data: bytes) -> list[Any]:
         """The messages that are complete now; ChannelError or MessageError ends the channel."""
         self._bytes += data
-        found: list[Message] = []
+        found: list[Any] = []
         while True:
             if self._header is None:
                 if len(self._bytes) < HEADER_BYTES:
@@ -90,7 +104,7 @@ class Opener:
             del self._bytes[:whole]
             self._counter += 1
             self._header = None
-            found.append(decode(number, payload))
+            found.append(self._codec.decode(number, payload))
 
     def _open_header(self) -> tuple[int, int]:
         header = bytes(self._bytes[: _HEADER.size])
@@ -109,27 +123,34 @@ class Channel:
     def __init__(
         self,
         loop: Loop,
-        sock: socket.socket,
+        sock: Stream,
         proven: Proven,
-        on_message: Callable[[Message], None],
+        on_message: Callable[[Any], None],
         on_end: Callable[[str], None],
+        codec: Codec = messages,
     ) -> None:
         self._loop = loop
         self._sock = sock
-        self._sealer = Sealer(proven.send_key)
-        self._opener = Opener(proven.receive_key)
+        self._sealer = Sealer(proven.send_key, codec)
+        self._opener = Opener(proven.receive_key, codec)
         self._out = bytearray()
         self._on_message = on_message
         self._on_end = on_end
+        self.on_drained: Callable[[], None] | None = None  # called once, when all that was queued has gone out
         self.open = True
         loop.watch(sock, READ, self._ready)
 
     @property
-    def sock(self) -> socket.socket:
+    def sock(self) -> Stream:
         """The connection underneath."""
         return self._sock
 
-    def send(self, message: Message) -> None:
+    @property
+    def backlog(self) -> int:
+        """How many bytes wait for the other side to read."""
+        return len(self._out)
+
+    def send(self, message: Any) -> None:
         """Queues a message and sends what goes out at once. On a channel that has ended nothing happens."""
         if not self.open:
             return
@@ -183,3 +204,6 @@ class Channel:
             # The reading side reports the end, after the last words of the other side have been read.
             self._out.clear()
         self._loop.watch(self._sock, READ | WRITE if self._out else READ, self._ready)
+        if not self._out and self.on_drained is not None:
+            drained, self.on_drained = self.on_drained, None
+            drained()

@@ -26,11 +26,37 @@ WRITE = selectors.EVENT_WRITE
 T = TypeVar("T")
 
 
+class Duplex:
+    """One descriptor to read and one to write with the face of a socket: what ssh gives a program as its streams."""
+
+    def __init__(self, reader: int, writer: int) -> None:
+        self.reader = reader
+        self.writer = writer
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+
+    def recv(self, count: int) -> bytes:
+        """What is there, at most `count` bytes."""
+        return os.read(self.reader, count)
+
+    def send(self, data: bytes | bytearray | memoryview) -> int:
+        """How many bytes went out."""
+        return os.write(self.writer, data)
+
+    def close(self) -> None:
+        """Closes both."""
+        os.close(self.reader)
+        os.close(self.writer)
+
+
+Stream = socket.socket | Duplex
+
+
 @dataclass(frozen=True)
 class Wait:
-    """What a flow waits for: a socket to become ready, or a moment on the monotonic clock."""
+    """What a flow waits for: a stream to become ready, or a moment on the monotonic clock."""
 
-    sock: socket.socket | None = None
+    sock: Stream | None = None
     events: int = 0
     until: float | None = None
 
@@ -38,7 +64,7 @@ class Wait:
 Flow = Generator[Wait, None, T]
 
 
-def receive(sock: socket.socket, count: int) -> Flow[bytes]:
+def receive(sock: Stream, count: int) -> Flow[bytes]:
     """Exactly `count` bytes and not one more; EOFError when the other side closes before."""
     parts = bytearray()
     while len(parts) < count:
@@ -53,7 +79,7 @@ def receive(sock: socket.socket, count: int) -> Flow[bytes]:
     return bytes(parts)
 
 
-def send(sock: socket.socket, data: bytes) -> Flow[None]:
+def send(sock: Stream, data: bytes) -> Flow[None]:
     """All of `data`."""
     view = memoryview(data)
     while view:
@@ -114,17 +140,25 @@ class Loop:
             self._release(task)
             task.flow.close()
 
-    def watch(self, sock: socket.socket, events: int, ready: Callable[[int], None]) -> None:
-        """Calls `ready(events)` whenever the socket is; again: changes what is watched."""
-        try:
-            self._selector.modify(sock, events, ready)
-        except KeyError:
-            self._selector.register(sock, events, ready)
+    def watch(self, sock: Stream | int, events: int, ready: Callable[[int], None]) -> None:
+        """Calls `ready(events)` whenever the stream or descriptor is; again: changes what is watched."""
+        for half, mask in _halves(sock):
+            if not events & mask:
+                self._drop(half)
+                continue
+            try:
+                self._selector.modify(half, events & mask, ready)
+            except KeyError:
+                self._selector.register(half, events & mask, ready)
 
-    def forget(self, sock: socket.socket) -> None:
-        """Watches the socket no more."""
+    def forget(self, sock: Stream | int) -> None:
+        """Watches it no more."""
+        for half, _ in _halves(sock):
+            self._drop(half)
+
+    def _drop(self, half: socket.socket | int) -> None:
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(sock)
+            self._selector.unregister(half)
 
     def at(self, key: object, moment: float | None, act: Callable[[], None]) -> None:
         """Calls `act` once at that moment; None takes the appointment of this key back."""
@@ -222,4 +256,13 @@ class Loop:
         else:
             task.wait = wait
             if wait.sock is not None:
-                self._selector.register(wait.sock, wait.events, task)
+                for half, mask in _halves(wait.sock):
+                    if wait.events & mask:
+                        self._selector.register(half, wait.events & mask, task)
+
+
+def _halves(sock: Stream | int) -> list[tuple[socket.socket | int, int]]:
+    """What the selector knows, and for which events."""
+    if isinstance(sock, Duplex):
+        return [(sock.reader, READ), (sock.writer, WRITE)]
+    return [(sock, READ | WRITE)]

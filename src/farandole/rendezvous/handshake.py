@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import hmac
 import os
-import socket
 import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from farandole.rendezvous.flow import Flow, receive, send
+from farandole.rendezvous.flow import Flow, Stream, receive, send
 from farandole.rendezvous.secret import Secret
 
 WIRE_VERSION = 1
@@ -42,6 +41,8 @@ class Role(IntEnum):
     HUB = 2
     CALLER = 3  # the rank that opens a link
     CALLEE = 4
+    LAUNCHER = 5  # to its agents
+    AGENT = 6
 
 
 class Refused(Exception):
@@ -86,7 +87,7 @@ class Proven:
     receive_key: bytes = field(repr=False)
 
 
-def call(sock: socket.socket, secret: Secret, me: Greeting, answerer: Role) -> Flow[Proven]:
+def call(sock: Stream, secret: Secret, me: Greeting, answerer: Role) -> Flow[Proven]:
     """Our side when we opened the connection."""
     nonce = os.urandom(NONCE_BYTES)
     greeting = me.encode(secret.job(), nonce)
@@ -105,7 +106,7 @@ def call(sock: socket.socket, secret: Secret, me: Greeting, answerer: Role) -> F
     return _settle(secret, talk, me, peer, caller=True)
 
 
-def answer(sock: socket.socket, secret: Secret, me: Greeting, admit: Callable[[Greeting], bool]) -> Flow[Proven]:
+def answer(sock: Stream, secret: Secret, me: Greeting, admit: Callable[[Greeting], bool]) -> Flow[Proven]:
     """Our side when we accepted the connection; `admit` decides about a proven peer."""
     theirs = yield from receive(sock, GREETING_BYTES)
     nonce = os.urandom(NONCE_BYTES)

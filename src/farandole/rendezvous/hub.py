@@ -10,6 +10,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Sequence
 
 from farandole.rendezvous import sockets
 from farandole.rendezvous.channel import Channel
@@ -20,15 +21,20 @@ from farandole.rendezvous.messages import Message, Sorry
 from farandole.rendezvous.rounds import Rounds, Sends
 from farandole.rendezvous.secret import Secret
 
+CALLERS = (Role.WORKER, Role.AGENT)  # an agent only tries whether this address works
 GOODBYE_SECONDS = 5.0  # a refused rank has this long to read why and to hang up
 
 log = logging.getLogger("farandole.rendezvous")
 
 
 class Hub:
-    """The meeting point of one job of `size` ranks; listens from construction on, works between start() and close()."""
+    """The meeting point of one job of `size` ranks; listens from construction on, works between start() and close().
 
-    def __init__(self, secret: Secret, size: int, address: str, package: str) -> None:
+    While all ranks are in and running nobody else can belong to the job, and it does not listen at all; when one of
+    them leaves, and may come again, it listens where it did before.
+    """
+
+    def __init__(self, secret: Secret, size: int, addresses: str | Sequence[str], package: str) -> None:
         self._secret = secret
         self._rounds = Rounds(size, package)
         self._loop = Loop()
@@ -37,20 +43,27 @@ class Hub:
         self._closing = False
         self._starved = False
         self._thread: threading.Thread | None = None
+        self._size = size
+        self._doors: list[Door[Proven]] = []
+        self._refused_before = 0  # at doors that are closed
         try:
-            most = MOST_STRANGERS + size  # all ranks may knock at once
-            self._door: Door[Proven] = Door(
-                self._loop, address, most, self._talk, self._admit, self._other_version, self._starve
-            )
+            for address in [addresses] if isinstance(addresses, str) else addresses:
+                self._doors.append(self._door(address))
         except BaseException:
+            self._close_doors()
             self._loop.close()
             raise
-        self.address = self._door.address
+        self.addresses = [door.address for door in self._doors]
+
+    @property
+    def address(self) -> str:
+        """The first address."""
+        return self.addresses[0]
 
     @property
     def refused(self) -> int:
         """How many strangers were turned away."""
-        return self._door.refused
+        return self._refused_before + sum(door.refused for door in self._doors)
 
     def start(self) -> None:
         """Begins to answer, on a thread of its own."""
@@ -70,14 +83,15 @@ class Hub:
         self._loop.call(stop)
         if self._thread is not None:
             self._thread.join()
-        self._door.close()
+        self._close_doors()
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
         self._loop.close()
 
     def _run(self) -> None:
-        self._door.open()
+        for door in self._doors:
+            door.open()
         try:
             while not self._closing:
                 self._loop.turn()
@@ -87,8 +101,28 @@ class Hub:
             for channel in self._channels.values():
                 channel.close()
 
+    def _door(self, address: str) -> Door[Proven]:
+        most = MOST_STRANGERS + self._size  # all ranks may knock at once
+        return Door(self._loop, address, most, self._talk, self._admit, self._other_version, self._starve)
+
+    def _close_doors(self) -> None:
+        for door in self._doors:
+            door.close()
+        self._refused_before = self.refused
+        self._doors.clear()
+
+    def _open_doors(self) -> None:
+        for address in self.addresses:
+            try:
+                door = self._door(address)
+            except OSError as error:
+                log.error("ranks that call init again will not find the launcher at %s: %s", address, error)
+                continue
+            door.open()
+            self._doors.append(door)
+
     def _talk(self, sock: socket.socket) -> Flow[Proven]:
-        return answer(sock, self._secret, Greeting(Role.HUB, NOBODY, 0), lambda peer: peer.role is Role.WORKER)
+        return answer(sock, self._secret, Greeting(Role.HUB, NOBODY, 0), lambda peer: peer.role in CALLERS)
 
     def _other_version(self, error: VersionMismatch) -> None:
         log.error("a rank of this job was refused: %s", error)  # it has proven itself, so this is no stranger's doing
@@ -99,6 +133,9 @@ class Hub:
             log.error("the launcher cannot accept connections: %s", sockets.explain(error))
 
     def _admit(self, sock: socket.socket, proven: Proven) -> None:
+        if proven.peer.role is Role.AGENT:
+            sock.close()
+            return
         name = next(self._names)
 
         def heard(message: Message) -> None:
@@ -121,6 +158,10 @@ class Hub:
                 # Closing now could destroy the message on its way; the rank hangs up when it has read it.
                 self._loop.at(name, time.monotonic() + GOODBYE_SECONDS, functools.partial(self._hang_up, name))
         self._loop.at("rounds", self._rounds.deadline(), self._tick)
+        if self._rounds.complete() and self._doors:
+            self._close_doors()
+        elif not self._rounds.complete() and not self._doors:
+            self._open_doors()
 
     def _tick(self) -> None:
         self._deliver(self._rounds.tick(time.monotonic()))

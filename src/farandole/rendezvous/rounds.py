@@ -79,6 +79,10 @@ class Rounds:
         self._spoilt: tuple[str, set[int]] = ("", set())  # an objection, and the ranks that have heard it
         self._absent: dict[int, str] = {}  # ranks whose process has ended, and how
 
+    def complete(self) -> bool:
+        """Whether all ranks run together, so that nobody else can come."""
+        return any(one.phase is Phase.RUNNING and len(one.members) == self.size for one in self._rounds)
+
     def deadline(self) -> float | None:
         """The next moment at which `tick` must be called."""
         return min((one.deadline for one in self._rounds if one.phase is not Phase.RUNNING), default=None)

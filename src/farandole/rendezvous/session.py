@@ -18,7 +18,7 @@ from farandole import errors
 from farandole.rendezvous import sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.door import Door
-from farandole.rendezvous.flow import Loop
+from farandole.rendezvous.flow import Loop, Stream
 from farandole.rendezvous.links import Strand, Weaver
 from farandole.rendezvous.messages import Leave, Lost, Message, NoLink, Offer, Wanted, Wish
 from farandole.rendezvous.secret import Secret
@@ -62,10 +62,12 @@ class Session:
         loop: Loop | None = None,
         channel: Channel | None = None,
         listen_at: str = "",
+        names: Sequence[str] = (),
     ) -> None:
         self.rank = rank
         self.size = len(hosts)
         self.hosts = list(hosts)
+        self.names = list(names)  # the host name of each rank
         self.generation = generation
         self.links = links
         self.streams = streams  # of a link over TCP
@@ -288,7 +290,7 @@ def _close_all(weaver: Weaver) -> None:
         close_streams(streams)
 
 
-def _say_goodbye(sock: socket.socket) -> None:
+def _say_goodbye(sock: Stream) -> None:
     # Unread bytes would turn the close into a reset, and our Leave might be lost with it.
     assert isinstance(sock, socket.socket)
     with contextlib.suppress(OSError):

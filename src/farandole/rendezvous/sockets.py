@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -28,6 +29,30 @@ def private_directory() -> str:
     return tempfile.mkdtemp(prefix="farandole-", dir=directory)  # 0700 by mkdtemp
 
 
+def remove_directory(directory: str) -> None:
+    """Removes a private directory with the sockets in it."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(directory):
+            os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected sockets; the first one does not block."""
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    return near, far
+
+
+def hold_port() -> tuple[socket.socket, int]:
+    """A port that nobody else gets by chance, and that a server on this host can still bind by its number."""
+    # Both sides set this option and neither listens: the kernel lets the second one in.
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("", 0))
+    return sock, sock.getsockname()[1]
+
+
 def split(address: str) -> tuple[str, int] | str:
     """(host, port) of a TCP address, or the path of a unix one."""
     kind, _, rest = address.partition(":")
@@ -48,7 +73,7 @@ def is_local(address: str) -> bool:
 def listen(address: str) -> tuple[socket.socket, str]:
     """A listening socket and the address to reach it by. `tcp:host` without a port: the kernel chooses one."""
     if address.startswith("tcp:"):
-        return _listen_tcp(address[4:].strip("[]"))
+        return _listen_tcp(*_host_and_port(address[4:]))
     path = split(address)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -62,11 +87,24 @@ def listen(address: str) -> tuple[socket.socket, str]:
     return sock, address
 
 
-def _listen_tcp(host: str) -> tuple[socket.socket, str]:
-    family, kind, protocol, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+def _host_and_port(place: str) -> tuple[str, int]:
+    """Of `host`, `host:port`, `[v6]`, `[v6]:port` or a bare v6 address; port 0 where there is none."""
+    if place.startswith("["):
+        host, _, port = place[1:].partition("]")
+    else:
+        host, _, port = place.partition(":") if place.count(":") == 1 else (place, "", "")
+    return host, int(port.lstrip(":") or 0)
+
+
+def _listen_tcp(host: str, port: int) -> tuple[socket.socket, str]:
+    family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, protocol)
     try:
+        # Connections inherit this from their listener, and so do not keep a later one from the same port.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(place)
+        # Connections inherit it: without it on them the port could not be bound again while they last.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.listen(BACKLOG)
     except BaseException:
         sock.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -86,7 +86,7 @@ def test_leaving_the_block_ends_everything_and_its_children() -> None:
             return len(children) == 4
 
         until(grandchildren)
-        directory = job._directory
+        directory = job.directory
     until(lambda: not any(alive(pid) for pid in [*job.pids, *children]))
     assert not os.path.exists(directory)
     job.close()
@@ -134,37 +134,26 @@ def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch, before: dict[st
 def test_ranks_die_with_their_launcher() -> None:
     code = (
         "from farandole.launch import local; job = local.start(['sleep', '60'], 2); "
-        "print(*job.pids, flush=True); job.wait()"
+        "print(*job.pids, job.directory, flush=True); job.wait()"
     )
-    with local.start([sys.executable, "-c", code], 1) as outer:
-        until(lambda: outer.stdout(0).endswith("\n"))
-        pids = [int(word) for word in outer.stdout(0).split()]
-        assert all(alive(pid) for pid in pids)
-        outer.kill(0, signal.SIGKILL)
-        until(lambda: not any(alive(pid) for pid in pids), timeout=2.0)
-        outer.wait(10)
-        _remove_what_a_killed_launcher_leaves()
-
-
-def _remove_what_a_killed_launcher_leaves() -> None:
-    # Its private directory with the hub's socket: nobody is left to remove it.
-    import shutil
-    import tempfile
-
-    for place in Path(tempfile.gettempdir()).glob("farandole-*"):
-        if (place / "hub").exists():
-            shutil.rmtree(place)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        *words, directory = launcher.stdout.readline().split()
+        pids = [int(word) for word in words]
+        assert all(alive(pid) for pid in pids) and os.path.exists(directory)
+        launcher.kill()
+        until(lambda: not any(alive(pid) for pid in pids) and not os.path.exists(directory), timeout=2.0)
 
 
 def test_marked_lines(tmp_path: Path) -> None:
     with open(tmp_path / "out", "w+b") as target:
-        marked = Marked(3, "stdout", target)
+        marked = Marked(4, (target, target))
         for part in (b"a", b"b\nc\n\nd", b"", b"x" * (LONGEST_LINE + 1), b"", b""):
-            marked.feed(part)
+            marked.feed(3, 0, part)
         target.seek(0)
         lines = target.read().splitlines()
     assert lines[:4] == [b"[3]<stdout>:ab", b"[3]<stdout>:c", b"[3]<stdout>:", b"[3]<stdout>:d"]
     assert lines[4] == b"[3]<stdout>:" + b"x" * (LONGEST_LINE + 1) and len(lines) == 5
-    kept = Kept()
-    kept.feed(b"\xff\n")
-    assert kept.text() == "�\n"
+    kept = Kept(1)
+    kept.feed(0, 1, b"\xff\n")
+    assert kept.text(0, 1) == "�\n"

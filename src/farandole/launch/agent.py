@@ -1,0 +1,300 @@
+# The agent of a host: starts the ranks it is told to, passes on what they print, ends them, reports their ends.
+# Touches processes through spawn.py, its own input and output, the job's private directory.
+"""`main()` is what runs on each host of a job, on the launcher's own as on those behind ssh.
+
+The launcher is heard over our input and spoken to over our output. When that line ends, for whatever reason, everything
+below this process is killed and nothing of the job is left on the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from farandole.launch import evidence, guard, spawn
+from farandole.rendezvous import interfaces, orders, sockets
+from farandole.rendezvous.channel import Channel
+from farandole.rendezvous.flow import READ, Duplex, Flow, Loop, Stream, receive, send
+from farandole.rendezvous.handshake import NOBODY, Greeting, Proven, Role, answer, call
+from farandole.rendezvous.secret import SECRET_BYTES, Secret
+from farandole.version import package_version
+
+GREETING_SECONDS = 60.0
+REACH_SECONDS = 10.0  # to reach the hub at one of its addresses
+REPORT_BYTES = 8192
+CHUNK_BYTES = 64 << 10
+PATIENCE_BYTES = 1 << 20  # so much may wait for the launcher before ranks have to wait with their output
+ASKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class _Rank:
+    """A worker, its streams, its way to tell of a failure, and its channel for calls."""
+
+    def __init__(self, worker: spawn.Worker, report: int, calls: Channel | None) -> None:
+        self.worker = worker
+        self.report = report
+        self.calls = calls
+        self.streams = {worker.stdout: orders.STDOUT, worker.stderr: orders.STDERR}
+
+    def close(self) -> None:
+        os.close(self.report)
+        self.worker.close()
+        if self.calls is not None:
+            self.calls.close()
+
+
+class Agent:
+    """Carries out orders until the line to the launcher, or the guard, is gone."""
+
+    def __init__(self, loop: Loop, directory: str, line: Duplex, guard_line: int) -> None:
+        self._loop = loop
+        self._directory = directory
+        self._ranks: dict[int, _Rank] = {}
+        self._environment: dict[bytes, bytes] = {}
+        self._port: object = None  # held, never listened on
+        self._over = False
+        self._full = False  # the launcher does not keep up, so nobody's output is read
+        deadline = time.monotonic() + GREETING_SECONDS
+        self._secret, proven = loop.finish(_introduce(line, directory), deadline)
+        self._secret_fd = self._secret.to_descriptor()
+        self._channel = Channel(loop, line, proven, self._heard, self._end, codec=orders)
+        self._memory = evidence.Memory()
+        self._listen_to_signals()
+        loop.watch(guard_line, READ, lambda _: self._end("the guard is gone"))
+
+    def run(self) -> None:
+        """Works until the end."""
+        while not self._over:
+            self._loop.turn()
+
+    def _end(self, _reason: str) -> None:
+        self._over = True
+
+    def _listen_to_signals(self) -> None:
+        reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, *ASKS):
+            signal.signal(number, lambda *_: None)
+
+        def woken(_events: int) -> None:
+            numbers = set(os.read(reader, 4096))
+            if signal.SIGCHLD in numbers:
+                self._collect()
+            for number in sorted(numbers - {signal.SIGCHLD}):
+                self._channel.send(orders.Asked(number))
+
+        self._loop.watch(reader, READ, woken)
+
+    def _heard(self, order: Any) -> None:
+        act: dict[type[Any], Callable[[Any], None]] = {
+            orders.Prepare: self._prepare,
+            orders.Environment: self._add_environment,
+            orders.Launch: self._launch,
+            orders.Signal: self._signal,
+            orders.Call: self._pass_on,
+        }
+        act[type(order)](order)
+
+    # Before the ranks.
+
+    def _prepare(self, order: orders.Prepare) -> None:
+        try:
+            own = tuple(interfaces.candidates(order.interfaces)) if len(order.addresses) != 1 else ()
+        except ValueError as error:
+            self._prepared("", str(error), ())
+            return
+        left = set(order.addresses)
+        reasons: list[str] = []
+
+        def tried(address: str, _: None, error: Exception | None) -> None:
+            if not left:
+                return  # another one was quicker
+            if error is None:
+                left.clear()
+                self._prepared(address, "", own)
+                return
+            left.discard(address)
+            reasons.append(f"{address}: {sockets.explain(error)}")
+            if not left:
+                self._prepared("", "; ".join(reasons), own)
+
+        for address in order.addresses:
+            deadline = time.monotonic() + REACH_SECONDS
+            self._loop.spawn(_reach(address, self._secret), deadline, functools.partial(tried, address))
+
+    def _prepared(self, address: str, reason: str, own: tuple[str, ...]) -> None:
+        self._port, port = sockets.hold_port()
+        cores = len(os.sched_getaffinity(0))
+        self._channel.send(orders.Prepared(address, reason, own, port, cores))
+
+    def _add_environment(self, order: orders.Environment) -> None:
+        self._environment.update(_variables(order.variables))
+
+    # The ranks' lives.
+
+    def _launch(self, order: orders.Launch) -> None:
+        reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        inherit = [self._secret_fd, writer]
+        environment = {**self._environment, **_variables(order.variables)}
+        environment[b"FARANDOLE_SECRET_FD"] = b"%d" % self._secret_fd
+        environment[b"FARANDOLE_REPORT_FD"] = b"%d" % writer
+        environment[b"FARANDOLE_PRIVATE_DIRECTORY"] = os.fsencode(self._directory)
+        near = far = None
+        if order.calls:
+            near, far = sockets.pair()
+            inherit.append(far.fileno())
+            environment[b"FARANDOLE_CALLS_FD"] = b"%d" % far.fileno()
+        try:
+            worker = spawn.start_worker(order.command, environment, order.directory, inherit)
+        except OSError as error:
+            os.close(reader)
+            if near is not None:
+                near.close()
+            self._channel.send(orders.NotStarted(order.rank, error.errno or 0, _explain(error, order)))
+            return
+        finally:
+            os.close(writer)
+            if far is not None:
+                far.close()
+        rank = self._ranks[order.rank] = _Rank(worker, reader, None)
+        self._watch_streams(order.rank)
+        self._channel.send(orders.Running(order.rank, worker.pid))
+        if near is not None:
+            self._connect(rank, near)
+
+    def _signal(self, order: orders.Signal) -> None:
+        for number, rank in self._ranks.items():
+            if order.rank in (number, orders.ALL):
+                rank.worker.send(order.number, bool(order.group))
+
+    def _collect(self) -> None:
+        """Children that have ended: ranks are reported, orphans buried."""
+        while pid := spawn.next_dead_child():
+            number = next((number for number, rank in self._ranks.items() if rank.worker.pid == pid), None)
+            if number is None:
+                spawn.bury(pid)
+            else:
+                self._ended(number)
+
+    def _ended(self, number: int) -> None:
+        rank = self._ranks.pop(number)
+        for descriptor in rank.streams:
+            self._loop.forget(descriptor)
+        cause = self._memory.cause(rank.worker.pid)
+        code = rank.worker.reap()
+        spawn.end_orphans(number, rank.worker.pid, {other.worker.pid: key for key, other in self._ranks.items()})
+        for descriptor, stream in rank.streams.items():
+            while data := _read(descriptor):
+                self._channel.send(orders.Output(number, stream, data))
+            self._channel.send(orders.Output(number, stream, b""))
+        report = (_read(rank.report, REPORT_BYTES) or b"").decode(errors="replace")
+        self._channel.send(orders.Ended(number, code, report, cause if code == 128 + signal.SIGKILL else ""))
+        rank.close()
+
+    # What the ranks print.
+
+    def _watch_streams(self, number: int) -> None:
+        for descriptor, stream in self._ranks[number].streams.items():
+            self._loop.watch(descriptor, READ, functools.partial(self._printed, number, descriptor, stream))
+
+    def _printed(self, number: int, descriptor: int, stream: int, _events: int) -> None:
+        data = _read(descriptor)
+        if data is None:
+            return
+        if not data:
+            self._loop.forget(descriptor)  # the end is reported with that of the rank
+            return
+        self._channel.send(orders.Output(number, stream, data))
+        if self._channel.backlog > PATIENCE_BYTES and not self._full:
+            self._full = True
+            self._channel.on_drained = self._go_on_reading
+            for rank in self._ranks.values():
+                for each in rank.streams:
+                    self._loop.forget(each)
+
+    def _go_on_reading(self) -> None:
+        self._full = False
+        for number in self._ranks:
+            self._watch_streams(number)
+
+    # Calls for ranks that wait for them.
+
+    def _connect(self, rank: _Rank, near: Stream) -> None:
+        number = next(key for key, value in self._ranks.items() if value is rank)
+        flow = answer(near, self._secret, Greeting(Role.HUB, NOBODY, 0), lambda peer: peer.rank == number)
+
+        def done(proven: Proven | None, _error: Exception | None) -> None:
+            if proven is None or number not in self._ranks:
+                near.close()
+                return
+            rank.calls = Channel(self._loop, near, proven, self._channel.send, lambda _: None, codec=orders)
+
+        self._loop.spawn(flow, time.monotonic() + GREETING_SECONDS, done)
+
+    def _pass_on(self, order: orders.Call) -> None:
+        rank = self._ranks.get(order.rank)
+        if rank is not None and rank.calls is not None:
+            rank.calls.send(order)
+
+
+def _introduce(line: Duplex, directory: str) -> Flow[tuple[Secret, Proven]]:
+    """Says who we are, gets the secret, proves it."""
+    words = f"{package_version()} {directory}\n".encode()
+    yield from send(line, orders.MARK + words)
+    secret = Secret((yield from receive(line, SECRET_BYTES)))
+    me = Greeting(Role.AGENT, NOBODY, 0)
+    return secret, (yield from answer(line, secret, me, lambda peer: peer.role is Role.LAUNCHER))
+
+
+def _reach(address: str, secret: Secret) -> Flow[None]:
+    """Whether the hub of this job answers there."""
+    sock = yield from sockets.connect(address)
+    try:
+        yield from call(sock, secret, Greeting(Role.AGENT, 0, NOBODY), Role.HUB)
+    finally:
+        sock.close()
+
+
+def _variables(entries: tuple[bytes, ...]) -> dict[bytes, bytes]:
+    return {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
+
+
+def _read(descriptor: int, count: int = CHUNK_BYTES) -> bytes | None:
+    """What is there; empty at the end; None when there is nothing now."""
+    try:
+        return os.read(descriptor, count)
+    except BlockingIOError:
+        return None
+
+
+def _explain(error: OSError, order: orders.Launch) -> str:
+    # subprocess names the directory when it is the directory that is missing.
+    what = os.fsdecode(error.filename) if error.filename else os.fsdecode(order.command[0])
+    return f"{what}: {error.strerror or error}"
+
+
+def main() -> None:
+    """Runs the agent, with its guard over it; never returns."""
+    directory = sockets.private_directory()
+    guard_line = guard.stand(directory)
+    spawn.become("farandole-agent")
+    line = Duplex(os.dup(0), os.dup(1))
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1):
+        os.dup2(nowhere, descriptor)
+    code = 1
+    try:
+        with contextlib.suppress(EOFError, TimeoutError, BrokenPipeError):
+            Agent(Loop(), directory, line, guard_line).run()
+            code = 0
+    finally:
+        spawn.end_descendants()
+        sockets.remove_directory(directory)
+        if code == 0 or sys.exc_info()[0] is None:
+            os._exit(code)

@@ -1,0 +1,381 @@
+# A job: starts an agent on each host and the ranks through them, runs their hub, watches, ends them together.
+# Touches lines, the hub, and a thread; decides through blame.py.
+"""`Job(plan, sink)` starts; `wait()` ends with the exit code of the guilty rank, or 0."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from farandole.launch import blame, environment, ssh
+from farandole.launch.blame import Ending
+from farandole.launch.line import Line, StartError
+from farandole.launch.output import Sink
+from farandole.launch.slots import Place
+from farandole.rendezvous import interfaces, orders
+from farandole.rendezvous.flow import Loop
+from farandole.rendezvous.hub import Hub
+from farandole.rendezvous.secret import Secret
+from farandole.version import package_version
+
+GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL when a rank has failed
+CONFESSION_SECONDS = 2.0  # for the one that a collateral rank blames to show its own ending
+ENVIRONMENT_BYTES = 256 << 10  # of variables in one message
+J = TypeVar("J", bound="Job")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a job that is known before it starts."""
+
+    command: Sequence[str]
+    places: Sequence[Place]
+    hosts: Sequence[str]  # where each rank runs; "" is this machine
+    environ: Mapping[str, str]
+    directory: str
+    way: ssh.Way
+    start_timeout: float = 30.0
+    interfaces: tuple[str, ...] = ()
+    threads: int | None = None  # OMP_NUM_THREADS of each rank
+    calls: bool = False  # ranks get a channel for functions to call
+    stop_on_failure: bool = True
+    extra: Sequence[Mapping[str, str]] = field(default_factory=tuple)  # more variables, for each rank its own
+
+
+class Job:
+    """A running job. Use it as a context manager: leaving the block kills what still runs and cleans up."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        sink: Sink,
+        say: Callable[[str], None] = lambda line: None,
+        on_call: Callable[[orders.Call], None] = lambda piece: None,
+    ) -> None:
+        self.size = len(plan.places)
+        self.codes: list[int | None] = [None] * self.size
+        self.pids: list[int] = [0] * self.size
+        self.failure: tuple[int, int] | None = None  # the guilty rank and its exit code; -1: no rank is guilty
+        self.reason = ""  # why it failed, where no rank is guilty
+        self.endings: list[Ending] = []
+        self.asked: int | None = None  # a signal that somebody sent to an agent
+        self._plan = plan
+        self._sink = sink
+        self._say = say
+        self._on_call = on_call
+        self._secret = Secret.create()
+        self._loop = Loop()
+        self._lines: dict[str, Line] = {}
+        self._hub: Hub | None = None
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._stopped = False
+        self._closed = False
+        self._trouble: StartError | None = None
+        self._waiting_for: set[object] = set()  # what starting still needs
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    # What users call, from any thread.
+
+    @property
+    def refused(self) -> int:
+        """How many strangers the hub has turned away."""
+        return self._hub.refused if self._hub is not None else 0
+
+    @property
+    def directory(self) -> str:
+        """The private directory of the job on this host; "" when no rank runs here."""
+        return self._lines[""].directory if "" in self._lines else ""
+
+    @property
+    def verdict(self) -> blame.Verdict | None:
+        """Who is to blame."""
+        return blame.judge(self.endings)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end of every rank: the exit code of the guilty one, or 0. TimeoutError if late."""
+        if not self._over.wait(timeout):
+            raise TimeoutError(f"after {timeout} s these ranks still run: {self._running()}")
+        return self.failure[1] if self.failure is not None else 0
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """Sends a signal to one rank."""
+        self._loop.call(lambda: self._line(rank).send(orders.Signal(rank, number, 0)))
+
+    def stop(self, grace: float = GRACE_SECONDS, number: int = signal.SIGTERM) -> None:
+        """Asks all ranks to end and kills those that have not after `grace` seconds. Does not wait."""
+        self._loop.call(lambda: self._stop(grace, number))
+
+    def abandon(self) -> None:
+        """Kills everything at once, even if our own thread is stuck in writing output."""
+        self._stopped = True
+        for line in list(self._lines.values()):
+            line.cut()
+
+    def send_call(self, piece: orders.Call, sent: Callable[[], None]) -> None:
+        """A piece for a rank; `sent` is called when it has left this process. Call it in the loop: see `in_loop`."""
+        line = self._line(piece.rank)
+        line.send(piece)
+        if line.backlog:
+            line.when_drained(sent)
+        else:
+            self._loop.call(sent)
+
+    def in_loop(self, act: Callable[[], None]) -> None:
+        """Has the job's thread call `act` soon."""
+        self._loop.call(act)
+
+    def close(self) -> None:
+        """Kills what still runs and removes every trace. Calling it again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self.abandon()
+        if self._thread is not None:
+            self._loop.call(lambda: None)
+            self._thread.join()
+        lost = [line.name for line in self._lines.values() if not line.close()]
+        if self._hub is not None:
+            self._hub.close()
+        self._loop.close()
+        self._over.set()
+        if lost:
+            self._say(f"no answer from {', '.join(lost)}: processes of this job may be left there")
+
+    def __enter__(self: J) -> J:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Starting, on the caller's thread.
+
+    def _start(self) -> None:
+        plan = self._plan
+        deadline = time.monotonic() + plan.start_timeout
+        for host in dict.fromkeys(plan.hosts):
+            line = self._lines[host] = Line(self._loop, host, plan.way, self._secret, self._heard, self._lost)
+            self._waiting_for.add(host)
+            line.open(deadline, lambda host=host: self._waiting_for.discard(host), self._trouble_with)  # type: ignore[misc]
+        self._await(deadline)
+        addresses = self._open_hub()
+        for line in self._lines.values():
+            reach = addresses[:1] if not line.host and len(self._lines) == 1 else addresses
+            self._waiting_for.add(line)
+            line.send(orders.Prepare(tuple(reach), plan.interfaces))
+        self._await(deadline)
+        self._launch_all()
+        self._waiting_for.update(range(self.size))
+        self._await(deadline)
+        self._thread = threading.Thread(target=self._run, name="farandole-job", daemon=True)
+        self._thread.start()
+
+    def _trouble_with(self, error: StartError) -> None:
+        self._trouble = self._trouble or error
+
+    def _await(self, deadline: float) -> None:
+        while self._waiting_for and self._trouble is None:
+            if time.monotonic() > deadline:
+                raise StartError(f"the job did not start within {self._plan.start_timeout:g} s; raise --start-timeout")
+            self._loop.turn(deadline)
+        if self._trouble is not None:
+            raise self._trouble
+
+    def _open_hub(self) -> list[str]:
+        addresses = []
+        if any(host for host in self._plan.hosts):
+            try:
+                addresses = [f"tcp:{address}" for address in interfaces.candidates(self._plan.interfaces)]
+            except ValueError as error:
+                raise StartError(str(error)) from None
+            if not addresses:
+                raise StartError("this host has no network interface by which other hosts could reach it")
+        else:
+            addresses = [f"unix:{self.directory}/hub"]
+        self._hub = Hub(self._secret, self.size, addresses, package_version())
+        self._hub.start()
+        return self._hub.addresses
+
+    def _launch_all(self) -> None:
+        plan = self._plan
+        first = self._lines[plan.hosts[0]].prepared
+        assert first is not None
+        master = (self._address_of(plan.hosts[0]), first.port)
+        said: set[str] = set()
+        for line in self._lines.values():
+            variables = environment.forwarded(plan.environ, bool(line.host))
+            for part in _parts(variables):
+                line.send(orders.Environment(part))
+        for place, host in zip(plan.places, plan.hosts, strict=True):
+            line = self._lines[host]
+            assert line.prepared is not None
+            more = environment.of_place(place, master)
+            more["FARANDOLE_RENDEZVOUS"] = line.prepared.address
+            more.update(self._threads(line.prepared.cores, plan.hosts.count(host), said))
+            if plan.extra:
+                more.update(plan.extra[place.rank])
+            command = tuple(os.fsencode(word) for word in plan.command)
+            directory = os.fsencode(plan.directory)
+            line.send(orders.Launch(place.rank, command, directory, _encode(more), int(plan.calls)))
+        for text in sorted(said):
+            self._say(text)
+
+    def _address_of(self, host: str) -> str:
+        """Where a server of rank 0 is reached by the others."""
+        if len(self._lines) == 1:
+            return "127.0.0.1"
+        prepared = self._lines[host].prepared
+        assert prepared is not None
+        return prepared.addresses[0]
+
+    def _threads(self, cores: int, ranks: int, said: set[str]) -> dict[str, str]:
+        if self._plan.threads is not None:
+            return {"OMP_NUM_THREADS": str(self._plan.threads)}
+        if "OMP_NUM_THREADS" in self._plan.environ:
+            return {}
+        threads = max(1, cores // ranks)
+        said.add(
+            f"OMP_NUM_THREADS is not set: {threads} for each of {ranks} ranks on {cores} cores "
+            "(--threads-per-rank changes it)"
+        )
+        return {"OMP_NUM_THREADS": str(threads)}
+
+    # What agents say, in the loop.
+
+    def _line(self, rank: int) -> Line:
+        return self._lines[self._plan.hosts[rank]]
+
+    def _running(self) -> list[int]:
+        return [rank for rank, code in enumerate(self.codes) if code is None]
+
+    def _heard(self, line: Line, report: Any) -> None:
+        if isinstance(report, orders.Output):
+            self._print(report)
+        elif isinstance(report, orders.Ended):
+            self._ended(report)
+        elif isinstance(report, orders.Call):
+            self._on_call(report)
+        elif isinstance(report, orders.Running):
+            self.pids[report.rank] = report.pid
+            self._waiting_for.discard(report.rank)
+        elif isinstance(report, orders.NotStarted):
+            self._trouble_with(NotStarted(line.name if line.host else "", report))
+        elif isinstance(report, orders.Asked):
+            self._was_asked(line, report.number)
+        elif isinstance(report, orders.Prepared):
+            line.prepared = report
+            self._waiting_for.discard(line)
+            if not report.address:
+                self._trouble_with(StartError(f"{line.name} cannot reach the launcher: {report.reason}"))
+
+    def _print(self, report: orders.Output) -> None:
+        try:
+            self._sink.feed(report.rank, report.stream, report.data)
+        except BrokenPipeError:  # nobody reads our output any more: end as a pipeline does
+            self._fail(-1, 128 + signal.SIGPIPE, "")
+        except (OSError, ValueError) as error:
+            self._fail(-1, 1, f"cannot write the output of rank {report.rank}: {error}")
+
+    def _ended(self, report: orders.Ended) -> None:
+        if self.codes[report.rank] is not None:
+            return
+        ending = Ending.read(report.rank, report.code, self._stopped, report.cause, report.report)
+        self.codes[report.rank] = report.code
+        self.endings.append(ending)
+        if self._hub is not None:
+            self._hub.absent(report.rank, f"has ended ({blame.describe(report.code, report.cause)})")
+        if not ending.failed:
+            return
+        if blame.culprit_under_way(ending, self._running()):
+            self._loop.at("confession", time.monotonic() + CONFESSION_SECONDS, self._judge)
+        else:
+            self._judge()
+
+    def _judge(self) -> None:
+        self._loop.at("confession", None, lambda: None)
+        verdict = self.verdict
+        assert verdict is not None
+        self._fail(verdict.rank, verdict.code, "")
+
+    def _lost(self, line: Line, reason: str) -> None:
+        """An agent's line has ended: its guard has killed all that ran there."""
+        ranks = [rank for rank in self._running() if self._plan.hosts[rank] == line.host]
+        for rank in ranks:
+            self.codes[rank] = 128 + signal.SIGKILL
+        if self._thread is None:
+            self._trouble_with(StartError(f"the agent on {line.name} was lost while the job started: {reason}"))
+        elif ranks and not self._stopped:
+            self._fail(-1, 1, f"the agent on {line.name} was lost, and its ranks {_list(ranks)} with it: {reason}")
+
+    def _was_asked(self, line: Line, number: int) -> None:
+        if not self._stopped:
+            self.asked = number
+            self._fail(-1, 128 + number, f"the agent on {line.name} got {signal.Signals(number).name}")
+
+    def _fail(self, rank: int, code: int, reason: str) -> None:
+        if self._stopped:
+            return
+        if self.failure is None or self.failure[0] != rank:
+            self.failure = (rank, code)
+            self.reason = reason
+        if self._plan.stop_on_failure or rank < 0:
+            self._stop(GRACE_SECONDS, signal.SIGTERM)
+
+    def _stop(self, grace: float, number: int) -> None:
+        self._stopped = True
+        self._loop.at("confession", None, lambda: None)
+        self._signal_all(number if grace > 0 else signal.SIGKILL)
+        if grace > 0:
+            self._loop.at("kill", time.monotonic() + grace, lambda: self._signal_all(signal.SIGKILL))
+
+    def _signal_all(self, number: int) -> None:
+        for line in self._lines.values():
+            line.send(orders.Signal(orders.ALL, number, 1))
+
+    def _run(self) -> None:
+        try:
+            while None in self.codes and not self._closed:
+                self._loop.turn()
+        finally:
+            if not self._stopped and (verdict := self.verdict) is not None:
+                self.failure = (verdict.rank, verdict.code)
+            self._over.set()
+
+
+class NotStarted(StartError):
+    """A rank's command cannot be run on its host."""
+
+    def __init__(self, host: str, report: orders.NotStarted) -> None:
+        where = f" on {host}" if host else ""
+        super().__init__(f"cannot run the command{where}: {report.text}", 127)
+        self.number = report.number
+
+
+def _encode(variables: Mapping[str, str]) -> tuple[bytes, ...]:
+    return tuple(os.fsencode(f"{name}={value}") for name, value in variables.items())
+
+
+def _parts(variables: Mapping[str, str]) -> list[tuple[bytes, ...]]:
+    """Small enough for one message each."""
+    parts: list[list[bytes]] = [[]]
+    size = 0
+    for entry in _encode(variables):
+        if size + len(entry) > ENVIRONMENT_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(entry)
+        size += len(entry)
+    return [tuple(part) for part in parts]
+
+
+def _list(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:16])) + (" ..." if len(ranks) > 16 else "")

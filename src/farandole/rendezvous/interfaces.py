@@ -1,0 +1,100 @@
+# Which addresses this host has, and whether a name means this host.
+# Touches the kernel's list of interfaces and name look-up.
+"""Interfaces that are up, with their IPv4 and IPv6 addresses. Loopback and link-local ones reach nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import socket
+import struct
+from dataclasses import dataclass
+
+_SIOCGIFCONF = 0x8912
+_SIOCGIFFLAGS = 0x8913
+_IFREQ = 40  # bytes of one entry on 64-bit systems
+_UP, _RUNNING = 0x1, 0x40
+
+
+@dataclass(frozen=True)
+class Interface:
+    """One address of one interface."""
+
+    name: str
+    address: str
+
+    @property
+    def loopback(self) -> bool:
+        """Whether it reaches this host alone."""
+        return ipaddress.ip_address(self.address).is_loopback
+
+
+def interfaces() -> list[Interface]:
+    """All addresses of this host that others or it itself may use, IPv4 first."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+        up = {name for _, name in socket.if_nameindex() if _flags(asker, name) & (_UP | _RUNNING) == _UP | _RUNNING}
+        found = [one for one in _ipv4(asker) if one.name.partition(":")[0] in up]
+    return found + [one for one in _ipv6() if one.name in up]
+
+
+def candidates(names: tuple[str, ...] = ()) -> list[str]:
+    """The addresses by which other hosts may reach this one; `names` limits them to these interfaces.
+
+    ValueError when an interface has no address, with those that have one.
+    """
+    every = interfaces()
+    missing = [name for name in names if name not in {one.name for one in every}]
+    if missing:
+        known = ", ".join(sorted({one.name for one in every}))
+        raise ValueError(f"no interface {missing[0]} that is up and has an address on this host (there are: {known})")
+    if names:
+        return [one.address for one in every if one.name in names]
+    return [one.address for one in every if not one.loopback]
+
+
+def is_this_host(name: str) -> bool:
+    """Whether a host name or address means the machine we run on."""
+    name = name.rpartition("@")[2]
+    if name in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
+        return True
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return False  # ssh may know it by its own configuration
+    own = {one.address for one in interfaces()}
+    return bool(found) and all(str(address).partition("%")[0] in own for address in found)
+
+
+def _flags(asker: socket.socket, name: str) -> int:
+    request = struct.pack("16sH14x", name.encode()[:15], 0)
+    with contextlib.suppress(OSError):
+        flags: int = struct.unpack("16xH", fcntl.ioctl(asker.fileno(), _SIOCGIFFLAGS, request)[:18])[0]
+        return flags
+    return 0
+
+
+def _ipv4(asker: socket.socket) -> list[Interface]:
+    import array
+
+    space = array.array("B", bytes(256 * _IFREQ))
+    where, _ = space.buffer_info()
+    answer = fcntl.ioctl(asker.fileno(), _SIOCGIFCONF, struct.pack("iL", len(space), where))
+    count = struct.unpack("iL", answer)[0]
+    data = space.tobytes()[:count]
+    found = []
+    for place in range(0, count, _IFREQ):
+        name = data[place : place + 16].partition(b"\0")[0].decode(errors="replace")
+        found.append(Interface(name, socket.inet_ntoa(data[place + 20 : place + 24])))
+    return found
+
+
+def _ipv6() -> list[Interface]:
+    found = []
+    with contextlib.suppress(OSError), open("/proc/net/if_inet6") as table:
+        for line in table:
+            digits, _, _, _, _, name = line.split()
+            address = ipaddress.IPv6Address(bytes.fromhex(digits))
+            if not address.is_link_local:
+                found.append(Interface(name, str(address)))
+    return found

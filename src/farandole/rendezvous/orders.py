@@ -1,0 +1,121 @@
+# The messages between the launcher and its agents, and between an agent and a worker that waits for calls.
+# Pure. Touches nothing.
+"""Orders go from the launcher to the agent of a host, reports come back. The layout is that of codec.py."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass
+
+from farandole.rendezvous.codec import Codec
+
+MARK = b"\n#farandole-agent "  # an agent's first words; the launcher skips whatever a login shell prints before them
+STDOUT, STDERR = 0, 1
+ALL = -1  # every rank of the host
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Launcher to agent: find out which of these addresses of the hub can be reached."""
+
+    addresses: tuple[str, ...]
+    interfaces: tuple[str, ...]  # those that ranks may listen on; none: all that are up
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Agent to launcher: the hub is reached at `address`; "" with the reason when it is not."""
+
+    address: str
+    reason: str
+    addresses: tuple[str, ...]  # of this host
+    port: int  # held free for a server that rank 0 may want to start
+    cores: int
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Launcher to agent: more variables for every rank of this host, each as NAME=VALUE."""
+
+    variables: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Launcher to agent: start this rank. `calls`: it gets a channel for functions to call."""
+
+    rank: int
+    command: tuple[bytes, ...]
+    directory: bytes
+    variables: tuple[bytes, ...]
+    calls: int
+
+
+@dataclass(frozen=True)
+class Running:
+    """Agent to launcher: the rank has been started."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class NotStarted:
+    """Agent to launcher: the rank cannot be started."""
+
+    rank: int
+    number: int  # errno
+    text: str
+
+
+@dataclass(frozen=True)
+class Output:
+    """Agent to launcher: a rank has printed this; nothing: the stream is at its end."""
+
+    rank: int
+    stream: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Agent to launcher: a rank's process has ended, and its children with it."""
+
+    rank: int
+    code: int
+    report: str  # what the worker itself said about its failure (observe/ending.py)
+    cause: str  # what the kernel said about it
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Launcher to agent: send this signal to a rank (ALL: to each), alone or with its whole process group."""
+
+    rank: int
+    number: int
+    group: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Agent to launcher: somebody has sent the agent this signal; the job shall end."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A piece of a function for a rank, or of a result from it. Launcher, agent and worker pass it on."""
+
+    rank: int
+    call: int
+    kind: int
+    last: int
+    data: bytes
+
+
+Order = Prepare | Prepared | Environment | Launch | Running | NotStarted | Output | Ended | Signal | Asked | Call
+
+_CODEC = Codec(typing.get_args(Order))
+encode = _CODEC.encode
+decode = _CODEC.decode
