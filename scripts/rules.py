@@ -77,6 +77,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("pickle", "src/farandole/objects.py"): "objects that users ask to send, over links that have proven the secret",
     ("socket", "src/farandole/reference.py"): "wraps the descriptors that rendezvous/ connected; opens none itself",
     ("environment", "src/farandole/compat.py"): "Horovod's `env`: sets what its caller asks for, and reads no setting",
+    ("environment", "src/farandole/tools/doctor.py"): "its probes get what a job would get; it reads no setting",
     ("ctypes", "src/farandole/launch/spawn.py"): "workers die with their launcher: prctl has no other door in Python",
     ("long-file", "tests/frameworks/torch_optimizer_cases.py"): "a table of short cases that one job runs in order",
 }

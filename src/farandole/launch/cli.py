@@ -23,6 +23,8 @@ USAGE = """usage: farandole COMMAND ...
   run -np N COMMAND...   start N ranks of a command on this host
   trace FILE             summarise a timeline
   bench ...              measure collectives on this machine
+  doctor [-H HOSTS]      is this host fit? are these, and the network between them?
+  env                    a block for bug reports
   --version              print the version
 """
 
@@ -151,4 +153,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "trace": functools.partial(_tool, "trace"),
     "bench": functools.partial(_tool, "bench"),
+    "doctor": functools.partial(_tool, "doctor"),
+    "env": functools.partial(_tool, "env"),
 }

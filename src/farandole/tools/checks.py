@@ -1,0 +1,278 @@
+# The checks of `farandole doctor` for one host: each tries the real thing and says what it found, or how to mend it.
+# Touches memory files, a loopback port, a private directory; all gone when it returns.
+"""`this_host()` yields one `Check` after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import math
+import mmap
+import os
+import platform
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from farandole.errors import LibraryMissing
+from farandole.rendezvous import flow, sockets
+from farandole.rendezvous.interfaces import interfaces
+from farandole.tools import env
+from farandole.version import package_version
+
+OK, NOTE, UNFIT = "ok", "note", "UNFIT"
+REPORT = "report this with the output of `farandole env`"
+PROBE_SECONDS = 5.0
+FEW_DESCRIPTORS = 1024  # every rank has a link to every other and a memory file or two per neighbour
+NEVER_SET = 1_704_067_200  # the start of 2024: a clock that says less was never set
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report; `remedy` says what to do where the state is not ok."""
+
+    name: str
+    state: str
+    found: str
+    remedy: str = ""
+
+
+class Trouble(Exception):
+    """What is wrong, and the remedy. `note`: a job can run all the same."""
+
+    def __init__(self, found: str, remedy: str, note: bool = False) -> None:
+        super().__init__(found)
+        self.remedy = remedy
+        self.note = note
+
+
+def this_host() -> Iterator[Check]:
+    """All checks, in an order in which one explains the next."""
+    for name, act in CHECKS.items():
+        try:
+            found = act()
+        except Trouble as trouble:
+            yield Check(name, NOTE if trouble.note else UNFIT, str(trouble), trouble.remedy)
+        except Exception as error:  # a check that breaks is a finding, and the others go on
+            yield Check(
+                name, UNFIT, f"{type(error).__name__}: {error}", "report this with the output of `farandole env`"
+            )
+        else:
+            if found:
+                yield Check(name, OK, found)
+
+
+def python() -> str:
+    found = f"{platform.python_version()} ({platform.python_implementation()}, {sys.maxsize.bit_length() + 1} bit)"
+    if sys.version_info < (3, 10) or sys.maxsize < 1 << 32:
+        raise Trouble(found, "use a 64-bit Python from 3.10 on")
+    return found
+
+
+def package() -> str:
+    version, installed = package_version(), env.version_of("farandole")
+    place = env.tilde(Path(__file__).resolve().parents[2])
+    if installed and installed != version:
+        remedy = "`python -m pip uninstall farandole`, or leave the checkout out of PYTHONPATH"
+        raise Trouble(f"{version} is imported from {place}, but {installed} is installed", remedy, note=True)
+    return f"farandole {version} in {place}"
+
+
+def native_library() -> str:
+    try:
+        return f"loads; kernels: {env.kernels()}"
+    except LibraryMissing as error:
+        raise Trouble(
+            str(error), "`python -m pip install --force-reinstall farandole`, or build the checkout"
+        ) from None
+
+
+def numpy() -> str:
+    version = env.version_of("numpy")
+    if not version or int(version.split(".")[0]) > 2:
+        raise Trouble(version or "not installed", "`python -m pip install 'numpy>=1.23,<3'`")
+    return version
+
+
+def shared_memory() -> str:
+    """What links inside a host are made of; /dev/shm is not needed."""
+    remedy = "a sandbox forbids memory files: allow memfd_create, or ranks use TCP (FARANDOLE_LINKS=tcp)"
+    try:
+        fd = os.memfd_create("farandole-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise Trouble(f"memfd_create: {error.strerror}", remedy, note=True) from None
+    try:
+        os.ftruncate(fd, 1 << 20)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        with mmap.mmap(fd, 1 << 20) as writer, mmap.mmap(fd, 1 << 20, prot=mmap.PROT_READ) as reader:
+            writer[:4] = b"seen"
+            if reader[:4] != b"seen":
+                raise Trouble("what one mapping writes the other does not see", remedy)
+    except OSError as error:
+        raise Trouble(f"memory files cannot be sealed or mapped: {error.strerror}", remedy, note=True) from None
+    finally:
+        os.close(fd)
+    return "memory files, seals, shared mappings"
+
+
+def watching() -> str:
+    """Deaths of ranks on this host are seen at once through pidfds."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (OSError, AttributeError) as error:
+        remedy = "deaths are still seen when streams end; a kernel from 5.3 on has it, and some sandboxes forbid it"
+        raise Trouble(f"no pidfd: {error}", remedy, note=True) from None
+    return "pidfd"
+
+
+def descriptors() -> str:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < FEW_DESCRIPTORS:
+        raise Trouble(
+            f"{soft} file descriptors (at most {hard})", f"`ulimit -n {max(4096, FEW_DESCRIPTORS)}`", note=True
+        )
+    return f"{soft} file descriptors"
+
+
+def cores() -> str:
+    usable, limit = len(os.sched_getaffinity(0)), env.quota()
+    if limit != math.inf and limit < usable:
+        remedy = f"start at most {max(1, int(limit))} ranks here, or raise the quota: more are stopped in turn"
+        raise Trouble(f"{env.cores()}: the quota is less than the cores", remedy, note=True)
+    return env.cores()
+
+
+def memory() -> str:
+    return env.memory()
+
+
+def private_directory() -> str:
+    """Where unix sockets go: mode 0700, and short."""
+    place = sockets.private_directory()
+    try:
+        listener, _ = sockets.listen(f"unix:{place}/door")
+        listener.close()
+    except OSError as error:
+        raise Trouble(f"no unix socket in {place}: {error}", "set TMPDIR to a local directory you can write") from None
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return f"unix sockets in {os.path.dirname(place)}"
+
+
+def loopback() -> str:
+    """A connection over TCP on this host, through our own sockets."""
+    remedy = "bring the interface `lo` up (`ip link set lo up`) and let a firewall pass 127.0.0.1"
+    loop = flow.Loop()
+    try:
+        listener, address = sockets.listen("tcp:127.0.0.1")
+    except OSError as error:
+        loop.close()
+        raise Trouble(f"cannot listen: {error}", remedy) from None
+    try:
+        began = time.perf_counter()
+        caller = loop.finish(sockets.connect(address), time.monotonic() + PROBE_SECONDS)
+        answerer = sockets.accept(listener)
+        if answerer is None:
+            raise Trouble("a connection did not arrive", remedy)
+        loop.finish(flow.send(caller, b"x"), time.monotonic() + PROBE_SECONDS)
+        loop.finish(flow.receive(answerer, 1), time.monotonic() + PROBE_SECONDS)
+        took = time.perf_counter() - began
+        caller.close()
+        answerer.close()
+    except (OSError, TimeoutError) as error:
+        raise Trouble(f"TCP over 127.0.0.1: {error}", remedy) from None
+    finally:
+        listener.close()
+        loop.close()
+    return f"TCP over 127.0.0.1 in {took * 1e6:.0f} us"
+
+
+def network() -> str:
+    outer = [one for one in interfaces() if not one.loopback]
+    if not outer:
+        remedy = "fine for one host; for several, bring an interface up and give it an address"
+        raise Trouble("no interface but loopback is up", remedy, note=True)
+    return ", ".join(f"{one.name} {one.address}" for one in outer)
+
+
+def clock() -> str:
+    if time.time() < NEVER_SET:
+        raise Trouble(f"the clock says {time.strftime('%Y-%m-%d')}", "set the clock; use NTP", note=True)
+    before = [time.perf_counter() for _ in range(2000)]
+    step = (before[-1] - before[0]) / len(before)
+    if step > 5e-6:
+        source = env.first_line(Path("/sys/devices/system/clocksource/clocksource0/current_clocksource"))
+        raise Trouble(f"asking the time takes {step * 1e6:.1f} us ({source})", "choose the clock source tsc", note=True)
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S %Z')}, {step * 1e9:.0f} ns to ask"
+
+
+def frameworks() -> str:
+    found = [
+        f"{name} {version}" for name in ("torch", "tensorflow", "jax", "mxnet") if (version := env.version_of(name))
+    ]
+    torch = env.version_of("torch")
+    if torch and tuple(map(int, torch.split(".")[:2])) < (2, 1):
+        raise Trouble(", ".join(found), "farandole.torch needs torch 2.1 or newer")
+    return ", ".join(found) or "none installed; NumPy arrays and DLPack tensors work"
+
+
+def horovod() -> str:
+    """`import horovod` has to be ours."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        files = metadata.distribution("horovod").files or []
+        if any(str(file) == "horovod/__init__.py" for file in files):
+            raise Trouble(
+                f"Horovod {env.version_of('horovod')} is installed beside Farandole: both hold the package `horovod`",
+                "`python -m pip uninstall horovod && python -m pip install --force-reinstall --no-deps farandole`",
+            )
+    spec = importlib.util.find_spec("horovod")
+    ours = Path(__file__).resolve().parents[2] / "horovod" / "__init__.py"
+    if spec is None or spec.origin is None:
+        return "not importable; `import farandole` is"
+    if Path(spec.origin).resolve() != ours:
+        remedy = "remove it, or move it behind Farandole on sys.path"
+        raise Trouble(f"`import horovod` finds {spec.origin}", remedy)
+    return "`import horovod` is Farandole"
+
+
+def compiler() -> str:
+    """Needed by torch.compile alone."""
+    if not env.version_of("torch"):
+        return ""
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        raise Trouble("no C++ compiler", "torch.compile needs one: install g++; everything else does not", note=True)
+    return "a C++ compiler, for torch.compile"
+
+
+def ssh() -> str:
+    program = shutil.which("ssh")
+    if program is None:
+        raise Trouble("no ssh", "ranks on other hosts need it: install the OpenSSH client", note=True)
+    return program
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "python": python,
+    "package": package,
+    "native library": native_library,
+    "numpy": numpy,
+    "frameworks": frameworks,
+    "horovod": horovod,
+    "compiler": compiler,
+    "shared memory": shared_memory,
+    "watching": watching,
+    "descriptors": descriptors,
+    "cores": cores,
+    "memory": memory,
+    "unix sockets": private_directory,
+    "loopback": loopback,
+    "network": network,
+    "ssh": ssh,
+    "clock": clock,
+}

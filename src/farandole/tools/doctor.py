@@ -1,0 +1,180 @@
+# `farandole doctor`: is this host, this network, this ssh, this framework fit? Each check with its remedy.
+# Touches what checks.py touches; starts a short job of probes.
+"""`farandole doctor`, and `farandole doctor -H host1,host2` for what lies between hosts. Exit code 0: fit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from farandole.launch import ssh
+from farandole.launch.job import Job, Plan
+from farandole.launch.line import StartError
+from farandole.launch.output import Kept
+from farandole.launch.slots import places
+from farandole.rendezvous.interfaces import is_this_host
+from farandole.tools import checks, probe
+from farandole.tools.checks import NOTE, OK, REPORT, UNFIT, Check, Trouble
+
+JOB_SECONDS = 60.0
+FAR_CLOCK_MS = 1000.0  # timelines of hosts are laid beside each other by their clocks
+SAME = ("farandole", "python", "numpy", "torch", "tensorflow", "jax")
+MUST_BE_SAME = ("farandole",)
+
+
+def job(hosts: Sequence[str], way: ssh.Way) -> Kept:
+    """Runs one probe for each entry of `hosts`; what they said. Trouble when the job does not end well."""
+    # As the agents do it: the package of this checkout where there is one, else the one that is installed there.
+    start = (
+        f"import os, sys; os.path.isdir({way.package + '/farandole'!r}) and sys.path.insert(0, {way.package!r}); "
+        "from farandole.tools.probe import main; sys.exit(main())"
+    )
+    plan = Plan(
+        command=[way.python, "-c", start],
+        places=places(hosts),
+        hosts=["" if is_this_host(host) else host for host in hosts],
+        environ=os.environ,
+        directory="/",
+        way=way,
+    )
+    kept = Kept(len(hosts))
+    try:
+        with Job(plan, kept) as running:
+            code = running.wait(JOB_SECONDS)
+    except (StartError, OSError, TimeoutError) as error:
+        found, _, remedy = str(error).partition("\n")
+        raise Trouble(found, remedy.strip() or "see the checks above") from None
+    if code != 0:
+        said = "".join(kept.text(rank, 1) for rank in range(len(hosts))).strip().splitlines()
+        raise Trouble(f"ended with code {code}: {(said or ['nothing was said'])[-1]}", "see the checks above")
+    return kept
+
+
+def between(name: str, hosts: Sequence[str], way: ssh.Way) -> Iterator[Check]:
+    """A real job: the ranks meet, agree on a sum, and measure their links."""
+    try:
+        said = job(hosts, way).text(0, 0)
+    except Trouble as trouble:
+        yield Check(name, UNFIT, str(trouble), trouble.remedy)
+        return
+    yield from judge(name, said)
+
+
+def each_host(hosts: Sequence[str], way: ssh.Way) -> Iterator[Check]:
+    """Each host alone: is it reached, is the package there, and how long does that take?"""
+    for host in hosts:
+        name = "this host" if is_this_host(host) else f"ssh {host}"
+        began = time.monotonic()
+        try:
+            reports = read(job([host], way).text(0, 0))
+        except Trouble as trouble:
+            yield Check(name, UNFIT, str(trouble), trouble.remedy)
+            continue
+        if reports is None:
+            yield Check(name, UNFIT, "the probe ended without a report", REPORT)
+            continue
+        about = reports[0]["about"]
+        what = ", ".join(f"{key} {about[key]}" for key in ("python", "farandole", "torch", "cores") if key in about)
+        yield Check(name, OK, f"{what}; {time.monotonic() - began:.1f} s")
+
+
+def judge(name: str, said: str) -> Iterator[Check]:
+    """What the probes of a job found: sums, versions, links, clocks."""
+    reports = read(said)
+    if reports is None:
+        yield Check(name, UNFIT, "the probes ended without a report", REPORT)
+        return
+    if not all(report["right"] for report in reports):
+        yield Check(name, UNFIT, "the ranks' sum is wrong", REPORT)
+        return
+    yield Check(name, OK, f"{len(reports)} ranks agree on a sum")
+    hosts = [report["about"]["host"] for report in reports]
+    yield from compare([report["about"] for report in reports])
+    for one in (one for report in reports for one in report["measured"]):
+        yield from judge_link(one, hosts)
+
+
+def read(said: str) -> list[dict[str, Any]] | None:
+    """The report of the probes in the output of rank 0."""
+    for line in said.splitlines():
+        if line.startswith(probe.MARK):
+            found: list[dict[str, Any]] = json.loads(line.removeprefix(probe.MARK))
+            return found
+    return None
+
+
+def compare(abouts: Sequence[dict[str, Any]]) -> Iterator[Check]:
+    """Hosts that run different versions are named."""
+    for what in SAME:
+        versions = {about["host"]: about.get(what, "none") for about in abouts}
+        if len(set(versions.values())) > 1:
+            text = ", ".join(f"{host}: {version}" for host, version in versions.items())
+            state = UNFIT if what in MUST_BE_SAME else NOTE
+            yield Check(what, state, text, f"install the same {what} on all hosts")
+
+
+def judge_link(one: dict[str, Any], hosts: Sequence[str]) -> Iterator[Check]:
+    """One pair: its latency and rate, and a clock that is far off."""
+    a, b = one["pair"]
+    name = f"{hosts[a]} - {hosts[b]}" if hosts[a] != hosts[b] else "between them"
+    yield Check(name, OK, f"latency {one['latency_us']:.0f} us, {one['rate'] / 1e6:.0f} MB/s")
+    if abs(one["clock_ms"]) > FAR_CLOCK_MS:
+        text = f"{hosts[b]} is {one['clock_ms'] / 1e3:+.1f} s off {hosts[a]}"
+        yield Check("clocks", NOTE, text, "timelines will not fit together: use NTP on both")
+
+
+def show(check: Check) -> None:
+    """One line, and the remedy below it."""
+    print(f"{check.state:<6}{check.name:<20}{check.found}", flush=True)
+    if check.remedy:
+        print(f"{'':<26}-> {check.remedy}", flush=True)
+
+
+def examine(arguments: Sequence[str] | None) -> Iterator[Check]:
+    """All checks that the command line asks for; those that need a fit host are left out on one that is not."""
+    parser = argparse.ArgumentParser(prog="farandole doctor", description="Says whether hosts are fit for a job.")
+    parser.add_argument("-H", "--hosts", default="", metavar="HOST,...", help="also what lies between these hosts")
+    parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="where sshd listens there")
+    parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="the key to log in with")
+    parser.add_argument("--remote-python", default=sys.executable, metavar="PATH", help="the interpreter there")
+    options = parser.parse_args(arguments)
+    hosts = [entry.partition(":")[0] for entry in options.hosts.split(",") if entry]
+    for host in hosts:
+        try:
+            ssh.check(host)
+        except ValueError as error:
+            parser.error(str(error))
+    package = str(Path(__file__).resolve().parents[2])
+    way = ssh.Way(options.remote_python, package, options.ssh_port, options.ssh_identity_file)
+    fit = True
+    for check in checks.this_host():
+        fit = fit and check.state != UNFIT
+        yield check
+    if fit:
+        yield from between("two ranks", ["localhost"] * 2, way)
+    for check in each_host(hosts, way):
+        fit = fit and check.state != UNFIT
+        yield check
+    if fit and len(hosts) > 1:
+        yield from between("all hosts", hosts, way)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the checks; 1 when something is unfit."""
+    unfit = []
+    for check in examine(arguments):
+        show(check)
+        if check.state == UNFIT:
+            unfit.append(check.name)
+    print(f"unfit: {', '.join(unfit)}" if unfit else "fit", flush=True)
+    return 1 if unfit else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

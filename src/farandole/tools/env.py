@@ -1,0 +1,173 @@
+# `farandole env`: a block for bug reports: versions, machine, settings. No addresses, no host names, no secrets.
+# Reads metadata, /proc and settings; imports no framework and starts nothing.
+"""`facts()` is what the block says; `farandole doctor` shows some of it too."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import math
+import os
+import platform
+import resource
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from farandole import native
+from farandole.config import SETTINGS, Config
+from farandole.errors import LibraryMissing
+from farandole.rendezvous.interfaces import interfaces
+from farandole.version import package_version
+
+PACKAGES = ("torch", "tensorflow", "keras", "jax", "mxnet", "lightning", "pyspark", "ray", "mpi4py", "cloudpickle")
+
+
+def version_of(name: str) -> str:
+    """The version of an installed distribution, or nothing."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return ""
+
+
+def kernels() -> str:
+    """Which arithmetic the native library uses here; LibraryMissing when there is none."""
+    library = native.load()
+    return str(library.farandole_kernels().decode())
+
+
+def quota() -> float:
+    """How many cores the control group allows this process, as far as it says; else infinity."""
+    least = math.inf
+    for line in _lines("/proc/self/cgroup"):
+        _, controllers, place = line.split(":", 2)
+        if not controllers:  # version 2
+            for folder in _upwards("/sys/fs/cgroup", place):
+                share, _, period = first_line(folder / "cpu.max").partition(" ")
+                if share.isdigit() and period.isdigit():
+                    least = min(least, int(share) / int(period))
+        elif "cpu" in controllers.split(","):
+            for folder in _upwards("/sys/fs/cgroup/cpu", place):
+                share, period = first_line(folder / "cpu.cfs_quota_us"), first_line(folder / "cpu.cfs_period_us")
+                if share.isdigit() and period.isdigit() and int(period):
+                    least = min(least, int(share) / int(period))
+    return least
+
+
+def cores() -> str:
+    """Cores of the machine, of this process, and of its control group."""
+    text = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"
+    limit = quota()
+    return text if limit == math.inf else f"{text}, quota {limit:g}"
+
+
+def memory() -> str:
+    """Free and installed memory."""
+    found = {}
+    for line in _lines("/proc/meminfo"):
+        name, _, rest = line.partition(":")
+        with contextlib.suppress(ValueError, IndexError):
+            found[name] = int(rest.split()[0]) / (1 << 20)
+    return f"{found.get('MemAvailable', 0):.1f} of {found.get('MemTotal', 0):.1f} GiB available"
+
+
+def facts() -> Iterator[tuple[str, str]]:
+    """What and its value, in the order of the block."""
+    yield "farandole", f"{package_version()} in {tilde(Path(__file__).resolve().parents[2])}"
+    try:
+        yield "kernels", kernels()
+    except LibraryMissing as error:
+        yield "native library", tilde(error)
+    yield "python", f"{platform.python_version()} {platform.python_implementation()}, {tilde(sys.executable)}"
+    yield "system", f"{_system()}, Linux {platform.release()}, {platform.machine()}, {' '.join(platform.libc_ver())}"
+    yield "processor", _processor()
+    yield "cores", cores()
+    yield "memory", memory()
+    yield "descriptors", "{} (at most {})".format(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    yield "network", ", ".join(sorted({one.name for one in interfaces()})) or "no interface is up"
+    if driver := first_line(Path("/proc/driver/nvidia/version")):
+        yield "nvidia driver", driver.removeprefix("NVRM version: ")
+    yield "numpy", version_of("numpy")
+    for name in PACKAGES:
+        if version := version_of(name):
+            yield name, version
+    if version := version_of("horovod"):
+        yield "horovod", version
+    yield "settings", ", ".join(changed()) or "all at their defaults"
+
+
+def changed() -> list[str]:
+    """The settings of jobs that the environment sets, other than where a worker stands."""
+    try:
+        config = Config.from_environment()
+    except ValueError as error:
+        return [tilde(error)]
+    found = []
+    for field in dataclasses.fields(config):
+        setting, value = SETTINGS[field.name], getattr(config, field.name)
+        private = setting.scope == "worker" or setting.name.startswith("secret")
+        if not private and value != setting.default:
+            found.append(f"{setting.variable}={tilde(value)}")
+    return found
+
+
+def tilde(text: object) -> str:
+    """Without the user's name in paths."""
+    home = str(Path("~").expanduser())
+    return str(text).replace(home, "~") if len(home) > 1 else str(text)
+
+
+def _system() -> str:
+    for line in _lines("/etc/os-release"):
+        if line.startswith("PRETTY_NAME="):
+            return line.partition("=")[2].strip('"')
+    return "Linux"
+
+
+def _processor() -> str:
+    named: dict[str, str] = {}
+    for line in _lines("/proc/cpuinfo"):
+        name, _, value = line.partition(":")
+        named.setdefault(name.strip(), value.strip())
+    if "model name" in named:
+        return named["model name"]
+    parts = [f"{name} {named[name]}" for name in ("CPU implementer", "CPU part") if name in named]
+    return ", ".join(parts) or platform.machine()
+
+
+def _upwards(root: str, place: str) -> Iterator[Path]:
+    """A group's folder and those above it; a container may see its own group as the root."""
+    folder = Path(root + place) if Path(root + place).is_dir() else Path(root)
+    yield folder
+    for above in folder.parents:
+        if above.is_relative_to(root):
+            yield above
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def first_line(path: Path) -> str:
+    """Of a file; nothing where there is none."""
+    return next(iter(_lines(str(path))), "")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the block."""
+    parser = argparse.ArgumentParser(prog="farandole env", description="Prints what a bug report needs; no secrets.")
+    parser.parse_args(arguments)
+    print("```")
+    for name, value in facts():
+        print(f"{name + ':':<16}{value}")
+    print("```")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+# A stranger on the network of a job: python wire_attacker.py RECORDED ADDRESS... ; or: python wire_attacker.py record
+# Touches sockets; runs alone in a host of the bed, until its input ends.
+"""Goes round all addresses with everything it knows; prints a line of JSON after the first round and at the end.
+
+`record` listens to all packets of its host and prints, as hex, what a caller said in a whole handshake: its greeting
+and its proof, which the attacker then tries as its own (RECORDED; - for none).
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import select
+import socket
+import struct
+import sys
+import time
+
+from strangers import attacks, greeting
+
+from farandole.rendezvous.handshake import GREETING_BYTES, MAGIC, PROOF_BYTES
+
+LORISES = 40  # slow connections held at each address
+PATIENCE = 0.2  # a rank that waits for others has a listening socket and answers nobody yet
+FLOOD = 100  # connections one after the other, each round
+ALL_IP = 0x0800
+counts: collections.Counter[str] = collections.Counter()
+
+
+def connect(address: str) -> socket.socket | None:
+    host, _, port = address.rpartition(":")
+    try:
+        return socket.create_connection((host, int(port)), timeout=PATIENCE)
+    except OSError:
+        counts["nobody listens"] += 1
+        return None
+
+
+def attack(address: str, name: str, data: bytes) -> None:
+    """Says it, listens to the end, and notes whether it was let in."""
+    sock = connect(address)
+    if sock is None:
+        return
+    with sock:
+        heard = b""
+        with contextlib.suppress(OSError):
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+            while part := sock.recv(4096):
+                heard += part
+    counts[name] += 1
+    if len(heard) > GREETING_BYTES + PROOF_BYTES:
+        counts["let in"] += 1
+
+
+def replay(address: str, recorded: bytes) -> None:
+    """The very bytes of a rank that was let in, in the order in which it said them."""
+    sock = connect(address)
+    if sock is None:
+        return
+    with sock:
+        heard = b""
+        with contextlib.suppress(OSError):
+            sock.sendall(recorded[:GREETING_BYTES])
+            while len(heard) < GREETING_BYTES + PROOF_BYTES and (part := sock.recv(4096)):
+                heard += part
+            sock.sendall(recorded[GREETING_BYTES:])
+            while part := sock.recv(4096):
+                heard += part
+        counts["replay"] += 1
+        if len(heard) > GREETING_BYTES + PROOF_BYTES:
+            counts["let in"] += 1
+
+
+def mirror(address: str) -> None:
+    """Two connections: what the listener says on one is said back to it on the other."""
+    one, two = connect(address), connect(address)
+    if one is None or two is None:
+        return
+    with one, two:
+        heard = b""
+        with contextlib.suppress(OSError):
+            one.sendall(greeting())
+            answer = one.recv(4096)
+            two.sendall(answer[:GREETING_BYTES])
+            two.recv(4096)
+            two.sendall(answer[GREETING_BYTES:])
+            heard = two.recv(4096)
+        counts["mirror"] += 1
+        counts["let in"] += bool(heard)
+
+
+def hammer(recorded: bytes, addresses: list[str]) -> None:
+    """Rounds until the input ends."""
+    lorises: list[socket.socket] = []
+    first = True
+    while first or not select.select([0], [], [], 0)[0]:
+        for address in addresses:
+            for name, data in attacks("/run/bomb").items():
+                attack(address, name, data)
+            if recorded:
+                replay(address, recorded)
+            mirror(address)
+            for _ in range(FLOOD):
+                if (sock := connect(address)) is None:
+                    break
+                sock.close()
+                counts["flood"] += 1
+            if first:
+                for _ in range(LORISES):
+                    if sock := connect(address):
+                        with contextlib.suppress(OSError):
+                            sock.sendall(b"F")
+                        lorises.append(sock)
+                        counts["slow-loris"] += 1
+        if first:
+            print(json.dumps(counts), flush=True)
+            first = False
+        time.sleep(0.02)
+    print(json.dumps(counts), flush=True)
+    for sock in lorises:
+        sock.close()
+
+
+def record() -> None:
+    """Prints the first whole handshake that passes: the caller's greeting, and the proof that followed it."""
+    with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ALL_IP)) as ear:
+        print("ready", flush=True)
+        greetings: dict[bytes, bytes] = {}
+        while True:
+            packet = ear.recv(65536)
+            length = (packet[0] & 15) * 4
+            if packet[9] != socket.IPPROTO_TCP:
+                continue
+            total = struct.unpack("!H", packet[2:4])[0]
+            tcp = packet[length:total]
+            flow, data = packet[12:20] + tcp[:4], tcp[(tcp[12] >> 4) * 4 :]
+            if len(data) == GREETING_BYTES and data.startswith(MAGIC):
+                greetings[flow] = data
+            elif len(data) == PROOF_BYTES and flow in greetings:
+                print((greetings[flow] + data).hex(), flush=True)
+                return
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "record":
+        record()
+    else:
+        hammer(bytes.fromhex(sys.argv[1].strip("-")), sys.argv[2:])
+    os._exit(0)
