@@ -7,7 +7,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,10 +106,16 @@ def imports(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str, bo
                 yield node.lineno, f"{module}.{alias.name}" if module in ("farandole", "") else module, id(node) in top
 
 
+def room_of(names: Sequence[str]) -> str:
+    """The room of a module: a file or folder of the package, or a folder inside one that has its own line."""
+    inner = "/".join(names[1:3])
+    return inner if inner in PYTHON_ROOMS else names[1]
+
+
 def python_arrows(path: str, tree: ast.Module) -> Iterator[Finding]:
     """Imports between rooms of the package, and the things only one room may do."""
     parts = Path(path).with_suffix("").parts[1:]  # ("farandole", "rendezvous", "mesh")
-    room = parts[1]
+    room = room_of(parts)
     if room not in PYTHON_ROOMS:
         yield Finding("python-arrow", path, 1, f"src/farandole/{room} is not a room; add it to scripts/rules.py")
         return
@@ -117,7 +123,7 @@ def python_arrows(path: str, tree: ast.Module) -> Iterator[Finding]:
     for line, module, top in imports(tree, package):
         names = module.split(".")
         if names[0] == "farandole" and len(names) > 1:
-            other = names[1]
+            other = room_of(names)
             if other in PYTHON_ROOMS and other != room and other not in PYTHON_ROOMS[room]:
                 yield Finding("python-arrow", path, line, f"{room} may not use {other}")
         if names[0] in FRAMEWORKS and room != names[0] and (top or room != "tools"):

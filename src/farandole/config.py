@@ -34,6 +34,8 @@ class Setting:
     yaml: str = ""  # "section.key" of the contract's file
     scale: float = 1.0  # one unit of the flag and the YAML key in units of the variable
     inverted: bool = False  # the YAML key says the opposite of the variable
+    synonyms: tuple[str, ...] = ()  # more flags that say the same
+    opposites: tuple[str, ...] = ()  # flags that switch it off; () derives --no-name-with-dashes
     scope: str = "job"  # "worker": set by the launcher for each rank; "test": for tests alone
     forgiving: bool = False  # an unknown choice in a HOROVOD_ variable means the default, as the contract has it
 
@@ -46,6 +48,22 @@ class Setting:
     def variables(self) -> tuple[str, ...]:
         """All its variables; the first one wins."""
         return (self.variable, *self.aliases)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What sets it on the command line; a switch is set to 1."""
+        return (self.flag or "--" + self.name.replace("_", "-"), *self.synonyms)
+
+    @property
+    def off_flags(self) -> tuple[str, ...]:
+        """What sets a switch to 0."""
+        first = self.flags[0]
+        return self.opposites or ("--" + (first[5:] if first.startswith("--no-") else "no-" + first[2:]),)
+
+    @property
+    def key(self) -> str:
+        """The "section.key" of the configuration file."""
+        return self.yaml or f"params.{self.name}"
 
     @property
     def base(self) -> str:
@@ -111,7 +129,21 @@ def _worker(default: Any, help: str, *aliases: str, **more: Any) -> Any:
     return _setting(default, help, *aliases, scope="worker", **more)
 
 
+CPU_OPERATIONS = ("gloo", "mpi", "ccl")
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+LAUNCHERS = (
+    "auto",
+    "none",
+    "torchrun",
+    "openmpi",
+    "mvapich2",
+    "mpich",
+    "pals",
+    "jsrun",
+    "flux",
+    "slurm",
+    "indexed-job",
+)
 ALGORITHMS = ("auto", "ring", "direct", "doubling", "tree")  # the order is that of the core
 
 
@@ -129,9 +161,6 @@ class Config:
     hostname: str = _worker("localhost", "the host's entry in the launcher's list", "HOROVOD_HOSTNAME")
     rendezvous: str | None = _worker(None, "where the ranks meet: unix:PATH or tcp:HOST:PORT")
     secret_fd: int | None = _worker(None, "descriptor of the memory file with the job's secret", minimum=0)
-    elastic: bool = _worker(False, "ranks may come and go", "HOROVOD_ELASTIC")
-
-    # Speed.
     report_fd: int | None = _worker(None, "descriptor for telling the agent why this rank failed", minimum=0)
     calls_fd: int | None = _worker(None, "descriptor over which an executor's functions come", minimum=0)
     private_directory: str | None = _worker(None, "a directory for sockets that the agent removes")
@@ -147,6 +176,9 @@ class Config:
     job_size: int | None = _setting(
         None, "number of pods of a Kubernetes indexed job; makes JOB_COMPLETION_INDEX the rank", minimum=1
     )
+    elastic: bool = _worker(False, "ranks may come and go", "HOROVOD_ELASTIC")
+
+    # Speed.
     engine: str = _setting(
         "native", "who moves the bytes; python is the slow specification", choices=("native", "python")
     )
@@ -265,8 +297,110 @@ class Config:
         "log lines without a time",
         "HOROVOD_LOG_HIDE_TIME",
         flag="--log-without-timestamp",
+        synonyms=("--log-hide-timestamp",),
+        opposites=("--log-with-timestamp", "--no-log-hide-timestamp"),
         yaml="logging.with_timestamp",
         inverted=True,
+    )
+
+    # Accepted, so that scripts and command lines for Horovod go on; each says what is done instead.
+    gloo_timeout_seconds: float = _setting(
+        60.0,
+        "a peer on another host that is silent for this long is lost; less than 60 counts as 60",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS",
+        unit="seconds",
+        minimum=0,
+        yaml="library_options.gloo_timeout_seconds",
+    )
+    autotune: bool = _setting(
+        False, "accepted; there is nothing to tune yet", "HOROVOD_AUTOTUNE", yaml="autotune.enabled"
+    )
+    autotune_log: str | None = _setting(
+        None,
+        "accepted; see autotune",
+        "HOROVOD_AUTOTUNE_LOG",
+        flag="--autotune-log-file",
+        yaml="autotune.log_file",
+    )
+    autotune_warmup_samples: int = _setting(
+        3,
+        "accepted; see autotune",
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+        minimum=0,
+        yaml="autotune.warmup_samples",
+    )
+    autotune_steps_per_sample: int = _setting(
+        10,
+        "accepted; see autotune",
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+        minimum=0,
+        yaml="autotune.steps_per_sample",
+    )
+    autotune_bayes_opt_max_samples: int = _setting(
+        20,
+        "accepted; see autotune",
+        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+        minimum=0,
+        yaml="autotune.bayes_opt_max_samples",
+    )
+    autotune_gaussian_process_noise: float = _setting(
+        0.8,
+        "accepted; see autotune",
+        "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+        minimum=0,
+        maximum=1,
+        yaml="autotune.gaussian_process_noise",
+    )
+    num_nccl_streams: int = _setting(
+        1,
+        "accepted; NCCL is not used",
+        "HOROVOD_NUM_NCCL_STREAMS",
+        minimum=0,
+        yaml="library_options.num_nccl_streams",
+    )
+    thread_affinity: str | None = _setting(
+        None,
+        "accepted; there is one thread, and the kernel places it",
+        "HOROVOD_THREAD_AFFINITY",
+        yaml="library_options.thread_affinity",
+    )
+    mpi_threads_disable: bool = _setting(
+        False,
+        "accepted; MPI moves no bytes",
+        "HOROVOD_MPI_THREADS_DISABLE",
+        yaml="library_options.mpi_threads_disable",
+    )
+    controller: str = _setting(
+        "gloo", "accepted; ranks always meet over our own links", "HOROVOD_CONTROLLER", choices=("gloo", "mpi")
+    )
+    cpu_operations: str = _setting(
+        "gloo", "accepted; bytes always move over our own links", "HOROVOD_CPU_OPERATIONS", choices=CPU_OPERATIONS
+    )
+    gloo_iface: str | None = _setting(
+        None, "accepted; ranks try all interfaces, --network-interfaces limits them", "HOROVOD_GLOO_IFACE"
+    )
+    batch_d2d_memcopies: bool = _setting(True, "accepted; copies are batched anyway", "HOROVOD_BATCH_D2D_MEMCOPIES")
+    enable_async_completion: bool = _setting(
+        False, "accepted; handles complete as soon as they can", "HOROVOD_ENABLE_ASYNC_COMPLETION"
+    )
+    enable_xla_ops: bool = _setting(False, "accepted; there are no XLA operations", "HOROVOD_ENABLE_XLA_OPS")
+    adasum_mpi_chunk_size: int = _setting(
+        1 << 30, "accepted; MPI moves no bytes", "HOROVOD_ADASUM_MPI_CHUNK_SIZE", unit="bytes", minimum=0
+    )
+    ccl_cache: bool = _setting(False, "accepted; oneCCL is not used", "HOROVOD_CCL_CACHE")
+    disable_nvtx_ranges: bool = _setting(False, "accepted; there are no NVTX ranges", "HOROVOD_DISABLE_NVTX_RANGES")
+    elastic_timeout: float = _setting(
+        600.0,
+        "how long an elastic job waits for enough slots; there are no elastic jobs yet",
+        "HOROVOD_ELASTIC_TIMEOUT",
+        unit="seconds",
+        minimum=0,
+    )
+    spark_start_timeout: float = _setting(
+        600.0, "accepted; there is no Spark yet", "HOROVOD_SPARK_START_TIMEOUT", unit="seconds", minimum=0
+    )
+    spark_use_local_rank_gpu_index: bool = _setting(
+        False, "accepted; there is no Spark yet", "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX"
     )
     library: str | None = _setting(None, "path of another native library (the one with failpoints)", scope="test")
 
@@ -297,6 +431,11 @@ class Config:
                     values[setting.name] = setting.parse(environ[variable], variable)
                     break
         return cls(**values)
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, for those who look for signs of other launchers in it."""
+    return dict(os.environ)
 
 
 SETTINGS: dict[str, Setting] = {

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import errors
-from .config import Config
+from .config import Config, environment
 from .engine import Engine, Outcome
 from .groups import GroupTable, ProcessSet, as_sets, global_process_set
 from .native import NativeEngine
@@ -24,6 +24,7 @@ from .observe import ending, log
 from .observe.timeline import Timeline
 
 if TYPE_CHECKING:
+    from .launch.clusters import Found, Meeting
     from .rendezvous.session import Session
 
 LINGER_S = 2.0  # what shutdown gives to bytes under way
@@ -48,10 +49,11 @@ class Pending:
 class World:
     """All that lives from init to shutdown."""
 
-    def __init__(self, config: Config, engine: Engine, session: Session) -> None:
+    def __init__(self, config: Config, engine: Engine, session: Session, meeting: Meeting | None = None) -> None:
         self.config = config
         self.engine = engine
         self.session = session
+        self.meeting = meeting  # of a job that another launcher started
         self.groups = GroupTable(engine)
         self.timeline: Timeline | None = None
         self.handles: dict[int, Pending] = {}
@@ -80,6 +82,8 @@ class World:
         with contextlib.suppress(errors.HorovodInternalError):
             self.engine.leave(LINGER_S)
         self.session.close()
+        if self.meeting is not None:
+            self.meeting.close()
         self.engine.close()
         self.groups.clear()
         self.handles.clear()
@@ -105,12 +109,12 @@ class Runtime:
             raise errors.NotInitialized
         return world
 
-    def open(self, config: Config, process_sets: list[ProcessSet]) -> None:
+    def open(self, config: Config, process_sets: list[ProcessSet], found: Found | None = None) -> None:
         with self._lock:
             if self._world is not None:
                 return
             log.configure(config)
-            world = _connect(config)
+            world = _connect(config, found)
             try:
                 world.groups.add(process_sets)
                 if config.timeline and config.timeline.lower() != DYNAMIC and world.engine.rank == 0:
@@ -129,34 +133,38 @@ class Runtime:
                 self._world.close()
                 self._world = None  # only now: a close that was interrupted can be called again
 
-    def after_fork(self) -> None:
-        # Another thread may have been in init or shutdown when this child was made.
-        self._lock = threading.RLock()
-
     def at_exit(self, report_fd: int | None, pid: int) -> None:
         # First: leaving makes other ranks fail, and the launcher should know by then who fell by itself.
         if report_fd is not None and os.getpid() == pid:
             ending.tell(report_fd)
         self.close()
 
+    def after_fork(self) -> None:
+        # Another thread may have been in init or shutdown when this child was made.
+        self._lock = threading.RLock()
 
-def _connect(config: Config) -> World:
+
+def _connect(config: Config, found: Found | None) -> World:
     """Meets the other ranks and starts the engine; closes what it opened when something fails."""
-    from .rendezvous import mesh  # `import farandole` stays quick
+    from .launch.clusters import meet  # `import farandole` stays quick
+    from .rendezvous.mesh import join
 
-    session = mesh.join(config)
+    meeting = meet(config, found, environment()) if found is not None else None
+    session = join(config) if meeting is None else meeting.session
     engine: Engine | None = None
     try:
-        config = dataclasses.replace(config, tcp_streams=session.streams)  # as agreed
+        config = dataclasses.replace(config if meeting is None else meeting.config, tcp_streams=session.streams)
         engine = _make_engine(config, session.rank, session.hosts, session.generation)
         session.hand_over(engine)
-        session.serve(engine)
+        session.serve(engine, meeting.hub_lost if meeting is not None else None)
         engine.start(config.start_timeout)
-        return World(config, engine, session)
+        return World(config, engine, session, meeting)
     except BaseException:
         if engine is not None:
             engine.close()
         session.close()
+        if meeting is not None:
+            meeting.close()
         raise
 
 
@@ -170,6 +178,16 @@ def _make_engine(config: Config, rank: int, hosts: Sequence[int], generation: in
 
 runtime = Runtime()
 os.register_at_fork(after_in_child=runtime.after_fork)
+
+
+def _place(config: Config) -> tuple[Config, Found | None]:
+    """Who this process is: our launcher has said so, another one left its signs, or it is alone."""
+    if config.rendezvous is not None:
+        return config, None
+    from .launch.clusters import detect, settle
+
+    found = detect(environment(), config.launcher)
+    return (config, None) if found is None else (settle(config, found), found)
 
 
 def _check_comm(comm: Any, config: Config) -> None:
@@ -195,7 +213,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     """
     if runtime.initialized:
         return
-    config = Config.from_environment()
+    config, found = _place(Config.from_environment())
     _check_comm(comm, config)
     sets: list[ProcessSet] = []
     if isinstance(process_sets, str):
@@ -204,7 +222,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         config = dataclasses.replace(config, dynamic_process_sets=True)
     elif process_sets is not None:
         sets = as_sets(process_sets)
-    runtime.open(config, sets)
+    runtime.open(config, sets, found)
 
 
 def shutdown() -> None:

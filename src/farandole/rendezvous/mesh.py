@@ -111,6 +111,7 @@ class _Joining:
             self.loop,
             self.channel,
             listen_at,
+            welcome.names,
         )
         self.session = session
         for message in self.inbox:  # somebody may already wish for a link, or be gone

@@ -1,0 +1,51 @@
+# The processes above this one: who they are, when they started, and what they were told.
+# Touches /proc.
+"""Hydra's proxy is the only sign of an MPICH job; a process is known by its number and its start."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+MOST = 64  # no real tree is deeper
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process. `started` counts from the start of the machine, so that a reused number is not mistaken."""
+
+    pid: int
+    started: int
+    name: str
+    arguments: tuple[str, ...] = ()
+
+    def option(self, name: str) -> str | None:
+        """The argument after this one."""
+        for place, argument in enumerate(self.arguments[:-1]):
+            if argument == name:
+                return self.arguments[place + 1]
+        return None
+
+
+def look(pid: int) -> tuple[Process, int] | None:
+    """A process and the number of its parent, or None when it is not there (or is not to be seen)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            line = file.read().decode(errors="replace")
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            arguments = tuple(file.read().decode(errors="replace").split("\0"))
+    except OSError:
+        return None
+    name = line[line.index("(") + 1 : line.rindex(")")]  # a name may hold blanks and parentheses itself
+    fields = line[line.rindex(")") + 1 :].split()
+    return Process(pid, int(fields[19]), name, arguments), int(fields[1])
+
+
+def ancestors() -> list[Process]:
+    """Parents, the nearest first."""
+    found: list[Process] = []
+    pid = os.getppid()
+    while pid > 0 and len(found) < MOST and (seen := look(pid)) is not None:
+        found.append(seen[0])
+        pid = seen[1]
+    return found

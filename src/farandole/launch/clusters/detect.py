@@ -1,0 +1,98 @@
+# Which launcher started this process: the detectors in their order, and what contradicts itself.
+# Pure but for /proc, which only a job of MPICH needs.
+"""The innermost launcher comes first where they nest: torchrun and mpirun run inside allocations of SLURM."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+from farandole.config import SETTINGS
+from farandole.launch.clusters import mpi, schedulers
+from farandole.launch.clusters.ancestors import ancestors as processes_above
+from farandole.launch.clusters.found import REMEDY, ClusterError, Environ, Found, number, seen, value
+
+Detector = Callable[[Environ, str, mpi.Ancestors], Found | None]
+# The choices of FARANDOLE_LAUNCHER in the order in which they are asked.
+DETECTORS: dict[str, Detector] = {
+    "torchrun": schedulers.torchrun,
+    "openmpi": mpi.open_mpi,
+    "mvapich2": mpi.mvapich2,
+    "mpich": mpi.hydra,
+    "pals": mpi.pals,
+    "jsrun": mpi.jsrun,
+    "flux": schedulers.flux,
+    "slurm": schedulers.slurm,
+    "indexed-job": schedulers.indexed_job,
+}
+OUR_RANK = [SETTINGS["rank"].variable, *SETTINGS["rank"].aliases]
+OUR_SIZE = [SETTINGS["size"].variable, *SETTINGS["size"].aliases]
+
+log = logging.getLogger("farandole.launch")
+
+
+def detect(
+    environ: Environ, launcher: str = "auto", host: str = "", ancestors: mpi.Ancestors = processes_above
+) -> Found | None:
+    """This process's place, or None for a world of one. `launcher`: the setting of this name.
+
+    >>> four = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}
+    >>> detect(four).rank
+    1
+    """
+    host = host or os.uname().nodename
+    ours = [name for name in OUR_RANK + OUR_SIZE if value(environ, name)]
+    if ours:
+        _check_ours(environ, ours)
+        return None  # somebody has said who we are
+    if launcher == "none":
+        return None
+    if launcher != "auto":
+        found = DETECTORS[launcher](environ, host, ancestors)
+        if found is None:
+            raise ClusterError(f"FARANDOLE_LAUNCHER={launcher}, but its variables are not set")
+        return found
+    for detector in DETECTORS.values():
+        found = detector(environ, host, ancestors)
+        if found is not None:
+            if found.mpi:
+                _check_agreement(environ, host, ancestors, found)
+            return found
+    _check_leftovers(environ)
+    return None
+
+
+def _check_ours(environ: Environ, names: list[str]) -> None:
+    for one, other in ((OUR_RANK, OUR_SIZE), (OUR_SIZE, OUR_RANK)):
+        if value(environ, *one) and not value(environ, *other):
+            raise ClusterError(f"{' and '.join(names)} is set, but neither {' nor '.join(other)}")
+
+
+def _check_agreement(environ: Environ, host: str, ancestors: mpi.Ancestors, found: Found) -> None:
+    """Two MPIs that say different things: one of them is left over from outside, and nobody can tell which."""
+    for name, detector in DETECTORS.items():
+        if name == found.launcher:
+            continue
+        try:
+            other = detector(environ, host, ancestors)
+        except ClusterError:
+            continue  # half of another launcher beside a whole one
+        if other is None or not other.mpi or (other.rank, other.size) == (found.rank, found.size):
+            continue
+        raise ClusterError(
+            f"{found.title} says rank {found.rank} of {found.size}, {other.title} says rank {other.rank} of "
+            f"{other.size}; {seen(environ, 'OMPI_COMM_WORLD_RANK')}; {seen(environ, 'PMI_RANK')}{REMEDY}"
+        )
+
+
+def _check_leftovers(environ: Environ) -> None:
+    """Signs of a job of several ranks that no detector can read: N worlds of one would be the worst answer."""
+    for rank, size in (("PMI_RANK", "PMI_SIZE"), ("RANK", "WORLD_SIZE"), ("PMIX_RANK", "")):
+        if value(environ, rank) is None or (size and value(environ, size) is None):
+            continue
+        if not size:
+            if value(environ, "PMIX_NAMESPACE") and value(environ, "SLURM_STEP_ID") is None:
+                raise ClusterError(f"PMIx says no size and no local rank; {seen(environ, rank)}{REMEDY}")
+        elif number("half of a launcher", environ, size) > 1:
+            raise ClusterError(f"{rank} and {size} are set, but no local rank; {seen(environ, rank)}{REMEDY}")
