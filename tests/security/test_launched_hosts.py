@@ -1,0 +1,242 @@
+# Rows 32 and 35 across hosts: while a job started over ssh trains, the secret shows nowhere, nobody listens, and
+# another user of a host gets at nothing. Touches the bed of tests/bed, and /proc of every process in it.
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import bed
+import jobs
+import pytest
+from strangers import listening
+
+from farandole.launch import ssh
+
+pytestmark = [pytest.mark.security, pytest.mark.ranks]
+SOURCE = str(bed.ROOT / "src")
+# The launcher's own work without its command line: {command, hosts, env, directory} as JSON.
+LAUNCH = f"""
+import json, os, sys
+from farandole.launch import job, output, slots, ssh
+told = json.loads(sys.argv[1])
+plan = job.Plan(
+    command=told["command"], places=slots.places(told["hosts"]),
+    hosts=["" if name == "host1" else name for name in told["hosts"]],
+    environ={{**os.environ, **told["env"]}}, directory=told["directory"], way=ssh.Way(sys.executable, {SOURCE!r}))
+with job.Job(plan, output.Raw((sys.stdout.buffer, sys.stderr.buffer))) as running:
+    sys.exit(running.wait(60))
+"""
+TRAIN = """
+import os, sys, numpy as np, farandole
+farandole.init()
+done = step = 0
+while not done:  # one file on one host ends all ranks in the same step
+    mine = np.array([os.path.exists("/run/host/end")], float)
+    done = float(farandole.allreduce(mine, name="end", op=farandole.Sum)[0])
+    step += 1
+    if step == 20:
+        sys.stdout.write(f"trains {farandole.size()}\\n")
+        sys.stdout.flush()
+farandole.shutdown()
+"""
+# Becomes another user and tries to read what belongs to every other process; prints what it got.
+SPY = """
+import json, os
+me = os.getpid()
+pids = [pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) not in (1, me)]
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+got = []
+for pid in pids:
+    for name in ("fd", "environ", "mem", "maps", "cwd"):
+        try:
+            path = f"/proc/{pid}/{name}"
+            if name == "fd":
+                for fd in os.listdir(path):
+                    os.close(os.open(f"{path}/{fd}", os.O_RDONLY))
+            elif name == "cwd":
+                os.readlink(path)
+            elif not open(path, "rb").read(1):
+                continue
+            got.append(path)
+        except (PermissionError, FileNotFoundError, ProcessLookupError):
+            pass
+for folder in ("/tmp", "/run", "/dev/shm"):
+    for name in os.listdir(folder):
+        if name.startswith("farandole"):
+            try:
+                got += os.listdir(f"{folder}/{name}")
+            except PermissionError:
+                pass
+print(json.dumps({"tried": len(pids), "got": got}))
+"""
+
+
+def launch(hosts: bed.Bed, places: Sequence[str], *command: str, directory: str = "/", **env: str) -> list[str]:
+    """The words that start a job from the first host."""
+    told = {"command": [sys.executable, "-c", *command], "hosts": places, "env": env, "directory": directory}
+    return [sys.executable, "-c", LAUNCH, json.dumps(told)]
+
+
+@contextlib.contextmanager
+def training(hosts: bed.Bed) -> Iterator[subprocess.Popen[str]]:
+    """A job of four ranks on three hosts that trains until the gate is opened."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    words = launch(hosts, ["host1", "host2", "host2", "host3"], TRAIN)
+    with hosts[0].start(words, {"PYTHONPATH": SOURCE}, **pipes) as launcher:
+        try:
+            yield launcher
+        finally:
+            launcher.kill()
+
+
+def secret_of(hosts: bed.Bed) -> bytes:
+    """The job's secret, as root finds it in a rank's memory file."""
+    for host in hosts:
+        for pid in host.processes():
+            with contextlib.suppress(OSError):
+                for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    name, _, value = entry.partition(b"=")
+                    if name == b"FARANDOLE_SECRET_FD":
+                        return Path(f"/proc/{pid}/fd/{int(value)}").read_bytes()
+    raise AssertionError("no rank holds the secret")
+
+
+def forms(secret: bytes) -> list[bytes]:
+    return [secret, secret.hex().encode(), base64.b64encode(secret)[:-1], base64.urlsafe_b64encode(secret)[:-1]]
+
+
+def files_of(host: bed.Host) -> list[Path]:
+    """Every file that the job could have left on a host's own file systems."""
+    top = Path(f"/proc/{host.pid}", "root")
+    places = [top / "tmp", top / "run", top / "dev/shm"]
+    return [path for place in places for path in place.rglob("*") if path.relative_to(place).parts[0] != "host"]
+
+
+def showing(hosts: bed.Bed, secret: bytes) -> list[str]:
+    """Where the secret can be read: arguments and environments of all processes, all files."""
+    found = []
+    for host in hosts:
+        for pid, command in host.processes().items():
+            for name in ("cmdline", "environ"):
+                with contextlib.suppress(OSError):
+                    data = Path(f"/proc/{pid}/{name}").read_bytes()
+                    found += [f"{host.name}: {name} of {command}" for form in forms(secret) if form in data]
+        for path in files_of(host):
+            if path.is_file():
+                data = path.read_bytes()
+                found += [f"{host.name}: {path}" for form in forms(secret) if form in data]
+    return found
+
+
+def test_rows_32_and_35_what_a_job_over_ssh_shows_to_others() -> None:
+    with bed.hosts(3, ssh=True) as hosts, training(hosts) as launcher:
+        assert launcher.stdout is not None
+        said = ""
+        while said.count("trains 4") < 4:
+            line = launcher.stdout.readline()
+            assert line, said
+            said += line
+        secret = secret_of(hosts)
+        assert len(secret) == 32
+        kinds = {command.split(" ")[0] for host in hosts for command in host.processes().values()}
+        assert sum(len(host.processes()) for host in hosts) >= 4 + 1 + 3, kinds  # ranks, launcher, agents at least
+        assert not showing(hosts, secret)
+        leaky = ["sh", "-c", "echo ready; exec sleep 60"]
+        with hosts[1].start(leaky, {"LEAK": secret.hex()}, stdout=subprocess.PIPE) as leak:
+            assert leak.stdout is not None and leak.stdout.readline() == b"ready\n"
+            seen = showing(hosts, secret)
+            leak.kill()
+        assert len(seen) == 1, "a leak would be seen"
+        for host in hosts:
+            assert host.listening() == [("0.0.0.0", 22)], "but for sshd, nobody listens"
+            spied = json.loads(host.run([sys.executable, "-c", SPY]).stdout)
+            assert spied["tried"] >= 3 and spied["got"] == [], (host.name, spied)
+            for path in files_of(host):
+                if path.name.startswith("farandole"):
+                    assert stat.S_IMODE(path.lstat().st_mode) & 0o077 == 0, path
+        for host in hosts:
+            (host.files / "end").touch()
+        said += launcher.stdout.read()
+        assert launcher.wait(20) == 0, said
+        assert not any(form.decode("latin1") in said for form in forms(secret))
+        deadline = time.monotonic() + 2
+        while left := [host.processes() for host in hosts if host.processes()]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.01)
+        assert [path for host in hosts for path in files_of(host) if "farandole" in path.name] == []
+
+
+HOSTILE = [
+    "a b", "; touch /run/owned", "$(touch /run/owned)", "`touch /run/owned`", "'", '"', "\n", "\\", "*", "%h", "é",
+    "-oProxyCommand=touch /run/owned", "&& touch /run/owned", "| touch /run/owned", "\udcff", "", "#", "~", "!!",
+]  # fmt: skip
+TELL = """
+import json, os, sys
+print("told " + json.dumps([sys.argv[1:], os.environ["EVIL"], os.environ.get("EMPTY"), os.getcwd()]))
+"""
+
+
+def test_row_32_hostile_words_arrive_as_they_are_and_run_nothing() -> None:
+    with bed.hosts(2, ssh=True) as hosts:
+        odd = "a b;$(touch owned)'\n"
+        (hosts[1].files / odd).mkdir()
+        evil = "".join(HOSTILE)
+        words = launch(hosts, ["host2"], TELL, *HOSTILE, directory=f"/run/host/{odd}", EVIL=evil, EMPTY="")
+        said = hosts[0].run(words, {"PYTHONPATH": SOURCE}).stdout
+        (line,) = [line for line in said.splitlines() if line.startswith("told ")]
+        assert json.loads(line.removeprefix("told ")) == [HOSTILE, evil, "", f"/run/host/{odd}"]
+        for host in hosts:
+            assert [path for path in files_of(host) if path.name == "owned"] == []
+            assert not list(host.files.rglob("owned"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "-oProxyCommand=x",
+        "a b",
+        "a;b",
+        "$(x)",
+        "`x`",
+        "a\nb",
+        "a\0b",
+        "",
+        "-",
+        "@host",
+        "a@-x",
+        "x" * 300,
+        "a/b",
+        "a'b",
+    ],
+)
+def test_row_32_what_is_no_host_name_never_reaches_ssh(name: str) -> None:
+    with pytest.raises(ValueError, match="is no host name"):
+        ssh.Way(sys.executable, SOURCE).command(name)
+
+
+def test_a_static_job_on_one_host_listens_nowhere_once_it_runs() -> None:
+    body = """
+hvd.init()
+report(runs=True)
+hvd.recv(np.zeros(1), 1 - rank)  # until somebody kills it
+"""
+    with jobs.start(body, 2, hosts=["a", "b"]) as job:
+        jobs.look_until(lambda: all(jobs.results(job, rank) for rank in range(2)), job)
+        pids = [*job.pids, *(int(word) for pid in job.pids for word in parents(pid)), os.getpid()]
+        deadline = time.monotonic() + 5
+        while found := listening(pids, job.directory):
+            assert time.monotonic() < deadline, found
+            time.sleep(0.005)
+
+
+def parents(pid: int) -> list[str]:
+    """The agent of a rank."""
+    return [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]]
