@@ -232,7 +232,7 @@ class Config:
     )
     spin_us: int = _setting(2000, "how long a waiting thread looks before it sleeps", unit="microseconds", minimum=0)
     slot_bytes: int = _setting(64 * KiB, "one slot of a ring in shared memory", unit="bytes", minimum=4096)
-    slots: int = _setting(4, "slots of a ring in shared memory", minimum=2)
+    slots: int = _setting(4, "slots of a ring in shared memory", minimum=2, flag="--ring-slots")
     chunk_bytes: int = _setting(256 * KiB, "one message between hosts", unit="bytes", minimum=4096)
     tcp_streams: int = _setting(
         2, "connections between two ranks of different hosts; rank 0 decides", minimum=1, maximum=16
@@ -377,7 +377,9 @@ class Config:
         "gloo", "accepted; bytes always move over our own links", "HOROVOD_CPU_OPERATIONS", choices=CPU_OPERATIONS
     )
     gloo_iface: str | None = _setting(
-        None, "accepted; ranks try all interfaces, --network-interfaces limits them", "HOROVOD_GLOO_IFACE"
+        None,
+        "interfaces that rank 0 listens on under another launcher; `farandole run` has --network-interfaces",
+        "HOROVOD_GLOO_IFACE",
     )
     batch_d2d_memcopies: bool = _setting(True, "accepted; copies are batched anyway", "HOROVOD_BATCH_D2D_MEMCOPIES")
     enable_async_completion: bool = _setting(

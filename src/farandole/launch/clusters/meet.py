@@ -193,7 +193,7 @@ def _addresses(config: Config, directory: str, deadline: float) -> list[str]:
     if config.meet_at and config.meet_at.startswith("tcp:"):
         _wait_for_name(config.meet_at, deadline)
         return [config.meet_at]
-    found = interfaces.candidates()
+    found = interfaces.candidates(tuple((config.gloo_iface or "").replace(",", " ").split()))
     if not found:
         raise NoMeeting("this host has no network address by which others could reach it")
     return [f"tcp:{address}" for address in found]

@@ -12,7 +12,6 @@ import tempfile
 
 from farandole.launch.clusters.found import ClusterError, Environ, value
 
-LONGEST_BASE = 60  # unix sockets lie below it
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -22,12 +21,11 @@ _TRIES = 20  # another job that ends may remove the empty directory under us
 def on_this_host(environ: Environ) -> str:
     """Where ranks of one host meet: the user's runtime directory, or one in the directory of temporary files."""
     runtime = value(environ, "XDG_RUNTIME_DIR")
-    if runtime and len(runtime) <= LONGEST_BASE:
+    if runtime:
         with contextlib.suppress(OSError):
             if os.stat(runtime).st_uid == os.geteuid() and os.access(runtime, os.W_OK | os.X_OK):
                 return os.path.join(runtime, "farandole")
-    temporary = tempfile.gettempdir()
-    return os.path.join(temporary if len(temporary) <= LONGEST_BASE else "/tmp", f"farandole-{os.geteuid()}")
+    return os.path.join(tempfile.gettempdir(), f"farandole-{os.geteuid()}")
 
 
 def at_home(environ: Environ) -> str:
