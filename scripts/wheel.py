@@ -190,6 +190,9 @@ def trial(wheel: Path, horovod: Path) -> None:
     said = run(command, PYTHONPATH="")
     assert said.count("has the sum") == 2, said
     print(f"wheel: two ranks in a bare environment agreed, {time.monotonic() - began:.1f} s")
+    said = run([fresh / "bin" / "farandole", "doctor"], PYTHONPATH="")
+    assert said.splitlines()[-1] == "fit" and "latency" in said, said
+    assert "python:" in run([fresh / "bin" / "farandole", "env"], PYTHONPATH="")
 
 
 def main() -> None:
