@@ -22,7 +22,7 @@ def test_doctor_measures_between_hosts_and_says_what_is_wrong_with_one() -> None
         two.shape("160mbit")
         done = doctor(one, "host1,host2,host3")
         assert done.returncode == 0 and done.stdout.splitlines()[-1] == "fit", done
-        pairs = dict(re.findall(r"ok    (host\d - host\d) +latency \d+ us, (\d+) MB/s", done.stdout))
+        pairs = dict(re.findall(r"ok    (host\d - host\d) +latency \d+ us \(median \d+\), (\d+) MB/s", done.stdout))
         assert pairs.keys() == {"host1 - host2", "host1 - host3", "host2 - host3"}, done
         # 8 MiB at 20 MB/s, less what a burst lets through at once.
         assert int(pairs["host1 - host2"]) < 25 and int(pairs["host2 - host3"]) < 25, pairs

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -19,18 +20,19 @@ import pytest
 from strangers import listening
 
 from farandole.launch import ssh
+from farandole.version import package_version
 
 pytestmark = [pytest.mark.security, pytest.mark.ranks]
 SOURCE = str(bed.ROOT / "src")
-# The launcher's own work without its command line: {command, hosts, env, directory} as JSON.
-LAUNCH = f"""
+# The launcher's own work without its command line: {command, hosts, env, directory, package} as JSON.
+LAUNCH = """
 import json, os, sys
 from farandole.launch import job, output, slots, ssh
 told = json.loads(sys.argv[1])
 plan = job.Plan(
     command=told["command"], places=slots.places(told["hosts"]),
     hosts=["" if name == "host1" else name for name in told["hosts"]],
-    environ={{**os.environ, **told["env"]}}, directory=told["directory"], way=ssh.Way(sys.executable, {SOURCE!r}))
+    environ={**os.environ, **told["env"]}, directory=told["directory"], way=ssh.Way(sys.executable, told["package"]))
 with job.Job(plan, output.Raw((sys.stdout.buffer, sys.stderr.buffer))) as running:
     sys.exit(running.wait(60))
 """
@@ -79,9 +81,10 @@ print(json.dumps({"tried": len(pids), "got": got}))
 """
 
 
-def launch(hosts: bed.Bed, places: Sequence[str], *command: str, directory: str = "/", **env: str) -> list[str]:
+def launch(places: Sequence[str], *command: str, directory: str = "/", package: str = SOURCE, **env: str) -> list[str]:
     """The words that start a job from the first host."""
-    told = {"command": [sys.executable, "-c", *command], "hosts": places, "env": env, "directory": directory}
+    words = [sys.executable, "-c", *command]
+    told = {"command": words, "hosts": places, "env": env, "directory": directory, "package": package}
     return [sys.executable, "-c", LAUNCH, json.dumps(told)]
 
 
@@ -89,7 +92,7 @@ def launch(hosts: bed.Bed, places: Sequence[str], *command: str, directory: str 
 def training(hosts: bed.Bed) -> Iterator[subprocess.Popen[str]]:
     """A job of four ranks on three hosts that trains until the gate is opened."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    words = launch(hosts, ["host1", "host2", "host2", "host3"], TRAIN)
+    words = launch(["host1", "host2", "host2", "host3"], TRAIN)
     with hosts[0].start(words, {"PYTHONPATH": SOURCE}, **pipes) as launcher:
         try:
             yield launcher
@@ -189,13 +192,26 @@ def test_row_32_hostile_words_arrive_as_they_are_and_run_nothing() -> None:
         odd = "a b;$(touch owned)'\n"
         (hosts[1].files / odd).mkdir()
         evil = "".join(HOSTILE)
-        words = launch(hosts, ["host2"], TELL, *HOSTILE, directory=f"/run/host/{odd}", EVIL=evil, EMPTY="")
+        words = launch(["host2"], TELL, *HOSTILE, directory=f"/run/host/{odd}", EVIL=evil, EMPTY="")
         said = hosts[0].run(words, {"PYTHONPATH": SOURCE}).stdout
         (line,) = [line for line in said.splitlines() if line.startswith("told ")]
         assert json.loads(line.removeprefix("told ")) == [HOSTILE, evil, "", f"/run/host/{odd}"]
         for host in hosts:
             assert [path for path in files_of(host) if path.name == "owned"] == []
             assert not list(host.files.rglob("owned"))
+
+
+def test_row_31_another_version_on_a_host_is_named_with_the_remedy() -> None:
+    with bed.hosts(2, ssh=True) as hosts:
+        there = hosts[1].files / "other"
+        shutil.copytree(Path(SOURCE, "farandole"), there / "src" / "farandole", ignore=shutil.ignore_patterns("*.so"))
+        (there / "VERSION").write_text("9.9.9\n")
+        began = time.monotonic()
+        done = hosts[0].run(launch(["host2"], TELL, package="/run/host/other/src"), {"PYTHONPATH": SOURCE}, check=False)
+        assert done.returncode != 0 and "told" not in done.stdout
+        assert all(word in done.stderr for word in ("9.9.9", package_version(), "host2")), done.stderr
+        assert time.monotonic() - began < 10
+        assert not hosts[1].processes()
 
 
 @pytest.mark.parametrize(

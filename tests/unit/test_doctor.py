@@ -93,7 +93,7 @@ def test_different_versions_and_clocks_are_named() -> None:
     abouts = [{"host": "a", "farandole": "1", "torch": "2.1"}, {"host": "b", "farandole": "2"}]
     states = {check.name: (check.state, check.found) for check in doctor.compare(abouts)}
     assert states == {"farandole": (checks.UNFIT, "a: 1, b: 2"), "torch": (checks.NOTE, "a: 2.1, b: none")}
-    late = {"pair": [0, 1], "latency_us": 10.0, "rate": 1e9, "clock_ms": 5000.0}
+    late = {"pair": [0, 1], "latency_us": 10.0, "typical_us": 12.0, "rate": 1e9, "clock_ms": 5000.0}
     assert [check.state for check in doctor.judge_link(late, ["a", "b"])] == [checks.OK, checks.NOTE]
 
 

@@ -123,7 +123,8 @@ def judge_link(one: dict[str, Any], hosts: Sequence[str]) -> Iterator[Check]:
     """One pair: its latency and rate, and a clock that is far off."""
     a, b = one["pair"]
     name = f"{hosts[a]} - {hosts[b]}" if hosts[a] != hosts[b] else "between them"
-    yield Check(name, OK, f"latency {one['latency_us']:.0f} us, {one['rate'] / 1e6:.0f} MB/s")
+    latency = f"latency {one['latency_us']:.0f} us (median {one['typical_us']:.0f})"
+    yield Check(name, OK, f"{latency}, {one['rate'] / 1e6:.0f} MB/s")
     if abs(one["clock_ms"]) > FAR_CLOCK_MS:
         text = f"{hosts[b]} is {one['clock_ms'] / 1e3:+.1f} s off {hosts[a]}"
         yield Check("clocks", NOTE, text, "timelines will not fit together: use NTP on both")

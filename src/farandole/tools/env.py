@@ -162,10 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the block."""
     parser = argparse.ArgumentParser(prog="farandole env", description="Prints what a bug report needs; no secrets.")
     parser.parse_args(arguments)
-    print("```")
-    for name, value in facts():
-        print(f"{name + ':':<16}{value}")
-    print("```")
+    lines = [f"{name + ':':<16}{value}" for name, value in facts()]
+    print("\n".join(["```", *lines, "```"]), flush=True)
     return 0
 
 
