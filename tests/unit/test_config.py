@@ -26,6 +26,8 @@ def test_every_variable_and_alias_sets_its_setting(setting) -> None:
     good = {"int": "1", "float": "7.5", "bool": "1", "str": "x"}[setting.base]
     if setting.minimum is not None and setting.minimum > 1:
         good = str(int(setting.minimum) + 1)
+    if setting.maximum < 7.5:
+        good = str(setting.maximum / 2)
     if setting.choices:
         good = setting.choices[-1]
     partners = {"rank": "FARANDOLE_SIZE", "local_rank": "FARANDOLE_LOCAL_SIZE", "cross_rank": "FARANDOLE_CROSS_SIZE"}

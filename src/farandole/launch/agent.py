@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from farandole.launch import evidence, guard, spawn
+from farandole.launch import environment, evidence, guard, spawn
 from farandole.rendezvous import interfaces, orders, sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.flow import READ, Duplex, Flow, Loop, Stream, receive, send
@@ -56,7 +56,7 @@ class Agent:
         self._loop = loop
         self._directory = directory
         self._ranks: dict[int, _Rank] = {}
-        self._environment: dict[bytes, bytes] = {}
+        self._environment = environment.of_this_host(os.environb)
         self._port: object = None  # held, never listened on
         self._over = False
         self._full = False  # the launcher does not keep up, so nobody's output is read
@@ -142,17 +142,17 @@ class Agent:
     def _launch(self, order: orders.Launch) -> None:
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         inherit = [self._secret_fd, writer]
-        environment = {**self._environment, **_variables(order.variables)}
-        environment[b"FARANDOLE_SECRET_FD"] = b"%d" % self._secret_fd
-        environment[b"FARANDOLE_REPORT_FD"] = b"%d" % writer
-        environment[b"FARANDOLE_PRIVATE_DIRECTORY"] = os.fsencode(self._directory)
+        variables = {**self._environment, **_variables(order.variables)}
+        variables[b"FARANDOLE_SECRET_FD"] = b"%d" % self._secret_fd
+        variables[b"FARANDOLE_REPORT_FD"] = b"%d" % writer
+        variables[b"FARANDOLE_PRIVATE_DIRECTORY"] = os.fsencode(self._directory)
         near = far = None
         if order.calls:
             near, far = sockets.pair()
             inherit.append(far.fileno())
-            environment[b"FARANDOLE_CALLS_FD"] = b"%d" % far.fileno()
+            variables[b"FARANDOLE_CALLS_FD"] = b"%d" % far.fileno()
         try:
-            worker = spawn.start_worker(order.command, environment, order.directory, inherit)
+            worker = spawn.start_worker(order.command, variables, order.directory, inherit)
         except OSError as error:
             os.close(reader)
             if near is not None:

@@ -1,36 +1,27 @@
-# The `farandole` command: run, trace, bench; and `horovodrun`, which is `farandole run`.
-# Touches launch/local.py and tools/.
+# The `farandole` command: run, doctor, env, trace, bench; and `horovodrun`, which is `farandole run`.
+# Touches launch/run.py, tools/ and the environment of this process.
 """`farandole run -np 4 python train.py`."""
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import functools
-import runpy
+import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import NoReturn
 
-from farandole.launch import local
 from farandole.version import package_version
 
 USAGE = """usage: farandole COMMAND ...
 
-  run -np N COMMAND...   start N ranks of a command on this host
+  run -np N COMMAND...   start N ranks of a command, here or on other hosts (horovodrun is the same)
+  doctor [-H HOSTS]      is this host fit, and what lies between hosts?
+  env                    a block for bug reports
   trace FILE             summarise a timeline
   bench ...              measure collectives on this machine
-  doctor [-H HOSTS]      is this host fit? are these, and the network between them?
-  env                    a block for bug reports
   --version              print the version
 """
-
-
-class _Terminated(Exception):
-    """SIGTERM, SIGHUP or SIGQUIT arrived."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command is None:
         close = difflib.get_close_matches(words[0], COMMANDS, n=1)
         hint = f"; did you mean `{close[0]}`?" if close else ""
-        _say(f"unknown command {words[0]!r}{hint}")
+        print(f"farandole: unknown command {words[0]!r}{hint}", file=sys.stderr)
         print(USAGE, end="", file=sys.stderr)
         return 2
     return command(words[1:])
@@ -54,87 +45,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def horovodrun(arguments: Sequence[str] | None = None) -> int:
     """`horovodrun -np 2 python train.py`; the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["-v"] or words[:1] == ["--version"]:
-        return main(["--version"])
-    return main(["run", *words])
-
-
-def _say(line: str) -> None:
-    print(f"farandole: {line}", file=sys.stderr, flush=True)
-
-
-def _parse_run(words: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="farandole run", description="Starts N ranks of a command on this host.")
-    parser.add_argument("-np", "--num-proc", type=int, required=True, metavar="N", help="number of ranks")
-    parser.add_argument(
-        "--start-timeout", type=float, metavar="S", help="seconds that ranks wait for each other in init (30)"
-    )
-    parser.add_argument("--raw", action="store_true", help="the ranks' output as it is, without [rank]<stream>: marks")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="what each rank runs")
-    options = parser.parse_args(words)
-    if options.command[:1] == ["--"]:
-        del options.command[0]
-    if options.num_proc < 1:
-        parser.error(f"-np {options.num_proc}: a job has at least one rank")
-    if not options.command:
-        parser.error("there is no command to run, e.g. farandole run -np 2 python train.py")
-    if options.command[0].startswith("-"):
-        parser.error(f"unknown option {options.command[0]}")
-    return options
+    return _run(list(sys.argv[1:] if arguments is None else arguments))
 
 
 def _run(words: Sequence[str]) -> int:
-    options = _parse_run(words)
-    name = options.command[0]
-    if shutil.which(name) is None:
-        hint = f"; did you mean `python {name}`?" if name.endswith(".py") else ""
-        _say(f"cannot run {name!r}: there is no such program{hint}")
-        return 127
-    env = {} if options.start_timeout is None else {"FARANDOLE_START_TIMEOUT": str(options.start_timeout)}
-    endings = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.signal(number, _terminate) for number in endings}
+    from farandole.launch import options as option
+    from farandole.launch import run
+
     try:
-        return _watch(options, env)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        options = option.parse(words, os.environ)
+        if options.help:
+            print(option.usage(), end="")
+            return 0
+        if options.version:
+            return main(["--version"])
+        if options.check_build:
+            from farandole.launch import build
+
+            print(build.table(), end="")
+            return 0
+        run.check(options)
+        if options.print_config:
+            print(run.print_config(options), end="")
+            return 0
+        if options.mpi or options.jsrun:
+            return run.through_mpi(options, dict(os.environ))
+        plan = run.make_plan(options, dict(os.environ))
+        if options.dry_run:
+            print(run.dry_run(plan, options), end="")
+            return 0
+        if "" in plan.hosts and (problem := _missing(options.command[0])):
+            run.say(problem)
+            return 127
+        return run.run(plan, options)
+    except option.Usage as error:
+        run.say(f"{error}\nTry `horovodrun --help`.")
+        return 2
 
 
-def _watch(options: argparse.Namespace, env: dict[str, str]) -> int:
-    output = "raw" if options.raw else "marked"
-    try:
-        with local.start(options.command, options.num_proc, env=env, output=output, say=_say) as job:
-            code = _wait(job)
-            if job.failure is not None and job.failure[0] >= 0:
-                rank, code = job.failure
-                _say(f"rank {rank} (process {job.pids[rank]}) failed first: {local.describe(code)}")
-            return code
-    except OSError as error:
-        _say(f"cannot start the job: {error}")
-        return 126
-
-
-def _wait(job: local.Job) -> int:
-    """Waits for the end; a first Ctrl-C or SIGTERM asks the ranks to end, a second one kills them."""
-    try:
-        return job.wait()
-    except (KeyboardInterrupt, _Terminated) as stop:
-        job.stop()
-        code = 128 + (signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
-    try:
-        job.wait()
-    except (KeyboardInterrupt, _Terminated):
-        job.stop(grace=0)
-    return code
-
-
-def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise _Terminated
+def _missing(name: str) -> str:
+    """What to say when there is no such program on this host."""
+    if shutil.which(name) is not None:
+        return ""
+    hint = f"; did you mean `python {name}`?" if name.endswith(".py") else ""
+    return f"cannot run {name!r}: there is no such program{hint}"
 
 
 def _tool(name: str, words: Sequence[str]) -> int:
     """Runs a tool as `python -m farandole.tools.<name>` would."""
+    import runpy
+
     before = sys.argv
     sys.argv = [f"farandole {name}", *words]
     try:
@@ -142,7 +102,7 @@ def _tool(name: str, words: Sequence[str]) -> int:
         return 0
     except SystemExit as end:
         if isinstance(end.code, str):
-            _say(end.code)
+            print(f"farandole: {end.code}", file=sys.stderr)
             return 1
         return end.code or 0
     finally:
@@ -151,8 +111,5 @@ def _tool(name: str, words: Sequence[str]) -> int:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
-    "trace": functools.partial(_tool, "trace"),
-    "bench": functools.partial(_tool, "bench"),
-    "doctor": functools.partial(_tool, "doctor"),
-    "env": functools.partial(_tool, "env"),
+    **{name: functools.partial(_tool, name) for name in ("doctor", "env", "trace", "bench")},
 }

@@ -5,14 +5,14 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from farandole.config import SETTINGS
-from farandole.launch.slots import Place
+if TYPE_CHECKING:
+    from farandole.launch.slots import Place
 
-# What the launcher's own parent told it, or what holds for one process alone: no rank gets it.
+# What holds for one process alone: no rank gets it. So do the settings that a launcher above us gave to this process.
 OF_ONE_PROCESS = (
-    *(variable for setting in SETTINGS.values() if setting.scope == "worker" for variable in setting.variables),
     "BASH_FUNC_*", "OLDPWD", "SHLVL", "_", "_HOROVOD_SECRET_KEY", "FARANDOLE_SECRET_FILE",
 )  # fmt: skip
 # What describes the launcher's host and session: ranks on other hosts have their own.
@@ -29,14 +29,23 @@ def forwarded(environ: Mapping[str, str], other_host: bool) -> dict[str, str]:
     >>> forwarded({"PATH": "/bin", "HOME": "/home/me", "FARANDOLE_RANK": "1"}, other_host=True)
     {'PATH': '/bin'}
     """
-    left_out = OF_ONE_PROCESS + (OF_ONE_HOST if other_host else ())
-    exact = {name for name in left_out if "*" not in name}
-    patterns = [name for name in left_out if "*" in name]
-    return {
-        name: value
-        for name, value in environ.items()
-        if name not in exact and not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-    }
+    from farandole.config import SETTINGS  # the agent imports this file and needs no settings
+
+    places = (name for setting in SETTINGS.values() if setting.scope == "worker" for name in setting.variables)
+    left_out = _matcher((*OF_ONE_PROCESS, *places, *(OF_ONE_HOST if other_host else ())))
+    return {name: value for name, value in environ.items() if not left_out(name)}
+
+
+def of_this_host(environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """What an agent adds from its own environment: HOME and the like."""
+    belongs = _matcher(OF_ONE_HOST)
+    return {name: value for name, value in environ.items() if belongs(name.decode(errors="replace"))}
+
+
+def _matcher(names: tuple[str, ...]) -> Callable[[str], bool]:
+    exact = {name for name in names if "*" not in name}
+    patterns = [name for name in names if "*" in name]
+    return lambda name: name in exact or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def of_place(place: Place, master: tuple[str, int]) -> dict[str, str]:

@@ -96,6 +96,10 @@ class Job:
         """The private directory of the job on this host; "" when no rank runs here."""
         return self._lines[""].directory if "" in self._lines else ""
 
+    def host_of(self, rank: int) -> str:
+        """The name of a rank's host."""
+        return self._plan.places[rank].hostname
+
     @property
     def verdict(self) -> blame.Verdict | None:
         """Who is to blame."""

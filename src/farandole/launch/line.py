@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from farandole.launch import spawn, ssh
-from farandole.rendezvous.orders import MARK
 from farandole.rendezvous import orders, sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.flow import READ, Flow, Loop, Wait, send
 from farandole.rendezvous.handshake import NOBODY, Greeting, Proven, Refused, Role, VersionMismatch, call
+from farandole.rendezvous.orders import MARK
 from farandole.rendezvous.secret import Secret
 from farandole.version import package_version
 

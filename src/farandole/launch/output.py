@@ -1,15 +1,21 @@
-# What the ranks print: whole lines, marked with their rank; or kept for whoever started them; or as it comes.
+# What the ranks print: whole lines, marked with their rank; files; a tail to show at the end; or as it comes.
 # Touches the streams and files it is given.
-"""Sinks for the output of all ranks of a job."""
+"""Sinks for the output of all ranks of a job. Each takes every byte; a job may have several."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
 LONGEST_LINE = 64 << 10  # longer ones are cut, so that a rank without line ends fills no memory
 STREAMS = ("stdout", "stderr")
-TAIL_LINES = 60
+TAIL_LINES = 60  # kept of each stream of each rank, to show when it fails
+LONGEST_TAIL_LINE = 500
+COLOURS = (36, 33, 35, 32, 34, 91, 96, 93)  # of the marks, by rank
 
 
 class Sink(Protocol):
@@ -36,19 +42,41 @@ class Lines:
 
 
 class Marked:
-    """Writes whole lines to our own streams, each with `[rank]<stream>:` in front, as Horovod does."""
+    """Writes whole lines to our own streams, each with `[rank]<stream>:` in front, as Horovod does.
 
-    def __init__(self, size: int, targets: Sequence[BinaryIO]) -> None:
+    `colours` and `clock` (which gives the text of a time) change the mark; `around(write)` may do something before and
+    after a stream is written to, as a status line does.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        targets: Sequence[BinaryIO],
+        colours: Sequence[bool] = (False, False),
+        clock: Callable[[], str] = lambda: "",
+        around: Callable[[Callable[[], None]], None] = lambda write: write(),
+    ) -> None:
         self._targets = targets
+        self._colours = colours
+        self._clock = clock
+        self._around = around
         self._lines = [(Lines(), Lines()) for _ in range(size)]
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Writes what has become whole."""
         lines = self._lines[rank][stream].feed(data)
-        if lines:
-            mark = f"[{rank}]<{STREAMS[stream]}>:".encode()
-            self._targets[stream].write(b"".join(mark + line + b"\n" for line in lines))
+        if not lines:
+            return
+        mark = f"{self._clock()}[{rank}]<{STREAMS[stream]}>:"
+        if self._colours[stream]:
+            mark = f"\x1b[{COLOURS[rank % len(COLOURS)]}m{mark}\x1b[0m"
+        text = b"".join(mark.encode() + line + b"\n" for line in lines)
+
+        def write() -> None:
+            self._targets[stream].write(text)
             self._targets[stream].flush()
+
+        self._around(write)
 
 
 class Raw:
@@ -76,3 +104,107 @@ class Kept:
     def text(self, rank: int, stream: int) -> str:
         """All of it so far."""
         return bytes(self._data[rank][stream]).decode(errors="replace")
+
+
+class Files:
+    """Writes `directory/rank.N/stdout` and `stderr`, N padded so that names sort."""
+
+    def __init__(self, directory: str | Path, size: int) -> None:
+        self._files: list[tuple[BinaryIO, BinaryIO]] = []
+        width = len(str(size - 1))
+        try:
+            for rank in range(size):
+                place = Path(directory) / f"rank.{rank:0{width}d}"
+                place.mkdir(parents=True, exist_ok=True)
+                # Unbuffered: what a rank said last is in the file even if this process is killed.
+                out, err = (open(place / name, "wb", buffering=0) for name in STREAMS)  # noqa: SIM115
+                self._files.append((out, err))
+        except OSError:
+            self.close()
+            raise
+
+    def feed(self, rank: int, stream: int, data: bytes) -> None:
+        """Writes all of it, or says why not."""
+        while data:
+            data = data[self._files[rank][stream].write(data) :]
+
+    def close(self) -> None:
+        """Closes every file."""
+        for pair in self._files:
+            for file in pair:
+                file.close()
+
+
+class Tails:
+    """The last lines of each stream of each rank."""
+
+    def __init__(self, size: int) -> None:
+        self._lines = [(Lines(), Lines()) for _ in range(size)]
+        empty = [collections.deque[bytes](maxlen=TAIL_LINES) for _ in range(2 * size)]
+        self._tails = list(zip(empty[::2], empty[1::2], strict=True))
+
+    def feed(self, rank: int, stream: int, data: bytes) -> None:
+        """Keeps what has become whole."""
+        for line in self._lines[rank][stream].feed(data):
+            self._tails[rank][stream].append(line[:LONGEST_TAIL_LINE])
+
+    def last_words(self, rank: int, count: int = 20) -> list[str]:
+        """What a rank said before it failed: its last traceback, or its last lines."""
+        for stream in (1, 0):
+            lines = [line.decode(errors="replace") for line in self._tails[rank][stream]]
+            starts = [place for place, line in enumerate(lines) if line.startswith("Traceback (most recent")]
+            if starts:
+                return lines[starts[-1] :]
+            if lines:
+                return lines[-count:]
+        return []
+
+
+class Tee:
+    """Several sinks as one."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self._sinks = sinks
+
+    def feed(self, rank: int, stream: int, data: bytes) -> None:
+        """Feeds each of them."""
+        for sink in self._sinks:
+            sink.feed(rank, stream, data)
+
+
+class StatusLine:
+    """One quiet line at the bottom of a terminal: how many ranks run, and for how long."""
+
+    def __init__(self, terminal: BinaryIO, words: Callable[[], str]) -> None:
+        self._terminal = terminal
+        self._words = words
+        self._began = time.monotonic()
+        self._shown = False
+
+    def around(self, write: Callable[[], None]) -> None:
+        """Takes the line away while something else is written."""
+        self.hide()
+        write()
+        self.show()
+
+    def show(self) -> None:
+        """Draws it."""
+        width = os.get_terminal_size(self._terminal.fileno()).columns if self._terminal.isatty() else 80
+        seconds = int(time.monotonic() - self._began)
+        text = f"{self._words()}  {seconds // 60:d}:{seconds % 60:02d}"[: width - 1]
+        self._terminal.write(f"\r\x1b[K\x1b[2m{text}\x1b[0m".encode())
+        self._terminal.flush()
+        self._shown = True
+
+    def hide(self) -> None:
+        """Takes it away."""
+        if self._shown:
+            self._terminal.write(b"\r\x1b[K")
+            self._terminal.flush()
+            self._shown = False
+
+
+def time_of_day() -> str:
+    """The mark of --timestamps."""
+    now = time.time()
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d} "

@@ -118,6 +118,20 @@ def start_agent(command: Sequence[str], line: int) -> subprocess.Popen[bytes]:
     )
 
 
+def output_of(command: Sequence[str]) -> str:
+    """What a short command prints; nothing when it cannot be run."""
+    try:
+        done = subprocess.run(list(command), capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout + done.stderr
+
+
+def become_program(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """This process goes on as another program."""
+    os.execvpe(command[0], list(command), dict(environment))
+
+
 def next_dead_child() -> int:
     """The number of a child that has ended and is not reaped yet, or 0."""
     try:

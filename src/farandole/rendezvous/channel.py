@@ -14,7 +14,6 @@ import struct
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from farandole.rendezvous import messages
 from farandole.rendezvous.flow import READ, WRITE, Loop, Stream
 from farandole.rendezvous.handshake import Proven
 
@@ -50,12 +49,18 @@ def _tag(key: bytes, part: bytes, counter: int, *data: bytes) -> bytes:
     return code.digest()[:_TAG]
 
 
+def _between_ranks_and_hub() -> Codec:
+    from farandole.rendezvous import messages  # agents speak otherwise, and should start quickly
+
+    return messages
+
+
 class Sealer:
     """Turns messages into frames of one direction."""
 
-    def __init__(self, key: bytes, codec: Codec = messages) -> None:
+    def __init__(self, key: bytes, codec: Codec | None = None) -> None:
         self._key = key
-        self._codec = codec
+        self._codec = codec or _between_ranks_and_hub()
         self._counter = 0
 
     def seal(self, message: Any) -> bytes:
@@ -77,9 +82,9 @@ class Sealer:
 class Opener:
     """Turns bytes of one direction into messages. Keeps no more than has arrived of one frame."""
 
-    def __init__(self, key: bytes, codec: Codec = messages) -> None:
+    def __init__(self, key: bytes, codec: Codec | None = None) -> None:
         self._key = key
-        self._codec = codec
+        self._codec = codec or _between_ranks_and_hub()
         self._counter = 0
         self._bytes = bytearray()
         self._header: tuple[int, int] | None = None  # length and type, once proven
@@ -127,7 +132,7 @@ class Channel:
         proven: Proven,
         on_message: Callable[[Any], None],
         on_end: Callable[[str], None],
-        codec: Codec = messages,
+        codec: Codec | None = None,
     ) -> None:
         self._loop = loop
         self._sock = sock

@@ -15,40 +15,86 @@ from farandole.version import package_version
 pytestmark = pytest.mark.ranks
 
 
-def farandole(*words: str) -> local.Job:
+def farandole(*words: str, **env: str) -> local.Job:
     """The command in a process of its own."""
-    return local.start([sys.executable, "-m", "farandole", *words], 1)
+    return local.start([sys.executable, "-m", "farandole", *words], 1, env=env)
 
 
-def test_run_marks_lines_and_tells_who_failed() -> None:
-    code = "import os, sys; print('hello'); sys.exit(4 if os.environ['HOROVOD_RANK'] == '1' else 0)"
+def test_run_marks_lines_and_tells_who_failed_with_its_last_words() -> None:
+    code = "import os, sys; print('hello'); sys.exit('what a day' if os.environ['HOROVOD_RANK'] == '1' else 0)"
     with farandole("run", "-np", "2", sys.executable, "-c", code) as job:
-        assert job.wait(60) == 4
+        assert job.wait(60) == 1
         assert "[1]<stdout>:hello\n" in job.stdout(0)
-        assert "rank 1 (process" in job.stderr(0) and "failed first: exit code 4" in job.stderr(0)
+        said = job.stderr(0)
+        assert "rank 1 (process" in said and "failed first: exit code 1" in said
+        assert said.index("rank 1: last lines -----\nwhat a day\n") < said.index("failed first")
 
 
 def test_run_raw_and_with_options_of_the_command() -> None:
-    with farandole(
-        "run", "-np", "1", "--raw", "--start-timeout", "7", "sh", "-c", "echo $FARANDOLE_START_TIMEOUT $0", "--np"
-    ) as job:
-        assert job.wait(60) == 0 and job.stdout(0) == "7.0 --np\n"
+    words = ("run", "-np", "1", "--raw", "--start-timeout", "7", "--fusion-threshold-mb", "2")
+    with farandole(*words, "sh", "-c", "echo $FARANDOLE_START_TIMEOUT $HOROVOD_FUSION_THRESHOLD $0", "--np") as job:
+        assert job.wait(60) == 0 and job.stdout(0) == f"7.0 {2 << 20} --np\n"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_end_the_job(number: int, code: int) -> None:
-    with farandole("run", "-np", "2", "sh", "-c", "echo $$; sleep 60") as job:
+def test_signals_are_passed_on_and_end_the_job(number: int, code: int) -> None:
+    script = f"trap 'echo got {number.name}; exit 3' {number.name[3:]}; echo $$; while :; do sleep 0.05; done"
+    with farandole("run", "-np", "2", "sh", "-c", script) as job:
         until(lambda: job.stdout(0).count("\n") == 2)
         pids = [int(line.partition(":")[2]) for line in job.stdout(0).splitlines()]
         job.kill(0, number)
         assert job.wait(10) == code
         assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-        assert "failed first" not in job.stderr(0)
+        assert job.stdout(0).count(f"got {number.name}") == 2
+        assert "failed first" not in job.stderr(0) and "once more kills" in job.stderr(0)
+
+
+def test_a_second_signal_kills() -> None:
+    with farandole("run", "-np", "2", "sh", "-c", "trap : INT; echo $$; while :; do sleep 0.05; done") as job:
+        until(lambda: job.stdout(0).count("\n") == 2)
+        pids = [int(line.partition(":")[2]) for line in job.stdout(0).splitlines()]
+        job.kill(0, signal.SIGINT)
+        until(lambda: "once more kills" in job.stderr(0))
+        job.kill(0, signal.SIGINT)
+        assert job.wait(5) == 130
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_ranks_that_do_not_end_in_their_grace_are_killed() -> None:
+    with farandole(
+        "run", "-np", "1", "--grace", "0.2", "sh", "-c", "trap : TERM; echo up; while :; do sleep 1; done"
+    ) as job:
+        until(lambda: "up" in job.stdout(0))
+        job.kill(0, signal.SIGTERM)
+        assert job.wait(5) == 143
 
 
 def test_output_nobody_reads_ends_the_job() -> None:
     with local.start(["sh", "-c", f"{sys.executable} -m farandole run -np 1 yes | head -1"], 1) as job:
         assert job.wait(30) == 0 and job.stdout(0) == "[0]<stdout>:y\n"
+
+
+def test_a_full_disk_is_told_and_ends_the_job(tmp_path: Path) -> None:
+    place = tmp_path / "out" / "rank.0"
+    place.mkdir(parents=True)
+    (place / "stdout").symlink_to("/dev/full")
+    with farandole(
+        "run", "-np", "1", "--output-filename", str(tmp_path / "out"), "sh", "-c", "echo x; sleep 60"
+    ) as job:
+        assert job.wait(30) == 1
+        assert "cannot write the output of rank 0" in job.stderr(0) and "No space left" in job.stderr(0)
+
+
+def test_files_of_each_rank_and_the_folder_of_a_run(tmp_path: Path) -> None:
+    words = ("run", "-np", "2", "--output-filename", str(tmp_path / "out"), "--log-dir", str(tmp_path / "log"))
+    with farandole(*words, "--timestamps", "sh", "-c", "echo $RANK $FARANDOLE_TIMELINE; echo e >&2") as job:
+        assert job.wait(30) == 0
+        assert ":" in job.stdout(0).partition("[")[0], "a time in front"
+    [run] = (tmp_path / "log").iterdir()
+    assert (tmp_path / "out/rank.1/stdout").read_text() == f"1 {run}/timeline.json\n"
+    assert (tmp_path / "out/rank.1/stderr").read_text() == "e\n" == (run / "rank.0/stderr").read_text()
+    assert "fusion_threshold" in (run / "settings.txt").read_text()
+    assert f'"farandole": "{package_version()}"' in (run / "run.json").read_text()
 
 
 @pytest.mark.parametrize(
@@ -58,25 +104,49 @@ def test_output_nobody_reads_ends_the_job() -> None:
         (["--help"], 0, "usage"),
         (["--version"], 0, f"farandole {package_version()}"),
         (["rnu"], 2, "did you mean `run`?"),
+        (["run", "-v"], 0, f"farandole {package_version()}"),
+        (["run", "--help"], 0, "--fusion-threshold-mb"),
+        (["run", "--check-build"], 0, "[X] Gloo"),
         (["run", "-np", "2", "train.py"], 127, "did you mean `python train.py`?"),
         (["run", "-np", "2", "no-such-program"], 127, "no such program"),
         (["run", "-np", "0", "true"], 2, "at least one rank"),
         (["run", "-np", "2"], 2, "no command"),
-        (["run", "-np", "two", "true"], 2, "invalid int"),
+        (["run", "-np", "two", "true"], 2, "-np two: expected a whole number"),
+        (["run", "-np"], 2, "-np needs a value"),
         (["run", "true"], 2, "-np"),
-        (["run", "-np", "2", "--unknown", "true"], 2, "unrecognized arguments: --unknown"),
+        (["run", "-np", "2", "--unknown", "true"], 2, "unknown option --unknown"),
+        (["run", "-np", "2", "--time-line-filename", "x", "true"], 2, "did you mean --timeline-filename?"),
+        (["run", "-np", "8", "-H", "localhost:4", "true"], 2, "only 4 slots (localhost:4)"),
+        (["run", "-np", "1", "-H", "a:b", "true"], 2, "no number of slots"),
+        (["run", "-np", "1", "-H", "-oProxyCommand=x", "true"], 2, "is no host name"),
+        (["run", "-np", "1", "-H", "a,,b", "true"], 2, "an entry is empty"),
+        (["run", "-np", "1", "--hostfile", "/no/such/file", "true"], 2, "cannot read --hostfile"),
+        (["run", "-np", "1", "--config-file", "/no/such/file", "true"], 2, "cannot read --config-file"),
+        (["run", "-np", "1", "-H", "a", "--hostfile", "b", "true"], 2, "exclude each other"),
+        (["run", "-np", "1", "--gloo", "--mpi", "true"], 2, "exclude each other"),
+        (["run", "-np", "2", "--min-np", "1", "true"], 2, "elastic jobs"),
+        (["run", "-np", "2", "--output-filename", "/proc/nowhere", "true"], 2, "cannot write to /proc/nowhere"),
+        (["run", "-np", "2", "--cache-capacity", "-1", "true"], 2, "--cache-capacity=-1"),
+        (["run", "-np", "2", "--threads-per-rank", "0", "true"], 2, "at least 1"),
     ],
 )
-def test_what_is_said_about_bad_lines(
-    words: list[str], code: int, text: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        result = cli.main(words)
-    except SystemExit as end:
-        assert isinstance(end.code, int)
-        result = end.code
+def test_what_is_said_about_lines(words: list[str], code: int, text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    result = cli.main(words)
     out, err = capfd.readouterr()
     assert result == code and text in out + err, out + err
+
+
+def test_dry_run_and_print_config(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.main(["run", "-np", "3", "-H", "localhost:2,far.example:2", "--dry-run", "python", "x.py"]) == 0
+    page = capfd.readouterr().out
+    assert "3 ranks of: python x.py" in page and "   2  far.example: local rank 0 of 1, cross rank 1 of 2" in page
+    assert "BatchMode=yes" in page and "  WORLD_SIZE=3" in page
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "3")
+    assert cli.main(["run", "-np", "1", "--cache-capacity", "5", "--print-config"]) == 0
+    lines = {line.split()[0]: line.split(maxsplit=2)[1:] for line in capfd.readouterr().out.splitlines()}
+    assert lines["cycle_time"] == ["3.0", "variable HOROVOD_CYCLE_TIME"]
+    assert lines["cache_capacity"] == ["5", "flag --cache-capacity"]
+    assert lines["links"] == ["auto", "default"]
 
 
 def test_tools_get_their_words(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,41 @@
+# What `--check-build` says: which frameworks are here, and who moves the bytes.
+# Touches the list of installed packages.
+"""The same table as Horovod's, told truthfully."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from farandole.version import package_version
+
+FRAMEWORKS = (("TensorFlow", "tensorflow"), ("PyTorch", "torch"), ("MXNet", "mxnet"))
+# name, whether it is used, what that means
+CONTROLLERS = (
+    ("MPI", False, "ranks can be started by mpirun (--mpi); MPI moves no bytes"),
+    ("Gloo", True, "stands for our own agents and links; no code of Gloo is inside"),
+)
+OPERATIONS = (
+    ("NCCL", False, "CUDA tensors go through host memory"),
+    ("DDL", False, ""),
+    ("CCL", False, ""),
+    ("MPI", False, ""),
+    ("Gloo", True, "stands for our own links: shared memory inside a host, TCP between hosts"),
+)
+
+
+def usable(framework: str) -> bool:
+    """Whether we have a binding for a framework, and the framework is installed."""
+    return all(importlib.util.find_spec(name) is not None for name in (f"farandole.{framework}", framework))
+
+
+def table() -> str:
+    """The page."""
+    lines = [f"Farandole v{package_version()} (in the place of Horovod):", "", "Available Frameworks:"]
+    lines += [_row(title, usable(name), "") for title, name in FRAMEWORKS]
+    for title, rows in (("Available Controllers:", CONTROLLERS), ("Available Tensor Operations:", OPERATIONS)):
+        lines += ["", title, *(_row(*row) for row in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, there: bool, note: str) -> str:
+    return f"    [{'X' if there else ' '}] {name}" + (f"  ({note})" if note else "")

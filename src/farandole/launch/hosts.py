@@ -1,0 +1,104 @@
+# Hosts and their slots, from -H or a hostfile, to the host of each rank.
+# Pure: texts go in.
+"""`parse("a:4,b:2")` and `read(text)` give hosts; `assign(hosts, np)` the host of each rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from farandole.launch.ssh import check
+
+MOST_SLOTS = 4096
+MOST_HOSTS = 65536
+_LINE = re.compile(r"(?P<host>\S+?)(?:\s+slots\s*=\s*(?P<slots>\S+))?(?P<rest>\s+\S.*)?")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host and how many ranks it takes."""
+
+    name: str
+    slots: int
+
+
+def parse(text: str) -> list[Host]:
+    """From `-H`: names with their slots; without a number, one. ValueError says which entry is wrong.
+
+    >>> parse("a:4,b")
+    [Host(name='a', slots=4), Host(name='b', slots=1)]
+    """
+    found = []
+    for entry in text.split(","):
+        if not entry.strip():
+            raise ValueError(f"-H {text}: an entry is empty; expected host:slots,host:slots")
+        found.append(_entry(entry.strip(), f"-H {text}"))
+    return _merge(found)
+
+
+def read(text: str, name: str) -> list[Host]:
+    """From a hostfile: a host on each line, with `slots=n` or one slot. ValueError names the line."""
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].strip()
+        if not words:
+            continue
+        where = f"{name}, line {number}"
+        match = _LINE.fullmatch(words)
+        assert match is not None  # any word is a host to the pattern
+        if match["rest"]:
+            raise ValueError(f"{where}: {words!r}: expected `host slots=n`")
+        if match["slots"] is not None:
+            found.append(Host(_host(match["host"], where), _slots(match["slots"], where)))
+        else:
+            found.append(_entry(match["host"], where))
+        if len(found) > MOST_HOSTS:
+            raise ValueError(f"{name}: more than {MOST_HOSTS} hosts")
+    if not found:
+        raise ValueError(f"{name} names no host; expected lines like `host slots=4`")
+    return _merge(found)
+
+
+def assign(hosts: Sequence[Host], np: int) -> list[str]:
+    """The host of each rank: hosts in their order, each filled before the next. ValueError when slots are too few.
+
+    >>> assign([Host("a", 2), Host("b", 4)], 3)
+    ['a', 'a', 'b']
+    """
+    every = [host.name for host in hosts for _ in range(host.slots)]
+    if np > len(every):
+        listed = ", ".join(f"{host.name}:{host.slots}" for host in hosts[:8]) + (" ..." if len(hosts) > 8 else "")
+        raise ValueError(f"-np {np}, but the hosts have only {len(every)} slots ({listed})")
+    return every[:np]
+
+
+def _entry(entry: str, where: str) -> Host:
+    """`host`, `host:slots`, `[v6]:slots`."""
+    name, colon, slots = entry.rpartition(":")
+    if not colon or entry.endswith("]") or (entry.count(":") > 1 and not name.endswith("]")):
+        return Host(_host(entry, where), 1)
+    return Host(_host(name, where), _slots(slots, where))
+
+
+def _host(name: str, where: str) -> str:
+    bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
+    try:
+        check(bare)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return bare
+
+
+def _slots(text: str, where: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= MOST_SLOTS):
+        raise ValueError(f"{where}: {text!r} is no number of slots; expected 1 to {MOST_SLOTS}")
+    return int(text)
+
+
+def _merge(hosts: Sequence[Host]) -> list[Host]:
+    """A host that is named twice has the slots of both."""
+    slots: dict[str, int] = {}
+    for host in hosts:
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return [Host(name, count) for name, count in slots.items()]

@@ -1,0 +1,311 @@
+# The command line of `farandole run` and the configuration file, from one declaration per setting.
+# Reads the file that --config-file names; the environment is an argument.
+"""`parse(words, environ)` gives `Options`; Usage is an error that says what was wrong and how to mend it.
+
+Settings of the job come from config.SETTINGS: a flag wins over the file, the file over variables, these over defaults.
+What the launcher alone needs is declared here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from farandole.config import SETTINGS, Setting
+
+NOT_FOR_FLAGS = ("launcher", "meet_at", "secret_file", "job_size")  # for ranks that somebody else starts
+
+
+class Usage(Exception):
+    """The command line is wrong."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """An option of the launcher itself."""
+
+    name: str  # attribute of Options
+    words: tuple[str, ...]
+    help: str
+    metavar: str = ""  # "": a switch
+    type: str = "str"
+    count: int = 1  # values it takes
+    hidden: bool = False
+    repeated: bool = False
+
+
+FLAGS = (
+    Flag("np", ("-np", "--num-proc"), "number of ranks", "N", "int"),
+    Flag("hosts", ("-H", "--hosts"), "hosts and their slots: host1:4,host2:4", "HOSTS"),
+    Flag("hostfile", ("-hostfile", "--hostfile"), "file with a line `host slots=n` for each host", "FILE"),
+    Flag("config_file", ("--config-file",), "YAML file with settings; flags win over it", "FILE"),
+    Flag("network_interfaces", ("--network-interfaces",), "use only these interfaces, e.g. eth0,eth1", "NAMES"),
+    Flag("network_interface", ("--network-interface",), "one more of them", "NAME", hidden=True, repeated=True),
+    Flag("ssh_port", ("-p", "--ssh-port"), "port of ssh on all hosts", "PORT", "int"),
+    Flag("ssh_identity_file", ("-i", "--ssh-identity-file"), "private key for ssh", "FILE"),
+    Flag("ssh_accept_new", ("--ssh-accept-new",), "accept the keys of hosts that ssh does not know yet"),
+    Flag("remote_python", ("--remote-python",), "Python with farandole on other hosts (default: as here)", "PATH"),
+    Flag("threads", ("--threads-per-rank",), "OMP_NUM_THREADS of each rank (default: cores / ranks)", "N", "int"),
+    Flag("grace", ("--grace",), "seconds between Ctrl-C or SIGTERM and SIGKILL (10)", "S", "float"),
+    Flag("output_filename", ("--output-filename",), "also write DIR/rank.N/stdout and stderr", "DIR"),
+    Flag("log_dir", ("--log-dir",), "a new folder in DIR: logs of all ranks, settings, versions, timeline", "DIR"),
+    Flag(
+        "timestamps",
+        ("--timestamps", "-prefix-timestamp", "--prefix-output-with-timestamp"),
+        "a time in front of each line",
+    ),
+    Flag("raw", ("--raw",), "the ranks' output as it is, without [rank]<stream>: marks"),
+    Flag("verbose", ("--verbose",), "say more about starting and ending"),
+    Flag("dry_run", ("--dry-run",), "say what would be started where, and start nothing"),
+    Flag("print_config", ("--print-config",), "print each setting and where it comes from"),
+    Flag("check_build", ("-cb", "--check-build"), "print what is inside, and who moves the bytes"),
+    Flag("version", ("-v", "--version"), "print the version"),
+    Flag("help", ("-h", "--help"), "print this"),
+    Flag("gloo", ("--gloo",), "start ranks with our own agents (the default)"),
+    Flag("mpi", ("--mpi",), "start ranks with mpirun"),
+    Flag("jsrun", ("--jsrun",), "start ranks with jsrun"),
+    Flag("mpi_args", ("--mpi-args",), "more words for mpirun or jsrun", "WORDS"),
+    Flag("binding_args", ("--binding-args",), "how mpirun binds ranks to cores", "WORDS"),
+    Flag("tcp", ("--tcp",), "accepted; between hosts there is TCP alone"),
+    Flag("disable_cache", ("--disable-cache",), "accepted; nothing is kept between runs"),
+    Flag("min_np", ("--min-np", "--min-num-proc"), "elastic: fewest ranks", "N", "int"),
+    Flag("max_np", ("--max-np", "--max-num-proc"), "elastic: most ranks", "N", "int"),
+    Flag("slots_per_host", ("--slots-per-host", "--slots"), "elastic: slots of hosts that are found", "N", "int"),
+    Flag("reset_limit", ("--reset-limit",), "elastic: how often ranks may come and go", "N", "int"),
+    Flag("cooldown", ("--blacklist-cooldown-range",), "elastic: seconds a failed host is out", "MIN MAX", "int", 2),
+    Flag("discovery", ("--host-discovery-script",), "elastic: program that prints the hosts", "PROGRAM"),
+)
+ELASTIC = ("min_np", "max_np", "slots_per_host", "reset_limit", "cooldown", "discovery")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The value of a setting and where it came from."""
+
+    value: Any
+    source: str
+
+    def text(self) -> str:
+        """As a variable has it."""
+        return str(int(self.value)) if isinstance(self.value, bool) else str(self.value)
+
+
+@dataclass
+class Options:
+    """A parsed command line: what the launcher needs by name, the settings of the job in `settings`."""
+
+    command: list[str] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)  # of FLAGS that were given
+    settings: dict[str, Chosen] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {flag.name for flag in FLAGS}:
+            return self.values.get(name)
+        raise AttributeError(name)
+
+    def variables(self) -> dict[str, str]:
+        """What ranks get for settings that flags or the file have set, under all their names."""
+        return {
+            variable: chosen.text()
+            for name, chosen in self.settings.items()
+            if not chosen.source.startswith(("default", "variable")) and chosen.value is not None
+            for variable in SETTINGS[name].variables
+        }
+
+
+def _settings() -> list[Setting]:
+    return [one for one in SETTINGS.values() if one.scope == "job" and one.name not in NOT_FOR_FLAGS]
+
+
+def _table() -> dict[str, Flag | tuple[Setting, bool]]:
+    """Every word that is an option; for a setting, whether it switches it on (or takes a value)."""
+    table: dict[str, Flag | tuple[Setting, bool]] = {}
+    for setting in _settings():
+        for word in setting.flags:
+            table[word] = (setting, True)
+        if setting.base == "bool":
+            for word in setting.off_flags:
+                table[word] = (setting, False)
+    for flag in FLAGS:
+        for word in flag.words:
+            table[word] = flag
+    return table
+
+
+def parse(words: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """The options before the command, the file they name, and the settings of `environ`."""
+    options = Options()
+    flags: dict[str, Chosen] = {}
+    rest = _read_words(list(words), options, flags)
+    options.command = rest[1:] if rest[:1] == ["--"] else rest
+    controller = options.values.get("config_file")
+    from_file = _read_file(controller, options) if controller is not None else {}
+    for setting in _settings():
+        options.settings[setting.name] = (
+            flags.get(setting.name) or from_file.get(setting.name) or _from_environment(setting, environ)
+        )
+    return options
+
+
+def _read_words(words: list[str], options: Options, flags: dict[str, Chosen]) -> list[str]:
+    """Reads options into `options` and `flags`; what is left is the command."""
+    table = _table()
+    while words and words[0].startswith("-") and words[0] != "--":
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        found = table.get(name)
+        if found is None:
+            close = difflib.get_close_matches(name, table, n=1)
+            raise Usage(f"unknown option {name}" + (f"; did you mean {close[0]}?" if close else ""))
+        if isinstance(found, tuple):
+            setting, on = found
+            if setting.base == "bool":
+                if equals:
+                    raise Usage(f"{name} is a switch and takes no value")
+                flags[setting.name] = Chosen(on, f"flag {name}")
+            else:
+                text = _take(name, "VALUE", equals, value, words)
+                flags[setting.name] = Chosen(_scaled(setting, text, name), f"flag {name}")
+            continue
+        if not found.metavar:
+            if equals:
+                raise Usage(f"{name} is a switch and takes no value")
+            options.values[found.name] = True
+            continue
+        values = [_convert(found, name, _take(name, found.metavar, equals, value, words))]
+        values += [_convert(found, name, _take(name, found.metavar, "", "", words)) for _ in range(found.count - 1)]
+        if found.repeated:
+            options.values.setdefault(found.name, []).extend(values)
+        else:
+            options.values[found.name] = values[0] if found.count == 1 else values
+    return words
+
+
+def _take(name: str, metavar: str, equals: str, value: str, words: list[str]) -> str:
+    if equals:
+        return value
+    if not words:
+        raise Usage(f"{name} needs a value: {name} {metavar}")
+    return words.pop(0)
+
+
+def _convert(flag: Flag, name: str, text: str) -> Any:
+    try:
+        return {"int": int, "float": float, "str": str}[flag.type](text)
+    except ValueError:
+        kind = "a whole number" if flag.type == "int" else "a number"
+        raise Usage(f"{name} {text}: expected {kind}") from None
+
+
+def _scaled(setting: Setting, text: str, name: str) -> Any:
+    """A value from a flag or the file, in units of the variable."""
+    try:
+        if setting.scale != 1.0:
+            number = float(text) * setting.scale
+            value: Any = int(number) if setting.base == "int" else number
+            setting.check(value, name)
+            return value
+        return setting.parse(text, name)
+    except (ValueError, OverflowError) as error:
+        said = str(error) if str(error).startswith(name) else f"{name} {text}: expected a number"
+        raise Usage(said) from None
+
+
+def _from_environment(setting: Setting, environ: Mapping[str, str]) -> Chosen:
+    for variable in setting.variables:
+        if environ.get(variable, "").strip():
+            try:
+                return Chosen(setting.parse(environ[variable], variable), f"variable {variable}")
+            except ValueError as error:
+                raise Usage(str(error)) from None
+    return Chosen(setting.default, "default")
+
+
+# The configuration file.
+
+
+def _read_file(path: str, options: Options) -> dict[str, Chosen]:
+    content = _load(path)
+    keys = {setting.key: setting for setting in _settings()}
+    sections = {key.partition(".")[0] for key in keys}
+    found: dict[str, Chosen] = {}
+    if not isinstance(content, dict):
+        raise Usage(f"{path}: expected sections like `params:` with settings below them")
+    for section, entries in content.items():
+        if section == "controller":
+            _choose_controller(path, entries, options)
+            continue
+        if section not in sections:
+            raise Usage(_unknown(path, "section", str(section), [*sections, "controller"]))
+        if not isinstance(entries, dict):
+            raise Usage(f"{path}: {section}: expected settings below it")
+        for key, value in entries.items():
+            setting = keys.get(f"{section}.{key}")
+            if setting is None:
+                known = [name.partition(".")[2] for name in keys if name.startswith(f"{section}.")]
+                raise Usage(_unknown(path, f"setting in {section}", str(key), known))
+            if value is not None:
+                found[setting.name] = Chosen(_file_value(setting, value, f"{path}: {section}.{key}"), f"file {path}")
+    return found
+
+
+def _load(path: str) -> Any:
+    import yaml  # only a file needs it
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            return yaml.safe_load(file) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise Usage(f"cannot read --config-file {path}: {getattr(error, 'strerror', None) or error}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise Usage(f"{path}{where} is no YAML: {getattr(error, 'problem', None) or error}") from None
+
+
+def _choose_controller(path: str, value: Any, options: Options) -> None:
+    if value not in ("gloo", "mpi", "jsrun"):
+        raise Usage(f"{path}: controller: {value!r}: expected gloo, mpi or jsrun")
+    if not any(options.values.get(name) for name in ("gloo", "mpi", "jsrun")):
+        options.values[str(value)] = True
+
+
+def _file_value(setting: Setting, value: Any, where: str) -> Any:
+    if setting.base == "bool":
+        if not isinstance(value, bool):
+            raise Usage(f"{where}: {value!r}: expected true or false")
+        return value != setting.inverted
+    if isinstance(value, dict | list | bool):
+        raise Usage(f"{where}: {value!r}: expected {setting.expected}")
+    return _scaled(setting, str(value), where)
+
+
+def _unknown(path: str, what: str, name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
+    return f"{path}: unknown {what}: {name}; {hint}"
+
+
+def usage() -> str:
+    """The page of --help."""
+    lines = [
+        "usage: horovodrun -np N [options] COMMAND ...     (the same: farandole run ...)",
+        "",
+        "  horovodrun -np 4 python train.py",
+        "  horovodrun -np 8 -H host1:4,host2:4 python train.py",
+        "",
+    ]
+    for flag in FLAGS:
+        if not flag.hidden:
+            lines.append(f"  {', '.join(flag.words)} {flag.metavar}".rstrip())
+            lines.append(f"        {flag.help}")
+    lines += ["", "settings of the job (see --print-config):", ""]
+    for setting in _settings():
+        value = "" if setting.base == "bool" else " " + (setting.unit or "value").upper().replace(" ", "-")
+        if setting.scale != 1.0:
+            value = " N"
+        lines.append(f"  {setting.flags[0]}{value}")
+        lines.append(f"        {setting.help}")
+    return "\n".join(lines) + "\n"

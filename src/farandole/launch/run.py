@@ -1,0 +1,345 @@
+# `farandole run`: from parsed options to a plan, its job, and what is said about its end.
+# Touches job.py, the terminal, files of --output-filename and --log-dir, signals.
+"""What stands between the command line and the job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from farandole.launch import environment, foreign, hosts, spawn, ssh
+from farandole.launch.hosts import Host
+from farandole.launch.job import Job, Plan
+from farandole.launch.line import StartError, package_place
+from farandole.launch.options import ELASTIC, Options, Usage
+from farandole.launch.output import Files, Marked, Raw, Sink, StatusLine, Tails, Tee, time_of_day
+from farandole.launch.slots import places
+from farandole.rendezvous import interfaces
+from farandole.version import package_version
+
+GRACE_SECONDS = 10.0  # between Ctrl-C or SIGTERM and SIGKILL
+BACKLOG_OF_COLLATERAL = 16  # ranks that are named
+
+
+def say(line: str) -> None:
+    """A line for people."""
+    print(f"farandole: {line}", file=sys.stderr, flush=True)
+
+
+def chosen_hosts(options: Options) -> list[Host]:
+    """From -H or the hostfile; this host with a slot for each rank when there is neither."""
+    if options.hosts is not None and options.hostfile is not None:
+        raise Usage("-H and --hostfile exclude each other")
+    try:
+        if options.hosts is not None:
+            return hosts.parse(options.hosts)
+        if options.hostfile is not None:
+            return hosts.read(Path(options.hostfile).read_text(), options.hostfile)
+    except (OSError, UnicodeDecodeError) as error:
+        raise Usage(f"cannot read --hostfile {options.hostfile}: {getattr(error, 'strerror', error)}") from None
+    except ValueError as error:
+        raise Usage(str(error)) from None
+    return [Host("localhost", options.np)]
+
+
+def check(options: Options) -> None:
+    """Usage when options do not go together."""
+    if options.np is None:
+        raise Usage("how many ranks? Say it with -np, e.g. horovodrun -np 2 python train.py")
+    if options.np < 1:
+        raise Usage(f"-np {options.np}: a job has at least one rank")
+    for name in ELASTIC:
+        if getattr(options, name) is not None:
+            raise Usage("elastic jobs (--min-np, --max-np, --host-discovery-script, ...) are not there yet")
+    if sum(bool(getattr(options, name)) for name in ("gloo", "mpi", "jsrun")) > 1:
+        raise Usage("--gloo, --mpi and --jsrun exclude each other")
+    if not options.command and not (options.print_config or options.dry_run):
+        raise Usage("there is no command to run, e.g. horovodrun -np 2 python train.py")
+    for name, least in (("threads", 1), ("grace", 0), ("ssh_port", 1)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise Usage(f"--{name.replace('_', '-')} {value}: expected at least {least}")
+
+
+def make_plan(options: Options, environ: dict[str, str]) -> Plan:
+    """What will run where."""
+    try:
+        names = hosts.assign(chosen_hosts(options), options.np)
+    except ValueError as error:
+        raise Usage(str(error)) from None
+    local = {name: interfaces.is_this_host(name) for name in dict.fromkeys(names)}
+    timeout = float(options.settings["start_timeout"].value)
+    way = ssh.Way(
+        python=options.remote_python or sys.executable,
+        package=package_place(),
+        port=options.ssh_port,
+        identity=options.ssh_identity_file,
+        accept_new=bool(options.ssh_accept_new),
+        connect_seconds=max(1, round(timeout / 3)),
+    )
+    return Plan(
+        command=options.command,
+        places=places(names),
+        hosts=["" if local[name] else name for name in names],
+        environ={**environ, **options.variables()},
+        directory=os.getcwd(),
+        way=way,
+        start_timeout=timeout,
+        interfaces=wanted_interfaces(options),
+        threads=options.threads,
+    )
+
+
+def wanted_interfaces(options: Options) -> tuple[str, ...]:
+    """From both spellings."""
+    given = [options.network_interfaces or "", *(options.network_interface or [])]
+    return tuple(name for text in given for name in text.split(",") if name)
+
+
+def dry_run(plan: Plan, options: Options) -> str:
+    """The page of --dry-run."""
+    lines = [f"{len(plan.places)} ranks of: {' '.join(plan.command)}", f"in {plan.directory}", "", "rank  host"]
+    for place, host in zip(plan.places, plan.hosts, strict=True):
+        where = place.hostname if host else f"{place.hostname} (here)"
+        lines.append(
+            f"{place.rank:4d}  {where}: local rank {place.local_rank} of {place.local_size}, "
+            f"cross rank {place.cross_rank} of {place.cross_size}"
+        )
+    remote = [host for host in dict.fromkeys(plan.hosts) if host]
+    lines += ["", "ranks meet at: " + (_addresses(plan) if remote else "a unix socket in a private directory")]
+    for host in remote:
+        lines.append(f"{host} is reached by: {' '.join(plan.way.command(host)[:-1])} (an agent)")
+    sample = environment.of_place(plan.places[0], ("ADDRESS", 0))
+    lines += ["", "variables of rank 0, beside those of this shell:"]
+    lines += [f"  {name}={value}" for name, value in {**sample, **options.variables()}.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _addresses(plan: Plan) -> str:
+    try:
+        return ", ".join(interfaces.candidates(plan.interfaces)) + " (the first that a host reaches)"
+    except ValueError as error:
+        raise Usage(str(error)) from None
+
+
+def print_config(options: Options) -> str:
+    """The page of --print-config."""
+    width = max(map(len, options.settings))
+    rows = [f"{name:<{width}}  {chosen.text():<12}  {chosen.source}" for name, chosen in options.settings.items()]
+    return "\n".join(rows) + "\n"
+
+
+def through_mpi(options: Options, environ: dict[str, str]) -> int:
+    """`--mpi` and `--jsrun`: becomes mpirun or jsrun. Comes back only when that cannot be."""
+    program = "jsrun" if options.jsrun else "mpirun"
+    if shutil.which(program) is None:
+        say(f"{program} is not on the path; leave --{'jsrun' if options.jsrun else 'mpi'} out to use our own agents")
+        return 127
+    explicit = options.hosts is not None or options.hostfile is not None
+    chosen = chosen_hosts(options) if explicit else []
+    extra, binding = options.mpi_args or "", options.binding_args or ""
+    variables = {**environ, **options.variables()}
+    try:
+        if options.jsrun:
+            words = foreign.jsrun(options.np, chosen, options.command, extra, binding)
+        else:
+            kind = foreign.flavour(spawn.output_of(["mpirun", "--version"]))
+            key = (options.ssh_port, options.ssh_identity_file)
+            net = wanted_interfaces(options)
+            root = os.geteuid() == 0
+            words = foreign.mpirun(kind, options.np, chosen, options.command, variables, net, extra, binding, key, root)
+    except ValueError as error:
+        raise Usage(str(error)) from None
+    if options.dry_run:
+        print(" ".join(words))
+        return 0
+    return spawn.become_program(words, variables)
+
+
+class Reporter:
+    """Where the output goes and what is said at the end."""
+
+    def __init__(self, options: Options, size: int) -> None:
+        self._size = size
+        self._tails = Tails(size)
+        self._files: list[Files] = []
+        self._job: Job | None = None
+        self._ticking = threading.Event()
+        self._ticker: threading.Thread | None = None
+        self.log_directory: Path | None = None
+        sinks: list[Sink] = [self._tails]
+        if options.output_filename is not None:
+            sinks.append(self._file_sink(Path(options.output_filename), size))
+        if options.log_dir is not None:
+            self.log_directory = new_folder(Path(options.log_dir))
+            sinks.append(self._file_sink(self.log_directory, size))
+        targets = (sys.stdout.buffer, sys.stderr.buffer)
+        terminals = [stream.isatty() for stream in targets]
+        self._status = StatusLine(targets[1], self._words) if all(terminals) and not options.raw else None
+        if options.raw:
+            sinks.append(Raw(targets))
+        else:
+            plain = os.environ.get("NO_COLOR") is not None or os.environ.get("TERM") == "dumb"
+            colours = [terminal and not plain for terminal in terminals]
+            clock = time_of_day if options.timestamps else lambda: ""
+            around = self._status.around if self._status is not None else lambda write: write()
+            sinks.append(Marked(size, targets, colours, clock, around))
+        self.sink = Tee(*sinks)
+
+    def _file_sink(self, directory: Path, size: int) -> Files:
+        try:
+            files = Files(directory, size)
+        except OSError as error:
+            raise Usage(f"cannot write to {directory}: {error.strerror}") from None
+        self._files.append(files)
+        return files
+
+    def watch(self, job: Job) -> None:
+        """Shows how it goes."""
+        self._job = job
+        if self._status is not None:
+            self._ticker = threading.Thread(target=self._tick, name="farandole-status", daemon=True)
+            self._ticker.start()
+
+    def _tick(self) -> None:
+        assert self._status is not None and self._job is not None
+        while not self._ticking.wait(1.0):
+            # In the job's loop, so that nobody else writes at the same moment.
+            self._job.in_loop(self._status.show)
+
+    def _words(self) -> str:
+        assert self._job is not None
+        running = self._job.codes.count(None)
+        return f"farandole: {running} of {self._size} ranks run"
+
+    def close(self) -> None:
+        """The last lines of the screen are the job's."""
+        self._ticking.set()
+        if self._ticker is not None:
+            self._ticker.join()
+        if self._status is not None:
+            self._status.hide()
+        for files in self._files:
+            files.close()
+
+    def summary(self, job: Job) -> None:
+        """Who failed, why, with its last words; and who fell with it."""
+        if job.failure is None:
+            return
+        if job.failure[0] < 0:
+            if job.reason:
+                say(job.reason)
+            return
+        verdict = job.verdict
+        if verdict is None:
+            return
+        host = job.host_of(verdict.rank)
+        last = self._tails.last_words(verdict.rank)
+        if last:
+            print(f"\n----- rank {verdict.rank}: last lines -----", *last, "-----", sep="\n", file=sys.stderr)
+        say("Horovod detected that one or more processes exited with non-zero status; the first was:")
+        say(f"rank {verdict.rank} (process {job.pids[verdict.rank]} on {host}) failed first: {verdict.text}")
+        if verdict.collateral:
+            named = ", ".join(map(str, sorted(verdict.collateral)[:BACKLOG_OF_COLLATERAL]))
+            more = " ..." if len(verdict.collateral) > BACKLOG_OF_COLLATERAL else ""
+            say(f"collateral, because it was gone: rank {named}{more}")
+        if self.log_directory is not None:
+            say(f"logs are in {self.log_directory}")
+
+
+def new_folder(above: Path) -> Path:
+    """A folder of its own for this run."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    try:
+        (above / name).mkdir(parents=True)
+    except OSError as error:
+        raise Usage(f"cannot write to --log-dir {above}: {error.strerror}") from None
+    return above / name
+
+
+def write_log(folder: Path, plan: Plan, options: Options) -> None:
+    """What one wants to know about a run later."""
+    (folder / "settings.txt").write_text(print_config(options))
+    facts = {
+        "farandole": package_version(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "command": list(plan.command),
+        "directory": plan.directory,
+        "hosts": [place.hostname for place in plan.places],
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    (folder / "run.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+class _Signalled(BaseException):
+    """A signal that asks for the end arrived. As with KeyboardInterrupt, nobody on the way may take it for an error."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    def arrive(number: int, _frame: FrameType | None) -> NoReturn:
+        raise _Signalled(number)
+
+    asks = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.signal(number, arrive) for number in asks}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(plan: Plan, options: Options) -> int:
+    """Starts the job and stays until its end; the exit code."""
+    reporter = Reporter(options, len(plan.places))
+    if reporter.log_directory is not None:
+        write_log(reporter.log_directory, plan, options)
+        timeline = str(reporter.log_directory / "timeline.json")
+        if options.settings["timeline"].value is None:
+            plan.environ["FARANDOLE_TIMELINE"] = timeline  # type: ignore[index]  # ours: make_plan made it
+    try:
+        with _signals(), Job(plan, reporter.sink, say) as job:
+            reporter.watch(job)
+            code = _wait(job, GRACE_SECONDS if options.grace is None else options.grace, say)
+            reporter.close()
+            reporter.summary(job)
+            return code
+    except StartError as error:
+        reporter.close()
+        say(str(error))
+        return error.code
+    except _Signalled as stop:  # while the job was starting
+        reporter.close()
+        return 128 + stop.number
+
+
+def _wait(job: Job, grace: float, tell: Callable[[str], None]) -> int:
+    """Waits for the end. The first signal that asks for it is passed on to the ranks, a second one kills them."""
+    try:
+        return job.wait()
+    except _Signalled as stop:
+        number = stop.number
+    name = signal.Signals(number).name
+    tell(f"{name}: the ranks have {grace:g} s to end; once more kills them")
+    job.stop(grace, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+    try:
+        job.wait()
+    except _Signalled:
+        job.abandon()
+    return 128 + number
