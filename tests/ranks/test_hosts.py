@@ -11,6 +11,7 @@ from typing import Any
 import bed
 import pytest
 from bed import job
+from bed.launcher import ENVIRONMENT, launch
 
 pytestmark = pytest.mark.ranks
 BYTES = 3 * 4 * (1 << 19)  # 6 MiB; divides by 2, 3, 4 and 6
@@ -79,23 +80,15 @@ def three() -> Any:
 
 
 @pytest.mark.parametrize("each", [1, 2])
-@pytest.mark.parametrize("algorithm", ["direct", "ring"])
-def test_allreduce_puts_the_least_possible_on_every_wire(three: bed.Bed, algorithm: str, each: int) -> None:
-    """2(H-1)/H of the bytes each way, whether one rank or two stand behind the wire."""
-    least = 2 * 2 / 3 * BYTES
-    for host in wires(three, each, REDUCE, FARANDOLE_ALLREDUCE_ALGORITHM=algorithm):
-        sent, received, _ = host["allreduce"]
-        assert holds(sent, least) and holds(received, least), (algorithm, each, sent, received, least)
-
-
-@pytest.mark.parametrize("each", [1, 2])
-def test_the_other_collectives_send_what_they_say(three: bed.Bed, each: int) -> None:
+def test_every_wire_carries_what_the_algorithms_predict(three: bed.Bed, each: int) -> None:
+    """The same for allreduce whether one rank or two stand behind the wire: 2(H-1)/H of the bytes each way."""
     hosts, ranks = 3, 3 * each
-    block = BYTES / ranks
-    found = wires(three, each, OTHERS)
+    block, least = BYTES / ranks, 2 * 2 / 3 * BYTES
+    found = wires(three, each, REDUCE + OTHERS, FARANDOLE_ALLREDUCE_ALGORITHM="direct")
     for place, host in enumerate(found):
         children = ceil(log2(hosts)) if place == 0 else 0
         predicted = {
+            "allreduce": (least, least),
             "allgather": ((hosts - 1) * each * block, (ranks - each) * block),
             "broadcast": (children * BYTES, BYTES if place else 0),
             "alltoall": (each * (ranks - each) * block, each * (ranks - each) * block),
@@ -105,6 +98,13 @@ def test_the_other_collectives_send_what_they_say(three: bed.Bed, each: int) -> 
         for name, (sent, received) in predicted.items():
             have = host[name]
             assert holds(have[0], sent) and holds(have[1], received), (name, place, have, sent, received)
+
+
+def test_the_ring_too_puts_the_least_possible_on_every_wire(three: bed.Bed) -> None:
+    least = 2 * 2 / 3 * BYTES
+    for host in wires(three, 2, REDUCE, FARANDOLE_ALLREDUCE_ALGORITHM="ring"):
+        sent, received, _ = host["allreduce"]
+        assert holds(sent, least) and holds(received, least), (sent, received, least)
 
 
 def test_ranks_of_one_host_send_nothing_over_the_wire(three: bed.Bed) -> None:
@@ -136,8 +136,22 @@ os._exit(0)  # the survivors of a static job have nothing more to say
             assert heard["at"] - moment < 2, "the target of 250 ms at p99 is measured elsewhere"
 
 
-def test_a_network_that_leads_nowhere_is_not_used() -> None:
-    networks = [bed.Network("10.77.1", connects=False), bed.Network("10.77.2")]
-    with bed.hosts(2, networks) as hosts, job.start(list(hosts), BODY % 64 + REDUCE + END, network=1) as ranks:
-        assert all(report["allreduce"][2] for report in ranks.results())
-        assert hosts[0].counters(1).sent > hosts[0].counters(0).sent
+NOWHERE = bed.Network("10.77.1", connects=False)
+CONTAINERS = bed.Network("172.17.0", connects=False, same_address=True)
+MEET = """
+import numpy as np, farandole
+farandole.init()
+print("sum", farandole.allreduce(np.ones(1 << 20, np.float32), op=farandole.Sum, name="x")[0], flush=True)
+farandole.shutdown()
+"""
+
+
+@pytest.mark.parametrize("other", [NOWHERE, CONTAINERS], ids=["leads nowhere", "same address everywhere"])
+def test_of_two_networks_the_launcher_finds_the_one_that_connects(other: bed.Network) -> None:
+    """Nothing is set: agents try every address of the launcher's host, and ranks every address of each other."""
+    with bed.hosts(3, [other, bed.Network("10.77.2")], ssh=True) as hosts:
+        done = hosts[0].run(launch(["host1", "host2", "host3"], MEET), ENVIRONMENT)
+        assert done.stdout.count("sum 3.0") == 3, done
+        for host in hosts:
+            assert host.counters(0).sent < 10_000 and host.counters(1).sent > 4 << 20
+            assert not host.processes()

@@ -11,31 +11,19 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import bed
 import jobs
 import pytest
+from bed.launcher import ENVIRONMENT, SOURCE, launch
 from strangers import listening
 
 from farandole.launch import ssh
 from farandole.version import package_version
 
 pytestmark = [pytest.mark.security, pytest.mark.ranks]
-SOURCE = str(bed.ROOT / "src")
-# The launcher's own work without its command line: {command, hosts, env, directory, package} as JSON.
-LAUNCH = """
-import json, os, sys
-from farandole.launch import job, output, slots, ssh
-told = json.loads(sys.argv[1])
-plan = job.Plan(
-    command=told["command"], places=slots.places(told["hosts"]),
-    hosts=["" if name == "host1" else name for name in told["hosts"]],
-    environ={**os.environ, **told["env"]}, directory=told["directory"], way=ssh.Way(sys.executable, told["package"]))
-with job.Job(plan, output.Raw((sys.stdout.buffer, sys.stderr.buffer))) as running:
-    sys.exit(running.wait(60))
-"""
 TRAIN = """
 import os, sys, numpy as np, farandole
 farandole.init()
@@ -81,19 +69,12 @@ print(json.dumps({"tried": len(pids), "got": got}))
 """
 
 
-def launch(places: Sequence[str], *command: str, directory: str = "/", package: str = SOURCE, **env: str) -> list[str]:
-    """The words that start a job from the first host."""
-    words = [sys.executable, "-c", *command]
-    told = {"command": words, "hosts": places, "env": env, "directory": directory, "package": package}
-    return [sys.executable, "-c", LAUNCH, json.dumps(told)]
-
-
 @contextlib.contextmanager
 def training(hosts: bed.Bed) -> Iterator[subprocess.Popen[str]]:
     """A job of four ranks on three hosts that trains until the gate is opened."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     words = launch(["host1", "host2", "host2", "host3"], TRAIN)
-    with hosts[0].start(words, {"PYTHONPATH": SOURCE}, **pipes) as launcher:
+    with hosts[0].start(words, ENVIRONMENT, **pipes) as launcher:
         try:
             yield launcher
         finally:
@@ -193,7 +174,7 @@ def test_row_32_hostile_words_arrive_as_they_are_and_run_nothing() -> None:
         (hosts[1].files / odd).mkdir()
         evil = "".join(HOSTILE)
         words = launch(["host2"], TELL, *HOSTILE, directory=f"/run/host/{odd}", EVIL=evil, EMPTY="")
-        said = hosts[0].run(words, {"PYTHONPATH": SOURCE}).stdout
+        said = hosts[0].run(words, ENVIRONMENT).stdout
         (line,) = [line for line in said.splitlines() if line.startswith("told ")]
         assert json.loads(line.removeprefix("told ")) == [HOSTILE, evil, "", f"/run/host/{odd}"]
         for host in hosts:
@@ -207,7 +188,7 @@ def test_row_31_another_version_on_a_host_is_named_with_the_remedy() -> None:
         shutil.copytree(Path(SOURCE, "farandole"), there / "src" / "farandole", ignore=shutil.ignore_patterns("*.so"))
         (there / "VERSION").write_text("9.9.9\n")
         began = time.monotonic()
-        done = hosts[0].run(launch(["host2"], TELL, package="/run/host/other/src"), {"PYTHONPATH": SOURCE}, check=False)
+        done = hosts[0].run(launch(["host2"], TELL, package="/run/host/other/src"), ENVIRONMENT, check=False)
         assert done.returncode != 0 and "told" not in done.stdout
         assert all(word in done.stderr for word in ("9.9.9", package_version(), "host2")), done.stderr
         assert time.monotonic() - began < 10
