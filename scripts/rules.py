@@ -81,5 +81,4 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("framework", "src/farandole/launch/clusters/store.py"): "torchrun's own store; loaded only in a job of torchrun",
     ("environment", "src/farandole/tools/doctor.py"): "its probes get what a job would get; it reads no setting",
     ("ctypes", "src/farandole/launch/spawn.py"): "workers die with their launcher: prctl has no other door in Python",
-    ("long-file", "tests/frameworks/torch_optimizer_cases.py"): "a table of short cases that one job runs in order",
 }

@@ -120,6 +120,8 @@ class GroupTable:
 
     def members(self, process_set: ProcessSet) -> tuple[int, list[int]]:
         """The engine's number of the group and its ranks; ValueError unless registered and this rank is in it."""
+        if not isinstance(process_set, ProcessSet):
+            raise TypeError(f"process_set={process_set!r}: expected a ProcessSet, such as add_process_set gives")
         number = process_set.process_set_id
         ranks = process_set.ranks
         if process_set is global_process_set and ranks:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -93,8 +94,11 @@ def synchronize(handle: int, timeout: float | None = None) -> Any:
 
 def names_of(operation: str, name: str | None, count: int | None = None) -> list[str | None]:
     """The contract's names: of a single tensor when `count` is None, else of the members of a group."""
-    if name is not None and "\0" in name:
-        raise ValueError(f"the name {name!r} has a zero character in it")
+    if name is not None:
+        if not isinstance(name, str):
+            raise TypeError(f"name={name!r} is a {type(name).__name__}; a name is a string, the same on all ranks")
+        if "\0" in name:
+            raise ValueError(f"the name {name!r} has a zero character in it")
     if count is None:
         return [None if name is None else f"{operation}.{name}"]
     if name is None:
@@ -118,6 +122,14 @@ def chosen_op(op: Any, average: bool | None) -> ReduceOp:
     except ValueError:
         names = ", ".join(known.name.capitalize() for known in ReduceOp)
         raise ValueError(f"op={op!r} is no reduction; there are {names}") from None
+
+
+def checked_scales(scales: tuple[float, float]) -> tuple[float, float]:
+    """Both factors as numbers. NaN would differ from itself, and nobody would see where it came from."""
+    for what, factor in zip(("prescale_factor", "postscale_factor"), scales, strict=True):
+        if math.isnan(factor):
+            raise ValueError(f"{what} is not a number (nan)")
+    return float(scales[0]), float(scales[1])
 
 
 def output_of(outcome: Outcome) -> Array:

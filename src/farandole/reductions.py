@@ -11,7 +11,7 @@ from . import errors
 from .arrays import incoming
 from .engine import FLOATING, DType, Kind, ReduceOp, Request
 from .groups import ProcessSet, global_process_set
-from .pending import Beginning, chosen_op, finisher, names_of, refuse_scalar
+from .pending import Beginning, checked_scales, chosen_op, finisher, names_of, refuse_scalar
 from .runtime import runtime
 
 Average = ReduceOp.AVERAGE
@@ -36,6 +36,7 @@ def begin_allreduce(
     in_place: bool,
 ) -> Beginning:
     chosen = chosen_op(op, average)
+    prescale, postscale = checked_scales(scales)
     world = runtime.world
     group, _ = world.groups.members(process_set)
     buffers = [incoming(tensor, dtype, in_place) for tensor in tensors]
@@ -51,8 +52,8 @@ def begin_allreduce(
             buffer.dtype,
             chosen,
             group,
-            prescale=float(scales[0]),
-            postscale=float(scales[1]),
+            prescale=prescale,
+            postscale=postscale,
         )
         for full_name, buffer in zip(
             names_of("allreduce", name, len(tensors) if grouped else None), buffers, strict=True
@@ -206,6 +207,7 @@ def begin_reducescatter(
     chosen = chosen_op(op, None)
     if chosen not in (Average, Sum):
         raise errors.HorovodInternalError("Reducescatter currently only supports Average and Sum")
+    prescale, postscale = checked_scales(scales)
     world = runtime.world
     group, ranks = world.groups.members(process_set)
     buffers = [incoming(tensor, dtype) for tensor in tensors]
@@ -226,8 +228,8 @@ def begin_reducescatter(
                 buffer.dtype,
                 chosen,
                 group,
-                prescale=float(scales[0]),
-                postscale=float(scales[1]),
+                prescale=prescale,
+                postscale=postscale,
             )
         )
     return Beginning(world, requests, finisher(buffers, grouped, None), grouped)

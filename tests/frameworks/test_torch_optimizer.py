@@ -22,9 +22,10 @@ ENVIRONMENT = {"PYTHONPATH": str(HERE.parents[1] / "src"), "OMP_NUM_THREADS": "1
 def test_cases(ranks: int, engine: str, tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "torch_optimizer_cases.py")]
     # What torch.compile leaves goes where the test cleans up.
-    environment = {**ENVIRONMENT, "FARANDOLE_ENGINE": engine, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+    environment = {**ENVIRONMENT, **cache, "FARANDOLE_ENGINE": engine}
     with local.start(command, ranks, env=environment, stop_on_failure=False) as job:
-        job.wait(100)
+        job.wait(200)
         said = [f"rank {rank}: {job.stdout(rank)[-4000:]} {job.stderr(rank)[-2000:]}" for rank in range(ranks)]
         assert list(job.codes) == [0] * ranks, "\n".join(said).replace("\\n", "\n")
         for rank in range(ranks):

@@ -209,10 +209,28 @@ def torch_conveniences(b: Any, rank: int, size: int) -> None:
         optimizer.step()
         scheduler.step()
     assert np.allclose(rates, [1 + (size - 1) * done / 4 for done in (1, 2, 3, 4, 4, 4)]), rates
+    fails(ValueError, "steps_per_epoch=0", lambda: hvd.WarmupLR(optimizer, steps_per_epoch=0))
     hvd.set_seed(3)
     assert len(set(hvd.allgather_object((float(torch.rand(1)), np.random.rand())))) == 1
     hvd.set_seed(3, per_rank=True)
     assert len(set(hvd.allgather_object((float(torch.rand(1)), np.random.rand())))) == size
+
+
+@case()
+def torch_warmup_with_momentum_is_that_of_keras(b: Any, rank: int, size: int) -> None:
+    """Keras keeps the rate in the velocity, and so corrects the momentum for the step after a change of it."""
+    weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], lr=0.1 * size, momentum=0.9)
+    scheduler = hvd.WarmupLR(optimizer, steps_per_epoch=3, warmup_epochs=2)
+    old, velocity, value = optimizer.param_groups[0]["lr"], 0.0, 0.0
+    for step in range(9):
+        rate, gradient = optimizer.param_groups[0]["lr"], float(step % 4 + 1)
+        velocity = 0.9 * (rate / old) * velocity - rate * gradient
+        old, value = rate, value + velocity
+        weight.grad = torch.full_like(weight, gradient)
+        optimizer.step()
+        scheduler.step()
+        assert np.isclose(float(weight), value, rtol=1e-12), (step, float(weight), value)
 
 
 @case()

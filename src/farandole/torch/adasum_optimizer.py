@@ -1,5 +1,5 @@
 # The optimizer for op=Adasum: each rank steps by itself, and the steps are added up by Adasum.
-# Touches ops, wrapping and the NumPy layer below.
+# Touches torch, ops, wrapping and the NumPy layer below.
 """Adasum keeps of two steps what they agree on once, and adds up what they do not."""
 
 from __future__ import annotations
@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ..engine import ReduceOp
 from ..groups import ProcessSet, global_process_set
-from ..reductions import Adasum
+from ..reductions import Adasum, Max
 from .ops import begin_allreduce
-from .wrapping import adopt, class_over, registered, state_of
+from .wrapping import adopt, checked_passes, class_over, registered, state_of
 
 
 class AdasumSteps:
@@ -21,9 +23,14 @@ class AdasumSteps:
     process_set: ProcessSet
     backward_passes_per_step: int
     op: ReduceOp
+    grad_scale: Any  # set by GradScaler while it steps
+    found_inf: Any
 
     def prepare(self, names: list[str], compression: Any, passes: int, process_set: ProcessSet) -> None:
         """Instead of a constructor: the wrapped optimizer's attributes are there already."""
+        odd = [name for name, param in zip(names, self._params(), strict=True) if not param.is_floating_point()]
+        if odd:
+            raise ValueError(f"Adasum needs parameters of floating types; these have others: {', '.join(odd)}")
         self._reduction = f"adasum.{names[0] if names else ''}"
         self._compression = compression
         self.backward_passes_per_step = passes
@@ -32,12 +39,30 @@ class AdasumSteps:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps here, reduces the difference that the step made, and takes that instead."""
-        base: Any = super()
-        params = [param.detach() for group in self.param_groups for param in group["params"] if param.requires_grad]
-        starts = [param.clone() for param in params]
-        result = base.step() if closure is None else base.step(closure)
+        # Frozen ones too: they have not moved, but another rank may have frozen others.
+        params = [param.detach() for param in self._params()]
         if self.process_set.included() is False or not params:
-            return result
+            return self._own_step(closure)
+        if not self._unscaled():
+            return None
+        starts = [param.clone() for param in params]
+        try:
+            result = self._own_step(closure)
+            self._reduce(params, starts)
+        except BaseException:
+            for param, start in zip(params, starts, strict=True):
+                param.copy_(start)  # as if there had been no step
+            raise
+        return result
+
+    def _params(self) -> list[torch.Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
+
+    def _own_step(self, closure: Callable[[], Any] | None) -> Any:
+        base: Any = super()
+        return base.step() if closure is None else base.step(closure)
+
+    def _reduce(self, params: list[torch.Tensor], starts: list[torch.Tensor]) -> None:
         packed = [
             self._compression.compress((param - start).contiguous())
             for param, start in zip(params, starts, strict=True)
@@ -46,7 +71,30 @@ class AdasumSteps:
         begin_allreduce(deltas, None, self._reduction, Adasum, (1.0, 1.0), self.process_set, True, True).result()
         for param, start, (delta, context) in zip(params, starts, packed, strict=True):
             param.copy_(start + self._compression.decompress(delta, context))
-        return result
+
+    def _unscaled(self) -> bool:
+        """Undoes the scale of a GradScaler; False when gradients of some rank are infinite: then all skip the step."""
+        found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if found is None:
+            return True
+        worst = found.detach().clone()
+        if begin_allreduce([worst], None, None, Max, (1.0, 1.0), self.process_set, False, True).result() > 0:
+            return False
+        if scale is not None:
+            for param in self._params():
+                if param.grad is not None:
+                    param.grad.div_(scale)
+        self.grad_scale = self.found_inf = None  # a fused step would scale again
+        return True
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """So that GradScaler calls step() on every rank, also where the gradients are infinite."""
+        return True
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:
+        """Set by the wrapped class's constructor."""
 
     step.hooked = True  # type: ignore[attr-defined]  # the wrapped class's step runs the step hooks: once is enough
 
@@ -59,9 +107,7 @@ class AdasumSteps:
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """As the other distributed optimizer's."""
-        if passes <= 0:
-            raise ValueError("backward_passes_per_step must be > 0")
-        self.backward_passes_per_step = passes
+        self.backward_passes_per_step = checked_passes(passes)
 
     def __copy__(self) -> Any:
         return adopt(type(self), self)

@@ -54,7 +54,8 @@ class Gradients:
         self.groups: list[Bundle] = []  # the user's
         self.parcels: list[Parcel] = []
         self.active = False
-        self._open: list[Slot] = []  # those whose layout the ranks have not agreed on
+        self._open: list[Slot] = []  # those whose layout the ranks have not agreed on; the same ones on all of them
+        self._resting: list[Slot] = []  # frozen on all ranks when they last spoke of them
         self._unpacked: list[Slot] = []  # agreed on in this step: packed from the next one on
         self._ready: list[Slot] = []
         self._ready_bytes = 0
@@ -105,9 +106,9 @@ class Gradients:
             for slot in parcel.slots:
                 slot.bundle = None
         self.parcels = []
-        self._open = list(self.slots.values())
+        self._open, self._resting = list(self.slots.values()), []
         for slot in self._open:
-            slot.agreed = False
+            slot.agreed, slot.used = False, True
             self._address(slot)
 
     def _attach(self) -> None:
@@ -202,7 +203,7 @@ class Gradients:
         try:
             dense = [slot for slot in slots if not self._begin_sparse(slot)]
             for slot in dense:
-                slot.grad = slot.tensor = slot.param.grad
+                slot.grad = slot.tensor = slot.param.grad if slot.pending else slot.stand_in()
                 if not self.plain:
                     slot.tensor, slot.context = self.compression.compress(slot.grad)
                 if not slot.tensor.is_contiguous():
@@ -216,7 +217,7 @@ class Gradients:
 
     def _begin_sparse(self, slot: Slot) -> bool:
         """Brings the gradient into the layout that the ranks agreed on; a sparse one begins its journey here."""
-        grad = slot.param.grad
+        grad = slot.param.grad if slot.pending else slot.stand_in()
         assert grad is not None
         sparse = grad.layout != torch.strided
         if not slot.agreed:
@@ -228,7 +229,10 @@ class Gradients:
         result = sparse_allreduce_async(grad if sparse else grad.to_sparse(1), slot.name, self.op, self.process_set)
 
         def wait() -> None:
-            slot.param.grad = result()
+            if slot.pending:
+                slot.param.grad = result()
+            else:
+                slot.take(result())
 
         self._batches.append(Batch([slot], wait))
         return True
@@ -242,7 +246,7 @@ class Gradients:
             if self.active:
                 self._attach()
                 self.flush()
-                if self._question is not None:
+                while self._question is not None:
                     self._question()
                 self._submit_missing()
         finally:
@@ -251,11 +255,11 @@ class Gradients:
     def drain(self) -> None:
         """Waits for what is under way and begins anew; raises the first error."""
         failure: Exception | None = None
-        if self._question is not None:
+        while self._question is not None:
             try:
                 self._question()
             except Exception as error:
-                failure = error
+                failure = failure or error
         while self._batches:
             batch = self._batches[0]
             try:
@@ -290,37 +294,49 @@ class Gradients:
             bundle.missing = len(bundle.slots)
 
     def _deliver(self, slot: Slot) -> None:
-        if slot.tensor is slot.grad or slot.tensor is None or slot.grad is None:
+        if slot.tensor is None or slot.grad is None:
             return
-        result = slot.tensor if self.plain else self.compression.decompress(slot.tensor, slot.context)
-        if result is not slot.grad:
-            slot.grad.detach().copy_(result)
+        if slot.tensor is not slot.grad:
+            result = slot.tensor if self.plain else self.compression.decompress(slot.tensor, slot.context)
+            if result is not slot.grad:
+                slot.grad.detach().copy_(result)
+        if not slot.pending and slot.param is not slot.grad:  # neither a gradient nor a parcel: a stand-in
+            slot.take(slot.grad)
 
     def _ask(self) -> None:
-        """The ranks tell each other, once, which gradients are sparse, and whether they would pack alike.
+        """The ranks tell each other, once, which gradients are wanted, which are sparse, and how they would pack.
 
-        Who has no gradient must know what to send instead.
+        Who has no gradient must know whether to send something, and what. Of parameters that are frozen everywhere
+        each step asks again, in one byte, whether somebody has unfrozen any.
         """
-        asked = [slot for slot in self._open if slot.param.requires_grad]
-        if not asked:
+        if not self._open and not self._resting:
             return
+        asked = self._open
         mine = digest(asked, self.compression)
         marks = [*mine, *(255 - byte for byte in mine)]
         # By name: a rank may hold its parameters in another order.
         ordered = sorted(asked, key=lambda slot: slot.name)
-        known = torch.tensor([*(self._layout_of(slot) for slot in ordered), *marks], dtype=torch.uint8)
-        name = f"layouts.{ordered[0].name}"
+        layouts = [self._layout_of(slot) for slot in ordered]
+        wishes = [slot.param.requires_grad for slot in ordered]
+        awake = any(slot.param.requires_grad for slot in self._resting)
+        known = torch.tensor([awake, *layouts, *wishes, *marks], dtype=torch.uint8)
+        name = "layouts." + min(slot.name for slot in self.slots.values())
         handle = allreduce_async_(known, name=name, op=ReduceOp.MAX, process_set=self.process_set)
 
         def agree() -> None:
             self._question = None
             synchronize(handle)
-            answer = known.tolist()
-            for slot, layout in zip(ordered, answer[: len(ordered)], strict=True):
-                slot.layout, slot.agreed = layout, layout != UNKNOWN
-            self._open = [slot for slot in self._open if not slot.agreed]
-            if answer[len(ordered) :] == marks:
-                self._unpacked = [slot for slot in asked if slot.agreed]
+            [awakened, *answer] = known.tolist()
+            count = len(ordered)
+            for slot, layout, used in zip(ordered, answer[:count], answer[count : 2 * count], strict=True):
+                slot.layout, slot.agreed, slot.used = layout, layout != UNKNOWN, bool(used)
+            if answer[2 * count :] == marks:
+                self._unpacked += [slot for slot in asked if slot.agreed and slot.used]
+            self._resting += [slot for slot in asked if not slot.used]
+            self._open = [slot for slot in asked if slot.used and not slot.agreed]
+            if awakened:
+                self._open, self._resting = self._open + self._resting, []
+                self._ask()
 
         self._question = agree
 
@@ -333,16 +349,20 @@ class Gradients:
     def _submit_missing(self) -> None:
         for bundle in (*self.groups, *self.parcels):
             if bundle.missing:
-                for slot in bundle.wanted():
-                    slot.fill()
-                    slot.pending = True
+                self._complete(bundle.wanted())
                 self._submit_bundle(bundle)
-        alone = [s for s in self.slots.values() if not s.pending and s.bundle is None and s.param.requires_grad]
+        alone = [slot for slot in self.slots.values() if not slot.pending and slot.bundle is None and slot.used]
         for at in range(0, len(alone), BATCH_TENSORS):
-            for slot in alone[at : at + BATCH_TENSORS]:
+            batch = alone[at : at + BATCH_TENSORS]
+            self._complete(batch)
+            self._submit(batch)
+
+    def _complete(self, slots: Iterable[Slot]) -> None:
+        """Zeros for what was not computed; frozen parameters get no gradient, and a stand-in is sent."""
+        for slot in slots:
+            if not slot.pending and slot.param.requires_grad:
                 slot.fill()
                 slot.pending = True
-            self._submit(alone[at : at + BATCH_TENSORS])
 
     def handles(self) -> dict[torch.Tensor, tuple[Any, Any]]:
         """Parameters whose gradients are under way, as Horovod shows them."""

@@ -48,7 +48,8 @@ def scale_lr(lr: float, op: Any = Average, backward_passes_per_step: int = 1) ->
 class WarmupLR(LambdaLR):  # type: ignore[misc]
     """Raises the learning rate from that of one process to that of the job, a little after each batch.
 
-    The optimizer's learning rate is the job's (see scale_lr). Call `step()` after each batch.
+    The optimizer's learning rate is the job's (see scale_lr). Call `step()` after each batch. Momentum needs no
+    correction when the rate changes, as it does in Keras: torch keeps it apart from the rate.
     """
 
     def __init__(

@@ -7,6 +7,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +25,12 @@ from .adasum_optimizer import AdasumSteps
 from .buckets import Gradients
 from .compression import Compression
 from .ops import allreduce_
-from .wrapping import adopt, class_over, registered, state_of
+from .wrapping import adopt, checked_passes, class_over, registered, state_of
 
 __all__ = ["DistributedOptimizer"]
 
 _AMP = "_step_supports_amp_scaling"
+_UNSCALE = (getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler)._unscale_grads_.__code__
 
 
 class ReducedSteps:
@@ -37,7 +40,6 @@ class ReducedSteps:
     _should_synchronize: bool
     _synchronized: bool  # since the last step, and nothing has come since
     _for_scaler: bool  # by GradScaler's question, not by the script
-    param_groups: list[dict[str, Any]]
 
     # --- what scripts call -------------------------------------------------------------------------------------------
 
@@ -108,8 +110,7 @@ class ReducedSteps:
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """From now on gradients are reduced after so many backward passes."""
-        _check_passes(passes)
-        self._gradients.set_passes(passes)
+        self._gradients.set_passes(checked_passes(passes))
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """As the wrapped optimizer's; gradients under way are waited for and forgotten."""
@@ -159,11 +160,26 @@ class ReducedSteps:
         return {param for param in self._gradients.slots if param.requires_grad}
 
     @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """Asked by GradScaler.step alone, right before it looks at the gradients: so they must be reduced by then."""
-        if self._should_synchronize and not self._synchronized:
+    def param_groups(self) -> list[dict[str, Any]]:
+        if sys._getframe(1).f_code is _UNSCALE:
+            self._before_scaler()
+        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
+        return groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.__dict__["param_groups"] = groups
+
+    def _before_scaler(self) -> None:
+        """GradScaler is about to look at the gradients and to change them: they must be reduced by then."""
+        if self._should_synchronize and (not self._synchronized or self._gradients.pending):
             self.synchronize()
             self._for_scaler = True
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Asked by GradScaler.step alone."""
+        self._before_scaler()
         return bool(self.__dict__.get(_AMP, False))
 
     @_step_supports_amp_scaling.setter
@@ -211,9 +227,24 @@ def _equip(optimizer: Any, gradients: Gradients) -> None:
 # --- what the user said ----------------------------------------------------------------------------------------------
 
 
-def _check_passes(passes: int) -> None:
-    if passes <= 0:
-        raise ValueError("backward_passes_per_step must be > 0")
+def _check_wrapped(optimizer: Any) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}; expected a torch.optim.Optimizer")
+    if isinstance(optimizer, (ReducedSteps, AdasumSteps)):
+        raise ValueError("optimizer is a DistributedOptimizer already; wrap the optimizer once")
+
+
+def _check_set(process_set: ProcessSet) -> None:
+    """Ranks outside of it may wrap their optimizers too: they train alone."""
+    if not isinstance(process_set, ProcessSet) or process_set.included() is None:
+        runtime.world.groups.members(process_set)  # says what is wrong with it
+
+
+def _check_factor(factor: Any, op: ReduceOp) -> None:
+    if factor != 1.0 and op != ReduceOp.AVERAGE:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if not (isinstance(factor, (int, float)) and 0 < factor < math.inf):
+        raise ValueError(f"gradient_predivide_factor={factor!r}: expected a number above 0")
 
 
 def _params_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -300,23 +331,26 @@ def DistributedOptimizer(
     process_set: the ranks that train together.
     """
     chosen = chosen_op(op, None)
-    if gradient_predivide_factor != 1.0 and chosen != ReduceOp.AVERAGE:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    _check_passes(backward_passes_per_step)
+    _check_wrapped(optimizer)
+    _check_factor(gradient_predivide_factor, chosen)
+    passes = checked_passes(backward_passes_per_step)
+    if not all(callable(getattr(compression, what, None)) for what in ("compress", "decompress")):
+        raise TypeError(f"compression={compression!r}: expected a class with compress and decompress")
     params = _params_of(optimizer)
     names = _names_of(optimizer, named_parameters)
     bundles = _bundles_of(params, num_groups, groups)
+    _check_set(process_set)
     base: Any = type(optimizer)
     if chosen == ReduceOp.ADASUM and runtime.world.engine.size > 1:
         distributed = adopt(class_over(AdasumSteps, base), optimizer)
-        distributed.prepare(names, compression, backward_passes_per_step, process_set)
+        distributed.prepare(names, compression, passes, process_set)
         return distributed
     distributed = adopt(class_over(ReducedSteps, base), optimizer)
     gradients = Gradients(
         params,
         names,
         compression=compression,
-        passes=backward_passes_per_step,
+        passes=passes,
         op=chosen,
         predivide=gradient_predivide_factor,
         bundles=bundles,

@@ -43,6 +43,7 @@ class Slot:
         "pending",
         "request",
         "tensor",
+        "used",
     )
 
     def __init__(self, param: torch.Tensor, given: str, name: str) -> None:
@@ -55,6 +56,7 @@ class Slot:
         self.hook: Any = None
         self.layout = UNKNOWN
         self.agreed = False  # the layout is what all ranks know
+        self.used = True  # the parameter wants a gradient on some rank, so that all send one
         self.pending = False  # the gradient is complete, and not reduced yet
         self.grad: torch.Tensor | None = None  # where the result goes
         self.tensor: torch.Tensor | None = None  # what travels: the gradient itself, or a copy of another form
@@ -69,6 +71,17 @@ class Slot:
         param = self.param
         if param.grad is None:
             param.grad = no_rows(param) if self.layout == SPARSE else torch.zeros_like(param).detach()
+
+    def stand_in(self) -> torch.Tensor:
+        """What a rank sends for a parameter that is frozen there: nothing, in a form that tells it from zeros."""
+        if self.layout == SPARSE:
+            return no_rows(self.param)
+        return torch.full_like(self.param, -0.0, memory_format=torch.contiguous_format).detach()
+
+    def take(self, result: torch.Tensor) -> None:
+        """Gives a frozen parameter the others' gradient; where all have frozen it, it stays without one."""
+        if not frozen_everywhere(result):
+            self.param.grad = result.to(self.param.dtype, copy=True)
 
     def forget(self) -> None:
         """Lets go of the memory of a journey that has ended."""
@@ -85,8 +98,8 @@ class Bundle:
             slot.bundle = self
 
     def wanted(self) -> list[Slot]:
-        """All but the frozen ones, which stay as they are, on all ranks alike."""
-        return [slot for slot in self.slots if slot.pending or slot.param.requires_grad]
+        """All but those that are frozen on all ranks."""
+        return [slot for slot in self.slots if slot.pending or slot.used]
 
 
 class Parcel(Bundle):
@@ -107,7 +120,7 @@ class Parcel(Bundle):
 
     @_without_graph
     def load(self) -> None:
-        """Copies the gradients in; zeros for parameters that are frozen."""
+        """Copies the gradients in; stand-ins for parameters that are frozen."""
         self._grads = [slot.param.grad for slot in self.slots]
         self._parts = self.views
         try:
@@ -116,7 +129,6 @@ class Parcel(Bundle):
                 return
         except (RuntimeError, TypeError):  # a sparse one among them, or one that the script has taken away
             pass
-        self.flat.zero_()
         self._grads, self._parts = [], []
         for slot, view in zip(self.slots, self.views, strict=True):
             if slot.pending:
@@ -126,11 +138,18 @@ class Parcel(Bundle):
                 self._grads.append(slot.param.grad)
                 self._parts.append(view)
                 view.copy_(slot.param.grad)
+            else:
+                view.fill_(-0.0)
 
     @_without_graph
     def unload(self) -> None:
         """Copies the results out, into the gradients they came from."""
-        torch._foreach_copy_(self._grads, self._parts)
+        if len(self._parts) < len(self.slots):
+            for slot, view in zip(self.slots, self.views, strict=True):
+                if not slot.pending:
+                    slot.take(view)
+        if self._grads:
+            torch._foreach_copy_(self._grads, self._parts)
         self._grads = []
 
 
@@ -139,6 +158,13 @@ def no_rows(param: torch.Tensor) -> torch.Tensor:
     values = torch.empty((0, *param.shape[1:]), dtype=param.dtype, device=param.device)
     indices = torch.empty((1, 0), dtype=torch.int64, device=param.device)
     return torch.sparse_coo_tensor(indices, values, param.shape, check_invariants=False)
+
+
+def frozen_everywhere(result: torch.Tensor) -> bool:
+    """Whether every rank sent a stand-in: sums of negative zeros alone are negative zeros."""
+    if result.layout != torch.strided:
+        return bool(result._nnz() == 0)
+    return bool((result.eq(0) & result.signbit()).all())
 
 
 def packing(compression: Any) -> Callable[[torch.dtype], torch.dtype] | None:

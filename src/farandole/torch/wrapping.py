@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import numbers
 from typing import Any
 
 from ..groups import ProcessSet, global_process_set
@@ -36,6 +37,13 @@ def state_of(optimizer: Any) -> dict[str, Any]:
         for key, value in optimizer.__dict__.items()
         if key not in _OWN and not key.endswith(("hooks", "_profile_name"))
     }
+
+
+def checked_passes(passes: Any) -> int:
+    """ValueError unless it is a number of backward passes."""
+    if not isinstance(passes, numbers.Integral) or passes <= 0:
+        raise ValueError(f"backward_passes_per_step must be > 0, and a whole number, not {passes!r}")
+    return int(passes)
 
 
 def registered(ranks: list[int] | None) -> ProcessSet:

@@ -96,6 +96,23 @@ def average_and_op(b: Any, rank: int, size: int) -> None:
 
 
 @case()
+def arguments_of_the_wrong_kind(b: Any, rank: int, size: int) -> None:
+    ones = b.tensor([1.0] * size)
+    for operation in (b.hvd.allreduce, b.hvd.allgather, b.hvd.alltoall, b.hvd.reducescatter):
+        fails(TypeError, "name=5 is a int", lambda: operation(ones, name=5))  # noqa: B023
+        fails((TypeError, ValueError), "", lambda: operation("not a tensor"))  # noqa: B023
+        fails((TypeError, ValueError), "", lambda: operation(ones, process_set=[0]))  # noqa: B023
+    fails(TypeError, "name=5 is a int", lambda: b.hvd.broadcast(ones, 0, name=5))
+    fails(TypeError, "name=5 is a int", lambda: b.hvd.grouped_allreduce([ones], name=5))
+    for operation in (b.hvd.allreduce, b.hvd.reducescatter):
+        for factor in ("prescale_factor", "postscale_factor"):
+            scale = {factor: float("nan")}
+            fails(ValueError, f"{factor} is not a number", lambda: operation(ones, **scale))  # noqa: B023
+            fails((TypeError, ValueError), "", lambda: operation(ones, **{factor: "two"}))  # noqa: B023
+    goes_on(b, size)
+
+
+@case()
 def splits_that_cannot_be(b: Any, rank: int, size: int) -> None:
     rows = b.tensor(np.ones(2 * size))
     even = [2] * size

@@ -1,0 +1,387 @@
+# How scripts use a DistributedOptimizer: every torch optimizer, closures, schedulers, scalers, copies, loaders.
+# Touches farandole.torch as users see it. Run with torch_optimizer_cases.py.
+"""More cases for the same job."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import multiprocessing
+import os
+import pickle
+import warnings
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+from torch_job import (
+    Branches,
+    backward,
+    case,
+    data,
+    equal_everywhere,
+    expected_grads,
+    grads_of,
+    loss_on,
+    raises,
+    same,
+    small_model,
+    wrap,
+)
+
+import farandole.torch as hvd
+from farandole.runtime import runtime
+
+
+@case
+def every_torch_optimizer() -> dict[str, str]:
+    """Each class trains three steps; those that cannot say why."""
+    reasons = {}
+    for name, kind in sorted(vars(torch.optim).items()):
+        if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)) or name == "Optimizer":
+            continue
+        model = Branches(sparse=name == "SparseAdam")
+        params = [model.words.weight] if name == "SparseAdam" else list(model.parameters())
+        if name == "Muon":
+            params = [param for param in params if param.dim() == 2]
+        optimizer = hvd.DistributedOptimizer(kind(params, lr=0.01))
+        assert type(optimizer).__name__ == name and isinstance(optimizer, kind)
+
+        def closure(optimizer: Any = optimizer, model: Branches = model) -> torch.Tensor:
+            model.zero_grad()
+            loss = model([0, 1, 2, 3], [hvd.rank(), 7])
+            loss.backward()
+            return loss
+
+        start = [param.detach().clone() for param in params]
+        for _ in range(3):
+            optimizer.step(closure)
+        if all(torch.equal(a, b) for a, b in zip(start, params, strict=True)):
+            reasons[name] = "did not move"
+        equal_everywhere(model if name not in ("SparseAdam", "Muon") else nn.ParameterList(params))
+        plain = kind(params, lr=0.01)
+        plain.load_state_dict(optimizer.state_dict())
+        optimizer.load_state_dict(plain.state_dict())
+    return reasons
+
+
+@case
+def options_of_torch_optimizers() -> None:
+    for options in ({"foreach": True}, {"fused": True}, {"foreach": False}, {"differentiable": False}):
+        model = small_model()
+        optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(model.parameters(), **options))
+        for step in range(3):
+            optimizer.zero_grad()
+            backward(model, step)
+            optimizer.step()
+        equal_everywhere(model)
+
+
+@case
+def clipping_after_synchronize() -> None:
+    model = small_model()
+    optimizer = wrap(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(model, step)
+        optimizer.synchronize()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        assert torch.equal(hvd.allreduce(norm, op=hvd.Max), norm)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with optimizer.skip_synchronize():
+                optimizer.step()
+    equal_everywhere(model)
+    optimizer.zero_grad()
+    backward(model, 9)
+    optimizer.synchronize()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        optimizer.step()
+    assert any("skip_synchronize" in str(one.message) for one in said)
+    equal_everywhere(model)
+
+
+@case
+def zero_grad_while_under_way() -> None:
+    model = small_model()
+    optimizer = wrap(model)
+    for _ in range(3):
+        backward(model, 1)
+        raises(AssertionError, "race condition", optimizer.zero_grad)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        assert all(param.grad is not None and not param.grad.any() for param in model.parameters())
+        optimizer.zero_grad(set_to_none=True)
+        assert all(param.grad is None for param in model.parameters())
+        optimizer.zero_grad()
+
+
+@case
+def several_optimizers() -> None:
+    one, two = small_model(1), small_model(2)
+    named, unnamed = wrap(one), wrap(two)  # the same names in both
+    others = [small_model(seed) for seed in (3, 4)]
+    more = [hvd.DistributedOptimizer(torch.optim.Adam(model.parameters())) for model in others]
+    for step in range(4):
+        sum(loss_on(model, 10 * step + hvd.rank()) for model in (one, two, *others)).backward()
+        for optimizer in (more[1], named, more[0], unnamed)[:: 1 if hvd.rank() % 2 == 0 else -1]:
+            optimizer.step()
+            optimizer.zero_grad()
+    for model in (one, two, *others):
+        equal_everywhere(model)
+
+
+@case
+def schedulers_before_and_after() -> None:
+    model = small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    early = torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)
+    optimizer = hvd.DistributedOptimizer(inner)
+    late = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(model, step)
+        assert optimizer._handles
+        optimizer.step()
+        assert not optimizer._handles
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            early.step()
+            late.step()
+    assert optimizer.param_groups[0]["lr"] == 0.25**3
+    equal_everywhere(model)
+
+
+def scaled_step(order: str, optimizer: Any, scaler: Any, model: nn.Module) -> None:
+    """After backward: the orders in which scripts unscale, clip and step."""
+    if order == "step alone":
+        scaler.step(optimizer)
+        return
+    if order == "synchronize first":
+        optimizer.synchronize()
+    scaler.unscale_(optimizer)
+    if order == "unscale first":
+        optimizer.synchronize()  # too late to be of use, and harmless
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    assert torch.equal(torch.nan_to_num(norm), hvd.allreduce(torch.nan_to_num(norm), op=hvd.Max))
+    if order == "as without Horovod":
+        scaler.step(optimizer)
+    else:
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+
+
+@case
+def grad_scaler() -> None:
+    orders = ("step alone", "synchronize first", "unscale first", "as without Horovod")
+    for order, fused, optimizers_zero_grad in (
+        *((order, fused, True) for order in orders for fused in (False, True)),
+        ("step alone", False, False),
+        ("as without Horovod", False, False),
+    ):
+        whole, model = small_model().float(), small_model().float()
+        plain = torch.optim.SGD(whole.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, fused=fused))
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        for step in range(8):
+            (optimizer if optimizers_zero_grad else model).zero_grad()
+            loss = model(data(hvd.rank()).float()).square().mean()
+            before = [param.detach().clone() for param in model.parameters()]
+            if step in (2, 5) and hvd.rank() == step % hvd.size():
+                loss = loss * float("inf")  # all ranks must skip the step
+            scaler.scale(loss).backward()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                scaled_step(order, optimizer, scaler, model)
+            scaler.update()
+            equal_everywhere(model)
+            if step in (2, 5):
+                same(model.parameters(), before, 0.0)
+                continue
+            plain.zero_grad()
+            for rank in range(hvd.size()):
+                (whole(data(rank).float()).square().mean() / hvd.size()).backward()
+            if order != "step alone":
+                nn.utils.clip_grad_norm_(whole.parameters(), 1.0)
+            plain.step()
+            same(model.parameters(), whole.parameters(), 1e-5)
+        assert scaler.get_scale() == 2.0
+
+
+@case
+def closures_and_hooks() -> None:
+    model = small_model()
+    optimizer = wrap(model)
+    steps: list[int] = []
+    optimizer.register_step_post_hook(lambda *_: steps.append(1))
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_on(model, hvd.rank())
+        loss.backward()
+        return loss
+
+    for count in range(1, 4):
+        assert isinstance(optimizer.step(closure), torch.Tensor)
+        assert len(steps) == count
+        optimizer.load_state_dict(optimizer.state_dict())
+    equal_everywhere(model)
+
+
+@case
+def copies_and_pickles() -> None:
+    model = small_model()
+    optimizer = wrap(model, groups=2, gradient_predivide_factor=2.0)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    backward(model, 1)
+    optimizer.step()
+    optimizer.zero_grad()
+    file = io.BytesIO()
+    torch.save((model, optimizer), file)
+    file.seek(0)
+    for twin, other in (
+        copy.deepcopy((model, optimizer)),
+        pickle.loads(pickle.dumps((model, optimizer))),
+        torch.load(file, weights_only=False),
+        (model, copy.copy(optimizer)),
+    ):
+        assert type(other) is type(optimizer)
+        assert str(other.state_dict()) == str(optimizer.state_dict())
+        for step in range(3):
+            other.zero_grad()
+            wanted = expected_grads(twin, [step], list(range(hvd.size())), 1 / hvd.size())
+            backward(twin, step)
+            other.synchronize()
+            same(grads_of(twin), wanted)
+            with other.skip_synchronize():
+                other.step()
+        equal_everywhere(twin)
+
+
+@case
+def state_goes_around() -> None:
+    model = small_model()
+    inner = torch.optim.Adam(model.parameters(), lr=0.01)
+    loss_on(model, 1).backward()
+    inner.step()
+    optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
+    assert optimizer.state_dict()["state"][0]["step"] == 1  # the wrapped optimizer's state goes on
+    optimizer.zero_grad()
+    backward(model, 1)
+    optimizer.load_state_dict(inner.state_dict())  # in the middle of a step
+    assert not optimizer._handles
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(model, step)
+        optimizer.step()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    assert float(optimizer.state_dict()["state"][0]["step"]) == 4
+    equal_everywhere(model)
+
+
+@case
+def nobody_keeps_it_alive() -> None:
+    model = small_model()
+    gone = weakref.ref(wrap(model))
+    gc.collect()
+    assert gone() is None
+    optimizer = wrap(model)
+    backward(model, 1)
+    optimizer.step()
+    equal_everywhere(model)
+
+
+class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Where the workers of a DataLoader run: it must not matter how they were started."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+        return data(row, 1)[0], os.getpid()
+
+
+def seeded_by_rank(worker: int) -> None:
+    torch.manual_seed(100 * hvd.rank() + worker)  # forked workers know whose they are
+
+
+def epochs(workers: int, how: str | None) -> tuple[list[torch.Tensor], set[int]]:
+    """Two epochs of training, and the processes that the rows came from."""
+    model = small_model()
+    optimizer = wrap(model)
+    sampler = torch.utils.data.distributed.DistributedSampler(Rows(), hvd.size(), hvd.rank())
+    loader = torch.utils.data.DataLoader(
+        Rows(),
+        batch_size=4,
+        sampler=sampler,
+        num_workers=workers,
+        multiprocessing_context=how,
+        worker_init_fn=seeded_by_rank if how == "fork" else None,
+        persistent_workers=how == "spawn",  # each imports torch again
+    )
+    sources: set[int] = set()
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        under_way = hvd.allreduce_async(torch.ones(1000), name="under way", op=hvd.Sum)  # while workers start
+        batches = iter(loader)
+        assert hvd.synchronize(under_way).unique().tolist() == [hvd.size()]
+        for rows, where in batches:
+            optimizer.zero_grad()
+            model(rows).square().mean().backward()
+            optimizer.step()
+            sources.update(where.tolist())
+        # In the middle of a step, workers that are left to the garbage collection.
+        optimizer.zero_grad()
+        loss = loss_on(model, hvd.rank())
+        extra = iter(loader) if how != "spawn" else None
+        loss.backward()
+        del extra
+        optimizer.step()
+    equal_everywhere(model)
+    return list(model.parameters()), sources
+
+
+@case
+def workers_of_data_loaders() -> None:
+    native = type(runtime.world.engine).__name__ == "NativeEngine"
+    wanted, here = epochs(0, None)
+    assert here == {os.getpid()}
+    for how in ("fork", "spawn") if hvd.size() == 2 and native else ("fork",):
+        gc.collect()
+        before = len(os.listdir("/proc/self/fd"))
+        trained, sources = epochs(2, how)
+        same(trained, wanted, 0.0)
+        assert len(sources) == (4 if how == "fork" else 2) and os.getpid() not in sources, sources
+        gc.collect()
+        assert not multiprocessing.active_children()
+        assert len(os.listdir("/proc/self/fd")) <= before + 3, how  # the resource tracker's, and a cache of torch's
+
+
+@case
+def compiled_model() -> None:
+    # Inductor compiles C++ for many seconds: once is enough, and the second rank finds it in the cache.
+    native = type(runtime.world.engine).__name__ == "NativeEngine"
+    backend = "inductor" if native and hvd.size() == 2 else "aot_eager"
+    model = small_model()
+    compiled = torch.compile(model, backend=backend)
+    for rank in range(hvd.size()):
+        if rank == hvd.rank():
+            compiled(data(0)).square().mean().backward()
+        hvd.barrier()
+    model.zero_grad()
+    optimizer = wrap(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        wanted = expected_grads(model, [step], list(range(hvd.size())), 1 / hvd.size())
+        compiled(data(100 * step + hvd.rank())).square().mean().backward()
+        optimizer.synchronize()
+        same(grads_of(model), wanted)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    equal_everywhere(model)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs, "nothing was compiled"
