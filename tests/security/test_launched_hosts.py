@@ -170,13 +170,12 @@ print("told " + json.dumps([sys.argv[1:], os.environ["EVIL"], os.environ.get("EM
 
 def test_row_32_hostile_words_arrive_as_they_are_and_run_nothing() -> None:
     with bed.hosts(2, ssh=True) as hosts:
-        odd = "a b;$(touch owned)'\n"
-        (hosts[1].files / odd).mkdir()
-        evil = "".join(HOSTILE)
-        words = launch(["host2"], TELL, *HOSTILE, directory=f"/run/host/{odd}", EVIL=evil, EMPTY="")
-        said = hosts[0].run(words, ENVIRONMENT).stdout
-        (line,) = [line for line in said.splitlines() if line.startswith("told ")]
-        assert json.loads(line.removeprefix("told ")) == [HOSTILE, evil, "", f"/run/host/{odd}"]
+        odd, evil = "a b;$(touch owned)'\n", "".join(HOSTILE)
+        for host in hosts:
+            (host.files / odd).mkdir()
+        variables = {**ENVIRONMENT, "EVIL": evil, "EMPTY": ""}
+        said = hosts[0].run(launch(["host2"], TELL, *HOSTILE), variables, cwd=f"/run/host/{odd}").stdout
+        assert json.loads(said.partition("told ")[2]) == [HOSTILE, evil, "", f"/run/host/{odd}"]
         for host in hosts:
             assert [path for path in files_of(host) if path.name == "owned"] == []
             assert not list(host.files.rglob("owned"))
@@ -184,13 +183,16 @@ def test_row_32_hostile_words_arrive_as_they_are_and_run_nothing() -> None:
 
 def test_row_31_another_version_on_a_host_is_named_with_the_remedy() -> None:
     with bed.hosts(2, ssh=True) as hosts:
-        there = hosts[1].files / "other"
-        shutil.copytree(Path(SOURCE, "farandole"), there / "src" / "farandole", ignore=shutil.ignore_patterns("*.so"))
-        (there / "VERSION").write_text("9.9.9\n")
+        versions = [package_version(), "9.9.9"]
+        for host, version in zip(hosts, versions, strict=True):
+            place = host.files / "checkout"
+            skip = shutil.ignore_patterns("*.so")  # no rank is ever started
+            shutil.copytree(Path(SOURCE, "farandole"), place / "src" / "farandole", ignore=skip)
+            (place / "VERSION").write_text(version + "\n")
         began = time.monotonic()
-        done = hosts[0].run(launch(["host2"], TELL, package="/run/host/other/src"), ENVIRONMENT, check=False)
+        done = hosts[0].run(launch(["host2"], TELL), {"PYTHONPATH": "/run/host/checkout/src"}, check=False)
         assert done.returncode != 0 and "told" not in done.stdout
-        assert all(word in done.stderr for word in ("9.9.9", package_version(), "host2")), done.stderr
+        assert all(word in done.stderr for word in (*versions, "host2")), done.stderr
         assert time.monotonic() - began < 10
         assert not hosts[1].processes()
 
