@@ -74,7 +74,7 @@ def judge(endings: Sequence[Ending]) -> Verdict | None:
         left = next((ending for ending in endings if ending.rank == guilty.blames and ending.code == 0), None)
         if left is not None:
             text += f"; rank {left.rank} had ended before with exit code 0"
-    others = tuple(ending.rank for ending in failed if ending is not guilty)
+    others = tuple(ending.rank for ending in endings if ending.code != 0 and ending is not guilty)
     return Verdict(guilty.rank, guilty.code, text, others)
 
 

@@ -253,7 +253,7 @@ class Reporter:
         if verdict.collateral:
             named = ", ".join(map(str, sorted(verdict.collateral)[:BACKLOG_OF_COLLATERAL]))
             more = " ..." if len(verdict.collateral) > BACKLOG_OF_COLLATERAL else ""
-            say(f"collateral, because it was gone: rank {named}{more}")
+            say(f"collateral, because rank {verdict.rank} was gone: rank {named}{more}")
         if self.log_directory is not None:
             say(f"logs are in {self.log_directory}")
 

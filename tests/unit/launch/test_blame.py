@@ -16,7 +16,7 @@ TABLE = [
     ("the first of two", [Ending(1, 3), Ending(0, 4)], (1, 3, (0,))),
     ("it left in good order, the other fell first", [Ending(0, 1, blames=1), Ending(1, 7)], (1, 7, (0,))),
     ("two fell with one", [Ending(2, 1, blames=0), Ending(1, 1, blames=-1), Ending(0, 9)], (0, 9, (2, 1))),
-    ("told to end", [Ending(1, 137), Ending(0, 143, asked=True)], (1, 137, ())),
+    ("told to end", [Ending(1, 137), Ending(0, 143, asked=True)], (1, 137, (0,))),
     ("the one it blames ended well", [Ending(1, 0), Ending(0, 1, blames=1, error="ShutDown: x")], (0, 1, ())),
     ("each blames the other", [Ending(1, 1, blames=0), Ending(0, 1, blames=1)], (1, 1, (0,))),
 ]
