@@ -21,7 +21,17 @@ PYTHON = VENV / "bin" / "python"
 LISTS = ROOT / "scripts" / "requirements"
 
 # Programs that some tests run, and Debian's packages for them. Tests that miss one say so and are skipped.
-PROGRAMS = {"ip": "iproute2", "sshd": "openssh-server", "ssh": "openssh-client"}
+PROGRAMS = {
+    "ip": "iproute2",
+    "sshd": "openssh-server",
+    "ssh": "openssh-client",
+    "mpirun.openmpi": "openmpi-bin",
+    "mpiexec.hydra": "mpich",
+    "srun": "slurm-client",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "munged": "munge",
+}
 
 # What a list costs the first time: megabytes to download and seconds on an ordinary line. For the reader, not for pip.
 COST = {
@@ -134,7 +144,7 @@ def install_programs() -> None:
         return
     tried = build_stamp("-".join(missing))
     if os.geteuid() == 0 and shutil.which("apt-get") and not tried.exists():
-        print(f"setup: installing {', '.join(missing)} with apt-get, for tests with several hosts", flush=True)
+        print(f"setup: installing {', '.join(missing)} with apt-get, for tests with hosts and launchers", flush=True)
         tried.touch()
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         with services_stay_off():

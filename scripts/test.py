@@ -15,7 +15,7 @@ PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "--no-header", "-p", "
 # One thread of arithmetic per process: the tests start more processes than there are cores.
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 # Folders whose tests start ranks share the machine with nobody; the others run two at a time.
-ALONE = ("bed", "ranks", "security", "chaos", "frameworks")
+ALONE = ("bed", "ranks", "clusters", "security", "chaos", "frameworks")
 
 
 def stages() -> list[Stage]:

@@ -1,0 +1,154 @@
+# Other launchers over several hosts: a real SLURM, Open MPI and MPICH over ssh, torchrun, and pods of an indexed job.
+# Touches the bed of tests/bed.
+"""Every host has a second address that reaches nobody, as container engines leave them: the right one is found."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import bed
+import pytest
+import slurm
+from bed import Network
+from test_launchers import DIGITS, LAUNCHERS, MPIS, PROGRAM, command, reports
+
+pytestmark = pytest.mark.ranks
+NETWORKS = [Network("172.17.0", connects=False, same_address=True), Network("10.77.2")]
+PYTHON = sys.executable
+
+
+def expect(text: str, number: float, rounds: int, places: list[list[int]], silent: bool = True) -> None:
+    """Every rank was at its place in every round, summed the right number, and (`silent`) listened to nobody."""
+    found = reports(text)
+    assert sorted(one["place"] for one in found) == sorted(places * rounds), found
+    size = places[0][1]
+    assert all(one["total"] == [size * number] for one in found), found
+    assert not silent or all(one["listening"] == [] for one in found), found
+
+
+def assert_nothing_left(hosts: bed.Bed) -> None:
+    for host in hosts:
+        found = host.run(
+            ["find", "/tmp", "/dev/shm", bed.HOME, "-name", "*farandole*", "-not", "-name", "*-tests-*"]
+        ).stdout
+        assert found == "" and not [line for line in host.processes().values() if PROGRAM in line]
+
+
+def test_srun_with_nothing_set_over_hosts_that_share_a_home() -> None:
+    if reason := slurm.unfit():
+        pytest.skip(reason)
+    with bed.hosts(2, networks=NETWORKS, shared_home=True) as hosts, slurm.cluster(hosts) as srun:
+        said = srun(["-N", "2", "-n", "2", PYTHON, *DIGITS], timeout=100).stdout
+        assert said.count("accuracy") == 1, said
+        places = [[0, 3, 0, 2, 0, 2], [1, 3, 1, 2, 0, 1], [2, 3, 0, 1, 1, 2]]
+        steps = [["srun", "-N", "2", "-n", "3", PYTHON, PROGRAM, str(number), "3"] for number in (1, 2)]
+        environment = {"SLURM_CONF": "/run/host/slurm.conf"}
+        running = [hosts[0].start(step, environment, stdout=subprocess.PIPE, text=True) for step in steps]
+        try:
+            for number, process in enumerate(running, 1):
+                said, _ = process.communicate(timeout=60)
+                assert process.returncode == 0
+                expect(said, number, 3, places)
+        finally:
+            for process in running:
+                process.kill()
+                process.communicate()
+        # srun's own variables in a shell below it, and in a batch script, start nobody else's job.
+        done = srun(["-N", "1", "-n", "1", PYTHON, PROGRAM, "1", "1"])
+        expect(done.stdout, 1, 1, [[0, 1, 0, 1, 0, 1]])
+        assert_nothing_left(hosts)
+
+
+def over_ssh(launcher: str, *script: str) -> list[str]:
+    """mpirun over two hosts: two ranks on the first, one on the second."""
+    words = command(launcher, 3, *script)
+    if launcher == "mpich":
+        return [words[0], "-iface", "eth1", "-hosts", "host1,host2", "-ppn", "2", *words[1:]]
+    # Open MPI's own messages take any network that is up; it cannot know which one connects.
+    for layer in ("oob", "btl"):
+        words[1:1] = ["--mca", f"{layer}_tcp_if_include", "10.77.2.0/24"]
+    return [words[0], "--host", "host1:2,host2:1", "-x", "PYTHONPATH", "-x", "FARANDOLE_LOG_LEVEL", *words[1:]]
+
+
+PLACES = [[0, 3, 0, 2, 0, 2], [1, 3, 1, 2, 0, 1], [2, 3, 0, 1, 1, 2]]
+
+
+@pytest.mark.parametrize("launcher", MPIS)
+def test_mpirun_over_hosts_that_share_a_home(launcher: str, tmp_path: Path) -> None:
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('not here')")
+    with bed.hosts(2, networks=NETWORKS, shared_home=True, ssh=True, visible=[tmp_path]) as hosts:
+        environment = {"PYTHONPATH": str(tmp_path), "FARANDOLE_LOG_LEVEL": "debug"}
+        done = hosts[0].run(over_ssh(launcher, PROGRAM, "5", "3"), environment)
+        assert "mpi4py is not used: not here" in done.stderr
+        expect(done.stdout, 5, 3, PLACES)
+        assert_nothing_left(hosts)
+
+
+def test_mpi4py_carries_the_secret_where_no_home_is_shared() -> None:
+    if importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed: there is no wheel for this Python")
+    with bed.hosts(2, networks=NETWORKS, ssh=True) as hosts:
+        # One that is built for Open MPI is of no use under MPICH, and there is no other way here: nobody hangs.
+        environment = {"FARANDOLE_LOG_LEVEL": "debug", "PYTHONPATH": ""}
+        done = hosts[0].run(over_ssh("openmpi", PROGRAM, "5", "3"), environment)
+        assert "mpi4py is not used" not in done.stderr
+        expect(done.stdout, 5, 3, PLACES, silent=False)  # MPI itself listens
+        environment["FARANDOLE_START_TIMEOUT"] = "1"
+        done = hosts[0].run(over_ssh("mpich", PROGRAM, "5", "1"), environment, check=False)
+        assert done.returncode != 0
+        assert "no rank of another host has come to" in done.stderr or "has not found rank 0 within 1 s" in done.stderr
+        assert_nothing_left(hosts)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared home", "no shared home"])
+def test_torchrun_over_hosts(shared: bool) -> None:
+    words = [*LAUNCHERS["torchrun"], "1", "--nnodes", "2", "--master_addr", "host1", "--master_port", "29511"]
+    with bed.hosts(2, networks=NETWORKS, shared_home=shared) as hosts:
+        running = []
+        more: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        try:
+            for number, host in enumerate(hosts):
+                line = [*words, "--node_rank", str(number), PROGRAM, "5", "1"]
+                running.append(host.start(line, {"TORCH_CPP_LOG_LEVEL": "ERROR"}, **more))
+            outputs = [process.communicate(timeout=100) for process in running]
+        finally:
+            for process in running:
+                process.kill()
+                process.communicate()
+        assert [process.returncode for process in running] == [0, 0], outputs
+        expect(outputs[0][0] + outputs[1][0], 5, 1, [[0, 2, 0, 1, 0, 2], [1, 2, 0, 1, 1, 2]])
+        warned = "the job's secret goes through torchrun's store at host1:29511 and is only as private as that"
+        assert (warned in outputs[0][1]) is not shared and warned not in outputs[1][1], outputs
+        assert_nothing_left(hosts)
+
+
+def test_pods_of_an_indexed_job(tmp_path: Path) -> None:
+    """Two pods share nothing but a mounted secret; the second starts first."""
+    with bed.hosts(2, networks=NETWORKS) as hosts:
+        environment = {
+            "FARANDOLE_JOB_SIZE": "2",
+            "FARANDOLE_MEET_AT": "tcp:host1:29400",
+            "FARANDOLE_SECRET_FILE": "/run/host/secret",
+        }
+        more: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        running = []
+        try:
+            for index in (1, 0):
+                host = hosts[index]
+                (host.files / "secret").write_text("0123456789abcdef" * 4 + "\n")
+                (host.files / "secret").chmod(0o400)
+                pod = {**environment, "JOB_COMPLETION_INDEX": str(index)}
+                running.append(host.start([PYTHON, *DIGITS], pod, **more))
+            outputs = [process.communicate(timeout=100) for process in running]
+        finally:
+            for process in running:
+                process.kill()
+                process.communicate()
+        assert [process.returncode for process in running] == [0, 0], outputs
+        assert outputs[1][0].count("accuracy") == 1 and outputs[0][0] == "", outputs
+        assert not [place for host in hosts for place in host.listening()]
+        assert_nothing_left(hosts)
