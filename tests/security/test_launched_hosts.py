@@ -21,6 +21,7 @@ from bed.launcher import ENVIRONMENT, SOURCE, launch
 from strangers import listening
 
 from farandole.launch import ssh
+from farandole.launch.hosts import parse
 from farandole.version import package_version
 
 pytestmark = [pytest.mark.security, pytest.mark.ranks]
@@ -219,6 +220,12 @@ def test_row_31_another_version_on_a_host_is_named_with_the_remedy() -> None:
 def test_row_32_what_is_no_host_name_never_reaches_ssh(name: str) -> None:
     with pytest.raises(ValueError, match="is no host name"):
         ssh.Way(sys.executable, SOURCE).command(name)
+
+
+@pytest.mark.parametrize("slots", ["0", "-1", "1e9", "9" * 400, "000000001999999999", "4097", "²", "1;x"])
+def test_row_32_slots_that_are_no_small_number_are_refused(slots: str) -> None:
+    with pytest.raises(ValueError, match="is no number of slots"):
+        parse(f"a:{slots}")
 
 
 def test_a_static_job_on_one_host_listens_nowhere_once_it_runs() -> None:

@@ -91,7 +91,7 @@ def _host(name: str, where: str) -> str:
 
 
 def _slots(text: str, where: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= MOST_SLOTS):
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 0 < int(text) <= MOST_SLOTS):
         raise ValueError(f"{where}: {text!r} is no number of slots; expected 1 to {MOST_SLOTS}")
     return int(text)
 

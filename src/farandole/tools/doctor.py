@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from farandole.launch import ssh
+from farandole.launch.hosts import parse
 from farandole.launch.job import Job, Plan
 from farandole.launch.line import StartError
 from farandole.launch.output import Kept
@@ -145,12 +146,10 @@ def examine(arguments: Sequence[str] | None) -> Iterator[Check]:
     parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="the key to log in with")
     parser.add_argument("--remote-python", default=sys.executable, metavar="PATH", help="the interpreter there")
     options = parser.parse_args(arguments)
-    hosts = [entry.partition(":")[0] for entry in options.hosts.split(",") if entry]
-    for host in hosts:
-        try:
-            ssh.check(host)
-        except ValueError as error:
-            parser.error(str(error))
+    try:
+        hosts = [host.name for host in parse(options.hosts)] if options.hosts else []
+    except ValueError as error:
+        parser.error(str(error))
     package = str(Path(__file__).resolve().parents[2])
     way = ssh.Way(options.remote_python, package, options.ssh_port, options.ssh_identity_file)
     fit = True
