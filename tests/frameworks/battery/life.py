@@ -86,6 +86,35 @@ def process_sets_from_the_beginning(b: Any, rank: int, size: int) -> None:
     fails(ValueError, "", lambda: b.hvd.allreduce(tensor, process_set=other_set))
 
 
+@case(init={"process_sets": "Dynamic"})
+def process_sets_with_handles_and_objects(b: Any, rank: int, size: int) -> None:
+    most = b.hvd.add_process_set(b.hvd.ProcessSet(range(1, size)))
+    assert most.process_set_id > 0 and most.mpi_comm is None
+    if not most.included():
+        assert most.size() == size - 1
+        return
+    everything = everyones(size, 2)[1:]
+    for form in (b.hvd.allreduce_async, b.hvd.allreduce_async_) if ASYNC in b.offers else ():
+        b.holds(b.hvd.synchronize(form(b.tensor(own(rank, 2)), op=b.hvd.Sum, process_set=most)), everything.sum(0))
+    b.holds(b.hvd.grouped_allgather([b.tensor(own(rank, 2))], process_set=most)[0], everything.reshape(-1))
+    mean = b.hvd.allreduce(b.tensor(own(0, 2) * (size - 1) * (rank == 1)), process_set=most)
+    b.holds(mean, own(0, 2))  # of the members, not of the job
+    assert b.hvd.allgather_object(rank, process_set=most) == list(range(1, size))
+
+
+@case(init=None)
+def inits_that_cannot_be(b: Any, rank: int, size: int) -> None:
+    class Comm:
+        def Get_rank(self) -> int:
+            return rank
+
+    fails(ValueError, "", lambda: b.hvd.init(Comm()))
+    fails(ValueError, "", lambda: b.hvd.init(process_sets=[b.hvd.ProcessSet([0]), b.hvd.ProcessSet([0])]))
+    fails(ValueError, "", lambda: b.hvd.init(process_sets="static"))
+    assert not b.hvd.is_initialized()
+    b.hvd.init(list(range(size)), process_sets=[])
+
+
 @case(BARRIER, init={"process_sets": "dynamic"})
 def process_sets_come_and_go(b: Any, rank: int, size: int) -> None:
     ranks = list(range(size - 1))
@@ -124,12 +153,19 @@ def a_timeline_has_the_names(b: Any, rank: int, size: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "timeline.json")
         b.hvd.start_timeline(path)
-        b.hvd.allreduce(b.tensor([1.0]), name="seen")
-        b.hvd.grouped_allreduce([b.tensor([1.0]), b.tensor([2.0])], name="group")
+        b.hvd.allreduce(b.tensor([1.0]))
+        for operation in (b.hvd.allreduce, b.hvd.allgather, b.hvd.alltoall, b.hvd.reducescatter):
+            operation(b.tensor(np.ones(size)), name="seen")
+        b.hvd.broadcast(b.tensor([1.0]), 0, name="seen")
+        for grouped in (b.hvd.grouped_allreduce, b.hvd.grouped_allgather, b.hvd.grouped_reducescatter):
+            grouped([b.tensor([1.0]), b.tensor([2.0])], name="group")
         b.hvd.stop_timeline()
         text = Path(path).read_text()
         json.loads(text)
-        for name in ("allreduce.seen", "grouped_allreduce.group_1of2", "grouped_allreduce.group_2of2"):
+        groups = ("grouped_allreduce", "grouped_allgather", "grouped_reducescatter")
+        single = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
+        wanted = [f"{what}.seen" for what in single] + [f"{what}.group_{i}of2" for what in groups for i in (1, 2)]
+        for name in (*wanted, "allreduce.noname."):
             assert name in text, f"no {name} in the timeline"
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -52,6 +53,11 @@ def the_ranks_disagree(b: Any, rank: int, size: int) -> None:
             lambda: b.hvd.allgather(b.tensor(np.ones((2, 4))), name="t"),
         ),
         (
+            "Mismatched ALLGATHER tensor shapes",
+            lambda: b.hvd.allgather(b.tensor(np.ones((2, 3))), name="t"),
+            lambda: b.hvd.allgather(b.tensor(np.ones((2, 3, 1))), name="t"),
+        ),
+        (
             "Mismatched ALLTOALL tensor shapes",
             lambda: b.hvd.alltoall(b.tensor(np.ones((size, 3))), name="t"),
             lambda: b.hvd.alltoall(b.tensor(np.ones((size, 4))), name="t"),
@@ -62,10 +68,50 @@ def the_ranks_disagree(b: Any, rank: int, size: int) -> None:
             lambda: b.hvd.reducescatter(b.tensor(np.ones((3, 4))), name="t"),
         ),
     )
-    for message, one, two in pairs:
+    types = [
+        ("Mismatched data types", functools.partial(operation, DType.INT32), functools.partial(operation, DType.INT64))
+        for operation in (
+            lambda dtype: b.hvd.allgather(b.tensor(ones, dtype), name="t"),
+            lambda dtype: b.hvd.broadcast(b.tensor(ones, dtype), 0, name="t"),
+            lambda dtype: b.hvd.alltoall(b.tensor(np.ones(size), dtype), name="t"),
+            lambda dtype: b.hvd.reducescatter(b.tensor(ones, dtype), name="t"),
+        )
+    ]
+    for message, one, two in (*pairs, *types):
         for odd in (0, size - 1):
             fails(HorovodInternalError, message, two if rank == odd else one)
             goes_on(b, size)
+
+
+@case()
+def groups_that_differ(b: Any, rank: int, size: int) -> None:
+    one, other = b.tensor([1.0, 2.0]), b.tensor([1.0, 2.0, 3.0])
+    odd = rank == size - 1
+    for operation in (b.hvd.grouped_allreduce, b.hvd.grouped_reducescatter):
+        fails(HorovodInternalError, "Mismatched", lambda: operation([one, other if odd else one], name="g"))  # noqa: B023
+        goes_on(b, size)
+    flat = b.tensor(np.ones((2, 2 + odd)))
+    fails(HorovodInternalError, "Mismatched", lambda: b.hvd.grouped_allgather([one, flat], name="g"))
+    goes_on(b, size)
+    for operation in (b.hvd.grouped_allreduce, b.hvd.grouped_allgather, b.hvd.grouped_reducescatter):
+        assert tuple(operation([])) == ()  # nothing to wait for, nobody to wait for
+        fails((TypeError, ValueError), "", lambda: operation([one, None]))  # noqa: B023
+    goes_on(b, size)
+
+
+@case(ASYNC)
+def a_rank_that_shuts_down(b: Any, rank: int, size: int) -> None:
+    """Who waits for it is told, by the contract's error; a new world works."""
+    if rank == 0:
+        b.hvd.shutdown()
+    else:
+        handle = b.hvd.allreduce_async(b.tensor([1.0]), name="late")
+        fails(HorovodInternalError, "", lambda: b.hvd.synchronize(handle))
+        fails(HorovodInternalError, "", lambda: b.hvd.broadcast(b.tensor([1.0]), 1, name="later"))
+        b.hvd.shutdown()
+    fails(ValueError, "Farandole has not been initialized", lambda: b.hvd.allreduce(b.tensor([1.0])))
+    b.hvd.init()
+    goes_on(b, size)
 
 
 @case()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,22 @@ def allgather_in_every_type(b: Any, rank: int, size: int) -> None:
         mine = np.full((rank + 1, 2), rank % 2)
         expected = np.concatenate([np.full((other + 1, 2), other % 2) for other in range(size)])
         b.holds(b.hvd.allgather(b.tensor(mine, dtype)), expected, dtype)
+
+
+@case()
+def the_deprecated_argument_in_every_form(b: Any, rank: int, size: int) -> None:
+    forms = [b.hvd.allreduce]
+    if IN_PLACE in b.offers:
+        forms.append(b.hvd.allreduce_)
+    if ASYNC in b.offers:
+        forms.append(lambda tensor, **more: b.hvd.synchronize(b.hvd.allreduce_async(tensor, **more)))
+        forms.append(lambda tensor, **more: b.hvd.synchronize(b.hvd.grouped_allreduce_async([tensor], **more))[0])
+    for form in forms:
+        for average, expected in ((False, size), (True, 1)):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                b.holds(form(b.tensor([1.0]), average=average), [expected])
+            assert [warning.category for warning in caught] == [DeprecationWarning]
 
 
 @case()
