@@ -41,7 +41,8 @@ class StubEngine:
         with self.changed:
             streams, before = self.links.setdefault(peer, ([], kind))
             streams.append(fd)
-            assert before == kind and len(streams) <= (1 if kind == sockets.LOCAL else STREAMS), f"a link to rank {peer}"
+            most = 1 if kind == sockets.LOCAL else STREAMS
+            assert before == kind and len(streams) <= most, f"a link to rank {peer}"
             self.changed.notify_all()
 
     def watch_links(self, wanted: Callable[[int], None]) -> None:
@@ -155,7 +156,7 @@ def greet(stubs: Sequence[StubEngine]) -> None:
 
 TESTS = Path(__file__).resolve().parent
 PROGRAM = [sys.executable, str(TESTS / "rank_program.py")]
-ENVIRONMENT = {"PYTHONPATH": f"{TESTS.parent / 'src'}{os.pathsep}{TESTS}"}
+ENVIRONMENT = {"PYTHONPATH": f"{TESTS.parent / 'src'}{os.pathsep}{TESTS}", "FARANDOLE_TCP_STREAMS": str(STREAMS)}
 
 
 def start_ranks(mode: str, np: int, **more: Any) -> local.Job:
