@@ -277,7 +277,7 @@ class Bed:
             holder.stdin.close()
             holder.wait()
             holder.stdout.close()
-            raise RuntimeError(f"a host cannot be made here: {' '.join(lines) or 'see above'}")
+            raise RuntimeError(f"a host cannot be made here: {' '.join(lines).strip() or 'see above'}")
         return holder, int((lines - {"ready"}).pop())
 
     def call(self, pid: int, program: str, *lines: str) -> None:

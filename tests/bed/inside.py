@@ -102,4 +102,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except OSError as error:  # no rights for namespaces: whoever started us reads it
+        print(error, flush=True)
