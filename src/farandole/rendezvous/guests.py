@@ -1,5 +1,5 @@
-# A hub inside rank 0, for jobs that no launcher of ours started, and how its guests find out where it can be reached.
-# Touches sockets through hub, door and handshake.
+# A hub inside rank 0, for jobs that no launcher of ours started.
+# Touches sockets through the hub.
 """One hub serves one round: it stops listening before the round is told to start and never listens again."""
 
 from __future__ import annotations
@@ -7,13 +7,10 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 
-from farandole.rendezvous import sockets
-from farandole.rendezvous.flow import Flow, Loop
-from farandole.rendezvous.handshake import NOBODY, Greeting, Proven, Role, call
+from farandole.rendezvous.handshake import Proven
 from farandole.rendezvous.hub import Hub
 from farandole.rendezvous.messages import Started
 from farandole.rendezvous.rounds import Sends
@@ -69,41 +66,6 @@ class GuestHub(Hub):
 
     def _open_doors(self) -> None:
         pass
-
-
-def reach(addresses: Sequence[str], secret: Secret, seconds: float) -> tuple[str | None, str]:
-    """Tries all addresses at once: the first where the hub of this job answers, or None and why not."""
-    loop = Loop()
-    found: list[str] = []
-    reasons: list[str] = []
-    deadline = time.monotonic() + seconds
-
-    def spawn(address: str) -> None:
-        def done(result: bool | None, error: Exception | None) -> None:
-            if result:
-                found.append(address)
-            else:
-                reasons.append(f"{address}: {sockets.explain(error or EOFError())}")
-
-        loop.spawn(_knock(address, secret), deadline, done)
-
-    try:
-        for address in addresses:
-            spawn(address)
-        while not found and len(reasons) < len(addresses):
-            loop.turn(deadline)
-    finally:
-        loop.close()
-    return (found[0] if found else None), "; ".join(reasons)
-
-
-def _knock(address: str, secret: Secret) -> Flow[bool]:
-    sock = yield from sockets.connect(address)
-    try:
-        yield from call(sock, secret, Greeting(Role.AGENT, 0, NOBODY), Role.HUB)
-    finally:
-        sock.close()
-    return True
 
 
 # Children forked by the user would keep the hub's connections open and hide the death of this rank.

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from farandole.launch.clusters.detect import detect
+from farandole.launch.clusters.detection import detect
 from farandole.launch.clusters.found import ClusterError, Found
-from farandole.launch.clusters.meet import Meeting, meet, settle
+from farandole.launch.clusters.meeting import Meeting, meet, settle
 
 __all__ = ["ClusterError", "Found", "Meeting", "detect", "meet", "settle"]

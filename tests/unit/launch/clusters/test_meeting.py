@@ -1,6 +1,6 @@
 # The meeting without a launcher of ours: ranks as threads, real files and sockets, and everything that can be wrong.
 # Touches files, unix sockets and TCP on this host.
-"""launch/clusters/{meet,boards,private,invitation}.py, rendezvous/guests.py."""
+"""launch/clusters/{meeting,boards,private,invitation}.py, rendezvous/{guests,reach}.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from farandole.config import Config
 from farandole.launch.clusters import ClusterError, Found, Meeting, meet, settle
 from farandole.launch.clusters.boards import FileBoard
 from farandole.launch.clusters.invitation import LARGEST, Invitation, Owner, decode
-from farandole.launch.clusters.meet import NoMeeting, given_secret, read_secret
+from farandole.launch.clusters.meeting import NoMeeting, given_secret, read_secret
 from farandole.launch.clusters.private import PrivateDirectory, at_home, on_this_host
 from farandole.rendezvous import interfaces
 from farandole.rendezvous.mesh import JoinFailed

@@ -20,7 +20,8 @@ from farandole.launch.clusters.boards import Board, FileBoard, KnownAddress, mpi
 from farandole.launch.clusters.found import ClusterError, Environ, Found
 from farandole.launch.clusters.invitation import Invitation, Owner
 from farandole.rendezvous import interfaces, mesh, sockets
-from farandole.rendezvous.guests import GuestHub, reach
+from farandole.rendezvous.guests import GuestHub
+from farandole.rendezvous.reach import reach
 from farandole.rendezvous.secret import SECRET_BYTES, Secret
 from farandole.rendezvous.session import Session
 from farandole.version import package_version

@@ -1,6 +1,6 @@
 # Detectors: recorded environments of every launcher, half of them, and two that contradict each other.
 # Pure: environments are dictionaries.
-"""launch/clusters/{detect,mpi,schedulers,found}.py."""
+"""launch/clusters/{detection,mpi,schedulers,found}.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from farandole.config import SETTINGS
 from farandole.launch.clusters import ClusterError, Found, detect
 from farandole.launch.clusters.ancestors import Process, ancestors
-from farandole.launch.clusters.detect import DETECTORS
+from farandole.launch.clusters.detection import DETECTORS
 from farandole.launch.clusters.schedulers import tasks_per_node
 
 HYDRA_OPTIONS = ("hydra_pmi_proxy", "--control-port", "node1:32963", "--pgid", "0", "--proxy-id", "0", "")
