@@ -39,7 +39,10 @@ def become(command: list[str], directory: str, mask: set[signal.Signals]) -> Non
 def main() -> None:
     pid, directory, *command = sys.argv[1:]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED | {signal.SIGCHLD})
-    enter(pid)
+    try:
+        enter(pid)
+    except FileNotFoundError:
+        sys.exit("the host is gone")
     child = os.fork()
     if child == 0:
         become(command, directory, mask)  # type: ignore[arg-type]

@@ -94,7 +94,8 @@ import sys, time
 sys.path.insert(0, {str(bed.HERE.parent)!r})
 import bed
 with bed.hosts(2, ssh=True) as hosts:
-    hosts[0].start(["sh", "-c", "setsid sleep 60 & sleep 60"])
+    command = hosts[0].start(["sh", "-c", "setsid sleep 60 & echo ready; sleep 60"], stdout=-1)
+    assert command.stdout.readline() == b"ready\\n"
     print(hosts.files.name, hosts.switch, *(host.pid for host in hosts), flush=True)
     time.sleep(60)
 """
