@@ -128,6 +128,13 @@ Error read_request(const farandole_request& given, farandole::Operation& operati
   return {};
 }
 
+// The others have a result that only the outcome tells.
+bool fills_memory_of_the_caller(farandole::Kind kind) {
+  using farandole::Kind;
+  return kind == Kind::allreduce || kind == Kind::broadcast || kind == Kind::reducescatter || kind == Kind::barrier ||
+         kind == Kind::send || kind == Kind::receive;
+}
+
 }  // namespace
 
 EXPORT const char* farandole_version(void) { return FARANDOLE_VERSION; }
@@ -195,6 +202,24 @@ EXPORT int farandole_submit(farandole_engine* engine, const farandole_request* r
                   if (!bad.failed())
                     for (int32_t i = 0; i < count; ++i) handles[i] = kept[static_cast<std::size_t>(i)]->handle;
                   return bad;
+                }),
+                error, capacity);
+}
+
+EXPORT int farandole_run(farandole_engine* engine, const farandole_request* request, int64_t timeout_ms,
+                         int64_t* handle, char* error, size_t capacity) {
+  return report(guarded([&]() -> Error {
+                  if (engine->engine.forked()) return forked_error();
+                  auto operation = std::make_shared<farandole::Operation>();
+                  Error bad = read_request(*request, *operation);
+                  if (!bad.failed()) bad = engine->engine.submit({operation}, false, true);
+                  if (bad.failed()) return bad;
+                  *handle = operation->handle;
+                  if (!engine->engine.wait(operation, timeout_ms) || operation->error.failed() ||
+                      !fills_memory_of_the_caller(operation->request.kind))
+                    return {Code::in_progress, "", -1};
+                  engine->engine.handles().release(*handle);
+                  return {};
                 }),
                 error, capacity);
 }

@@ -84,6 +84,11 @@ typedef struct farandole_request {
  * woken: they begin when it does. */
 int farandole_submit(farandole_engine* engine, const farandole_request* requests, int32_t count, int32_t flags,
                      int64_t* handles, char* error, size_t capacity);
+/* Submits one request and waits for it, up to `timeout_ms`, a signal, or 100 ms. 0: it has succeeded, its result lies
+ * in the caller's memory and there is no handle. 1: `*handle` is to be waited on, or has an outcome to look at. Else
+ * the request was not taken. */
+int farandole_run(farandole_engine* engine, const farandole_request* request, int64_t timeout_ms, int64_t* handle,
+                  char* error, size_t capacity);
 /* 1 done (also failed), 0 not yet, -1 no such handle. */
 int farandole_poll(farandole_engine* engine, int64_t handle);
 /* 0 when done (look at the outcome), 1 after `timeout_ms`, at a signal, and at least every 100 ms: call again.

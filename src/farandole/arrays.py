@@ -6,28 +6,37 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .engine import STORAGE, Array, DType, dtype_of
+from .engine import STORAGE, Array, DType, Memory, dtype_of
 
 _DLPACK_CPU = 1
 
 
-@dataclass(slots=True)
 class Buffer:
-    """The caller's memory as the engine sees it."""
+    """The caller's memory as the engine sees it; a framework's binding may have one of its own kind."""
 
-    array: Array  # C-contiguous; bfloat16 as uint16
-    dtype: DType
-    give: Callable[[Array], Any]  # makes a result into the caller's kind of array
+    __slots__ = ("_give", "array", "dtype")
 
-    def empty_like(self, rows: int | None = None) -> Array:
+    def __init__(self, array: Memory, dtype: DType, give: Callable[[Array], Any]) -> None:
+        self.array = array  # C-contiguous; bfloat16 as uint16
+        self.dtype = dtype
+        self._give = give
+
+    def give(self, result: Memory) -> Any:
+        """A result as the caller's kind of array."""
+        return self._give(result)
+
+    def empty_like(self, rows: int | None = None) -> Memory:
         """New memory of the same shape, or with another first dimension."""
         shape = self.array.shape if rows is None else (rows, *self.array.shape[1:])
         return np.empty(shape, dtype=self.array.dtype)
+
+    def head(self, rows: int) -> Memory:
+        """The memory of the first rows."""
+        return self.array[:rows]
 
 
 def _same(array: Array) -> Array:

@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,6 +103,35 @@ COUNTERS: tuple[str, ...] = (
 )
 
 
+class Span:
+    """Contiguous memory of a framework's tensor, which it keeps alive; what a NumPy view of it would cost is saved."""
+
+    __slots__ = ("address", "owner", "shape")
+
+    def __init__(self, address: int, shape: tuple[int, ...], owner: Any) -> None:
+        self.address = address
+        self.shape = shape
+        self.owner = owner
+
+    def array(self, dtype: DType) -> Array:
+        """The view."""
+        return np.asarray(_Interface(self, dtype))
+
+
+class _Interface:
+    def __init__(self, span: Span, dtype: DType) -> None:
+        self.span = span
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (span.address, False),
+            "shape": span.shape,
+            "typestr": STORAGE[dtype].str,
+        }
+
+
+Memory: TypeAlias = Any  # an Array or a Span
+
+
 @dataclass(slots=True)
 class Request:
     """One operation. Arrays are C-contiguous and stay untouched by the caller until the handle is done.
@@ -112,9 +141,9 @@ class Request:
 
     kind: Kind
     name: str | None = None  # None: paired across ranks by the order of calls per (group, kind)
-    input: Array | None = None
-    output: Array | None = None
-    dtype: DType | None = None  # None: that of the input (or output); BFLOAT16 must be said, its arrays are uint16
+    input: Memory = None
+    output: Memory = None
+    dtype: DType | None = None  # None: that of the input (or output) array; BFLOAT16 must be said, it lies in uint16
     op: ReduceOp = ReduceOp.SUM
     group: int = 0
     peer: int = -1  # broadcast: the root; send, receive: the other side. A rank in the job, not in the group
@@ -127,15 +156,23 @@ class Request:
         """The element type, said or found; uint8 where no array is involved (barrier, join)."""
         if self.dtype is not None:
             return self.dtype
-        array = self.input if self.input is not None else self.output
-        return DType.UINT8 if array is None else dtype_of(array)
+        memory = self.input if self.input is not None else self.output
+        return dtype_of(memory) if isinstance(memory, np.ndarray) else DType.UINT8
+
+    def with_arrays(self) -> Request:
+        """The same, with arrays where it has spans."""
+        first, output = self.input, self.output
+        seen = first.array(self.elements()) if isinstance(first, Span) else first
+        if isinstance(output, Span):
+            output = seen if output is first else output.array(self.elements())
+        return replace(self, input=seen, output=output)
 
 
 @dataclass(slots=True)
 class Outcome:
     """What became of a request. bfloat16 results are uint16 arrays."""
 
-    output: Array | None = None
+    output: Memory = None
     splits: NDArray[np.int64] | None = None  # alltoall: rows received from each member
     value: int = 0  # join: the last rank to join; add_group: the first new group's id (the rest follow)
 
@@ -154,6 +191,10 @@ class Engine(Protocol):
 
         With `bundle` they become ready together. `prompt` says that the caller waits for them at once.
         """
+        ...
+
+    def run(self, request: Request) -> Outcome:
+        """Submits one request and waits for it."""
         ...
 
     def poll(self, handle: int) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 
 from . import errors
 from .config import ALGORITHMS, Config
-from .engine import COUNTERS, STORAGE, Array, DType, Kind, Outcome, Request
+from .engine import COUNTERS, STORAGE, Array, DType, Kind, Memory, Outcome, Request, Span
 from .version import package_version
 
 ABI = 1
@@ -88,6 +88,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "farandole_revoke": (_INT, (_POINTER, _INT, _INT, _TEXT)),
     "farandole_destroy": (None, (_POINTER,)),
     "farandole_submit": (_INT, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER, ctypes.c_size_t)),
+    "farandole_run": (_INT, (_POINTER, _POINTER, _LONG, _POINTER, _POINTER, ctypes.c_size_t)),
     "farandole_poll": (_INT, (_POINTER, _LONG)),
     "farandole_wait": (_INT, (_POINTER, _LONG, _LONG)),
     "farandole_outcome_of": (_INT, (_POINTER, _LONG, _POINTER)),
@@ -152,6 +153,8 @@ class _Arena(threading.local):
 
     def __init__(self) -> None:
         self.error = ctypes.create_string_buffer(_ERROR_BYTES)
+        self.handle = ctypes.c_int64()
+        self.handle_at = ctypes.c_void_p(ctypes.addressof(self.handle))
         self.outcome = _Outcome()
         self.outcome_at = ctypes.c_void_p(ctypes.addressof(self.outcome))
         self.resize(16 << 10)
@@ -180,9 +183,11 @@ _PROBE = np.zeros(1)
 _address_of = _quick_address if _quick_address(_PROBE) == _slow_address(_PROBE) else _slow_address
 
 
-def _address(array: Array | None) -> int:
+def _address(array: Memory) -> int:
     if array is None:
         return 0
+    if type(array) is Span:
+        return array.address
     if not array.flags.c_contiguous:
         raise ValueError("the array is not contiguous; pass numpy.ascontiguousarray(array)")
     return _address_of(array)
@@ -190,11 +195,13 @@ def _address(array: Array | None) -> int:
 
 def _pack(requests: Sequence[Request]) -> int:
     """Writes the structs, then what they point to, into this thread's arena; gives the address of the first."""
-    while True:
-        base = _try_pack(requests, _arena)
-        if base:
-            return base
-        _arena.resize(2 * _arena.size)
+    arena = _arena
+    try:
+        while not (base := _try_pack(requests, arena)):
+            arena.resize(2 * arena.size)
+    except struct.error as error:
+        raise ValueError(f"a number in the request is out of range: {error}") from None
+    return base
 
 
 def _try_pack(requests: Sequence[Request], arena: _Arena) -> int:
@@ -258,6 +265,7 @@ class NativeEngine:
         self.generation = generation
         self._library = load(config.library)
         self._submit = self._library.farandole_submit
+        self._run = self._library.farandole_run
         self._wait = self._library.farandole_wait
         self._outcome_of = self._library.farandole_outcome_of
         self._release = self._library.farandole_release
@@ -265,6 +273,7 @@ class NativeEngine:
         # none that a fork could leave locked, none that a garbage collection could meet.
         self._calls: list[None] = []
         self._pending: dict[int, Request] = {}  # keeps the arrays alive until the core is done with them
+        self._abandoned: list[Request] = []  # of calls that an interrupt ended: the core may still use the arrays
         self._loans: set[int] = set()
         self._closed = False
         self._forked = False
@@ -343,10 +352,7 @@ class NativeEngine:
         handles = (ctypes.c_int64 * count)()
         self._enter()
         try:
-            try:
-                base = _pack(requests)
-            except struct.error as error:
-                raise ValueError(f"a number in the request is out of range: {error}") from None
+            base = _pack(requests)
             flags = bundle + 2 * prompt
             code = self._submit(self._pointer, base, count, flags, handles, _arena.error, _ERROR_BYTES)
             if code != errors.OK:
@@ -357,6 +363,29 @@ class NativeEngine:
             return result
         finally:
             self._exit()
+
+    def run(self, request: Request) -> Outcome:
+        arena = _arena
+        begun = False
+        self._enter()
+        try:
+            base = _pack((request,))
+            begun = True
+            code = self._run(self._pointer, base, SLICE_MS, arena.handle_at, arena.error, _ERROR_BYTES)
+            if code == errors.OK:
+                begun = False
+                return Outcome(request.output)
+            handle = arena.handle.value
+            if code == errors.IN_PROGRESS:
+                self._pending[handle] = request
+            begun = False
+        finally:
+            if begun:
+                self._abandoned.append(request)
+            self._calls.pop()
+        if code != errors.IN_PROGRESS:
+            raise self._failure(code)
+        return self.wait(handle)
 
     def poll(self, handle: int) -> bool:
         state: int = self._call(self._library.farandole_poll, handle)

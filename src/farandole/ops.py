@@ -232,7 +232,7 @@ def begin_alltoall(
     rows = _rows(splits, buffer.array.shape[0], len(ranks))
     [full_name] = names_of("alltoall", name)
     # Rows beyond the sum of the splits go nowhere.
-    request = Request(Kind.ALLTOALL, full_name, buffer.array[: sum(rows)], None, buffer.dtype, group=group, splits=rows)
+    request = Request(Kind.ALLTOALL, full_name, buffer.head(sum(rows)), None, buffer.dtype, group=group, splits=rows)
 
     def finish(outcomes: list[Outcome]) -> Any:
         output = buffer.give(output_of(outcomes[0]))

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import errors
 from .arrays import Buffer
-from .engine import Array, Outcome, ReduceOp, Request
+from .engine import Memory, Outcome, ReduceOp, Request
 from .runtime import Pending, World, runtime
 
 
@@ -30,10 +30,9 @@ class Beginning:
 
     def result(self) -> Any:
         """Waits for it."""
-        engine = self.world.engine
-        handles = engine.submit(self.requests, self.bundle, prompt=True)
-        if len(handles) == 1:
-            return self.finish([engine.wait(handles[0])])
+        if len(self.requests) == 1 and not self.bundle:
+            return self.finish([self.world.engine.run(self.requests[0])])
+        handles = self.world.engine.submit(self.requests, self.bundle, prompt=True)
         return _finish(self.world, Pending(handles, self.finish), None)
 
     def handle(self) -> int:
@@ -132,7 +131,7 @@ def checked_scales(scales: tuple[float, float]) -> tuple[float, float]:
     return float(scales[0]), float(scales[1])
 
 
-def output_of(outcome: Outcome) -> Array:
+def output_of(outcome: Outcome) -> Memory:
     if outcome.output is None:
         raise errors.HorovodInternalError("the engine gave no output")
     return outcome.output
@@ -152,5 +151,5 @@ def finisher(buffers: list[Buffer], grouped: bool, in_place: Sequence[Any] | Non
 
 
 def refuse_scalar(buffer: Buffer, operation: str) -> None:
-    if buffer.array.ndim == 0:
+    if not buffer.array.shape:
         raise ValueError(f"{operation} needs an array with at least one dimension; reshape the scalar to (1,)")

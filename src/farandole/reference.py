@@ -260,6 +260,7 @@ class ReferenceEngine:
     # What users call.
 
     def submit(self, requests: Sequence[Request], bundle: bool = False, prompt: bool = False) -> list[int]:
+        requests = [request.with_arrays() for request in requests]
         with self.monitor:
             if self.ended is not None:
                 raise self.ended
@@ -336,6 +337,9 @@ class ReferenceEngine:
             self.hand_out(key)
             if not pending.done and request.peer in self.departed:
                 pending.error = departure(request.peer)
+
+    def run(self, request: Request) -> Outcome:
+        return self.wait(self.submit([request])[0])
 
     def poll(self, handle: int) -> bool:
         with self.monitor:
@@ -455,7 +459,7 @@ class ReferenceEngine:
             try:
                 if bucket["error"] is not None:
                     raise errors.translate(*bucket["error"], name=bucket["name"] or "")
-                outcome = self.run(group, bucket, concerned[0].request if concerned else None)
+                outcome = self.carry_out(group, bucket, concerned[0].request if concerned else None)
             except Exception as caught:  # belongs to whoever waits for the handle
                 error = caught
             with self.monitor:
@@ -465,7 +469,7 @@ class ReferenceEngine:
                         pending.outcome, pending.error = outcome, error
                 self.monitor.notify_all()
 
-    def run(self, group: Group, bucket: Bucket, request: Request | None) -> Outcome:
+    def carry_out(self, group: Group, bucket: Bucket, request: Request | None) -> Outcome:
         """Carries out one bucket. A member that has joined has no request: it contributes zeros."""
         kind, me = Kind(bucket["kind"]), group.ranks.index(self.rank)
         if kind == Kind.BARRIER:  # that it was ordered proves that every member has entered it

@@ -9,14 +9,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
 from ..arrays import Buffer
-from ..engine import Array, DType, Kind, Outcome
+from ..engine import Array, DType, Kind, Memory, Outcome, Span
 from ..pending import Beginning, output_of
 from ..runtime import Pending, World
 
@@ -24,7 +24,7 @@ _TYPES: dict[Any, DType] = {
     kind: dtype for dtype in DType if (kind := getattr(torch, dtype.name.lower(), None)) is not None
 }
 
-Build = Callable[[list[Buffer], bool], Beginning]
+Build = Callable[[Sequence[Buffer], bool], Beginning]
 
 
 def supported(dtype: torch.dtype) -> bool:
@@ -37,6 +37,29 @@ def tensor_of(array: Array, bfloat16: bool = False) -> torch.Tensor:
     if bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+class TensorBuffer(Buffer):
+    """A CPU tensor's memory. The engine gets its address alone: a NumPy view would cost more than a small operation."""
+
+    __slots__ = ()
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.dtype = _type_of(tensor)
+        self.array = Span(tensor.data_ptr(), tuple(tensor.shape), tensor)
+
+    def give(self, result: Memory) -> torch.Tensor:
+        if type(result) is Span:
+            return cast(torch.Tensor, result.owner)
+        return tensor_of(result, self.dtype == DType.BFLOAT16)
+
+    def empty_like(self, rows: int | None = None) -> Span:
+        shape = self.array.shape if rows is None else (rows, *self.array.shape[1:])
+        tensor = torch.empty(shape, dtype=self.array.owner.dtype)
+        return Span(tensor.data_ptr(), shape, tensor)
+
+    def head(self, rows: int) -> Span:
+        return Span(self.array.address, (rows, *self.array.shape[1:]), self.array.owner)
 
 
 def _type_of(tensor: torch.Tensor) -> DType:
@@ -52,26 +75,19 @@ def _type_of(tensor: torch.Tensor) -> DType:
     return dtype
 
 
-def buffer_of(tensor: torch.Tensor) -> Buffer:
-    """The memory of a CPU tensor, not copied."""
-    dtype = _type_of(tensor)
-    if dtype == DType.BFLOAT16:
-        bits = tensor.detach().view(torch.int16).numpy().view(np.uint16)
-        return Buffer(bits, dtype, lambda array: tensor_of(array, True))
-    return Buffer(tensor.detach().numpy(), dtype, tensor_of)
-
-
 def begin(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, build: Build) -> Beginning:
     """What `build` makes of the tensors' buffers, giving tensors (in place: the same ones) back.
 
     `build(buffers, in_place)` is called at once; for CUDA tensors with buffers that are filled a little later.
     """
+    near = True
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"expected a torch.Tensor, not {type(tensor).__name__}")
-    if any(tensor.device.type != "cpu" for tensor in tensors):
+        near = near and tensor.is_cpu
+    if not near:
         return _staged(tensors, in_place, grouped, build)
-    begun = build([buffer_of(tensor) for tensor in tensors], in_place)
+    begun = build([TensorBuffer(tensor) for tensor in tensors], in_place)
     if in_place:
         given = tuple(tensors) if grouped else tensors[0]
         begun.finish = lambda outcomes: given
@@ -166,7 +182,8 @@ def _staged(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, buil
         _type_of(tensor)
     with torch.cuda.device(device):
         hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
-    begun = build([buffer_of(host) for host in hosts], True)
+    buffers = [TensorBuffer(host) for host in hosts]
+    begun = build(buffers, True)
     staging = _stagings.setdefault(begun.world, _Staging())
     for request in begun.requests:
         if request.name is None:
@@ -182,9 +199,8 @@ def _staged(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, buil
     def finish(outcomes: list[Outcome]) -> Any:
         # On the caller's current stream: whatever the caller does next comes after the copy.
         results = []
-        for request, outcome, host, tensor in zip(begun.requests, outcomes, hosts, tensors, strict=True):
-            array = output_of(outcome)
-            source = host if array is request.input else tensor_of(array, tensor.dtype == torch.bfloat16)
+        for buffer, outcome, tensor in zip(buffers, outcomes, tensors, strict=True):
+            source = buffer.give(output_of(outcome))
             target = tensor.detach() if in_place else torch.empty(source.shape, dtype=tensor.dtype, device=device)
             target.copy_(source, non_blocking=True)
             results.append(tensor if in_place else target)

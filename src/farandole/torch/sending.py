@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 
+from ..arrays import Buffer
 from ..engine import Engine
 from ..pending import Beginning, synchronize
 from ..runtime import runtime
@@ -50,7 +50,7 @@ def begin(slots: Sequence[Slot], together: bool) -> Iterable[Batch]:
         tensor = slot.tensor
         assert tensor is not None
         if tensor.is_cpu:
-            buffer = memory.buffer_of(tensor)
+            buffer = memory.TensorBuffer(tensor)
             request = slot.request
             request.input = request.output = buffer.array
             request.dtype = buffer.dtype
@@ -66,7 +66,7 @@ def begin(slots: Sequence[Slot], together: bool) -> Iterable[Batch]:
 
 
 def _begin_far(slots: Sequence[Slot], together: bool) -> Batch:
-    def build(buffers: list[Any], _: bool) -> Beginning:
+    def build(buffers: Sequence[Buffer], _: bool) -> Beginning:
         for slot, buffer in zip(slots, buffers, strict=True):
             slot.request.input = slot.request.output = buffer.array
             slot.request.dtype = buffer.dtype
