@@ -194,7 +194,7 @@ def _check_comm(comm: Any, config: Config) -> None:
     if comm is None:
         return
     if hasattr(comm, "Get_rank"):
-        raise ValueError("init(comm=...): MPI communicators are not supported; start the job with the launcher instead")
+        raise ValueError("init(comm=...) takes no MPI communicator; leave it out: under mpirun init() finds its place")
     ranks = ProcessSet(comm).ranks or []
     if config.rank not in ranks:
         raise ValueError(f"init(comm={ranks}): rank {config.rank} is not in it and so has no world to be in")

@@ -63,6 +63,18 @@ def test_srun_with_nothing_set_over_hosts_that_share_a_home() -> None:
         assert_nothing_left(hosts)
 
 
+def test_srun_over_hosts_that_share_nothing_says_what_to_do() -> None:
+    if reason := slurm.unfit():
+        pytest.skip(reason)
+    with bed.hosts(2, networks=NETWORKS) as hosts, slurm.cluster(hosts) as srun:
+        words = ["-N", "2", "-n", "2", PYTHON, PROGRAM, "1", "1"]
+        done = srun(words, check=False, FARANDOLE_START_TIMEOUT="1")
+        assert done.returncode != 0
+        for text in ("rank 1 has not found rank 0 within 1 s", "no rank of another host has come to", "share no home"):
+            assert text in done.stderr
+        assert_nothing_left(hosts)
+
+
 def over_ssh(launcher: str, *script: str) -> list[str]:
     """mpirun over two hosts: two ranks on the first, one on the second."""
     words = command(launcher, 3, *script)

@@ -49,3 +49,12 @@ def ancestors() -> list[Process]:
         found.append(seen[0])
         pid = seen[1]
     return found
+
+
+def kernel() -> str:
+    """This run of the kernel and the PID namespace: where both are the same, a process's number means the same."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return "unknown"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from farandole.config import SETTINGS
 from farandole.launch.clusters import mpi, schedulers
 from farandole.launch.clusters.ancestors import ancestors as processes_above
+from farandole.launch.clusters.ancestors import kernel
 from farandole.launch.clusters.found import REMEDY, ClusterError, Environ, Found, number, seen, value
 
 Detector = Callable[[Environ, str, mpi.Ancestors], Found | None]
@@ -41,7 +42,7 @@ def detect(
     >>> detect(four).rank
     1
     """
-    host = host or os.uname().nodename
+    host = host or _this_host()
     ours = [name for name in OUR_RANK + OUR_SIZE if value(environ, name)]
     if ours:
         _check_ours(environ, ours)
@@ -61,6 +62,12 @@ def detect(
             return found
     _check_leftovers(environ)
     return None
+
+
+def _this_host() -> str:
+    """The name of this host, made unique where nobody gave it one."""
+    name = os.uname().nodename
+    return f"{name}-{kernel()[:8]}" if name.partition(".")[0] in ("", "localhost", "(none)") else name
 
 
 def _check_ours(environ: Environ, names: list[str]) -> None:

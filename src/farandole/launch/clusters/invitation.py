@@ -10,7 +10,7 @@ import secrets
 import time
 from dataclasses import asdict, dataclass, field, fields
 
-from farandole.launch.clusters.ancestors import look
+from farandole.launch.clusters.ancestors import kernel, look
 
 LARGEST = 16384  # bytes
 DAY = 86400.0
@@ -29,11 +29,11 @@ class Owner:
     def me(cls) -> Owner:
         """This process."""
         seen = look(os.getpid())
-        return cls(os.uname().nodename, _boot(), os.getpid(), seen[0].started if seen else 0)
+        return cls(os.uname().nodename, kernel(), os.getpid(), seen[0].started if seen else 0)
 
     def gone(self) -> bool | None:
         """Whether it has ended; None when this host cannot know."""
-        if self.boot != _boot():
+        if self.boot != kernel():
             return None
         seen = look(self.pid)
         return seen is None or seen[0].started != self.started
@@ -81,11 +81,3 @@ def decode(data: bytes) -> Invitation:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"this is no invitation to a job: {error}") from None
-
-
-def _boot() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return "unknown"

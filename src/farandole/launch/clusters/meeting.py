@@ -215,9 +215,17 @@ def _wait_for_guest(hub: GuestHub, found: Found, board: Board, deadline: float) 
     if address is None:
         raise NoMeeting(
             f"no rank of another host has come to {', '.join(hub.addresses)} in time; the invitation was in "
-            f"{board.place} (raise {SETTINGS['start_timeout'].variable} if they are only slow)"
+            f"{board.place}. {_remedy(found)}"
         )
     return address
+
+
+def _remedy(found: Found) -> str:
+    slow = f"If ranks are only slow, raise {SETTINGS['start_timeout'].variable}"
+    if found.one_host:
+        return slow
+    at, file = SETTINGS["meet_at"].variable, SETTINGS["secret_file"].variable
+    return f"{slow}; if the hosts share no home directory, set {at}=dir:PATH, or {at}=tcp:HOST:PORT and {file}"
 
 
 def _visit(config: Config, found: Found, board: Board, given: Secret | None, deadline: float) -> Meeting:
@@ -228,8 +236,8 @@ def _visit(config: Config, found: Found, board: Board, given: Secret | None, dea
         invitation = board.look()
         if invitation is not None:
             secret = given or Secret(bytes.fromhex(invitation.secret))
-            stranger = invitation.hostname != found.hostname or time.monotonic() > wait_until
-            if not invitation.proven and not stranger:
+            here = (invitation.hostname, invitation.owner.boot) == (found.hostname, Owner.me().boot)
+            if here and not invitation.proven and time.monotonic() < wait_until:
                 reason = "no rank of another host has reached rank 0"
             else:
                 address, reason = reach(invitation.addresses, secret, REACH_SECONDS)
@@ -238,8 +246,7 @@ def _visit(config: Config, found: Found, board: Board, given: Secret | None, dea
                     return _join(config, found, address, secret, None)
         if time.monotonic() > deadline:
             raise NoMeeting(
-                f"rank {found.rank} has not found rank 0 within {config.start_timeout:g} s: {reason} (raise "
-                f"{SETTINGS['start_timeout'].variable} if rank 0 is only slow)"
+                f"rank {found.rank} has not found rank 0 within {config.start_timeout:g} s: {reason}. {_remedy(found)}"
             )
         time.sleep(LOOK_SECONDS)
 

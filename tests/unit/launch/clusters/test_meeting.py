@@ -127,6 +127,16 @@ def test_a_known_address_and_a_secret_file_need_no_directory(home: dict[str, str
             assert files(home) == []
 
 
+def test_an_inherited_secret_comes_before_a_file(home: dict[str, str], tmp_path: Path) -> None:
+    fd = Secret.create().to_descriptor()
+    try:
+        more = {"secret_fd": fd, "secret_file": str(tmp_path / "nothing")}
+        with all_meet(home, [found(rank) for rank in range(2)], **more):
+            assert files(home) == []
+    finally:
+        os.close(fd)
+
+
 def test_a_directory_of_ones_own(home: dict[str, str], tmp_path: Path) -> None:
     place = tmp_path / "scratch"
     place.mkdir(mode=0o755)
