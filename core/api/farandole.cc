@@ -96,8 +96,7 @@ Error read_request(const farandole_request& given, farandole::Operation& operati
     return {Code::invalid_argument, "there is no reduction " + std::to_string(given.op)};
   if (given.dimensions < 0 || given.dimensions > 64 || given.splits_count < 0)
     return {Code::invalid_argument, "a tensor has between 0 and 64 dimensions"};
-  if (given.device != -1)
-    return {Code::invalid_argument, "this build moves CPU memory only; copy the tensor to the CPU first"};
+  if (given.device < -1) return {Code::invalid_argument, "there is no device " + std::to_string(given.device)};
   farandole::negotiate::Request& request = operation.request;
   request.kind = static_cast<farandole::Kind>(given.kind);
   request.dtype = static_cast<farandole::DType>(given.dtype);

@@ -59,13 +59,13 @@ int farandole_revoke(farandole_engine* engine, int32_t code, int32_t rank, const
 void farandole_destroy(farandole_engine* engine);
 
 typedef struct farandole_request {
-  int32_t kind;     /* base/kind.h: 0 allreduce 1 allgather 2 broadcast 3 alltoall 4 reducescatter 5 barrier 6 join
-                       7 add_group 8 remove_group 9 send 10 receive */
-  int32_t dtype;    /* base/dtype.h */
-  int32_t op;       /* Horovod's: 0 average 1 sum 2 adasum 3 min 4 max 5 product */
-  int32_t group;    /* 0: everyone */
-  int32_t peer;     /* broadcast: root; send, receive: the other side. A rank in the job */
-  int32_t device;   /* -1: CPU */
+  int32_t kind;   /* base/kind.h: 0 allreduce 1 allgather 2 broadcast 3 alltoall 4 reducescatter 5 barrier 6 join
+                     7 add_group 8 remove_group 9 send 10 receive */
+  int32_t dtype;  /* base/dtype.h */
+  int32_t op;     /* Horovod's: 0 average 1 sum 2 adasum 3 min 4 max 5 product */
+  int32_t group;  /* 0: everyone */
+  int32_t peer;   /* broadcast: root; send, receive: the other side. A rank in the job */
+  int32_t device; /* where the user's tensor lies, -1: CPU; all ranks must agree. `input` and `output` are CPU memory */
   const char* name; /* UTF-8, or null: paired by order of calls per (group, kind). Copied. */
   const void* input;
   void* output; /* may equal input. Null for allgather and alltoall: the core allocates (see outcome) */

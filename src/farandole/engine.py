@@ -151,6 +151,7 @@ class Request:
     prescale: float = 1.0
     postscale: float = 1.0
     tag: int = 0
+    device: int = -1  # where the user's tensor lies, -1: on the CPU. Ranks must agree; the memory is the CPU's anyhow
 
     def elements(self) -> DType:
         """The element type, said or found; uint8 where no array is involved (barrier, join)."""

@@ -233,7 +233,7 @@ def _try_pack(requests: Sequence[Request], arena: _Arena) -> int:
             request.op,
             request.group,
             request.peer,
-            -1,
+            request.device,
             base + names_at if name else 0,
             input_at,
             input_at if output is first else _address(output),

@@ -320,6 +320,7 @@ class ReferenceEngine:
             "postscale": request.postscale if reducing else 1.0,
             "shape": shape,
             "splits": splits,
+            "device": "CPU" if request.device < 0 else "GPU",
             "bundle": bundle,
         }
 

@@ -292,6 +292,8 @@ def disagreement(asked: Sequence[Asked]) -> str:
             what, verb, key = "prescale and/or postscale factors", "had", "postscale"
         elif other["root"] != first["root"]:
             what, verb, key = f"{kind.name} root ranks", "specified root rank", "root"
+        elif other["device"] != first["device"]:
+            what, verb, key = f"{kind.name} CPU/GPU device selection", "specified device", "device"
         elif kind in (Kind.ADD_GROUP, Kind.REMOVE_GROUP) and other["splits"] != first["splits"]:
             what, verb, key = "process sets", "gave", "splits"
         else:

@@ -75,9 +75,8 @@ def cuda_and_cpu_side_by_side(b: Any, rank: int, size: int) -> None:
         assert hvd.synchronize(quick).tolist() == [2 * size] * 3
         assert hvd.synchronize(slow).tolist() == [size] * 2
     fails(ValueError, "", lambda: hvd.grouped_allreduce([torch.ones(1), torch.ones(1, device="cuda")]))
-    # Where the tensor lies is each rank's own affair when it has a name.
     tensor = torch.ones(3, device="cuda" if rank else "cpu")
-    assert hvd.allreduce(tensor, name="anywhere", op=hvd.Sum).device == tensor.device
+    fails(hvd.HorovodInternalError, "CPU/GPU", lambda: hvd.allreduce(tensor, name="anywhere", op=hvd.Sum))
 
 
 @case()

@@ -37,6 +37,7 @@ DISAGREEMENTS = {
     "prescale": (request(), request(prescale=0.5), "Mismatched prescale"),
     "postscale": (request(), request(postscale=0.5), "Mismatched prescale and/or postscale"),
     "root": (request(Kind.BROADCAST, peer=0), request(Kind.BROADCAST, peer=1), "Mismatched BROADCAST root ranks"),
+    "device": (request(), request(device=0), "Mismatched ALLREDUCE CPU/GPU device selection"),
     "gathered rows": (
         request(Kind.ALLGATHER, np.ones((2, 3))),
         request(Kind.ALLGATHER, np.ones((2, 4))),

@@ -186,6 +186,7 @@ def _staged(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, buil
     begun = build(buffers, True)
     staging = _stagings.setdefault(begun.world, _Staging())
     for request in begun.requests:
+        request.device = 0  # which one is each rank's own affair
         if request.name is None:
             number = next(staging.unnamed[request.group, request.kind])
             request.name = f"{request.kind.name.lower()}.noname.device.{number}"
