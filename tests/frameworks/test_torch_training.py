@@ -34,6 +34,12 @@ def run(mode: str, ranks: int, scratch: Path) -> list[Any]:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_shards_are_the_whole_batch(ranks: int, tmp_path: Path) -> None:
     for found in run("shards", ranks, tmp_path):
+        optimizers = ("SGD", "momentum", "Adam", "AdamW")
+        wanted = {f"{kind} {name} torch.float64" for kind in ("cnn", "transformer") for name in optimizers}
+        wanted |= {f"{kind} SGD torch.float32" for kind in ("cnn", "transformer", "sparse")}
+        wanted |= {f"sparse {name} torch.float64" for name in ("SGD", "momentum", "SparseAdam")}
+        wanted |= {f"sparse as dense {name} torch.float64" for name in ("momentum", "Adam", "AdamW")}
+        assert set(found) == wanted
         for what, difference in found.items():
             assert difference < (1e-9 if "float64" in what else 1e-5), (what, difference)
 

@@ -71,6 +71,7 @@ def torch_broadcast_optimizer_state(b: Any, rank: int, size: int) -> None:
             assert not trained or type(optimizer) is torch.optim.SGD or own["state"]
     lbfgs = torch.optim.LBFGS(nn.Linear(1, 1).parameters())
     fails(ValueError, "", lambda: hvd.broadcast_optimizer_state(lbfgs, 0))
+    fails(TypeError, "optimizer is a Linear", lambda: hvd.broadcast_optimizer_state(nn.Linear(1, 1), 0))
 
 
 @case()
@@ -91,6 +92,7 @@ def torch_sparse_allreduce(b: Any, rank: int, size: int) -> None:
     assert result.is_sparse and torch.equal(result.to_dense(), expected)
     empty = torch.sparse_coo_tensor(torch.zeros((1, 0), dtype=torch.int64), torch.zeros((0, 2)), (4, 2))
     assert hvd.sparse_allreduce_async(empty, "e", hvd.Sum)()._nnz() == 0
+    fails(ValueError, "sparse_allreduce_async needs", lambda: hvd.sparse_allreduce_async(values, "d", hvd.Sum))
     fails(NotImplementedError, "", lambda: hvd.sparse_allreduce_async(mine, name="s", op=hvd.Adasum))
 
 
@@ -151,6 +153,8 @@ def torch_sync_batch_norm_in_process_sets(b: Any, rank: int, size: int) -> None:
     empty = alone(torch.zeros((0 if rank else 3, 1)))  # a rank without a batch takes part
     assert empty.shape[0] == (0 if rank else 3)
     fails(ValueError, "", lambda: alone(torch.ones(3)))
+    fails(ValueError, "expected a floating input", lambda: alone(torch.ones(3, 2)))
+    fails(ValueError, "expected a floating input", lambda: alone(torch.ones((3, 1), dtype=torch.int64)))
     fails(ValueError, "", lambda: alone(torch.ones((0 if rank else 1, 1))))
 
 
@@ -244,6 +248,7 @@ def torch_check_equal_names_what_differs(b: Any, rank: int, size: int) -> None:
     fails(errors.Mismatch, message, lambda: hvd.check_equal(model))
     hvd.broadcast_parameters(model.state_dict(), 0)
     hvd.check_equal(model.state_dict())
+    fails(TypeError, "expected a module", lambda: hvd.check_equal(torch.ones(1)))
 
 
 @case(init={"process_sets": "dynamic"})

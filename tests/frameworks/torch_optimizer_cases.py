@@ -430,6 +430,7 @@ def mistakes() -> None:
     raises(ValueError, "unique", make, inner, [*named[:3], ("0.weight", named[3][1])])
     raises(ValueError, "not named", make, inner, named[:3])
     raises(ValueError, "sequence of tuples", make, inner, list(model.parameters()))
+    raises(ValueError, "sequence of tuples", make, inner, nn.Tanh())
     raises(ValueError, "must be > 0", make, inner, named, backward_passes_per_step=0)
     raises(ValueError, "gradient_predivide_factor", make, inner, named, op=hvd.Sum, gradient_predivide_factor=2.0)
     raises(ValueError, "no reduction", make, inner, named, op=17)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import gc
 import io
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch_job import (
     Branches,
     backward,
@@ -35,48 +37,60 @@ import farandole.torch as hvd
 from farandole.runtime import runtime
 
 
+def trained_by(kind: Any, make: Any, ranks: list[int], wrapped: bool) -> tuple[Any, list[torch.Tensor]]:
+    """Three steps on the losses of these ranks; the optimizer and its parameters."""
+    model = Branches(sparse=kind is torch.optim.SparseAdam)
+    params = [model.words.weight] if kind is torch.optim.SparseAdam else list(model.parameters())
+    if kind is getattr(torch.optim, "Muon", None):
+        params = [param for param in params if param.dim() == 2]
+    start = [param.detach().clone() for param in params]
+    optimizer = make(params)
+    if wrapped:
+        optimizer = hvd.DistributedOptimizer(optimizer)
+
+    def closure() -> torch.Tensor:
+        model.zero_grad()
+        loss = sum(model([0, 1, 2, 3], [rank, 7]) for rank in ranks) / len(ranks)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    assert not any(torch.equal(a, b) for a, b in zip(start, params, strict=True)), "did not move"
+    return optimizer, params
+
+
 @case
-def every_torch_optimizer() -> dict[str, str]:
-    """Each class trains three steps; those that cannot say why."""
-    reasons = {}
-    for name, kind in sorted(vars(torch.optim).items()):
-        if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)) or name == "Optimizer":
-            continue
-        model = Branches(sparse=name == "SparseAdam")
-        params = [model.words.weight] if name == "SparseAdam" else list(model.parameters())
-        if name == "Muon":
-            params = [param for param in params if param.dim() == 2]
-        optimizer = hvd.DistributedOptimizer(kind(params, lr=0.01))
-        assert type(optimizer).__name__ == name and isinstance(optimizer, kind)
+def every_torch_optimizer() -> None:
+    """Each class does on all ranks what it does in one process on the whole batch."""
+    kinds = [kind for _, kind in sorted(vars(torch.optim).items()) if isinstance(kind, type)]
+    kinds = [kind for kind in kinds if issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer]
+    assert len(kinds) >= 12
+    for kind in kinds:
 
-        def closure(optimizer: Any = optimizer, model: Branches = model) -> torch.Tensor:
-            model.zero_grad()
-            loss = model([0, 1, 2, 3], [hvd.rank(), 7])
-            loss.backward()
-            return loss
+        def make(params: Any, kind: Any = kind) -> Any:
+            return kind(params, lr=0.01)
 
-        start = [param.detach().clone() for param in params]
-        for _ in range(3):
-            optimizer.step(closure)
-        if all(torch.equal(a, b) for a, b in zip(start, params, strict=True)):
-            reasons[name] = "did not move"
-        equal_everywhere(model if name not in ("SparseAdam", "Muon") else nn.ParameterList(params))
-        plain = kind(params, lr=0.01)
+        optimizer, params = trained_by(kind, make, [hvd.rank()], True)
+        assert type(optimizer).__name__ == kind.__name__ and isinstance(optimizer, kind)
+        plain, wanted = trained_by(kind, make, list(range(hvd.size())), False)
+        same(params, wanted, 1e-9)
+        equal_everywhere(nn.ParameterList(params))
         plain.load_state_dict(optimizer.state_dict())
         optimizer.load_state_dict(plain.state_dict())
-    return reasons
 
 
 @case
 def options_of_torch_optimizers() -> None:
-    for options in ({"foreach": True}, {"fused": True}, {"foreach": False}, {"differentiable": False}):
-        model = small_model()
-        optimizer = hvd.DistributedOptimizer(torch.optim.AdamW(model.parameters(), **options))
-        for step in range(3):
-            optimizer.zero_grad()
-            backward(model, step)
-            optimizer.step()
-        equal_everywhere(model)
+    for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad):
+        for options in ({"foreach": True}, {"fused": True}, {"foreach": False}, {"maximize": True}):
+
+            def make(params: Any, kind: Any = kind, options: Any = options) -> Any:
+                return kind(params, lr=0.01, **options)
+
+            _, params = trained_by(kind, make, [hvd.rank()], True)
+            same(params, trained_by(kind, make, list(range(hvd.size())), False)[1], 1e-9)
+            equal_everywhere(nn.ParameterList(params))
 
 
 @case
@@ -284,6 +298,40 @@ def state_goes_around() -> None:
 
 
 @case
+def training_goes_on_from_a_checkpoint() -> None:
+    """Saved after three steps and loaded into new objects, the next three give the same bits."""
+
+    def fresh(seed: int) -> tuple[nn.Module, Any, Any]:
+        model = small_model(seed)
+        optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.01), model.named_parameters())
+        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+    def train(model: nn.Module, optimizer: Any, scheduler: Any, steps: range) -> None:
+        for step in steps:
+            optimizer.zero_grad()
+            backward(model, step)
+            optimizer.step()
+            scheduler.step()
+
+    first = fresh(1)
+    train(*first, range(3))
+    file = io.BytesIO()
+    torch.save([part.state_dict() for part in first], file)
+    file.seek(0)
+    second = fresh(2 + hvd.rank())
+    if hvd.rank() == 0:  # as scripts do: one rank loads, the others are told
+        for part, state in zip(second[:2], torch.load(file), strict=False):
+            part.load_state_dict(state)
+    hvd.broadcast_parameters(second[0].state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(second[1], root_rank=0)
+    second[2].load_state_dict(hvd.broadcast_object(first[2].state_dict(), 0))
+    for one in (first, second):
+        train(*one, range(3, 6))
+    same(second[0].parameters(), first[0].parameters(), 0.0)
+    assert str(second[1].state_dict()) == str(first[1].state_dict())
+
+
+@case
 def nobody_keeps_it_alive() -> None:
     model = small_model()
     gone = weakref.ref(wrap(model))
@@ -359,6 +407,32 @@ def workers_of_data_loaders() -> None:
         gc.collect()
         assert not multiprocessing.active_children()
         assert len(os.listdir("/proc/self/fd")) <= before + 3, how  # the resource tracker's, and a cache of torch's
+
+
+@case
+def checkpointed_and_threaded() -> None:
+    """Backward passes inside backward passes, and training in a thread of its own."""
+    for reentrant in (False, True):
+        model = small_model()
+        optimizer = wrap(model)
+
+        def train(model: nn.Module = model, optimizer: Any = optimizer, reentrant: bool = reentrant) -> None:
+            for step in range(4):
+                optimizer.zero_grad()
+                wanted = expected_grads(model, [step], list(range(hvd.size())), 1 / hvd.size())
+                x = data(100 * step + hvd.rank()).requires_grad_()
+                for layer in model:
+                    x = checkpoint(layer, x, use_reentrant=reentrant)
+                x.square().mean().backward()
+                optimizer.synchronize()
+                same(grads_of(model), wanted)
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(train).result()
+        train()
+        equal_everywhere(model)
 
 
 @case

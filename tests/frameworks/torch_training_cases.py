@@ -50,9 +50,9 @@ class Transformer(nn.Module):
 
 
 class Sparse(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, sparse: bool = True) -> None:
         super().__init__()
-        self.words = nn.Embedding(12, 8, sparse=True)
+        self.words = nn.Embedding(12, 8, sparse=sparse)
         self.last = nn.Linear(8, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -65,6 +65,9 @@ def models(kind: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
     if kind == "cnn":
         whole: nn.Module = Cnn(nn.BatchNorm2d)
         shards: nn.Module = Cnn(hvd.SyncBatchNorm)
+        shards.load_state_dict(whole.state_dict())
+    elif kind == "sparse as dense":
+        whole, shards = Sparse(False), Sparse()
         shards.load_state_dict(whole.state_dict())
     else:
         whole = Transformer() if kind == "transformer" else Sparse()
@@ -81,13 +84,13 @@ def batch(kind: str, step: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch
 
 
 def optimizers(kind: str, dtype: torch.dtype) -> dict[str, Callable[[Any], torch.optim.Optimizer]]:
-    made: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-        "SGD": lambda params: torch.optim.SGD(params, lr=0.05),
-    }
+    made: dict[str, Callable[[Any], torch.optim.Optimizer]] = {}
+    if kind != "sparse as dense":
+        made["SGD"] = lambda params: torch.optim.SGD(params, lr=0.05)
     if dtype == torch.float64:
         made["momentum"] = lambda params: torch.optim.SGD(params, lr=0.02, momentum=0.9)
         if kind == "sparse":
-            # Adam and AdamW take no sparse gradients.
+            # Adam and AdamW take no sparse gradients: they train the same model by sparse_as_dense.
             made["SparseAdam"] = lambda params: torch.optim.SparseAdam([next(iter(params))], lr=1e-3)
         else:
             made["Adam"] = lambda params: torch.optim.Adam(params, lr=1e-3)
@@ -96,10 +99,10 @@ def optimizers(kind: str, dtype: torch.dtype) -> dict[str, Callable[[Any], torch
 
 
 def train_both(kind: str, name: str, make: Any, dtype: torch.dtype) -> float:
-    """The largest difference between the parameters after all steps."""
+    """The largest difference between the parameters, and running statistics, after all steps."""
     whole, shards = models(kind, dtype)
     plain = make(whole.parameters())
-    distributed = hvd.DistributedOptimizer(make(shards.parameters()))
+    distributed = hvd.DistributedOptimizer(make(shards.parameters()), sparse_as_dense=kind == "sparse as dense")
     bounds = [ROWS * rank // hvd.size() for rank in range(hvd.size() + 1)]
     mine = slice(bounds[hvd.rank()], bounds[hvd.rank() + 1])
     for step in range(STEPS):
@@ -119,13 +122,14 @@ def train_both(kind: str, name: str, make: Any, dtype: torch.dtype) -> float:
     reference = [param for group in plain.param_groups for param in group["params"]]
     start = torch.cat([param.detach().reshape(-1) for param in models(kind, dtype)[0].parameters()])
     assert not torch.equal(start[: len(flat)], flat), "nothing was learnt"
-    return max(float((a - b).detach().abs().max()) for a, b in zip(trained, reference, strict=True))
+    pairs = [*zip(trained, reference, strict=True), *zip(shards.buffers(), whole.buffers(), strict=True)]
+    return max(float((a - b).detach().abs().max()) for a, b in pairs)
 
 
 def shards() -> dict[str, float]:
     return {
         f"{kind} {name} {dtype}": train_both(kind, name, make, dtype)
-        for kind in ("cnn", "transformer", "sparse")
+        for kind in ("cnn", "transformer", "sparse", "sparse as dense")
         for dtype in (torch.float64, torch.float32)
         for name, make in optimizers(kind, dtype).items()
     }

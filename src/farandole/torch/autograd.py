@@ -14,7 +14,7 @@ from ..groups import ProcessSet, global_process_set
 from ..pending import chosen_op
 from ..reductions import Average, Sum
 from ..runtime import runtime
-from .compression import Compression
+from .compression import Compression, checked_compression
 from .ops import begin_allgather, begin_allreduce, begin_alltoall, begin_broadcast, begin_reducescatter
 
 Scales = tuple[float, float]
@@ -73,7 +73,7 @@ def _allreduce(
     grouped: bool,
 ) -> tuple[torch.Tensor, ...]:
     chosen = chosen_op(op, average)
-    packed = [compression.compress(tensor) for tensor in tensors]
+    packed = [checked_compression(compression).compress(tensor) for tensor in tensors]
     reduced = _reduce([tensor for tensor, _ in packed], name, chosen, scales, process_set, grouped)
     return tuple(compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, packed, strict=True))
 
@@ -237,7 +237,7 @@ def _reducescatter(
     process_set: ProcessSet,
     grouped: bool,
 ) -> tuple[torch.Tensor, ...]:
-    packed = [compression.compress(tensor) for tensor in tensors]
+    packed = [checked_compression(compression).compress(tensor) for tensor in tensors]
     sent = [tensor for tensor, _ in packed]
     if _tracked(sent):
         result = _Reducescatter.apply(name, op, scales, process_set, grouped, *sent)

@@ -84,6 +84,7 @@ class Gradients:
             self._address(slot)
             self.slots[param] = slot
             self._open.append(slot)
+        self._question_name = "layouts." + min((slot.name for slot in self.slots.values()), default="")
         self._attach()
 
     def _address(self, slot: Slot) -> None:
@@ -320,8 +321,7 @@ class Gradients:
         wishes = [slot.param.requires_grad for slot in ordered]
         awake = any(slot.param.requires_grad for slot in self._resting)
         known = torch.tensor([awake, *layouts, *wishes, *marks], dtype=torch.uint8)
-        name = "layouts." + min(slot.name for slot in self.slots.values())
-        handle = allreduce_async_(known, name=name, op=ReduceOp.MAX, process_set=self.process_set)
+        handle = allreduce_async_(known, name=self._question_name, op=ReduceOp.MAX, process_set=self.process_set)
 
         def agree() -> None:
             self._question = None

@@ -100,6 +100,8 @@ def broadcast_optimizer_state(
     The others' state need not exist yet: it is made from the root's.
     """
     del model
+    if not hasattr(optimizer, "param_groups"):
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}; expected a torch.optim.Optimizer")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of torch.optim.LBFGS cannot be broadcast")
     tensors: list[torch.Tensor] = []

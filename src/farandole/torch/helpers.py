@@ -83,6 +83,8 @@ def check_equal(model: Any, process_set: ProcessSet = global_process_set) -> Non
     `model`: a module or its state_dict. The error says which tensors differ, on which ranks.
     """
     tensors = model.state_dict() if isinstance(model, torch.nn.Module) else model
+    if not isinstance(tensors, dict):
+        raise TypeError(f"expected a module or its state_dict, not {type(model).__name__}")
     _, ranks = runtime.world.groups.members(process_set)
     everyones = allgather_object(
         {name: _digest(tensor) for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)},

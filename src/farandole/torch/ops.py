@@ -209,6 +209,9 @@ def sparse_allreduce_async(
     chosen = chosen_op(op, None)
     if chosen not in (Average, Sum):
         raise NotImplementedError("sparse tensors can only be reduced with Average and Sum")
+    if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.sparse_coo:
+        what = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        raise ValueError(f"sparse_allreduce_async needs a tensor of layout torch.sparse_coo, not {what}")
     _, ranks = runtime.world.groups.members(process_set)
     # Rows that occur twice here travel once.
     tensor = tensor.detach().coalesce()

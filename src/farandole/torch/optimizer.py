@@ -11,7 +11,7 @@ import math
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from ..reductions import Average
 from ..runtime import runtime
 from .adasum_optimizer import AdasumSteps
 from .buckets import Gradients
-from .compression import Compression
+from .compression import Compression, checked_compression
 from .ops import allreduce_
 from .wrapping import adopt, checked_passes, class_over, registered, state_of
 
@@ -260,7 +260,7 @@ def _names_of(optimizer: torch.optim.Optimizer, named_parameters: Any) -> list[s
             for name in group.get("param_names")
             or [f"noname.{number}.{index}" for index in range(len(group["params"]))]
         ]
-    named = list(named_parameters)
+    named = list(named_parameters) if isinstance(named_parameters, Iterable) else [named_parameters]
     if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in named):
         raise ValueError(
             "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
@@ -334,8 +334,7 @@ def DistributedOptimizer(
     _check_wrapped(optimizer)
     _check_factor(gradient_predivide_factor, chosen)
     passes = checked_passes(backward_passes_per_step)
-    if not all(callable(getattr(compression, what, None)) for what in ("compress", "decompress")):
-        raise TypeError(f"compression={compression!r}: expected a class with compress and decompress")
+    checked_compression(compression)
     params = _params_of(optimizer)
     names = _names_of(optimizer, named_parameters)
     bundles = _bundles_of(params, num_groups, groups)

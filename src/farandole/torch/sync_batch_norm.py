@@ -34,6 +34,9 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"expected an input of at least 2 dimensions, not {input.dim()}")
+        if input.shape[1] != self.num_features or not input.is_floating_point():
+            found = f"{input.dtype} of {tuple(input.shape)}"
+            raise ValueError(f"expected a floating input with {self.num_features} channels, not {found}")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training:

@@ -148,6 +148,8 @@ def arguments_of_the_wrong_kind(b: Any, rank: int, size: int) -> None:
         fails(TypeError, "name=5 is a int", lambda: operation(ones, name=5))  # noqa: B023
         fails((TypeError, ValueError), "", lambda: operation("not a tensor"))  # noqa: B023
         fails((TypeError, ValueError), "", lambda: operation(ones, process_set=[0]))  # noqa: B023
+    fails(TypeError, "compression=", lambda: b.hvd.reducescatter(ones, compression="fp16"))
+    fails(TypeError, "compression=", lambda: b.hvd.allreduce(ones, compression=None))
     fails(TypeError, "name=5 is a int", lambda: b.hvd.broadcast(ones, 0, name=5))
     fails(TypeError, "name=5 is a int", lambda: b.hvd.grouped_allreduce([ones], name=5))
     for operation in (b.hvd.allreduce, b.hvd.reducescatter):
