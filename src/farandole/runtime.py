@@ -24,7 +24,8 @@ from .observe import ending, log
 from .observe.timeline import Timeline
 
 if TYPE_CHECKING:
-    from .launch.clusters import Found, Meeting
+    from .launch.clusters import Found
+    from .launch.clusters.meeting import Meeting
     from .rendezvous.session import Session
 
 LINGER_S = 2.0  # what shutdown gives to bytes under way
@@ -146,11 +147,16 @@ class Runtime:
 
 def _connect(config: Config, found: Found | None) -> World:
     """Meets the other ranks and starts the engine; closes what it opened when something fails."""
-    from .launch.clusters import meet  # `import farandole` stays quick
-    from .rendezvous.mesh import join
+    meeting: Meeting | None = None
+    if found is None:
+        from .rendezvous.mesh import join  # `import farandole` stays quick
 
-    meeting = meet(config, found, environment()) if found is not None else None
-    session = join(config) if meeting is None else meeting.session
+        session = join(config)
+    else:
+        from .launch.clusters.meeting import meet
+
+        meeting = meet(config, found, environment())
+        session = meeting.session
     engine: Engine | None = None
     try:
         config = dataclasses.replace(config if meeting is None else meeting.config, tcp_streams=session.streams)

@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-import logging
+import dataclasses
 import os
 from collections.abc import Callable
 
-from farandole.config import SETTINGS
+from farandole.config import SETTINGS, Config
 from farandole.launch.clusters import mpi, schedulers
 from farandole.launch.clusters.ancestors import ancestors as processes_above
 from farandole.launch.clusters.ancestors import kernel
@@ -29,8 +29,6 @@ DETECTORS: dict[str, Detector] = {
 }
 OUR_RANK = [SETTINGS["rank"].variable, *SETTINGS["rank"].aliases]
 OUR_SIZE = [SETTINGS["size"].variable, *SETTINGS["size"].aliases]
-
-log = logging.getLogger("farandole.launch")
 
 
 def detect(
@@ -62,6 +60,18 @@ def detect(
             return found
     _check_leftovers(environ)
     return None
+
+
+def settle(config: Config, found: Found) -> Config:
+    """The settings with this process's place in them; what only the meeting tells is filled in by `meet`."""
+    return dataclasses.replace(
+        config,
+        rank=found.rank,
+        size=found.size,
+        local_rank=found.local_rank,
+        local_size=found.local_size or found.size,
+        hostname=found.hostname,
+    )
 
 
 def _this_host() -> str:

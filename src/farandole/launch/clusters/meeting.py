@@ -56,18 +56,6 @@ class NoMeeting(HorovodInternalError):
     """The ranks did not find each other; the text says where this one looked."""
 
 
-def settle(config: Config, found: Found) -> Config:
-    """The settings with this process's place in them; what only the meeting tells is filled in by `meet`."""
-    return dataclasses.replace(
-        config,
-        rank=found.rank,
-        size=found.size,
-        local_rank=found.local_rank,
-        local_size=found.local_size or found.size,
-        hostname=found.hostname,
-    )
-
-
 def meet(config: Config, found: Found, environ: Environ) -> Meeting:
     """Joins the job; blocks until every link of every rank stands."""
     log.log(

@@ -21,10 +21,10 @@ import pytest
 from meeting import STREAMS, StubEngine, greet, until
 
 from farandole.config import Config
-from farandole.launch.clusters import ClusterError, Found, Meeting, meet, settle
+from farandole.launch.clusters import ClusterError, Found, settle
 from farandole.launch.clusters.boards import FileBoard
 from farandole.launch.clusters.invitation import LARGEST, Invitation, Owner, decode
-from farandole.launch.clusters.meeting import NoMeeting, given_secret, read_secret
+from farandole.launch.clusters.meeting import Meeting, NoMeeting, given_secret, meet, read_secret
 from farandole.launch.clusters.private import PrivateDirectory, at_home, on_this_host
 from farandole.rendezvous import interfaces
 from farandole.rendezvous.mesh import JoinFailed
