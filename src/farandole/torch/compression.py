@@ -62,9 +62,7 @@ class BF16Compressor(FP16Compressor):
 def checked_compression(compression: Any) -> Any:
     """TypeError unless it is a compressor."""
     if not all(callable(getattr(compression, what, None)) for what in ("compress", "decompress")):
-        raise TypeError(
-            f"compression={compression!r}: expected a class with compress and decompress"
-        )
+        raise TypeError(f"compression={compression!r}: expected a class with compress and decompress")
     return compression
 
 
