@@ -58,7 +58,9 @@ class World:
     def __init__(self, hosts: Sequence[int], engine: str = "native", *, linked: bool = True, **settings: Any) -> None:
         self.hosts = list(hosts)
         self.size = len(hosts)
-        self.engines = [make_engine(engine, Config(**settings), rank, hosts) for rank in range(self.size)]
+        config = Config(**settings)
+        self.streams = config.tcp_streams if engine == "native" else 1
+        self.engines = [make_engine(engine, config, rank, hosts) for rank in range(self.size)]
         if linked:
             for one in range(self.size):
                 for two in range(one + 1, self.size):
@@ -67,9 +69,10 @@ class World:
 
     def link(self, one: int, two: int) -> None:
         kind = UNIX if self.hosts[one] == self.hosts[two] else TCP
-        ends = socket.socketpair() if kind == UNIX else tcp_pair()
-        self.engines[one].add_link(two, ends[0].detach(), kind)
-        self.engines[two].add_link(one, ends[1].detach(), kind)
+        for _ in range(1 if kind == UNIX else self.streams):
+            ends = socket.socketpair() if kind == UNIX else tcp_pair()
+            self.engines[one].add_link(two, ends[0].detach(), kind)
+            self.engines[two].add_link(one, ends[1].detach(), kind)
 
     def __enter__(self) -> World:
         return self
