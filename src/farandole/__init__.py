@@ -31,12 +31,17 @@ if TYPE_CHECKING:
         Mismatch,
         NotInitialized,
         PeerLost,
+        RankFailed,
         Revoked,
         ShutDown,
     )
     from .groups import (
         ProcessSet,
         global_process_set,
+    )
+    from .launch.executor import (
+        Executor,
+        run,
     )
     from .objects import (
         allgather_object,
@@ -114,6 +119,7 @@ __all__ = [
     "Average",
     "Config",
     "DType",
+    "Executor",
     "FarandoleTimeout",
     "HorovodInternalError",
     "HorovodVersionMismatchError",
@@ -126,6 +132,7 @@ __all__ = [
     "PeerLost",
     "ProcessSet",
     "Product",
+    "RankFailed",
     "ReduceOp",
     "Revoked",
     "ShutDown",
@@ -182,6 +189,7 @@ __all__ = [
     "reducescatter_async",
     "remove_process_set",
     "rocm_built",
+    "run",
     "send",
     "shutdown",
     "size",
@@ -195,9 +203,10 @@ _HOMES = {  # where each public name lives
     "engine": "DType ReduceOp",
     "errors": (
         "FarandoleTimeout HorovodInternalError HorovodVersionMismatchError HostsUpdatedInterrupt "
-        "LibraryMissing Mismatch NotInitialized PeerLost Revoked ShutDown"
+        "LibraryMissing Mismatch NotInitialized PeerLost RankFailed Revoked ShutDown"
     ),
     "groups": "ProcessSet global_process_set",
+    "launch.executor": "Executor run",
     "objects": "allgather_object broadcast_object",
     "ops": (
         "Adasum Average Max Min Product Sum allgather allgather_async allreduce allreduce_ allreduce_async "

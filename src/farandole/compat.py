@@ -10,7 +10,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from . import runtime
 from .pending import chosen_op
@@ -174,14 +174,3 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, b
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
     """Does nothing: a wheel was compiled against no version of a framework."""
-
-
-# --- horovod.run -----------------------------------------------------------------------------------------------------
-
-
-def run(*_: Any, **__: Any) -> NoReturn:
-    """Runs a function on every rank of a new job: not there yet."""
-    raise NotImplementedError(
-        "horovod.run() comes with the launcher for several hosts; until then put the function's call into a script and "
-        "start it with: horovodrun -np 2 python script.py"
-    )

@@ -56,6 +56,15 @@ class FarandoleTimeout(TimeoutError):
         self.rank = rank
 
 
+class RankFailed(RuntimeError):
+    """A rank of `run` or of an executor ended, or raised something that cannot be sent; `code` is its exit code."""
+
+    def __init__(self, message: str, *, rank: int = -1, code: int = 0) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.code = code
+
+
 class NotInitialized(ValueError):
     """init() has not been called, or shutdown() has."""
 

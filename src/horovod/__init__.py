@@ -22,6 +22,8 @@ MODULES = {
     "horovod.common.exceptions": "farandole.errors",
     "horovod.common.process_sets": "farandole",
     "horovod.common.util": "farandole.compat",
+    "horovod.runner": EMPTY,
+    "horovod.runner.launch": "farandole.launch.cli",
     "horovod.torch": "farandole.torch",
     "horovod.torch.compression": "farandole.torch.compression",
     "horovod.torch.functions": "farandole.torch.functions",
@@ -29,7 +31,7 @@ MODULES = {
     "horovod.torch.optimizer": "farandole.torch.optimizer",
     "horovod.torch.sync_batch_norm": "farandole.torch.sync_batch_norm",
 }
-NAMES = {"run": "farandole.compat"}
+NAMES = {"run": "farandole"}
 
 
 def __getattr__(name: str) -> Any:
@@ -63,6 +65,8 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Lets the alias mean the real module, and makes its submodules attributes, as importing Horovod's does."""
         name = module.__name__
         if MODULES[name] == EMPTY:
+            if name == "horovod.runner":  # it has `run` as well
+                vars(module)["__getattr__"] = __getattr__
             return
         sys.modules[name] = real = importlib.import_module(MODULES[name])
         for child in MODULES:

@@ -68,7 +68,7 @@ def test_all_ways_to_import() -> None:
     assert (
         hvd is farandole.torch and from_package is hvd and mpi_ops is hvd and hvd.optimizer.__name__.startswith("far")
     )
-    assert util is compat and run is compat.run
+    assert util is compat and run is farandole.run
     assert hvd.__name__ == hvd.__spec__.name == "farandole.torch"
     assert horovod.__version__ == "0.28.1" and farandole.__version__ != "0.28.1"
     assert hvd.HorovodInternalError is farandole.HorovodInternalError
@@ -95,9 +95,12 @@ def test_from_horovod_import_says_so_as_well() -> None:
         _ = horovod.nonsense
 
 
-def test_run_says_what_to_do() -> None:
-    with pytest.raises(NotImplementedError, match="horovodrun -np"):
-        horovod.run(print, num_proc=2)
+def test_run_has_two_names() -> None:
+    from horovod.runner import run
+    from horovod.runner.launch import run_commandline
+
+    assert run is horovod.run is farandole.run
+    assert run_commandline(["--version"]) == 0
 
 
 def test_helpers() -> None:

@@ -21,7 +21,8 @@ from farandole.launch import environment, evidence, guard, spawn
 from farandole.rendezvous import interfaces, orders, sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.flow import READ, Duplex, Flow, Loop, Stream, receive, send
-from farandole.rendezvous.handshake import NOBODY, Greeting, Proven, Role, answer, call
+from farandole.rendezvous.handshake import NOBODY, Greeting, Proven, Role, answer
+from farandole.rendezvous.reach import knock
 from farandole.rendezvous.secret import SECRET_BYTES, Secret
 from farandole.version import package_version
 
@@ -40,6 +41,7 @@ class _Rank:
         self.worker = worker
         self.report = report
         self.calls = calls
+        self.early: list[orders.Call] = []  # what came for it before it had said hello
         self.streams = {worker.stdout: orders.STDOUT, worker.stderr: orders.STDERR}
 
     def close(self) -> None:
@@ -113,7 +115,7 @@ class Agent:
         left = set(order.addresses)
         reasons: list[str] = []
 
-        def tried(address: str, _: None, error: Exception | None) -> None:
+        def tried(address: str, _: bool | None, error: Exception | None) -> None:
             if not left:
                 return  # another one was quicker
             if error is None:
@@ -127,7 +129,7 @@ class Agent:
 
         for address in order.addresses:
             deadline = time.monotonic() + REACH_SECONDS
-            self._loop.spawn(_reach(address, self._secret), deadline, functools.partial(tried, address))
+            self._loop.spawn(knock(address, self._secret), deadline, functools.partial(tried, address))
 
     def _prepared(self, address: str, reason: str, own: tuple[str, ...]) -> None:
         self._port, port = sockets.hold_port()
@@ -214,7 +216,7 @@ class Agent:
         self._channel.send(orders.Output(number, stream, data))
         if self._channel.backlog > PATIENCE_BYTES and not self._full:
             self._full = True
-            self._channel.on_drained = self._go_on_reading
+            self._channel.when_drained(self._go_on_reading)
             for rank in self._ranks.values():
                 for each in rank.streams:
                     self._loop.forget(each)
@@ -230,18 +232,36 @@ class Agent:
         number = next(key for key, value in self._ranks.items() if value is rank)
         flow = answer(near, self._secret, Greeting(Role.HUB, NOBODY, 0), lambda peer: peer.rank == number)
 
+        def heard(piece: Any) -> None:
+            assert rank.calls is not None
+            self._channel.send(piece)
+            _slow_down(rank.calls, self._channel)
+
         def done(proven: Proven | None, _error: Exception | None) -> None:
             if proven is None or number not in self._ranks:
                 near.close()
                 return
-            rank.calls = Channel(self._loop, near, proven, self._channel.send, lambda _: None, codec=orders)
+            rank.calls = Channel(self._loop, near, proven, heard, lambda _: None, codec=orders)
+            early, rank.early = rank.early, []
+            for order in early:
+                self._pass_on(order)
 
         self._loop.spawn(flow, time.monotonic() + GREETING_SECONDS, done)
 
     def _pass_on(self, order: orders.Call) -> None:
         rank = self._ranks.get(order.rank)
-        if rank is not None and rank.calls is not None:
+        if rank is not None and rank.calls is None:
+            rank.early.append(order)
+        elif rank is not None and rank.calls is not None:
             rank.calls.send(order)
+            _slow_down(self._channel, rank.calls)
+
+
+def _slow_down(source: Channel, target: Channel) -> None:
+    """Lets the source wait when the target does not keep up."""
+    if target.backlog > PATIENCE_BYTES and target.open:
+        source.pause()
+        target.when_drained(source.resume)
 
 
 def _introduce(line: Duplex, directory: str) -> Flow[tuple[Secret, Proven]]:
@@ -251,15 +271,6 @@ def _introduce(line: Duplex, directory: str) -> Flow[tuple[Secret, Proven]]:
     secret = Secret((yield from receive(line, SECRET_BYTES)))
     me = Greeting(Role.AGENT, NOBODY, 0)
     return secret, (yield from answer(line, secret, me, lambda peer: peer.role is Role.LAUNCHER))
-
-
-def _reach(address: str, secret: Secret) -> Flow[None]:
-    """Whether the hub of this job answers there."""
-    sock = yield from sockets.connect(address)
-    try:
-        yield from call(sock, secret, Greeting(Role.AGENT, 0, NOBODY), Role.HUB)
-    finally:
-        sock.close()
 
 
 def _variables(entries: tuple[bytes, ...]) -> dict[bytes, bytes]:

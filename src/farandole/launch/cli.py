@@ -48,6 +48,9 @@ def horovodrun(arguments: Sequence[str] | None = None) -> int:
     return _run(list(sys.argv[1:] if arguments is None else arguments))
 
 
+run_commandline = horovodrun  # Horovod's name for it
+
+
 def _run(words: Sequence[str]) -> int:
     from farandole.launch import options as option
     from farandole.launch import run

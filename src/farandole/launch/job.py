@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from farandole.version import package_version
 
 GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL when a rank has failed
 CONFESSION_SECONDS = 2.0  # for the one that a collateral rank blames to show its own ending
+PATIENCE_BYTES = 1 << 20  # on their way to an agent before the next piece has to wait
 ENVIRONMENT_BYTES = 256 << 10  # of variables in one message
 J = TypeVar("J", bound="Job")
 
@@ -56,6 +57,7 @@ class Job:
         sink: Sink,
         say: Callable[[str], None] = lambda line: None,
         on_call: Callable[[orders.Call], None] = lambda piece: None,
+        on_over: Callable[[], None] = lambda: None,
     ) -> None:
         self.size = len(plan.places)
         self.codes: list[int | None] = [None] * self.size
@@ -68,6 +70,7 @@ class Job:
         self._sink = sink
         self._say = say
         self._on_call = on_call
+        self._on_over = on_over
         self._secret = Secret.create()
         self._loop = Loop()
         self._lines: dict[str, Line] = {}
@@ -125,14 +128,17 @@ class Job:
         for line in list(self._lines.values()):
             line.cut()
 
-    def send_call(self, piece: orders.Call, sent: Callable[[], None]) -> None:
-        """A piece for a rank; `sent` is called when it has left this process. Call it in the loop: see `in_loop`."""
-        line = self._line(piece.rank)
-        line.send(piece)
-        if line.backlog:
-            line.when_drained(sent)
-        else:
-            self._loop.call(sent)
+    def send_call(self, pieces: Iterator[orders.Call]) -> None:
+        """Pieces for one rank, as fast as it takes them. Safe from any thread."""
+        self._loop.call(lambda: self._pump(pieces))
+
+    def _pump(self, pieces: Iterator[orders.Call]) -> None:
+        for piece in pieces:
+            line = self._line(piece.rank)
+            line.send(piece)
+            if line.backlog > PATIENCE_BYTES:
+                line.when_drained(lambda: self._pump(pieces))
+                return
 
     def in_loop(self, act: Callable[[], None]) -> None:
         """Has the job's thread call `act` soon."""
@@ -353,6 +359,7 @@ class Job:
             if not self._stopped and (verdict := self.verdict) is not None:
                 self.failure = (verdict.rank, verdict.code)
             self._over.set()
+            self._on_over()
 
 
 class NotStarted(StartError):

@@ -101,9 +101,9 @@ class Line:
         return self._channel.backlog if self._channel is not None else 0
 
     def when_drained(self, act: Callable[[], None]) -> None:
-        """Calls `act` when the agent has read all."""
+        """Calls `act` when the agent has read all that is on its way."""
         if self._channel is not None:
-            self._channel.on_drained = act
+            self._channel.when_drained(act)
 
     def cut(self) -> None:
         """Ends the line; the agent kills everything on its host. Safe from any thread."""

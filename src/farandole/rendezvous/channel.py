@@ -141,7 +141,8 @@ class Channel:
         self._out = bytearray()
         self._on_message = on_message
         self._on_end = on_end
-        self.on_drained: Callable[[], None] | None = None  # called once, when all that was queued has gone out
+        self._drained: list[Callable[[], None]] = []
+        self._paused = False
         self.open = True
         loop.watch(sock, READ, self._ready)
 
@@ -154,6 +155,20 @@ class Channel:
     def backlog(self) -> int:
         """How many bytes wait for the other side to read."""
         return len(self._out)
+
+    def when_drained(self, act: Callable[[], None]) -> None:
+        """Calls `act` once, when all that is queued has gone out; there must be something queued."""
+        self._drained.append(act)
+
+    def pause(self) -> None:
+        """Reads nothing for a while, so that the other side has to wait."""
+        self._paused = True
+        self._watch()
+
+    def resume(self) -> None:
+        """Reads again."""
+        self._paused = False
+        self._watch()
 
     def send(self, message: Any) -> None:
         """Queues a message and sends what goes out at once. On a channel that has ended nothing happens."""
@@ -208,7 +223,13 @@ class Channel:
         except OSError:
             # The reading side reports the end, after the last words of the other side have been read.
             self._out.clear()
-        self._loop.watch(self._sock, READ | WRITE if self._out else READ, self._ready)
-        if not self._out and self.on_drained is not None:
-            drained, self.on_drained = self.on_drained, None
-            drained()
+        self._watch()
+        if not self._out and self._drained:
+            acts, self._drained = self._drained, []
+            for act in acts:
+                act()
+
+    def _watch(self) -> None:
+        if self.open:
+            events = (0 if self._paused else READ) | (WRITE if self._out else 0)
+            self._loop.watch(self._sock, events, self._ready)

@@ -44,6 +44,14 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return near, far
 
 
+def inherited(descriptor: int) -> socket.socket:
+    """The socket that another process left us."""
+    sock = socket.socket(fileno=descriptor)
+    os.set_inheritable(descriptor, False)
+    sock.setblocking(False)
+    return sock
+
+
 def hold_port() -> tuple[socket.socket, int]:
     """A port that nobody else gets by chance, and that a server on this host can still bind by its number."""
     # Both sides set this option and neither listens: the kernel lets the second one in.

@@ -1,0 +1,355 @@
+# Jobs from Python: `run(function)` once, `Executor` for workers that stay and keep their state.
+# Touches job.py, and this process's streams for what the workers print.
+"""The workers of an executor are ranks like those of `farandole run`; functions and results travel by cloudpickle."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future
+from concurrent.futures import wait as wait_for
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from farandole.config import SETTINGS
+from farandole.errors import RankFailed
+from farandole.launch import calls, hosts, ssh
+from farandole.launch.blame import describe
+from farandole.launch.hosts import Host
+from farandole.launch.job import Job, Plan
+from farandole.launch.line import StartError, package_place
+from farandole.launch.output import Files, Marked, Sink, Tails, Tee
+from farandole.launch.slots import places
+from farandole.rendezvous import interfaces
+from farandole.rendezvous.orders import Call
+
+FOLLOW_SECONDS = 1.0  # for the others to fail as well, when one has
+INTERRUPT_SECONDS = 3.0  # for functions to end after Ctrl-C; then the workers are killed
+
+
+class _Screen:
+    """This process's stream at the moment of writing: a notebook has another one for each cell."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def write(self, data: bytes) -> int:
+        stream = getattr(sys, self._name)
+        return int(stream.write(data.decode(errors="replace")) or 0)
+
+    def flush(self) -> None:
+        getattr(sys, self._name).flush()
+
+
+class Executor:
+    """Workers that stay: `start()`, then any number of `run`, `submit` and so on, then `shutdown()`.
+
+    >>> with Executor(2) as executor:
+    ...     executor.run(lambda x: x + 1, (1,))
+    [2, 2]
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        hosts: str | Sequence[str] | None = None,
+        *,
+        hostfile: str | None = None,
+        env: Mapping[str, str] | None = None,
+        start_timeout: float | None = None,
+        ssh_port: int | None = None,
+        ssh_identity_file: str | None = None,
+        network_interfaces: str | Sequence[str] | None = None,
+        executable: str | None = None,
+        output_filename: str | None = None,
+        verbose: bool = True,
+    ) -> None:
+        """`hosts` as in `-H`: "host1:4,host2:4"; None: all workers on this host. `verbose`: show what workers print."""
+        if num_workers < 1:
+            raise ValueError(f"num_workers={num_workers}: a job has at least one worker")
+        names = _hosts_of(hosts, hostfile, num_workers)
+        self.num_workers = num_workers
+        self._output_filename = output_filename
+        self._verbose = verbose
+        self._plan = _plan(
+            names, env, start_timeout, ssh_port, ssh_identity_file, _names(network_interfaces), executable
+        )
+        self._job: Job | None = None
+        self._files: Files | None = None
+        self._tails = Tails(num_workers)
+        self._parts = calls.Assembly()
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._queues: list[list[tuple[int, bytes]]] = [[] for _ in range(num_workers)]  # the first one is under way
+        self._futures: dict[tuple[int, int], Future[Any]] = {}
+        self._failures: dict[int, calls.Failure] = {}  # of calls, by the number of the future
+
+    # The protocol that every executor has.
+
+    def start(self) -> Executor:
+        """Starts the workers; a second call does nothing."""
+        if self._job is None:
+            sinks: list[Sink] = [self._tails]
+            if self._output_filename is not None:
+                self._files = Files(self._output_filename, self.num_workers)
+                sinks.append(self._files)
+            if self._verbose:
+                targets: list[BinaryIO] = [_Screen("stdout"), _Screen("stderr")]  # type: ignore[list-item]
+                sinks.append(Marked(self.num_workers, targets))
+            try:
+                self._job = Job(self._plan, Tee(*sinks), on_call=self._heard, on_over=self._over)
+            except StartError as error:
+                self.shutdown()
+                raise RuntimeError(str(error)) from None
+        return self
+
+    def run(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Calls `fn(*args, **kwargs)` on every worker; what they return, by rank."""
+        futures = self.run_remote(fn, args, kwargs)
+        try:
+            left = wait_for(futures, return_when=FIRST_EXCEPTION).not_done
+            # Those that are left may wait for the one that failed, and for ever.
+            if left and (left := wait_for(left, FOLLOW_SECONDS).not_done):
+                self._interrupt(left)
+        except BaseException:
+            self._interrupt(futures)
+            raise
+        return self._gather(futures)
+
+    def run_remote(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> list[Future[Any]]:
+        """As `run`, without waiting: a future for each rank."""
+        data = _pack_call(fn, args, kwargs)
+        return [self._submit(rank, data) for rank in range(self.num_workers)]
+
+    def execute_single(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Calls `fn` on rank 0 alone and gives what it returns."""
+        future = self._submit(0, _pack_call(fn, args, kwargs))
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            self._interrupt([future])
+            raise
+
+    def submit(self, fn: Callable[..., Any], rank: int, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Calls `fn(*args, **kwargs)` on one rank, after what that rank was given before."""
+        if not 0 <= rank < self.num_workers:
+            raise ValueError(f"rank={rank}: the ranks are 0 to {self.num_workers - 1}")
+        return self._submit(rank, _pack_call(fn, args, kwargs))
+
+    def shutdown(self) -> None:
+        """Ends the workers; calls under way fail. Calling it again does nothing."""
+        if self._job is not None:
+            self._job.close()
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+
+    def __enter__(self) -> Executor:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.shutdown()
+
+    # Calls under way.
+
+    def _submit(self, rank: int, data: bytes) -> Future[Any]:
+        if self._job is None:
+            raise RuntimeError("the executor has not been started: call start() first")
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            number = next(self._numbers)
+            if self._job.codes[rank] is not None:
+                future.set_exception(self._why(rank))
+                return future
+            self._futures[rank, number] = future
+            self._queues[rank].append((number, data))
+            if len(self._queues[rank]) == 1:
+                self._job.send_call(calls.cut(rank, number, calls.FUNCTION, data))
+        return future
+
+    def _heard(self, piece: Call) -> None:
+        data = self._parts.add(piece)
+        if data is None:
+            return
+        with self._lock:
+            future = self._futures.pop((piece.rank, piece.call), None)
+            queue = self._queues[piece.rank]
+            queue.pop(0)
+            if queue and self._job is not None:
+                self._job.send_call(calls.cut(piece.rank, queue[0][0], calls.FUNCTION, queue[0][1]))
+        if future is None:
+            return
+        try:
+            if piece.kind == calls.RESULT:
+                future.set_result(calls.unpack(data))
+                return
+            failure = calls.unpack_error(piece.rank, data)
+            self._failures[id(future)] = failure
+            future.set_exception(failure.error)
+        except Exception as error:  # a result that this process cannot read
+            future.set_exception(
+                RankFailed(f"the result of rank {piece.rank} cannot be read: {error}", rank=piece.rank)
+            )
+
+    def _over(self) -> None:
+        """The job has ended: nobody will answer any more."""
+        with self._lock:
+            futures, self._futures = self._futures, {}
+        for (rank, _), future in futures.items():
+            future.set_exception(self._why(rank))
+
+    def _why(self, rank: int) -> RankFailed:
+        """What has become of a worker, and who is to blame."""
+        job = self._job
+        assert job is not None
+        verdict = job.verdict
+        if verdict is None:
+            code = job.codes[rank]
+            text = job.reason or ("the executor was shut down" if code is None else f"rank {rank}: {describe(code)}")
+            return RankFailed(text, rank=rank, code=code or 0)
+        words = "\n".join(self._tails.last_words(verdict.rank))
+        said = f"; its last lines:\n{words}" if words else ""
+        text = f"rank {verdict.rank} on {job.host_of(verdict.rank)}: {verdict.text}{said}"
+        return RankFailed(text, rank=verdict.rank, code=verdict.code)
+
+    def _gather(self, futures: Sequence[Future[Any]]) -> list[Any]:
+        """All results, or the error of the guilty one."""
+        failed = [future for future in futures if future.exception() is not None]
+        if failed:
+            failures = [self._failures.pop(id(future), None) for future in futures]
+            known = [failure for failure in failures if failure is not None]
+            known.sort(key=lambda failure: isinstance(failure.error, KeyboardInterrupt))  # we interrupted those
+            guilty = next((failure for failure in known if failure.blames is None), None)
+            error = guilty.error if guilty is not None else failed[0].exception()
+            assert error is not None
+            raise error
+        return [future.result() for future in futures]
+
+    def _interrupt(self, futures: Collection[Future[Any]]) -> None:
+        """Ctrl-C, or the button of a notebook: functions get KeyboardInterrupt; workers that ignore it are killed."""
+        if self._job is not None:
+            for rank in range(self.num_workers):
+                self._job.kill(rank, signal.SIGINT)
+            if wait_for(futures, INTERRUPT_SECONDS).not_done:
+                self.shutdown()
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: bool | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """Calls `func(*args, **kwargs)` in `num_proc` new processes that can all `init()`; what they return, by rank.
+
+    The arguments are those of `horovod.run`. `verbose=False` hides what the ranks print.
+    """
+    elastic = (min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script, min_np, max_np)
+    if any(value is not None for value in elastic):
+        raise ValueError("elastic jobs (min_num_proc, max_num_proc, host_discovery_script ...) are not there yet")
+    if use_gloo and use_mpi:
+        raise ValueError("use_gloo and use_mpi exclude each other")
+    if use_mpi or mpi_args:
+        raise ValueError("run() starts its ranks with our own agents; for mpirun use `horovodrun --mpi`")
+    executor = Executor(
+        num_proc if np is None else np,
+        hosts,
+        hostfile=hostfile,
+        start_timeout=start_timeout,
+        ssh_port=ssh_port,
+        ssh_identity_file=ssh_identity_file,
+        network_interfaces=network_interfaces or network_interface,
+        executable=executable,
+        output_filename=output_filename,
+        verbose=verbose is not False,
+    )
+    with executor:
+        return executor.run(func, args, kwargs)
+
+
+def _pack_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+    if not callable(fn):
+        raise TypeError(f"{fn!r} is no function")
+    # The function in a pickle of its own: what it needs may lie on our path, which has to be there before it is read.
+    return calls.pack((sys.path, calls.pack(fn), tuple(args), dict(kwargs or {})))
+
+
+def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    return tuple(name for name in (given.split(",") if isinstance(given, str) else given) if name)
+
+
+def _hosts_of(given: str | Sequence[str] | None, hostfile: str | None, count: int) -> list[str]:
+    if given is not None and hostfile is not None:
+        raise ValueError("hosts and hostfile exclude each other")
+    if hostfile is not None:
+        with open(hostfile, encoding="utf-8") as file:
+            return hosts.assign(hosts.read(file.read(), hostfile), count)
+    if given is None:
+        return hosts.assign([Host("localhost", count)], count)
+    return hosts.assign(hosts.parse(given if isinstance(given, str) else ",".join(given)), count)
+
+
+def _plan(
+    names: Sequence[str],
+    env: Mapping[str, str] | None,
+    start_timeout: float | None,
+    ssh_port: int | None,
+    ssh_identity_file: str | None,
+    network_interfaces: tuple[str, ...],
+    executable: str | None,
+) -> Plan:
+    python = executable or sys.executable
+    place = package_place()
+    start = (
+        f"import os, sys; os.path.isdir({place + '/farandole'!r}) and sys.path.insert(0, {place!r}); "
+        "from farandole.launch.worker import main; main()"
+    )
+    here = {name: interfaces.is_this_host(name) for name in dict.fromkeys(names)}
+    more = {} if start_timeout is None else {SETTINGS["start_timeout"].variable: str(start_timeout)}
+    return Plan(
+        command=[python, "-c", start],
+        places=places(names),
+        hosts=["" if here[name] else name for name in names],
+        environ={**os.environ, **more, **(env or {})},
+        directory=os.getcwd(),
+        way=ssh.Way(python, place, ssh_port, ssh_identity_file),
+        start_timeout=30.0 if start_timeout is None else start_timeout,
+        interfaces=network_interfaces,
+        calls=True,
+    )

@@ -1,0 +1,85 @@
+# A worker of `run` and `Executor`: waits for functions, calls them, sends back what they return.
+# Touches the channel that its agent gave it.
+"""`main()` runs in each rank. What functions leave in modules and globals stays until the job ends."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+
+from farandole.config import Config
+from farandole.launch import calls
+from farandole.rendezvous import orders, sockets
+from farandole.rendezvous.channel import Channel
+from farandole.rendezvous.flow import Loop
+from farandole.rendezvous.handshake import NOBODY, Greeting, Role, call
+from farandole.rendezvous.secret import Secret
+
+GREETING_SECONDS = 60.0
+PATIENCE_BYTES = 1 << 20
+
+
+class Worker:
+    """Serves calls one after the other, on the main thread, where frameworks want to live."""
+
+    def __init__(self, config: Config) -> None:
+        assert config.calls_fd is not None and config.secret_fd is not None
+        self.rank = config.rank
+        self._loop = Loop()
+        self._calls: list[tuple[int, bytes]] = []
+        self._parts = calls.Assembly()
+        self._over = False
+        sock = sockets.inherited(config.calls_fd)
+        me = Greeting(Role.WORKER, self.rank, NOBODY)
+        flow = call(sock, Secret.read(config.secret_fd), me, Role.HUB)
+        proven = self._loop.finish(flow, time.monotonic() + GREETING_SECONDS)
+        self._channel = Channel(self._loop, sock, proven, self._heard, self._ended, codec=orders)
+
+    def run(self) -> None:
+        """Until the agent closes the channel."""
+        while not self._over:
+            # Ctrl-C is for functions; between them nobody listens to it.
+            self._loop.turn()
+            while self._calls:
+                number, data = self._calls.pop(0)
+                self._reply(number, *self._call(data))
+
+    def _heard(self, piece: orders.Call) -> None:
+        data = self._parts.add(piece)
+        if data is not None:
+            self._calls.append((piece.call, data))
+
+    def _ended(self, _reason: str) -> None:
+        self._over = True
+
+    def _call(self, data: bytes) -> tuple[int, bytes]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            path, function, args, kwargs = calls.unpack(data)
+            sys.path.extend(entry for entry in path if entry not in sys.path)
+            value = calls.unpack(function)(*args, **kwargs)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            return calls.RESULT, calls.pack(value)
+        except BaseException as error:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            if isinstance(error, SystemExit):
+                raise
+            return calls.ERROR, calls.pack_error(error)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+    def _reply(self, number: int, kind: int, data: bytes) -> None:
+        for piece in calls.cut(self.rank, number, kind, data):
+            self._channel.send(piece)
+            while self._channel.backlog > PATIENCE_BYTES and not self._over:
+                self._loop.turn()
+        while self._channel.backlog and not self._over:
+            self._loop.turn()
+
+
+def main() -> None:
+    """What `python -c` runs in each rank of an executor."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Worker(Config.from_environment()).run()
