@@ -1,0 +1,24 @@
+# The notebook runs; what workers print and raise appears in its cells; interrupting a cell ends the work.
+# Touches processes.
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+pytestmark = pytest.mark.ranks
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("what", ["quickstart", "troubles"])
+def test_notebooks(what: str, tmp_path: Path) -> None:
+    own = dict.fromkeys(("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR", "TMPDIR"), str(tmp_path))
+    command = [sys.executable, str(ROOT / "tests" / "notebook_program.py"), what]
+    env = {**os.environ, **own, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
