@@ -27,8 +27,7 @@ DETECTORS: dict[str, Detector] = {
     "slurm": schedulers.slurm,
     "indexed-job": schedulers.indexed_job,
 }
-OUR_RANK = [SETTINGS["rank"].variable, *SETTINGS["rank"].aliases]
-OUR_SIZE = [SETTINGS["size"].variable, *SETTINGS["size"].aliases]
+OURS = [name for setting in ("rank", "size") for name in (SETTINGS[setting].variable, *SETTINGS[setting].aliases)]
 
 
 def detect(
@@ -41,12 +40,8 @@ def detect(
     1
     """
     host = host or _this_host()
-    ours = [name for name in OUR_RANK + OUR_SIZE if value(environ, name)]
-    if ours:
-        _check_ours(environ, ours)
-        return None  # somebody has said who we are
-    if launcher == "none":
-        return None
+    if launcher == "none" or value(environ, *OURS):
+        return None  # somebody has said who we are; whether all of it was said, Config and mesh look
     if launcher != "auto":
         found = DETECTORS[launcher](environ, host, ancestors)
         if found is None:
@@ -78,12 +73,6 @@ def _this_host() -> str:
     """The name of this host, made unique where nobody gave it one."""
     name = os.uname().nodename
     return f"{name}-{kernel()[:8]}" if name.partition(".")[0] in ("", "localhost", "(none)") else name
-
-
-def _check_ours(environ: Environ, names: list[str]) -> None:
-    for one, other in ((OUR_RANK, OUR_SIZE), (OUR_SIZE, OUR_RANK)):
-        if value(environ, *one) and not value(environ, *other):
-            raise ClusterError(f"{' and '.join(names)} is set, but neither {' nor '.join(other)}")
 
 
 def _check_agreement(environ: Environ, host: str, ancestors: mpi.Ancestors, found: Found) -> None:

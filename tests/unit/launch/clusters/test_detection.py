@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from farandole.config import SETTINGS
+from farandole.config import SETTINGS, Config
 from farandole.launch.clusters import ClusterError, Found, detect
 from farandole.launch.clusters.ancestors import Process, ancestors
 from farandole.launch.clusters.detection import DETECTORS
 from farandole.launch.clusters.schedulers import tasks_per_node
+from farandole.rendezvous.mesh import join
 
 HYDRA_OPTIONS = ("hydra_pmi_proxy", "--control-port", "node1:32963", "--pgid", "0", "--proxy-id", "0", "")
 PROXY = Process(4711, 998877, "hydra_pmi_proxy", HYDRA_OPTIONS)
@@ -224,8 +225,6 @@ def test_half_of_an_environment_is_an_error_that_says_what_was_seen(name: str) -
         ({"OMPI_COMM_WORLD_RANK": "-1"}, "OMPI_COMM_WORLD_RANK='-1' is no number"),
         ({"OMPI_COMM_WORLD_SIZE": "four"}, "OMPI_COMM_WORLD_SIZE='four' is no number"),
         (MPICH, "Open MPI says rank 1 of 4, MPICH says rank 1 of 2; seen: OMPI.*PMI_RANK=1.*FARANDOLE_LAUNCHER"),
-        ({"FARANDOLE_RANK": "1"}, "FARANDOLE_RANK is set, but neither FARANDOLE_SIZE nor HOROVOD_SIZE"),
-        ({"HOROVOD_SIZE": "1"}, "HOROVOD_SIZE is set, but neither FARANDOLE_RANK nor HOROVOD_RANK"),
     ],
 )
 def test_contradictions(change: dict[str, str], text: str) -> None:
@@ -233,8 +232,14 @@ def test_contradictions(change: dict[str, str], text: str) -> None:
         look({**OPEN_MPI, **change})
 
 
-def test_who_says_its_rank_is_believed() -> None:
+def test_who_says_its_rank_is_believed_and_half_of_that_is_refused() -> None:
     assert look({**OPEN_MPI, "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}) is None
+    with pytest.raises(ValueError, match="rank=1 must be smaller than size=1"):
+        Config.from_environment({**OPEN_MPI, "HOROVOD_RANK": "1"})
+    alone = {"HOROVOD_SIZE": "2"}
+    assert look({**OPEN_MPI, **alone}) is None
+    with pytest.raises(ValueError, match="FARANDOLE_RENDEZVOUS is not set"):
+        join(Config.from_environment(alone))
 
 
 def test_a_contradiction_is_settled_by_naming_one() -> None:
