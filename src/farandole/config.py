@@ -163,6 +163,7 @@ class Config:
     secret_fd: int | None = _worker(None, "descriptor of the memory file with the job's secret", minimum=0)
     report_fd: int | None = _worker(None, "descriptor for telling the agent why this rank failed", minimum=0)
     calls_fd: int | None = _worker(None, "descriptor over which an executor's functions come", minimum=0)
+    network_interfaces: str | None = _worker(None, "interfaces on which this rank may listen, with commas; none: all")
     private_directory: str | None = _worker(None, "a directory for sockets that the agent removes")
     launcher: str = _setting(
         "auto", "who started this process, when it was not `farandole run`; none: a job of one", choices=LAUNCHERS

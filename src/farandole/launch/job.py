@@ -231,6 +231,8 @@ class Job:
             more = environment.of_place(place, master)
             more["FARANDOLE_RENDEZVOUS"] = line.prepared.address
             more.update(self._threads(line.prepared.cores, plan.hosts.count(host), said))
+            if plan.interfaces:
+                more["FARANDOLE_NETWORK_INTERFACES"] = ",".join(plan.interfaces)
             if plan.extra:
                 more.update(plan.extra[place.rank])
             command = tuple(os.fsencode(word) for word in plan.command)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from farandole.rendezvous import sockets
 from farandole.rendezvous.door import MOST_STRANGERS, Door
-from farandole.rendezvous.flow import READ, WRITE, Flow, Loop, Wait, pause, receive, send
+from farandole.rendezvous.flow import READ, WRITE, Flow, Loop, Task, Wait, pause, receive, send
 from farandole.rendezvous.handshake import Greeting, Role, answer, call
 from farandole.rendezvous.secret import Secret
 
@@ -27,6 +27,8 @@ EVERYBODY = 64  # up to this many ranks, each is linked with all at init
 NEAR_HOSTS = 32  # up to this many hosts, the same local rank of each is linked
 RETRY_SECONDS = 0.02
 STUBBORN_SECONDS = 1.0  # a refused connection is tried again for this long: the hub may know more by then
+HEAD_START_SECONDS = 0.1  # that an earlier address of a peer has over the next one
+LOOK_SECONDS = 0.005
 _NONCE = 16
 
 
@@ -133,6 +135,65 @@ class Strand:
     problem: str = ""  # why the two share no memory, if they should
 
 
+class Doors:
+    """The doors of one rank at all its addresses, as one."""
+
+    def __init__(self, doors: Sequence[Door[Strand]]) -> None:
+        self._doors = doors
+        self.address = ",".join(door.address for door in doors)
+
+    def open(self) -> None:
+        """Begins to hear."""
+        for door in self._doors:
+            door.open()
+
+    def close(self) -> None:
+        """Closes all of them."""
+        for door in self._doors:
+            door.close()
+
+    def abandon(self) -> None:
+        """In a forked child: closes this process's copies alone."""
+        for door in self._doors:
+            door.abandon()
+
+
+def first(flows: Sequence[Flow[socket.socket]], loop: Loop) -> Flow[socket.socket]:
+    """What the first flow that succeeds gives, each with a head start over the next one; the last error if none does."""
+    if len(flows) == 1:
+        return (yield from flows[0])
+    found: list[socket.socket] = []
+    errors: list[Exception] = []
+    tasks: list[Task[socket.socket]] = []
+
+    def done(sock: socket.socket | None, error: Exception | None) -> None:
+        if sock is not None:
+            found.append(sock)
+        else:
+            errors.append(error or EOFError())
+
+    began = time.monotonic()
+    try:
+        while not found:
+            late = time.monotonic() - began > HEAD_START_SECONDS * len(tasks)
+            if len(tasks) < len(flows) and (late or len(errors) == len(tasks)):
+                tasks.append(loop.spawn(flows[len(tasks)], None, done))
+            elif len(errors) == len(flows):
+                raise errors[-1]
+            else:
+                yield from pause(LOOK_SECONDS)
+    except BaseException:
+        for sock in found:
+            sock.close()
+        raise
+    finally:
+        for task in tasks:
+            loop.cancel(task)
+        for sock in found[1:]:
+            sock.close()
+    return found[0]
+
+
 class Weaver:
     """Makes the links of one rank, of one kind, in one generation. The owner of the loop reads `made` and `failed`."""
 
@@ -150,10 +211,21 @@ class Weaver:
         self.failed: dict[int, str] = {}
         self.starved: OSError | None = None  # why nobody could be let in, lately
 
-    def door(self, address: str) -> Door[Strand]:
-        """Listens for the lower ones of the wanted ranks; hears them once it is opened."""
+    def door(self, addresses: str) -> Doors:
+        """Listens for the lower ones of the wanted ranks, at each address; hears them once it is opened."""
         most = MOST_STRANGERS + self._size * self.streams  # all peers may knock at once
-        return Door(self._loop, address, most, self._answer, self._entered, lambda error: None, self._starve)
+        made: list[Door[Strand]] = []
+        trouble: OSError | None = None
+        for address in addresses.split(","):
+            try:
+                made.append(
+                    Door(self._loop, address, most, self._answer, self._entered, lambda error: None, self._starve)
+                )
+            except OSError as error:  # an address that is just going, or coming
+                trouble = error
+        if not made and trouble is not None:
+            raise trouble
+        return Doors(made)
 
     def want(self, peers: Iterable[int]) -> None:
         """From now on these peers may call."""
@@ -200,8 +272,25 @@ class Weaver:
     def _greeting(self, role: Role, target: int) -> Greeting:
         return Greeting(role, self._rank, target, self.generation)
 
-    def _call(self, peer: int, number: int, address: str) -> Flow[tuple[socket.socket, Strand]]:
-        """Calls until the peer answers."""
+    def _call(self, peer: int, number: int, addresses: str) -> Flow[tuple[socket.socket, Strand]]:
+        """Calls until the peer answers, at whichever of its addresses does."""
+        while True:
+            sock = yield from first([self._reach(peer, address) for address in addresses.split(",")], self._loop)
+            try:
+                if self._kind == sockets.LOCAL:
+                    return sock, Strand(peer, number, (yield from prove_memory(sock)))
+                # Only now does the peer count it as a stream: those that lost the race have not said this word.
+                yield from send(sock, bytes([number]))
+                return sock, Strand(peer, number)
+            except (EOFError, ConnectionError):
+                sock.close()
+                yield from pause(RETRY_SECONDS)
+            except BaseException:
+                sock.close()
+                raise
+
+    def _reach(self, peer: int, address: str) -> Flow[socket.socket]:
+        """A connection that has proven itself, at this address."""
         began = time.monotonic()
         while True:
             try:
@@ -213,10 +302,7 @@ class Weaver:
                 continue
             try:
                 yield from call(sock, self._secret, self._greeting(Role.CALLER, peer), Role.CALLEE)
-                if self._kind == sockets.LOCAL:
-                    return sock, Strand(peer, number, (yield from prove_memory(sock)))
-                yield from send(sock, bytes([number]))
-                return sock, Strand(peer, number)
+                return sock
             except (EOFError, ConnectionError):
                 # Turned away unheard, as happens when strangers crowd the door.
                 sock.close()

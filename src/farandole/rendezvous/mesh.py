@@ -14,12 +14,11 @@ from typing import TypeVar
 
 from farandole.config import Config
 from farandole.errors import HorovodInternalError
-from farandole.rendezvous import sockets
+from farandole.rendezvous import interfaces, sockets
 from farandole.rendezvous.channel import Channel
-from farandole.rendezvous.door import Door
 from farandole.rendezvous.flow import Flow, Loop, pause
 from farandole.rendezvous.handshake import NOBODY, Greeting, Proven, Refused, Role, VersionMismatch, call
-from farandole.rendezvous.links import Strand, Weaver, initial_links
+from farandole.rendezvous.links import Doors, Weaver, initial_links
 from farandole.rendezvous.messages import Agreed, Failed, Hello, Linked, Message, Proved, Sorry, Started, Welcome
 from farandole.rendezvous.secret import Secret
 from farandole.rendezvous.session import Links, Session, close_streams
@@ -30,6 +29,8 @@ LOCAL_SECONDS = 20.0  # then a host is taken to share no memory
 SLACK_SECONDS = 60.0  # the hub keeps the times; a rank gives up by itself this much later
 BLAME_SECONDS = 0.5  # the hub knows better than we do why a peer cannot be reached
 RETRY_SECONDS = 0.05
+REOPEN_SECONDS = 1.0
+MOST_ADDRESSES = 16  # of one host that others try
 
 log = logging.getLogger("farandole.rendezvous")
 M = TypeVar("M", Welcome, Agreed, Started)
@@ -55,6 +56,7 @@ def join(config: Config, secret: Secret | None = None, package: str = "") -> Ses
         if config.secret_fd is None:
             raise ValueError("FARANDOLE_SECRET_FD is not set: start the ranks with `farandole run`")
         secret = Secret.read(config.secret_fd)
+    sockets.be_patient(config.gloo_timeout_seconds)
     joining = _Joining(config, config.rendezvous, secret, package or package_version())
     try:
         return joining.run()
@@ -77,7 +79,7 @@ class _Joining:
         self.local = Weaver(self.loop, secret, config.rank, config.size, sockets.LOCAL)
         self.remote = Weaver(self.loop, secret, config.rank, config.size, sockets.TCP)
         self.remote.streams = 1 if config.engine == "python" else config.tcp_streams
-        self.doors: list[Door[Strand]] = []
+        self.doors: list[Doors] = []
         self.inbox: list[Message] = []
         self.ended: str | None = None
         self.channel: Channel | None = None
@@ -89,7 +91,7 @@ class _Joining:
         patience = max(HUB_SECONDS, self.config.start_timeout)
         sock, proven = self.loop.finish(self.call_hub(), time.monotonic() + patience)
         self.channel = Channel(self.loop, sock, proven, self.heard, self.hung_up)
-        listen_at = "tcp:" + ("127.0.0.1" if sockets.is_local(self.rendezvous) else sock.getsockname()[0])
+        listen_at = self.listen_at(sock)
         self.listen(listen_at)
         self.channel.send(self.hello())
         welcome = self.expect(Welcome)
@@ -122,8 +124,16 @@ class _Joining:
         return session
 
     def call_hub(self) -> Flow[tuple[socket.socket, Proven]]:
+        began = time.monotonic()
         while True:
-            sock = yield from sockets.connect(self.rendezvous)
+            try:
+                sock = yield from sockets.connect(self.rendezvous)
+            except (ConnectionRefusedError, FileNotFoundError):
+                # A hub whose ranks were all there opens its doors again when one of them leaves.
+                if time.monotonic() > began + REOPEN_SECONDS:
+                    raise
+                yield from pause(RETRY_SECONDS)
+                continue
             try:
                 me = Greeting(Role.WORKER, self.rank, NOBODY)
                 return sock, (yield from call(sock, self.secret, me, Role.HUB))
@@ -134,9 +144,20 @@ class _Joining:
                 sock.close()
                 raise
 
+    def listen_at(self, sock: socket.socket) -> str:
+        """Where others may reach this rank: first where it reached the hub, then wherever else this host is."""
+        if sockets.is_local(self.rendezvous):
+            return "tcp:127.0.0.1"
+        mine = str(sock.getsockname()[0]).partition("%")[0]
+        names = tuple(name for name in (self.config.network_interfaces or "").split(",") if name)
+        addresses = dict.fromkeys([mine, *interfaces.candidates(names)])
+        return ",".join(f"tcp:{address}" for address in list(addresses)[:MOST_ADDRESSES])
+
     def listen(self, listen_at: str) -> None:
         place = sockets.split(self.rendezvous)
-        if isinstance(place, str):
+        if self.config.private_directory is not None and os.path.isdir(self.config.private_directory):
+            directory = self.config.private_directory
+        elif isinstance(place, str):
             directory = os.path.dirname(place)
         else:
             directory = self.own_directory = sockets.private_directory()

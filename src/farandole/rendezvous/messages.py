@@ -1,25 +1,14 @@
 # The messages between ranks and hub: typed data <-> bytes, with a strict layout. Never pickle.
 # Pure. Touches nothing.
-"""Every message is a frozen dataclass of whole numbers, texts and lists of them.
-
-Numbers travel as 8 bytes, texts and lists with their length in front. Lengths are checked against what is there before
-anything is allocated; a byte too few or too many, an unknown type or a text that is no UTF-8 is a MessageError.
-"""
+"""Every message is a frozen dataclass; the layout of its bytes is that of codec.py."""
 
 from __future__ import annotations
 
-import dataclasses
-import struct
 import typing
 from dataclasses import dataclass
-from typing import Any
 
-_INT = struct.Struct("!q")
-_LENGTH = struct.Struct("!I")
-
-
-class MessageError(ValueError):
-    """The bytes are no message."""
+from farandole.rendezvous.codec import Codec
+from farandole.rendezvous.codec import MessageError as MessageError
 
 
 @dataclass(frozen=True)
@@ -35,7 +24,7 @@ class Hello:
     timeout_ms: int  # how long it waits for the others
     streams: int  # TCP connections to each peer on another host, if this is rank 0
     local: str  # where ranks of the same host reach it
-    remote: str  # where others do
+    remote: str  # where others do: one or more addresses, with commas between them
 
 
 @dataclass(frozen=True)
@@ -164,100 +153,6 @@ Message = (
     | Lost
 )
 
-_TYPES: tuple[type[Any], ...] = typing.get_args(Message)
-_NUMBERS = {kind: number for number, kind in enumerate(_TYPES, start=1)}
-
-
-def encode(message: Message) -> tuple[int, bytes]:
-    """The type's number and the bytes of a message."""
-    parts: list[bytes] = []
-    for field in dataclasses.fields(message):
-        _WRITERS[str(field.type)](parts, getattr(message, field.name))
-    return _NUMBERS[type(message)], b"".join(parts)
-
-
-def decode(number: int, data: bytes) -> Message:
-    """The message behind the bytes; MessageError when they are not exactly one."""
-    if not 1 <= number <= len(_TYPES):
-        raise MessageError(f"unknown type of message: {number}")
-    kind = _TYPES[number - 1]
-    reader = _Reader(data)
-    values = [_READERS[str(field.type)](reader) for field in dataclasses.fields(kind)]
-    if reader.rest():
-        raise MessageError(f"{reader.rest()} bytes too many in a {kind.__name__}")
-    message: Message = kind(*values)
-    return message
-
-
-class _Reader:
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.place = 0
-
-    def rest(self) -> int:
-        return len(self.data) - self.place
-
-    def take(self, count: int) -> bytes:
-        if count > self.rest():
-            raise MessageError("bytes are missing at the end of a message")
-        self.place += count
-        return self.data[self.place - count : self.place]
-
-    def integer(self) -> int:
-        value: int = _INT.unpack(self.take(_INT.size))[0]
-        return value
-
-    def count(self, smallest: int) -> int:
-        value: int = _LENGTH.unpack(self.take(_LENGTH.size))[0]
-        if value * smallest > self.rest():
-            raise MessageError("a length in a message is larger than the message")
-        return value
-
-    def text(self) -> str:
-        try:
-            return self.take(self.count(1)).decode()
-        except UnicodeDecodeError:
-            raise MessageError("a text in a message is no UTF-8") from None
-
-    def integers(self) -> tuple[int, ...]:
-        return tuple(self.integer() for _ in range(self.count(_INT.size)))
-
-    def texts(self) -> tuple[str, ...]:
-        return tuple(self.text() for _ in range(self.count(_LENGTH.size)))
-
-
-_READERS = {
-    "int": _Reader.integer,
-    "str": _Reader.text,
-    "tuple[int, ...]": _Reader.integers,
-    "tuple[str, ...]": _Reader.texts,
-}
-
-
-def _write_integer(parts: list[bytes], value: int) -> None:
-    parts.append(_INT.pack(value))
-
-
-def _write_text(parts: list[bytes], value: str) -> None:
-    data = value.encode(errors="replace")
-    parts += (_LENGTH.pack(len(data)), data)
-
-
-def _write_integers(parts: list[bytes], values: tuple[int, ...]) -> None:
-    parts.append(_LENGTH.pack(len(values)))
-    for value in values:
-        _write_integer(parts, value)
-
-
-def _write_texts(parts: list[bytes], values: tuple[str, ...]) -> None:
-    parts.append(_LENGTH.pack(len(values)))
-    for value in values:
-        _write_text(parts, value)
-
-
-_WRITERS: dict[str, Any] = {
-    "int": _write_integer,
-    "str": _write_text,
-    "tuple[int, ...]": _write_integers,
-    "tuple[str, ...]": _write_texts,
-}
+_CODEC = Codec(typing.get_args(Message))
+encode = _CODEC.encode
+decode = _CODEC.decode

@@ -17,9 +17,8 @@ from typing import Protocol, TypeAlias
 from farandole import errors
 from farandole.rendezvous import sockets
 from farandole.rendezvous.channel import Channel
-from farandole.rendezvous.door import Door
 from farandole.rendezvous.flow import Loop, Stream
-from farandole.rendezvous.links import Strand, Weaver
+from farandole.rendezvous.links import Doors, Weaver
 from farandole.rendezvous.messages import Leave, Lost, Message, NoLink, Offer, Wanted, Wish
 from farandole.rendezvous.secret import Secret
 
@@ -77,7 +76,7 @@ class Session:
         self._listen_at = listen_at
         self._engine: LinkTaker | None = None
         self._hub_lost: Callable[[str], None] | None = None
-        self._doors: dict[int, tuple[Door[Strand], Weaver]] = {}
+        self._doors: dict[int, tuple[Doors, Weaver]] = {}
         self._linked: set[int] = set()  # peers whose link the engine has
         self._calling: dict[int, Weaver] = {}  # peers whose door is being knocked at
         self._early: list[Message] = []  # what the hub said before there was an engine to tell

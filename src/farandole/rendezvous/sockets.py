@@ -17,6 +17,7 @@ from farandole.rendezvous.flow import WRITE, Flow, Wait, pause
 BACKLOG = 1024
 SILENCE_SECONDS = 60  # a static job: a peer that does not acknowledge for this long is lost
 LOCAL, TCP = 0, 1  # kinds of links, as the core numbers them
+_silence_seconds = SILENCE_SECONDS  # HOROVOD_GLOO_TIMEOUT_SECONDS raises it
 _LONGEST_PATH = 100  # the kernel's limit for unix sockets is 108
 _CREDENTIALS = struct.Struct("3i")
 
@@ -176,16 +177,22 @@ def same_user(sock: socket.socket) -> bool:
     return bool(user == os.geteuid())
 
 
+def be_patient(seconds: float) -> None:
+    """From now on a peer may be silent for longer than SILENCE_SECONDS; less has no effect."""
+    global _silence_seconds
+    _silence_seconds = max(SILENCE_SECONDS, round(seconds))
+
+
 def tune(sock: socket.socket) -> None:
     """No delay for small messages; a peer that vanished without a word is noticed."""
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_SECONDS // 4)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE_SECONDS // 4)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _silence_seconds // 4)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _silence_seconds // 4)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_SECONDS * 1000)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _silence_seconds * 1000)
 
 
 def explain(error: BaseException) -> str:
