@@ -82,7 +82,7 @@ def test_shares_of_a_reducescatter_cover_all_rows() -> None:
 
 def asked(name: str = "a", **changes: Any) -> spec.Asked:
     base = {"kind": Kind.ALLREDUCE, "name": name, "dtype": DType.FLOAT32, "op": ReduceOp.SUM, "root": -1}
-    base |= {"prescale": 1.0, "postscale": 1.0, "shape": [2], "splits": None, "bundle": None}
+    base |= {"prescale": 1.0, "postscale": 1.0, "shape": [2], "splits": None, "device": "CPU", "bundle": None}
     return base | changes
 
 
@@ -90,6 +90,7 @@ def asked(name: str = "a", **changes: Any) -> spec.Asked:
     ("one", "two", "message"),
     [
         ({}, {"dtype": DType.INT32}, "Mismatched data types"),
+        ({}, {"device": "GPU"}, "Mismatched ALLREDUCE CPU/GPU device selection"),
         ({}, {"kind": Kind.ALLGATHER}, "Mismatched operations"),
         ({}, {"shape": [3]}, "Mismatched ALLREDUCE tensor shapes"),
         ({}, {"shape": [2, 1]}, "Mismatched ALLREDUCE tensor shapes"),

@@ -1,5 +1,5 @@
 # Cases: mistakes and disagreements give the contract's error, and the job goes on.
-# Touches binding.py, errors and NumPy.
+# Touches binding.py, errors, NumPy and, for what no tensor can say on a CPU, the engine.
 """Each mistake is followed by an operation that must work; run.py adds another after the case."""
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from farandole.engine import DType
+from farandole.engine import DType, Kind, Request
 from farandole.errors import HorovodInternalError
+from farandole.runtime import runtime
 
 from .binding import ASYNC, JOIN, Table, fails
 
@@ -81,6 +82,24 @@ def the_ranks_disagree(b: Any, rank: int, size: int) -> None:
         for odd in (0, size - 1):
             fails(HorovodInternalError, message, two if rank == odd else one)
             goes_on(b, size)
+
+
+@case()
+def one_rank_says_gpu(b: Any, rank: int, size: int) -> None:
+    """What a binding says when its tensor lies on a device; the memory is the host's here."""
+    engine = runtime.world.engine
+    for kind in (Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCESCATTER):
+
+        def begin(device: int, kind: Kind = kind) -> Any:
+            array = np.ones(size, np.float32)
+            output = np.empty(1, np.float32) if kind == Kind.REDUCESCATTER else array
+            [handle] = engine.submit([Request(kind, "t", array, output, peer=0, device=device)])
+            return engine.wait(handle).output
+
+        message = f"Mismatched {kind.name} CPU/GPU device selection"
+        fails(HorovodInternalError, message, lambda: begin(0 if rank == size - 1 else -1))
+        assert begin(0) is not None
+        goes_on(b, size)
 
 
 @case()
