@@ -40,7 +40,7 @@ chaos:
 	@$(PYTHON) scripts/build.py check
 	@$(PYTHON) scripts/environment.py build test
 	@$(VENV_PYTHON) scripts/build.py tests
-	@CHAOS_N=$(N) $(VENV_PYTHON) -m pytest -q -p no:cacheprovider tests/chaos/test_streams.py tests/chaos/more.py
+	@CHAOS_N=$(N) $(VENV_PYTHON) -m pytest -q -p no:cacheprovider tests/chaos/test_streams.py tests/chaos/test_endings.py tests/chaos/more.py
 
 lint:
 	@$(PYTHON) scripts/environment.py build lint

@@ -1,6 +1,6 @@
 # Launcher, guard, agent and ranks are killed at random moments: two seconds later nothing of the job is left.
 # Touches processes of its own jobs.
-"""Row 21 and 22 of the table of faults, on one host. Each job has children that a careless ending would leave behind."""
+"""Rows 21 and 22 of the table of faults, on one host. Each job has children that a careless ending would leave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = [pytest.mark.chaos, pytest.mark.ranks]
-MOMENTS = 30
+MOMENTS = 30 * int(os.environ.get("CHAOS_N", "1"))
 SPAN_S = 1.0  # from the start of the launcher to well into training
 LIMIT_S = 2.0
 # Two children as of a data loader, one that left for a session of its own, and a grandchild that did so twice.
@@ -120,8 +120,7 @@ def test_rows_21_22_whoever_is_killed_nothing_is_left(who: str) -> None:
 def test_a_rank_that_ends_well_leaves_no_child_and_harms_no_other_ranks_child() -> None:
     mark = f"mark-{secrets.token_hex(8)}"
     program = PROGRAM.partition("import numpy")[0] + (
-        "rank = int(os.environ['FARANDOLE_RANK'])\nprint(rank, flush=True)\n"
-        "time.sleep(0.3 if rank == 0 else 120)\n"
+        "rank = int(os.environ['FARANDOLE_RANK'])\nprint(rank, flush=True)\ntime.sleep(0.3 if rank == 0 else 120)\n"
     )
     command = [sys.executable, "-m", "farandole", "run", "-np", "2", sys.executable, "-c", program]
     env = {**os.environ, "FARANDOLE_TEST_MARK": mark, "PYTHONWARNINGS": "ignore"}

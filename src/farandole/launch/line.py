@@ -23,6 +23,7 @@ from farandole.version import package_version
 
 LONGEST_BANNER = 1 << 20  # what a login shell may print before the agent speaks
 LONGEST_COMPLAINT = 16 << 10  # what is kept of the errors of ssh and the agent
+NEVER_SPOKE_SECONDS = 0.5
 END_SECONDS = 20.0  # for an agent to kill what is left on its host; past that we do not wait for it
 
 
@@ -117,11 +118,12 @@ class Line:
             self._channel.close()
         self._loop.forget(self._errors)
         self._near.close()
-        gone = True
+        # Who never spoke as an agent has started nothing, and finds its input closed should it speak later.
+        gone = self._channel is None
         try:
-            self._process.wait(END_SECONDS)
+            self._process.wait(NEVER_SPOKE_SECONDS if gone else END_SECONDS)
+            gone = True
         except Exception:  # subprocess.TimeoutExpired: only spawn.py knows it by name
-            gone = False
             self._process.kill()
             self._process.wait()
         assert self._process.stderr is not None

@@ -1,0 +1,195 @@
+# horovodrun over ssh: ranks on several hosts, networks that do and do not connect them, hosts that are not fit, kills.
+# Touches the bed of tests/bed.
+"""The bed's first host runs the launcher, as a user would; see tests/bed/README.md."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import bed
+import pytest
+
+pytestmark = pytest.mark.ranks
+SOURCE = str(bed.ROOT / "src")
+ENVIRONMENT = {"PYTHONPATH": SOURCE, "MINE": "a b;c'\"\n"}
+RUN = [sys.executable, "-m", "farandole", "run"]
+SUM = """
+import json, os, socket, numpy as np, farandole as hvd
+hvd.init()
+total = hvd.allreduce(np.full(1000, hvd.rank() + 1.0), op=hvd.Sum, name="x")
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "HOME", "MINE", "PYTHONUNBUFFERED")
+print("said " + json.dumps([socket.gethostname(), hvd.rank(), hvd.local_rank(), hvd.cross_rank(), hvd.cross_size(),
+                            float(total[0]), os.getcwd(), {name: os.environ.get(name) for name in names}]))
+hvd.shutdown()
+"""
+CHILDREN = """
+import os, time
+for kind in ("loader", "setsid"):
+    if os.fork() == 0:
+        if kind == "setsid":
+            os.setsid()
+        time.sleep(120)
+        os._exit(0)
+print("up", flush=True)
+time.sleep(120)
+"""
+MOMENTS = 6 * int(os.environ.get("CHAOS_N", "1"))
+
+
+def reports(text: str) -> list[list[object]]:
+    return sorted(
+        (json.loads(line.partition("said ")[2]) for line in text.splitlines() if "said " in line),
+        key=lambda one: one[1],
+    )
+
+
+def gone(hosts: bed.Bed, seconds: float = 2.0) -> float:
+    """How long it takes until no host has a process or a file of the job left."""
+    began = time.monotonic()
+    while True:
+        left = {host.name: found for host in hosts if (found := host.processes())}
+        files = [str(path) for host in hosts for path in Path(f"/proc/{host.pid}/root/tmp").glob("farandole-*")]
+        if not left and not files:
+            return time.monotonic() - began
+        assert time.monotonic() - began < seconds, (left, files)
+        time.sleep(0.01)
+
+
+def test_ranks_on_three_hosts_have_their_places_and_nothing_is_left() -> None:
+    with bed.hosts(3, ssh=True) as hosts:
+        words = [*RUN, "-np", "5", "-H", "host1:2,host2:1,host3:4", sys.executable, "-c", SUM]
+        done = hosts[0].run(words, ENVIRONMENT, cwd="/usr")
+        found = reports(done.stdout)
+        places = [
+            ("host1", 0, 0, 0, 3),
+            ("host1", 1, 1, 0, 2),
+            ("host2", 2, 0, 1, 3),
+            ("host3", 3, 0, 2, 3),
+            ("host3", 4, 1, 1, 2),
+        ]
+        assert [tuple(one[:5]) for one in found] == places
+        assert all(one[5:7] == [15.0, "/usr"] for one in found)
+        variables = found[3][7]
+        assert isinstance(variables, dict) and variables["MINE"] == ENVIRONMENT["MINE"]
+        assert (variables["RANK"], variables["LOCAL_RANK"], variables["LOCAL_WORLD_SIZE"]) == ("3", "0", "2")
+        assert (variables["MASTER_ADDR"], variables["HOME"]) == (hosts[0].address, bed.HOME)
+        gone(hosts)
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_of_two_networks_the_one_that_connects_is_found(dead: int) -> None:
+    """Docker's bridge is the third: all hosts have the same address on it."""
+    pair = [bed.Network("10.77.1", connects=dead == 1), bed.Network("10.77.2", connects=dead == 0)]
+    bridge = bed.Network("172.17.0", connects=False, same_address=True)
+    with bed.hosts(3, [bridge, *pair], ssh=True) as hosts:
+        live = 2 - dead
+        before = [host.counters(live) for host in hosts]
+        done = hosts[0].run([*RUN, "-np", "3", "-H", "host1,host2,host3", sys.executable, "-c", SUM], ENVIRONMENT)
+        assert [one[5] for one in reports(done.stdout)] == [6.0] * 3
+        assert all((host.counters(live) - old).sent > 8000 for host, old in zip(hosts, before, strict=True))
+        gone(hosts)
+        wrong = ["--network-interfaces", f"eth{1 + dead}", "--start-timeout", "15"]
+        done = hosts[0].run([*RUN, "-np", "2", *wrong, "-H", "host1,host2", "true"], ENVIRONMENT, check=False)
+        assert done.returncode != 0 and "cannot reach the launcher" in done.stderr, done.stderr
+        done = hosts[0].run(
+            [*RUN, "-np", "2", "--network-interfaces", "eth9", "-H", "host2:2", "true"], ENVIRONMENT, check=False
+        )
+        assert done.returncode != 0 and "no interface eth9" in done.stderr and "eth1" in done.stderr, done.stderr
+        gone(hosts)
+
+
+def test_hosts_that_are_not_fit_are_named_with_a_remedy() -> None:
+    with bed.hosts(2, ssh=True) as hosts:
+        old = hosts[1].files / "old"
+        old.write_text("#!/bin/sh\necho 'farandole needs Python 3.10 or newer, this is 3.6' >&2\nexit 1\n")
+        old.chmod(0o755)
+        cases = [
+            (["-H", "nowhere.example:2"], "Could not resolve", "check the name"),
+            (["-H", "host2:2", "-p", "2222"], "Connection refused", "--ssh-port"),
+            (["-H", "10.77.1.99:2", "--start-timeout", "4"], "cannot start ranks on 10.77.1.99", ""),
+            (["-H", "host2:2", "--remote-python", "/no/python"], "host2", "--remote-python"),
+            (["-H", "host2:2", "--remote-python", "/run/host/old"], "needs Python 3.10", "--remote-python"),
+            (["-H", "host2:2"], "no-such-program", "on host2"),
+        ]
+        for words, said, remedy in cases:
+            began = time.monotonic()
+            done = hosts[0].run([*RUN, "-np", "2", *words, "no-such-program"], ENVIRONMENT, check=False)
+            assert done.returncode != 0 and said in done.stderr and remedy in done.stderr, (words, done.stderr)
+            assert "Traceback" not in done.stderr and time.monotonic() - began < 12
+            gone(hosts)
+        (hosts[1].files / "authorized_keys").write_text("")
+        done = hosts[0].run([*RUN, "-np", "2", "-H", "host2:2", "true"], ENVIRONMENT, check=False)
+        assert done.returncode != 0 and "Permission denied" in done.stderr and "ssh-copy-id" in done.stderr
+        home = Path(f"/proc/{hosts[0].pid}/root{bed.HOME}/.ssh/known_hosts")
+        home.write_text("")
+        done = hosts[0].run([*RUN, "-np", "2", "-H", "host2:2", "true"], ENVIRONMENT, check=False)
+        assert done.returncode != 0 and "--ssh-accept-new" in done.stderr, done.stderr
+        gone(hosts)
+
+
+def test_a_host_that_answers_after_the_timeout() -> None:
+    with bed.hosts(2, ssh=True) as hosts:
+        slow = "#!/bin/sh\nsleep 30\n"
+        program = hosts[1].files / "slow"
+        program.write_text(slow)
+        program.chmod(0o755)
+        words = ["--start-timeout", "2", "-H", "host2:2", "--remote-python", "/run/host/slow", "true"]
+        began = time.monotonic()
+        done = hosts[0].run([*RUN, "-np", "2", *words], ENVIRONMENT, check=False)
+        assert done.returncode != 0 and "did not answer in time" in done.stderr and "--start-timeout" in done.stderr
+        assert time.monotonic() - began < 10
+        hosts[1].kill()  # the slow program itself is the host's: it never became an agent
+
+
+def children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+    return []
+
+
+def victims(hosts: bed.Bed, who: str) -> list[int]:
+    found = {pid: (host.name, words) for host in hosts for pid, words in host.processes().items()}
+    names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in found if Path(f"/proc/{pid}").exists()}
+    if who == "launcher":
+        return [pid for pid, (_, words) in found.items() if "-m farandole run" in words]
+    if who == "ssh":
+        return [pid for pid, name in names.items() if name == "ssh"]
+    if who == "rank":
+        agents = [pid for pid, name in names.items() if name == "farandole-agent"]
+        return [pid for agent in agents for pid in children(agent)]
+    return [pid for pid, name in names.items() if name == f"farandole-{who}" and found[pid][0] != "host1"]
+
+
+@pytest.mark.parametrize("who", ["launcher", "guard", "agent", "ssh", "rank"])
+def test_rows_21_22_whoever_is_killed_nothing_is_left_on_any_host(who: str) -> None:
+    draw = random.Random(secrets.randbits(32))
+    worst = 0.0
+    with bed.hosts(2, ssh=True) as hosts:
+        for turn in range(MOMENTS):
+            words = [*RUN, "-np", "3", "-H", "host1:1,host2:2", sys.executable, "-c", CHILDREN]
+            pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+            with hosts[0].start(words, ENVIRONMENT, **pipe) as launcher:
+                try:
+                    assert launcher.stdout is not None
+                    if turn == 0:
+                        assert all(launcher.stdout.readline() for _ in range(3))
+                    else:
+                        time.sleep(draw.uniform(0.0, 1.0))
+                    while not (found := victims(hosts, who)):
+                        time.sleep(0.01)
+                        assert launcher.poll() is None
+                    os.kill(draw.choice(found), signal.SIGKILL)
+                    worst = max(worst, gone(hosts))
+                    assert launcher.wait(5) != 0
+                finally:
+                    launcher.kill()
+    print(f"{who}: {MOMENTS} moments over ssh, all gone after at most {worst:.2f} s")
