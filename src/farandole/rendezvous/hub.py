@@ -115,6 +115,8 @@ class Hub:
         for address in self.addresses:
             try:
                 door = self._door(address)
+            except FileNotFoundError:
+                continue  # the job's directory goes with its last host: nobody will come again
             except OSError as error:
                 log.error("ranks that call init again will not find the launcher at %s: %s", address, error)
                 continue
