@@ -84,5 +84,8 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("environment", "src/farandole/compat.py"): "Horovod's `env`: sets what its caller asks for, and reads no setting",
     ("framework", "src/farandole/launch/clusters/store.py"): "torchrun's own store; loaded only in a job of torchrun",
     ("environment", "src/farandole/tools/doctor.py"): "its probes get what a job would get; it reads no setting",
+    ("process", "src/farandole/tools/bench/processes.py"): "peers and yardsticks do not run under what is measured",
+    ("environment", "src/farandole/tools/bench/processes.py"): "they get what a job would get; it reads no setting",
+    ("socket", "src/farandole/tools/bench/inside/stream.py"): "plain TCP, the yardstick; runs in a measurement alone",
     ("ctypes", "src/farandole/launch/spawn.py"): "workers die with their launcher: prctl has no other door in Python",
 }

@@ -139,6 +139,21 @@ bool fills_memory_of_the_caller(farandole::Kind kind) {
 EXPORT const char* farandole_version(void) { return FARANDOLE_VERSION; }
 EXPORT const char* farandole_kernels(void) { return farandole::kernel::name(); }
 
+EXPORT int farandole_add(int32_t dtype, const void* left, const void* right, void* out, int64_t elements) {
+  return code_of(guarded([&]() -> Error {
+    if (dtype < 0 || dtype >= farandole::kDTypes || elements < 0) return {Code::invalid_argument, ""};
+    const void* sources[] = {left, right};
+    farandole::kernel::Reduce work;
+    work.dtype = static_cast<farandole::DType>(dtype);
+    work.sources = sources;
+    work.count = 2;
+    work.out = out;
+    work.elements = static_cast<std::size_t>(elements);
+    farandole::kernel::reduce(work);
+    return {};
+  }));
+}
+
 EXPORT int farandole_create(const farandole_options* options, farandole_engine** engine, char* error, size_t capacity) {
   *engine = nullptr;
   return report(guarded([&]() -> Error {

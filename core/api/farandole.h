@@ -40,6 +40,8 @@ typedef struct farandole_options {
 
 const char* farandole_version(void);
 const char* farandole_kernels(void); /* "neon", "avx2", ... */
+/* The arithmetic alone, so that it can be measured: out = left + right; a dtype as in a request. */
+int farandole_add(int32_t dtype, const void* left, const void* right, void* out, int64_t elements);
 
 /* A message for people is written to `error` (always terminated). */
 int farandole_create(const farandole_options* options, farandole_engine** engine, char* error, size_t capacity);

@@ -81,6 +81,7 @@ _REQUEST = struct.Struct("@6i4P2iP2dqP")
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "farandole_version": (_TEXT, ()),
     "farandole_kernels": (_TEXT, ()),
+    "farandole_add": (_INT, (_INT, _POINTER, _POINTER, _POINTER, _LONG)),
     "farandole_create": (_INT, (_POINTER, _POINTER, _POINTER, ctypes.c_size_t)),
     "farandole_add_link": (_INT, (_POINTER, _INT, _INT, _INT)),
     "farandole_start": (_INT, (_POINTER, _LONG, _POINTER, ctypes.c_size_t)),
@@ -102,6 +103,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "farandole_chaos_fired": (_LONG, (_POINTER, _TEXT)),
 }
 
+# A library may lack them: the chaos functions are in the test library alone, the other is for measurements.
+_OPTIONAL = {"farandole_chaos_set", "farandole_chaos_fired", "farandole_add"}
+
 
 @functools.cache
 def load(path: str | None = None) -> ctypes.CDLL:
@@ -116,7 +120,7 @@ def load(path: str | None = None) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(place))
         for name, (result, arguments) in _SIGNATURES.items():
-            if "_chaos_" not in name or hasattr(library, name):
+            if name not in _OPTIONAL or hasattr(library, name):
                 function = getattr(library, name)
                 function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
@@ -127,6 +131,18 @@ def load(path: str | None = None) -> ctypes.CDLL:
             f"the native library {place} is version {found}, the package is {expected}: rebuild it. {fallback}"
         )
     return library
+
+
+def can_add() -> bool:
+    """Whether the library lets its arithmetic be measured."""
+    return hasattr(load(), "farandole_add")
+
+
+def add(dtype: DType, left: Array, right: Array, out: Array) -> None:
+    """out = left + right by the core's kernel alone, on this thread; contiguous arrays with the bits of `dtype`."""
+    pointers = [array.ctypes.data for array in (left, right, out)]
+    if load().farandole_add(int(dtype), *pointers, left.size) != 0:
+        raise ValueError(f"the kernel knows no {dtype!r}")
 
 
 class _Loan:

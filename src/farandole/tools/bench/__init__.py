@@ -1,5 +1,5 @@
-"""Measurements that ship with the package: `python -m farandole.tools.bench allreduce` and `idle`.
-command starts the ranks and prints; worker measures inside them; report makes the tables; mpi is the same for MPI."""
+"""Measurements that ship with the package: `python -m farandole.tools.bench`, or `farandole bench`.
+command runs them; measure, steps, life and hosts are the parts; lanes starts and asks ranks; inside/ runs in them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from collections.abc import Sequence
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs a command line (None: this process's); the exit code."""
-    from .command import main  # the workers import this package as well and need none of it
+    from .command import main  # inside/ is part of this package and needs none of it
 
     return main(words)

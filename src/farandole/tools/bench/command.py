@@ -1,130 +1,156 @@
-"""`python -m farandole.tools.bench allreduce | idle`: starts the ranks of a measurement and prints what they found.
-Starts processes through launch/ alone; writes a file only when asked with --json."""
+"""`python -m farandole.tools.bench`: measures everything, or the parts that are named, beside its peers.
+Starts processes through processes.py; writes what --json and --plots name, and a temporary folder."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import os
-import platform
-import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...launch import local
-from ...version import package_version
-from . import mpi, report
+from . import hosts, life, machine, measure, plan, report, steps, targets, trace
+from .lanes import Yard
+from .plan import PARTS, Plan, Row
+from .processes import Failed
 
-SIZES = "1KiB,64KiB,1MiB,16MiB,64MiB"
-
-
-class Failed(Exception):
-    """A measurement that did not come to its end."""
+FORMAT = 1  # of the JSON file
 
 
-def job(what: str, ranks: int, folder: Path, *arguments: str) -> dict[str, Any]:
-    """Runs worker.py in `ranks` processes of this machine; what rank 0 wrote."""
-    command = [sys.executable, "-m", "farandole.tools.bench.worker", what, "--folder", str(folder), *arguments]
-    # Gloo looks up the host's name otherwise, which fails on machines that do not know their own.
-    extra = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    run(command, ranks, extra)
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+def say(line: str) -> None:
+    """Progress, for people."""
+    print(f"bench: {line}", file=sys.stderr, flush=True)
+
+
+def rows_of(part: str, what: Plan, yard: Yard, folder: Path, peer_python: str) -> Iterator[Row]:
+    """The rows of a part as they are measured."""
+    if part == "start":
+        return life.start(what, yard, peer_python)
+    if part == "hosts":
+        return hosts.measure(what, yard, folder)
+    functions = {
+        "collectives": measure.collectives,
+        "crowd": measure.crowd,
+        "halves": measure.halves,
+        "training": steps.training,
+        "memory": steps.memory,
+        "life": life.life,
+        "idle": life.idle,
+        "trace": trace.measure,
+    }
+    return functions[part](what, yard)
+
+
+def run(parts: Sequence[str], what: Plan, peer_python: str) -> Iterator[Row]:
+    """Measures."""
+    with tempfile.TemporaryDirectory(prefix="farandole-bench-") as name:
+        folder = Path(name)
+        with Yard(folder, peer_python, say) as yard:
+            for part in parts:
+                began = time.monotonic()
+                busy = machine.busy()
+                say(f"{part} (others use {busy:.1f} cores)" if busy > 0.2 else part)
+                for row in rows_of(part, what, yard, folder, peer_python):
+                    row["busy_cores"] = round(busy, 2)
+                    say("  " + " ".join(report.label(row)))
+                    yield row
+                say(f"  {part} took {time.monotonic() - began:.0f} s")
+
+
+def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
+    """A run in pieces: what was measured again replaces what was there."""
+    found = {plan.key(row): row for row in old}
+    found.update((plan.key(row), row) for row in new)
+    return sorted(found.values(), key=lambda row: PARTS.index(row["part"]))
+
+
+def read(path: Path, facts: dict[str, Any]) -> list[Row]:
+    """The rows of an earlier run of this machine; none when it was another, or there was none."""
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text())
+    same = ("architecture", "processor", "cores")
+    if found.get("format") != FORMAT or any(found["machine"][name] != facts[name] for name in same):
+        raise Failed(f"{path} has results of another machine or version; name another file")
+    rows: list[Row] = found["rows"]
+    return rows
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(
+        prog="farandole bench",
+        description="Measures collectives, training and a job's life on this machine, beside torch.distributed/Gloo, "
+        "MPI and the machine's own limits, interleaved. Results are checked; medians of the repeats are shown.",
+    )
+    found.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all when none is named")
+    found.add_argument("--quick", action="store_true", help="about a minute: does everything run? not for claims")
+    found.add_argument("--ranks", default="", help="as in 2,16; default 2, 4, 8 ... up to the cores")
+    found.add_argument("--repeats", type=int, default=9, help="interleaved repeats, default 9")
+    found.add_argument("--json", type=Path, help="write every number there; results of other parts in it stay")
+    found.add_argument("--plots", type=Path, help="write PNG files into this folder (needs matplotlib)")
+    found.add_argument("--from", dest="source", type=Path, help="measure nothing: tables and plots of this JSON file")
+    found.add_argument("--peer-python", default="", help="an interpreter with another horovod.torch, to compare with")
     return found
 
 
-def run(command: list[str], ranks: int, extra: dict[str, str]) -> None:
-    """Starts and waits; Failed when a rank fails."""
-    with local.start(command, np=ranks, env=extra, output="raw") as job:
-        code = job.wait()
-        if job.failure is not None:
-            raise Failed(f"rank {job.failure[0]} failed ({local.describe(code)}): {' '.join(command)}")
+def show(rows: Sequence[Row], facts: dict[str, Any], plots: Path | None) -> None:
+    """Tables, targets, and plots when asked for."""
+    print(f"{facts['processor']} ({facts['architecture']}), {facts['cores']} cores, Linux {facts['kernel']}, farandole")
+    print(f"{facts['farandole']} ({facts['kernels']}), " + ", ".join(f"{k} {v}" for k, v in facts["versions"].items()))
+    print("\n" + report.tables(rows))
+    print(f"\n({report.LEGEND})")
+    lines = [verdict.cells() for verdict in targets.verdicts(rows, facts["cores"], facts["architecture"])]
+    print("\n" + report.text([["target", "measured", ""], *lines]), flush=True)
+    if plots is not None:
+        from . import plots as drawing
 
-
-def machine() -> dict[str, Any]:
-    """Where it was measured; a busy machine explains a bad number."""
-    return {
-        "machine": platform.machine(),
-        "system": platform.release(),
-        "cores": len(os.sched_getaffinity(0)),
-        "load": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "farandole": package_version(),
-    }
-
-
-def with_mpi(found: dict[str, Any], ranks: int, sizes: list[int], repeats: int, folder: Path) -> str:
-    """Adds MPI's timings to ours when it is there; a line that says what happened."""
-    start = mpi.command(ranks, sizes, repeats, folder / "mpi.json")
-    if isinstance(start, str):
-        return start
-    run(start, 1, {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
-    for ours, theirs in zip(found["results"], json.loads((folder / "mpi.json").read_text()), strict=True):
-        for kind in ("reused", "fresh"):
-            ours[kind]["mpi"] = theirs[kind]
-    return f"{start[0]}: measured right after, in a job of its own"
-
-
-def allreduce(options: argparse.Namespace) -> dict[str, Any]:
-    """The table against Gloo, MPI and memcpy."""
-    sizes = [report.parse_size(text) for text in options.sizes.split(",")]
-    where = machine()
-    print(
-        f"allreduce of float32 sums, {options.ranks} ranks on one host ({where['machine']}, {where['cores']} cores, "
-        f"load {where['load']:.1f}), medians of {options.repeats} repeats, slowest rank, results checked with NumPy",
-        flush=True,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        arguments = ["--sizes", json.dumps(sizes), "--repeats", str(options.repeats)]
-        found = job("allreduce", options.ranks, place, *arguments)
-        line = with_mpi(found, options.ranks, sizes, options.repeats, place)
-    print("\nreused: in place, in memory that was used before")
-    print(report.table(found["results"], "reused"))
-    print("\nfresh: from an input into new memory (Gloo: clone, then in place)")
-    print(report.table(found["results"], "fresh"))
-    print(f"\n{line}")
-    if importlib.util.find_spec("torch") is None:
-        print("torch: not found (pip install torch==2.13.0 to compare with Gloo)")
-    return {"what": "allreduce", "where": where, **found}
-
-
-def idle(options: argparse.Namespace) -> dict[str, Any]:
-    """What a job costs that does nothing."""
-    print(f"idle: {options.ranks} ranks on one host do nothing for {options.seconds:g} s", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        found = job("idle", options.ranks, Path(folder), "--seconds", str(options.seconds))
-    print("  rank    CPU %  context switches/s")
-    for rank, (cpu, switches) in enumerate(zip(found["cpu_percent"], found["switches_per_s"], strict=True)):
-        print(f"  {rank:4d}  {cpu:7.3f}  {switches:18.1f}")
-    print(f"  mean  {statistics.mean(found['cpu_percent']):7.3f}  {statistics.mean(found['switches_per_s']):18.1f}")
-    return {"what": "idle", "where": machine(), **found}
+        for path in drawing.draw(rows, plots):
+            say(f"drew {path.name}")
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parses the command line and runs it; the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="farandole bench", description="Measures collectives between ranks on this machine."
-    )
-    commands = parser.add_subparsers(dest="what", required=True)
-    for name, text in (("allreduce", "beside Gloo, MPI and memcpy"), ("idle", "what a job costs that does nothing")):
-        command = commands.add_parser(name, help=text)
-        command.add_argument("--ranks", type=int, default=2)
-        command.add_argument("--json", type=Path, help="write every raw number to this file")
-    commands.choices["allreduce"].add_argument("--sizes", default=SIZES, help=f"bytes, default {SIZES}")
-    commands.choices["allreduce"].add_argument("--repeats", type=int, default=9)
-    commands.choices["idle"].add_argument("--seconds", type=float, default=5.0)
-    options = parser.parse_args(words)
-    if options.what == "allreduce" and options.repeats < 7:
-        print("bench: fewer than 7 repeats are good for a look, not for a claim", file=sys.stderr)
+    options = parser().parse_args(words)
+    unknown = [part for part in options.parts if part not in PARTS]
+    if unknown:
+        say(f"unknown part {unknown[0]!r}; there are {', '.join(PARTS)}")
+        return 2
     try:
-        result = allreduce(options) if options.what == "allreduce" else idle(options)
+        if options.source is not None:
+            found = json.loads(options.source.read_text())
+            show(found["rows"], found["machine"], options.plots)
+            return 0
+        ranks = sorted({int(word) for word in options.ranks.split(",") if word})
+    except (OSError, ValueError, KeyError) as error:
+        say(str(error))
+        return 2
+    if any(count < 2 for count in ranks):
+        say("--ranks: a collective has at least 2")
+        return 2
+    if options.repeats < 7 and not options.quick:
+        say("fewer than 7 repeats are good for a look, not for a claim")
+    facts = machine.facts()
+    what = plan.quick(ranks, facts["cores"]) if options.quick else plan.full(ranks, facts["cores"], options.repeats)
+    try:
+        before = read(options.json, facts) if options.json else []
+        rows: list[Row] = []
+        for row in run(options.parts or PARTS, what, options.peer_python):
+            rows.append(row)
+            if options.json:  # after every row: a run that is cut short keeps what it has
+                write(options.json, facts, merge(before, rows), options.quick)
     except Failed as failure:
-        print(f"bench: {failure}", file=sys.stderr)
+        say(str(failure))
         return 1
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    show(merge(before, rows), facts, options.plots)
     return 0
+
+
+def write(path: Path, facts: dict[str, Any], rows: list[Row], quick: bool) -> None:
+    """The JSON file, a row per line."""
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    head = f'{{\n "format": {FORMAT},\n "quick": {json.dumps(quick)},\n "machine": {json.dumps(facts)},\n'
+    path.write_text(f'{head} "rows": [\n{lines}\n ]\n}}\n')

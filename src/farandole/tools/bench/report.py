@@ -1,24 +1,39 @@
-"""From raw measurements to the tables people read.
+"""From rows to the tables people read, as text and as Markdown.
 Pure: numbers in, text out."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-Samples = Sequence[float]
+from .plan import PARTS, Row, Samples
+
+OURS = "farandole"
+STREAMS = ("plain TCP, both ways", "plain TCP, one way")
+LIMITS = ("memcpy", "copy by all", *STREAMS, "kernel alone", "single", "import torch")
+LEGEND = "2.0x: takes twice our time. 50 %: the limit takes half our time. ±: half of the middle half of the repeats."
+TITLES = {
+    "collectives": "Collectives by size (of the larger side; reused: the same tensor again, fresh: always a new one)",
+    "crowd": "More ranks than cores",
+    "halves": "16-bit floats beside float32, by bytes",
+    "training": "Training steps (single: as many pinned processes as ranks, without any communication)",
+    "memory": "Memory of a rank that trains",
+    "start": "Starting two ranks",
+    "life": "Joining and leaving",
+    "idle": "A job that waits",
+    "hosts": "Between hosts, links of 1 Gbit/s each way",
+}
 
 
 def size_name(count: int) -> str:
     """Bytes for people.
 
-    >>> size_name(1024), size_name(67108864), size_name(100)
-    ('1 KiB', '64 MiB', '100 B')
+    >>> size_name(1024), size_name(67108864), size_name(100), size_name(138000000)
+    ('1 KiB', '64 MiB', '100 B', '131.6 MiB')
     """
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= unit and count % unit == 0:
-            return f"{count // unit} {name}"
+        if count >= unit:
+            return f"{count // unit} {name}" if count % unit == 0 else f"{count / unit:.1f} {name}"
     return f"{count} B"
 
 
@@ -33,38 +48,109 @@ def parse_size(text: str) -> int:
     return int(bare.rstrip("kmg")) * unit
 
 
-def time_name(seconds: float) -> str:
-    """Seconds for people, three digits.
+def value_name(value: float, unit: str) -> str:
+    """A measured value for people, three digits.
 
-    >>> time_name(0.0000123), time_name(0.0123)
-    ('12.3 µs', '12.3 ms')
+    >>> value_name(0.0000123, "s"), value_name(0.0123, "s"), value_name(4.2, "s"), value_name(0.123, "%")
+    ('12.3 µs', '12.3 ms', '4.2 s', '0.123 %')
     """
-    return f"{seconds * 1e6:.3g} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
+    if unit == "B":
+        return f"{value / (1 << 20):.1f} MiB"
+    if unit != "s":
+        return f"{value:.3g} {unit}" if unit == "%" else f"{value:.3g}{unit}"
+    for factor, name in ((1.0, "s"), (1e-3, "ms")):
+        if value >= factor:
+            return f"{value / factor:.3g} {name}"
+    return f"{value * 1e6:.3g} µs"
 
 
-def row(size: int, times: Mapping[str, Samples]) -> list[str]:
-    """One size: our time and rate, each peer's time, and how many times longer the peer takes (memcpy: we take)."""
-    median = {name: statistics.median(samples) for name, samples in times.items()}
-    ours = median["farandole"]
-    cells = [size_name(size), time_name(ours), f"{size / ours / 1e9:.2f}"]
-    for name in peers(times):
-        cells += [time_name(median[name]), f"{median[name] / ours:.1f}x"]
-    cells += [time_name(median["memcpy"]), f"{ours / median['memcpy']:.1f}x"]
-    return cells
+def median(line: Row, name: str) -> float | None:
+    """The median of somebody's repeats, if he was measured."""
+    samples: Samples = line["values"].get(name, [])
+    return statistics.median(samples) if samples else None
 
 
-def peers(times: Mapping[str, Samples]) -> list[str]:
-    """Everyone we are compared with, but for memcpy, which is a limit."""
-    return [name for name in times if name not in ("farandole", "memcpy")]
+def spread(samples: Samples) -> str:
+    """The middle half of the repeats, as a part of the median.
+
+    >>> spread([1.0, 1.0, 1.1, 0.9, 1.0, 1.0, 1.0])
+    '±0 %'
+    """
+    if len(samples) < 4:
+        return ""
+    low, middle, high = statistics.quantiles(samples, n=4)
+    return f"±{(high - low) / 2 / middle * 100:.0f} %" if middle else ""
 
 
-def table(results: Sequence[Mapping[str, Any]], kind: str) -> str:
-    """The table of one kind ("reused" or "fresh") over all sizes."""
-    rows = [row(result["bytes"], result[kind]) for result in results]
-    heads = ["size", "farandole", "GB/s"]
-    for name in peers(results[0][kind]):
-        heads += [name, f"{name} / farandole"]
-    heads += ["memcpy", "farandole / memcpy"]
-    widths = [max(len(line[column]) for line in [heads, *rows]) for column in range(len(heads))]
-    lines = [heads, ["-" * width for width in widths], *rows]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+def label(line: Row) -> list[str]:
+    """What a row is about."""
+    words = [line["what"]]
+    if line.get("dtype", "float32") != "float32" or line["part"] == "halves":
+        words.append(line["dtype"])
+    if "hosts" in line:
+        words.append(f"{line['hosts']} hosts x {line['ranks'] // line['hosts']}")
+    else:
+        words.append(f"{line['ranks']} ranks" if line["ranks"] > 1 else "1 rank")
+    if line["part"] not in ("training", "memory") and "bytes" in line:
+        words.append(size_name(line["bytes"]))
+    if line["part"] == "collectives":
+        words.append(line["kind"])
+    return words
+
+
+def cells(line: Row, names: Sequence[str]) -> list[str]:
+    """Value, spread and ratio of everybody: peers by how many times longer they take, limits by how near we come."""
+    base = next((name for name in names if name.startswith(OURS) and median(line, name) is not None), "")
+    ours = median(line, base)
+    found = []
+    for name in names:
+        value = median(line, name)
+        if value is None:
+            found.append("")
+            continue
+        text = value_name(value, line["unit"])
+        if name.startswith(OURS) and line["unit"] == "s" and "bytes" in line and line["part"] not in ("training",):
+            text += f", {line['bytes'] / value / 1e9:.3g} GB/s"
+        if name == base or not ours:
+            text += f" {spread(line['values'][name])}".rstrip()
+        elif name in LIMITS:
+            text += f" ({value / ours * 100:.0f} %)" if line["unit"] == "s" else ""
+        elif line["unit"] in ("s", "%", "/s") and not name.startswith(OURS):
+            text += f" ({value / ours:.1f}x)"
+        found.append(text)
+    return found
+
+
+def grid(rows: Sequence[Row]) -> list[list[str]]:
+    """The lines of one part's table, the head first."""
+    names: list[str] = []
+    for line in rows:
+        names += [name for name in line["values"] if name not in names]
+    names.sort(key=lambda name: (not name.startswith(OURS), name != OURS, name in LIMITS))
+    return [["", *names], *([" ".join(label(line)), *cells(line, names)] for line in rows)]
+
+
+def text(lines: Sequence[Sequence[str]]) -> str:
+    """For a terminal."""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    rule = ["-" * width for width in widths]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in [lines[0], rule, *lines[1:]]
+    )
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """For a page."""
+    rule = ["---"] * len(lines[0])
+    return "\n".join("| " + " | ".join(line) + " |" for line in [lines[0], rule, *lines[1:]])
+
+
+def tables(rows: Sequence[Row], form: Callable[[Sequence[Sequence[str]]], str] = text) -> str:
+    """Every part that was measured."""
+    found = []
+    for part in PARTS:
+        chosen = [line for line in rows if line["part"] == part]
+        if chosen and part in TITLES:
+            found.append(f"{TITLES[part]}\n\n{form(grid(chosen))}")
+    return "\n\n".join(found)

@@ -1,0 +1,182 @@
+"""Hosts in network namespaces, joined by links of a set rate: an allreduce between them beside plain TCP streams.
+Needs root, `ip`, `tc`, `unshare` and `nsenter`; everything vanishes with the processes that hold it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ...launch.slots import places
+from ...rendezvous.secret import Secret
+from . import processes
+from .lanes import RANK, Lane, Yard
+from .measure import Entrant, race
+from .plan import Plan, Row, row
+from .processes import PYTHON, Failed, Process
+
+RATE = "1gbit"
+PROGRAMS = ("ip", "tc", "unshare", "nsenter")
+NETWORK = "10.78.1"
+PORT = 29611
+
+
+def unfit() -> str:
+    """Why hosts cannot be made here; nothing when they can."""
+    if os.geteuid() != 0:
+        return "hosts: not measured: network namespaces need root"
+    missing = [name for name in PROGRAMS if processes.find(name) is None]
+    return f"hosts: not measured: {', '.join(missing)} not found" if missing else ""
+
+
+class Hosts:
+    """`count` hosts and a switch: namespaces that waiting processes hold, which end with us, whatever ends us."""
+
+    def __init__(self, count: int, folder: Path) -> None:
+        folder.mkdir()
+        self.count = count
+        self.addresses = [f"{NETWORK}.{number + 1}" for number in range(count)]
+        self._holders: list[Process] = []
+        try:
+            for number in range(count + 1):
+                self._holders.append(self._hold(folder / f"holder.{number}"))
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
+
+    def inside(self, host: int, command: Sequence[str]) -> list[str]:
+        """The command line that runs a command in a host."""
+        return [str(processes.find("nsenter")), f"--net=/proc/{self._holders[host].pid}/ns/net", *command]
+
+    def close(self) -> None:
+        """Removes them."""
+        for holder in self._holders:
+            holder.end()
+
+    def _hold(self, said: Path) -> Process:
+        holder = Process([str(processes.find("unshare")), "--net", "cat"], said)
+        ours = os.readlink("/proc/self/ns/net")
+        deadline = time.monotonic() + 10
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(f"/proc/{holder.pid}/ns/net") != ours:
+                    return holder
+            if holder.ended() or time.monotonic() > deadline:
+                holder.end(0)
+                raise Failed(f"a network namespace cannot be made here: {holder.said()}")
+            time.sleep(0.005)
+
+    def _batch(self, host: int, program: str, *lines: str) -> None:
+        processes.says(self.inside(host, [str(processes.find(program)), "-batch", "-"]), "\n".join(lines) + "\n")
+
+    def _connect(self) -> None:
+        switch = self.count
+        line = "link add name switch type bridge forward_delay 0 mcast_snooping 0"
+        self._batch(switch, "ip", line, "link set dev switch up")
+        limit = f"root tbf rate {RATE} burst 256kb latency 20ms"
+        for host, address in enumerate(self.addresses):
+            pid = self._holders[host].pid
+            line = f"link add p{host} type veth peer name eth0 netns {pid}"
+            self._batch(switch, "ip", line, f"link set p{host} master switch", f"link set p{host} up")
+            self._batch(host, "ip", "link set lo up", f"addr add {address}/24 dev eth0", "link set eth0 up")
+            self._batch(host, "tc", f"qdisc replace dev eth0 {limit}")
+            self._batch(switch, "tc", f"qdisc replace dev p{host} {limit}")
+
+
+@contextlib.contextmanager
+def ours(yard: Yard, hosts: Hosts, per_host: int, algorithm: str) -> Iterator[Lane]:
+    """Our ranks on these hosts, without a launcher: a hub in the first of them, and a process per rank."""
+    names = [f"host{host}" for host in range(hosts.count) for _ in range(per_host)]
+    secret = Secret.create()
+    descriptor = secret.to_descriptor()
+    module = "farandole.torch" if processes.has_torch() else "farandole"
+
+    def start(folder: Path) -> list[Process]:
+        size = len(names)
+        words = [PYTHON, "-m", "farandole.tools.bench.meeting", str(descriptor), str(size), f"tcp:{hosts.addresses[0]}"]
+        hub = Process(hosts.inside(0, words), folder / "hub", pass_fd=descriptor)
+        deadline = time.monotonic() + 20
+        while not (address := hub.said()) and not hub.ended() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        found = [hub]
+        for place in places(names):
+            more = {
+                **place.environment(),
+                "FARANDOLE_RENDEZVOUS": address,
+                "FARANDOLE_SECRET_FD": str(descriptor),
+                "FARANDOLE_ALLREDUCE_ALGORITHM": algorithm,
+            }
+            command = hosts.inside(place.rank // per_host, [PYTHON, *RANK, "horovod", str(folder), "--module", module])
+            found.insert(-1, Process(command, folder / f"said.{place.rank}", more, descriptor))
+        return found  # the hub is the last to be ended
+
+    try:
+        lane = yard.open(f"farandole {algorithm}", len(names), start)
+        try:
+            yield lane
+        finally:
+            lane.close()
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def others(yard: Yard, hosts: Hosts, library: str, per_host: int) -> Iterator[Lane]:
+    """Gloo's ranks, or plain streams, on these hosts."""
+    size = hosts.count * per_host
+    meet = f"tcp://{hosts.addresses[0]}:{PORT}" if library == "gloo" else ""
+    meet = meet or ",".join(f"{address}:{PORT + 1}" for address in hosts.addresses)
+
+    def start(folder: Path) -> list[Process]:
+        found = []
+        for rank in range(size):
+            words = [PYTHON, *RANK, library, str(folder), "--rank", str(rank), "--size", str(size), "--meet", meet]
+            more = {"GLOO_SOCKET_IFNAME": "eth0"}
+            found.append(Process(hosts.inside(rank // per_host, words), folder / f"said.{rank}", more))
+        return found
+
+    lane = yard.open(library, size, start)
+    try:
+        yield lane
+    finally:
+        lane.close()
+
+
+def measure(plan: Plan, yard: Yard, folder: Path) -> Iterator[Row]:
+    """Allreduce on each shape of hosts and ranks; plain TCP carries 2(N-1)/N of its bytes from each host."""
+    if reason := unfit():
+        yard.note(reason)
+        return
+    yard.clear()
+    for count, per_host in plan.host_shapes:
+        hosts = Hosts(count, folder / f"hosts.{count}.{per_host}")
+        try:
+            yield from shape(plan, yard, hosts, per_host)
+        finally:
+            hosts.close()
+
+
+def shape(plan: Plan, yard: Yard, hosts: Hosts, per_host: int) -> Iterator[Row]:
+    """One shape; all lanes stand ready, one works at a time."""
+    interface = "torch" if processes.has_torch() else "numpy"
+    order = {"kind": "reused", "dtype": "float32", "count": 1}
+    allreduce = {"operation": "allreduce", "interface": interface, "bytes": plan.host_bytes}
+    carried = plan.host_bytes * 2 * (hosts.count - 1) // hosts.count
+    with contextlib.ExitStack() as open_lanes:
+        runners = []
+        for algorithm in ("direct", "ring"):
+            lane = open_lanes.enter_context(ours(yard, hosts, per_host, algorithm))
+            runners.append(Entrant(f"farandole {algorithm}", lane, allreduce))
+        if interface == "torch":
+            lane = open_lanes.enter_context(others(yard, hosts, "gloo", per_host))
+            runners.append(Entrant("Gloo", lane, allreduce))
+        streams = open_lanes.enter_context(others(yard, hosts, "streams", 1))
+        for operation, name in (("both", "plain TCP, both ways"), ("one", "plain TCP, one way")):
+            plain = {"operation": operation, "interface": "numpy", "bytes": carried}
+            runners.append(Entrant(name, streams, plain))
+        values, checked = race(yard, runners, plan.repeats, order)
+    more = {"bytes": plan.host_bytes, "hosts": hosts.count, "rate": RATE, "checked": checked}
+    yield row("hosts", "allreduce", hosts.count * per_host, "s", values, **more)

@@ -1,0 +1,77 @@
+"""The parts about a job's life: how long it takes to start, to join and leave; what it costs while it does nothing.
+Starts whole jobs through processes.py, and asks lanes; returns rows."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from . import processes
+from .lanes import Yard
+from .measure import slowest
+from .plan import Plan, Row, Samples, row
+from .processes import PYTHON
+
+OURS = "import torch, farandole.torch as hvd; hvd.init(); assert hvd.size() == 2"
+OTHERS = "import torch, horovod.torch as hvd; hvd.init(); assert hvd.size() == 2"
+GLOO = "import torch.distributed as d; d.init_process_group('gloo'); assert d.get_world_size() == 2"
+
+
+def start(plan: Plan, yard: Yard, peer_python: str) -> Iterator[Row]:
+    """Two ranks that import torch, init and end, as a user starts them; `import torch` is a part of each."""
+    if not processes.has_torch():
+        yard.note("start: not measured without torch")
+        return
+    yard.clear()
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "gloo.py")
+        script.write_text(GLOO + "; d.destroy_process_group()\n")
+        commands = {
+            "farandole": [PYTHON, "-m", "farandole", "run", "-np", "2", PYTHON, "-c", OURS],
+            "torchrun on Gloo": [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node", "2", str(script)],
+            "import torch": [PYTHON, "-c", "import torch"],
+        }
+        if peer_python:
+            run = str(Path(peer_python).parent / "horovodrun")
+            commands["other Horovod"] = [run, "-np", "2", peer_python, "-c", OTHERS]
+        values: dict[str, Samples] = {name: [] for name in commands}
+        for repeat in range(plan.repeats + plan.in_earnest):
+            for name, command in commands.items():
+                took = processes.seconds(command)
+                if repeat > 0 or not plan.in_earnest:  # the first one fills the page cache
+                    values[name].append(took)
+    yield row("start", "start, import torch, init, end", 2, "s", values)
+
+
+def life(plan: Plan, yard: Yard) -> Iterator[Row]:
+    """init and shutdown in running processes."""
+    names = {"farandole": "farandole", "gloo": "Gloo"}
+    values: dict[str, Samples] = {}
+    with yard.lanes(plan.ranks[0], list(names)) as lanes:
+        for turn in range(plan.repeats + 1):
+            for name, lane in lanes.items():
+                answers = lane.ask("life", count=-(-plan.lives // plan.repeats) if turn else 1)
+                if turn > 0:  # a repeat is one life: every one of them is kept
+                    each = zip(*(answer["times"] for answer in answers), strict=True)
+                    values.setdefault(names[name], []).extend(max(times) for times in each)
+    yield row("life", "init and shutdown", plan.ranks[0], "s", values)
+
+
+def idle(plan: Plan, yard: Yard) -> Iterator[Row]:
+    """CPU time and context switches per rank of a job that has worked and now waits."""
+    names = {"farandole": "farandole", "gloo": "Gloo", "peer": "other Horovod"}
+    cpu: dict[str, Samples] = {}
+    switches: dict[str, Samples] = {}
+    order = {"operation": "allreduce", "bytes": 1 << 16, "kind": "reused", "dtype": "float32", "count": 3}
+    interface = "torch" if processes.has_torch() else "numpy"
+    with yard.lanes(plan.ranks[0], list(names)) as lanes:
+        for _ in range(plan.repeats):
+            for name, lane in lanes.items():
+                slowest(lane.ask("collective", **order, interface=interface))
+                answers = lane.ask("idle", seconds=plan.idle_seconds)
+                cpu.setdefault(names[name], []).append(statistics.mean(one["cpu_percent"] for one in answers))
+                switches.setdefault(names[name], []).append(statistics.mean(one["switches"] for one in answers))
+    yield row("idle", "CPU of an idle rank", plan.ranks[0], "%", cpu)
+    yield row("idle", "wake-ups of an idle rank", plan.ranks[0], "/s", switches)

@@ -1,0 +1,66 @@
+"""Where it was measured: what a reader needs to judge the numbers. No host names, no paths.
+Reads /proc and package metadata."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+from ... import native
+from ...errors import LibraryMissing
+from ...version import package_version
+from .. import env
+
+# Arm's processors say numbers; these are the names of what runs in data centres.
+ARM_PARTS = {"0xd0c": "Neoverse-N1", "0xd40": "Neoverse-V1", "0xd49": "Neoverse-N2", "0xd4f": "Neoverse-V2"}
+
+
+def model() -> str:
+    """The processor's name."""
+    named: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        named.setdefault(name.strip(), value.strip())
+    part = named.get("CPU part", "")
+    return named.get("model name") or ARM_PARTS.get(part, f"Arm part {part}" if part else platform.machine())
+
+
+def memory_bytes() -> int:
+    """Installed memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def busy(seconds: float = 0.5) -> float:
+    """How many cores others use right now: a busy machine explains a bad number."""
+
+    def working() -> int:
+        first = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+        ticks = [int(word) for word in first[:8]]
+        return sum(ticks) - ticks[3] - ticks[4]
+
+    before, began = working(), time.monotonic()
+    time.sleep(seconds)
+    return (working() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
+
+
+def facts() -> dict[str, Any]:
+    """Everything, for the JSON file."""
+    try:
+        kernels = native.load().farandole_kernels().decode()
+    except LibraryMissing:
+        kernels = "no native library"
+    versions = {name: env.version_of(name) for name in ("numpy", "torch", "mpi4py")}
+    return {
+        "architecture": platform.machine(),
+        "processor": model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory_bytes() / (1 << 30)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "farandole": package_version(),
+        "kernels": kernels,
+        "versions": {name: version for name, version in versions.items() if version},
+    }

@@ -1,0 +1,125 @@
+"""The parts that compare collectives: by size, with more ranks than cores, with 16-bit floats.
+Asks lanes; returns rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from . import processes
+from .inside.libraries import OPERATIONS
+from .lanes import Lane, Refused, Yard, ours
+from .plan import MIB, Plan, Row, Samples, row
+
+NAMES = {"farandole": "farandole", "gloo": "Gloo", "mpi": "MPI", "peer": "other Horovod"}
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """Somebody who is timed: a lane, and how it is asked."""
+
+    name: str
+    lane: Lane
+    order: dict[str, Any]
+
+
+def slowest(answers: list[dict[str, Any]]) -> float:
+    """The median over calls; a call has ended when its slowest rank has its result."""
+    calls: Iterator[tuple[float, ...]] = zip(*(answer["times"] for answer in answers), strict=True)
+    return statistics.median(max(times) for times in calls)
+
+
+def entrants(lanes: dict[str, Lane], operation: str, dtype: str) -> list[Entrant]:
+    """Ours through torch and NumPy, the peers, the limits."""
+    found = []
+    for name, lane in lanes.items():
+        if name == "limits":
+            found.append(Entrant("memcpy", lane, {"operation": "memcpy"}))
+            found.append(Entrant("copy by all", lane, {"operation": "copy"}))
+            continue
+        if name == "farandole" and dtype == "float32":
+            found.append(Entrant("farandole (NumPy)", lane, {"operation": operation, "interface": "numpy"}))
+        if name == "farandole" and not processes.has_torch():
+            continue
+        found.append(Entrant(NAMES[name], lane, {"operation": operation, "interface": "torch"}))
+    return found
+
+
+def race(yard: Yard, runners: list[Entrant], repeats: int, order: dict[str, Any]) -> tuple[dict[str, Samples], int]:
+    """Every repeat asks each in turn, so that a busy moment hits all of them; the medians of the repeats, and how many
+    of our results were compared with what they must be."""
+    values: dict[str, Samples] = {}
+    checked = 0
+    for repeat in range(repeats + 1):  # the first one warms up: pages, plans, connections
+        for runner in runners:
+            if repeat > 0 and runner.name not in values:
+                continue
+            try:
+                warm = {"count": min(3, order["count"])} if repeat == 0 else {}
+                answers = runner.lane.ask("collective", **{**order, **runner.order, **warm})
+            except Refused as refusal:
+                if runner.name.startswith("farandole"):
+                    raise
+                yard.note(f"{runner.name}: {runner.order['operation']} of {order['dtype']} is not measured: {refusal}")
+                continue
+            values.setdefault(runner.name, [])
+            if repeat > 0:
+                values[runner.name].append(slowest(answers))
+                if runner.name.startswith("farandole"):
+                    checked += sum(answer["checked"] for answer in answers)
+    return values, checked
+
+
+def collectives(plan: Plan, yard: Yard) -> Iterator[Row]:
+    """Every operation by size, with a tensor that is used again and with a new one each time."""
+    for ranks in plan.ranks:
+        edge = ranks in (plan.ranks[0], plan.ranks[-1])
+        with yard.lanes(ranks, ["farandole", "gloo", "mpi", "peer", "limits"]) as lanes:
+            for operation in OPERATIONS if edge else ("allreduce",):
+                sizes = plan.allreduce_sizes if operation == "allreduce" else plan.other_sizes
+                for size in sizes:
+                    for kind in ("reused", "fresh"):
+                        order = {"bytes": size, "kind": kind, "dtype": "float32", "count": plan.count(size)}
+                        values, checked = race(yard, entrants(lanes, operation, "float32"), plan.repeats, order)
+                        more = {"bytes": size, "kind": kind, "dtype": "float32", "checked": checked}
+                        yield row("collectives", operation, ranks, "s", values, **more)
+
+
+def crowd(plan: Plan, yard: Yard) -> Iterator[Row]:
+    """Twice as many ranks as cores, beside as many as cores (at least two)."""
+    fit = max(2, plan.cores)
+    with yard.lanes(2 * fit, ["farandole", "gloo"]) as lanes:
+        fitting = yard.open("farandole", fit, ours(fit))
+        try:
+            for size in plan.crowd_sizes:
+                order = {"bytes": size, "kind": "reused", "dtype": "float32", "count": plan.count(size)}
+                runners = [one for one in entrants(lanes, "allreduce", "float32") if "NumPy" not in one.name]
+                runners = runners or entrants(lanes, "allreduce", "float32")
+                interface = "torch" if processes.has_torch() else "numpy"
+                alone = Entrant(f"farandole, {fit} ranks", fitting, {"operation": "allreduce", "interface": interface})
+                values, checked = race(yard, [*runners, alone], plan.repeats, order)
+                more = {"bytes": size, "kind": "reused", "dtype": "float32", "checked": checked}
+                yield row("crowd", "allreduce", 2 * fit, "s", values, **more)
+        finally:
+            fitting.close()
+
+
+def halves(plan: Plan, yard: Yard) -> Iterator[Row]:
+    """16-bit floats beside float32, by bytes, and what the kernel does alone on one core."""
+    if not processes.has_torch():
+        yard.note("halves: not measured without torch")
+        return
+    from . import kernels
+
+    with yard.lanes(plan.ranks[0], ["farandole", "gloo"]) as lanes:
+        for size in plan.half_sizes:
+            for dtype in ("float32", "float16", "bfloat16"):
+                order = {"bytes": size, "kind": "reused", "dtype": dtype, "count": plan.count(size)}
+                runners = [one for one in entrants(lanes, "allreduce", dtype) if "NumPy" not in one.name]
+                values, checked = race(yard, runners, plan.repeats, order)
+                if kernels.there():
+                    values["kernel alone"] = kernels.measure(dtype, min(size, 16 * MIB), size, plan.repeats)
+                more = {"bytes": size, "kind": "reused", "dtype": dtype, "checked": checked}
+                yield row("halves", "allreduce", plan.ranks[0], "s", values, **more)

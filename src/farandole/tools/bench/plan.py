@@ -1,0 +1,85 @@
+"""What a run measures: sizes, repeats, ranks; the full plan and the quick one. And the shape of a row.
+Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+KIB, MIB = 1 << 10, 1 << 20
+PARTS = ("collectives", "halves", "training", "memory", "life", "idle", "trace", "crowd", "start", "hosts")
+Samples = list[float]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a part asks for."""
+
+    ranks: tuple[int, ...]
+    cores: int
+    repeats: int = 9
+    allreduce_sizes: tuple[int, ...] = (KIB, 8 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
+    other_sizes: tuple[int, ...] = (KIB, 64 * KIB, MIB, 16 * MIB)
+    crowd_sizes: tuple[int, ...] = (KIB, MIB, 64 * MIB)
+    half_sizes: tuple[int, ...] = (MIB, 64 * MIB)
+    steps: Mapping[str, int] = field(default_factory=lambda: {"gpt": 4, "vgg": 5, "many": 20})
+    lives: int = 100
+    idle_seconds: float = 2.0
+    in_earnest: bool = True  # what costs minutes and changes numbers alone: warm starts, fresh processes, one rank
+    host_bytes: int = 64 * MIB
+    host_shapes: tuple[tuple[int, int], ...] = ((2, 1), (2, 2), (4, 1), (4, 2))
+    work_bytes: int = 8 * MIB  # one repeat of a small size calls until it has moved so much, or a hundred times
+
+    def count(self, size: int) -> int:
+        """Calls in one repeat."""
+        return max(2, min(100, self.work_bytes // max(size, 1)))
+
+
+def full(ranks: Sequence[int], cores: int, repeats: int) -> Plan:
+    """The plan of a run that makes claims."""
+    return Plan(tuple(ranks) or default_ranks(cores), cores, repeats)
+
+
+def quick(ranks: Sequence[int], cores: int) -> Plan:
+    """About a minute: does everything run, are the results right? Its timings are good for nothing else."""
+    return Plan(
+        tuple(ranks) or (2,),
+        cores,
+        repeats=1,
+        allreduce_sizes=(KIB, MIB),
+        other_sizes=(64 * KIB,),
+        crowd_sizes=(64 * KIB,),
+        half_sizes=(64 * KIB,),
+        steps={"many": 2},
+        lives=4,
+        idle_seconds=0.2,
+        in_earnest=False,
+        host_bytes=MIB,
+        host_shapes=((2, 1),),
+        work_bytes=MIB // 4,
+    )
+
+
+def default_ranks(cores: int) -> tuple[int, ...]:
+    """2, 4, 8 ... up to the cores.
+
+    >>> default_ranks(2), default_ranks(16), default_ranks(1)
+    ((2,), (2, 4, 8, 16), (2,))
+    """
+    return tuple(1 << power for power in range(1, 20) if 1 << power <= max(cores, 2))
+
+
+def row(part: str, what: str, ranks: int, unit: str, values: Mapping[str, Samples], **key: Any) -> Row:
+    """One line of the result: `values` has the repeats of everyone who was measured, `key` what else tells it apart."""
+    return {"part": part, "what": what, "ranks": ranks, **key, "unit": unit, "values": dict(values)}
+
+
+def key(line: Row) -> tuple[tuple[str, Any], ...]:
+    """What tells a row apart from the others: everything that was not measured.
+
+    >>> key(row("idle", "CPU", 2, "%", {"farandole": [0.1]}, checked=True))
+    (('part', 'idle'), ('ranks', 2), ('unit', '%'), ('what', 'CPU'))
+    """
+    return tuple(sorted((name, value) for name, value in line.items() if name not in ("values", "checked", "facts")))

@@ -1,0 +1,92 @@
+"""The parts that train: step times beside DDP and beside pinned single processes, and the memory that training takes.
+Asks lanes; returns rows."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from . import processes
+from .lanes import Lane, Refused, Yard
+from .plan import Plan, Row, Samples, row
+from .processes import Failed
+
+NAMES = {"farandole": "farandole", "gloo": "DDP on Gloo", "peer": "other Horovod", "alone": "single"}
+CLOSE = 1e-3  # how far gradients of two libraries may be apart, as a part of their length
+
+
+def check(name: str, answers: list[dict[str, Any]], reference: list[float] | None) -> list[float]:
+    """Same bits of all parameters on all ranks, and the gradients of the reference; Failed otherwise."""
+    if name != "alone" and len({answer["digest"] for answer in answers}) != 1:
+        raise Failed(f"{NAMES[name]}: the ranks' parameters differ after training")
+    found: list[float] = answers[0]["gradients"]
+    if reference is not None:
+        apart = math.dist(found, reference)
+        if not apart <= CLOSE * math.hypot(*reference):
+            raise Failed(f"{NAMES[name]}: the first step's gradients are not the mean of the ranks'")
+    return found
+
+
+def step(answers: list[dict[str, Any]]) -> float:
+    """Seconds of a step: the median of each rank's, averaged over the ranks."""
+    return statistics.fmean(statistics.median(answer["times"]) for answer in answers)
+
+
+def compare(yard: Yard, lanes: dict[str, Lane], case: str, steps: int, repeats: int) -> tuple[dict[str, Samples], int]:
+    """Interleaved repeats of one case; ours is checked against DDP where there is one. Also the gradients' bytes."""
+    values: dict[str, Samples] = {}
+    reference: list[float] | None = None
+    amount = 0
+    for repeat in range(repeats + 1):
+        for name, lane in lanes.items():
+            if repeat > 0 and NAMES[name] not in values:
+                continue
+            try:
+                answers = lane.ask("train", case=case, steps=steps if repeat else 1)
+            except Refused as refusal:
+                if name == "farandole":
+                    raise
+                yard.note(f"{NAMES[name]}: {case} is not measured: {refusal}")
+                continue
+            if repeat == 0 and name != "alone":
+                reference = check(name, answers, reference)
+            elif name != "alone":
+                check(name, answers, None)
+            values.setdefault(NAMES[name], [])
+            amount = answers[0]["bytes"]
+            if repeat > 0:
+                values[NAMES[name]].append(step(answers))
+    return values, amount
+
+
+def training(plan: Plan, yard: Yard) -> Iterator[Row]:
+    """Each case with 1, 2, 4 ... ranks."""
+    if not processes.has_torch():
+        yard.note("training: not measured without torch")
+        return
+    counts = tuple(sorted({1, *plan.ranks})) if plan.in_earnest else plan.ranks
+    for ranks in counts:
+        with yard.lanes(ranks, ["farandole", "gloo", "peer", "alone"]) as lanes:
+            for case, steps in plan.steps.items():
+                values, amount = compare(yard, lanes, case, steps, plan.repeats)
+                # Checked by comparison: with DDP's gradients, and the bits of all ranks with each other.
+                yield row("training", case, ranks, "s", values, bytes=amount, checked=len(values["farandole"]) * ranks)
+
+
+def memory(plan: Plan, yard: Yard) -> Iterator[Row]:
+    """What a rank takes more than a single process that trains the same, after some steps."""
+    if not processes.has_torch():
+        yard.note("memory: not measured without torch")
+        return
+    case = "vgg" if "vgg" in plan.steps else "many"
+    # Fresh processes: what other parts have left would be counted.
+    with yard.lanes(plan.ranks[0], ["farandole", "gloo", "alone"], keep=not plan.in_earnest) as lanes:
+        taken: dict[str, Samples] = {NAMES[name]: [] for name in lanes}
+        amount = 0
+        for _ in range(plan.repeats):
+            for name, lane in lanes.items():
+                amount = lane.ask("train", case=case, steps=1)[0]["bytes"]
+                taken[NAMES[name]].append(statistics.mean(answer["pss"] for answer in lane.ask("memory")))
+    yield row("memory", f"{case}: proportional set size", plan.ranks[0], "B", taken, bytes=amount)
