@@ -3,6 +3,8 @@
 PYTHON ?= python3
 SHELL := /bin/sh
 VENV_PYTHON := .venv/bin/python
+# Bench: more options, as in BENCH="collectives --ranks 2".
+BENCH ?=
 # Chaos: how often each cell of the fault table runs.
 N ?= 1
 
@@ -11,7 +13,7 @@ N ?= 1
 help:
 	@echo "make demo      train on handwritten digits with 1 and with 2 processes, beside DDP"
 	@echo "make test      build everything and run every test"
-	@echo "make bench     allreduce beside Gloo and memcpy; what an idle job costs"
+	@echo "make bench     everything beside Gloo, MPI and memcpy, with the targets; BENCH=--quick: a minute"
 	@echo "make chaos     kill ranks everywhere, N=10 times each"
 	@echo "make lint      style, types, and the rules of the house"
 	@echo "make sanitize  C++ tests under address, undefined behaviour and thread sanitizers"
@@ -26,15 +28,14 @@ demo:
 
 test:
 	@$(PYTHON) scripts/build.py check
-	@$(PYTHON) scripts/environment.py build demo torch test lint wheel
+	@$(PYTHON) scripts/environment.py build demo torch test lint wheel bench
 	@$(VENV_PYTHON) scripts/test.py
 
 bench:
 	@$(PYTHON) scripts/build.py check
-	@$(PYTHON) scripts/environment.py build torch
+	@$(PYTHON) scripts/environment.py build torch bench
 	@$(VENV_PYTHON) scripts/build.py library
-	@$(VENV_PYTHON) -m farandole.tools.bench allreduce
-	@$(VENV_PYTHON) -m farandole.tools.bench idle
+	@$(VENV_PYTHON) -m farandole.tools.bench --json build/bench/result.json --plots build/bench $(BENCH)
 
 chaos:
 	@$(PYTHON) scripts/build.py check

@@ -151,6 +151,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def write(path: Path, facts: dict[str, Any], rows: list[Row], quick: bool) -> None:
     """The JSON file, a row per line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     head = f'{{\n "format": {FORMAT},\n "quick": {json.dumps(quick)},\n "machine": {json.dumps(facts)},\n'
     path.write_text(f'{head} "rows": [\n{lines}\n ]\n}}\n')

@@ -1,0 +1,141 @@
+"""Writes docs/performance.md and its pictures from the benchmark files in bench/: `python scripts/performance.py`.
+Reads bench/*.json; pictures need matplotlib, the page does not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from farandole.tools.bench import plots, report, targets  # noqa: E402
+from farandole.tools.bench.plan import Row  # noqa: E402
+
+RESULTS = ROOT / "bench"
+PAGE = ROOT / "docs" / "performance.md"
+PICTURES = ROOT / "docs" / "performance"
+CAPTIONS = {
+    "bandwidth": "Allreduce: gigabytes of tensor per second against size",
+    "latency": "Allreduce: microseconds against size",
+    "efficiency": "Training: efficiency against ranks",
+    "step": "One training step, from rank 0's timeline",
+}
+
+HEAD = """# Performance
+
+Written by `python scripts/performance.py` from the files in `bench/`, each of which is one machine's run of `make
+bench`. Everything below is a median of interleaved repeats: each repeat asks every library in turn, so that a busy
+moment hits all of them. Data is random, and every result is compared with what it must be. A call has ended when its
+slowest rank has its result. What counts is the ratio to the others in the same run; absolute figures move from
+machine to machine.
+
+## Where the time goes
+
+Inside a host a tensor never crosses the kernel. A rank copies the slices that others reduce into shared memory, adds
+up its own slice from its tensor and the others' copies, into its result and into shared memory in one pass, and
+copies the other slices' results out: see [algorithms.md](algorithms.md) for the bytes of every collective. These
+copies are the cost of large tensors, which is why the tables show `memcpy` by one core, and a copy by all ranks at
+once, as limits. Small tensors cost the way from Python into the core and one exchange of flags; a rank that waits
+looks for the others' flags before it sleeps. In training, gradients leave while backward still runs, and repeated
+steps follow a plan without asking anybody; what is left of communication shows as the difference to `single`: as many
+pinned processes as ranks that do not communicate. [timeline.md](timeline.md) tells how to see the same for your own
+job, [tuning.md](tuning.md) what to turn when.
+
+## Measure it yourself
+
+```
+make bench                     # everything, about 15 minutes on 2 cores, with plots in build/bench
+make bench BENCH=--quick       # a minute: does everything run?
+python -m farandole.tools.bench collectives training --ranks 2,8 --json here.json      # from the wheel, parts of it
+python -m farandole.tools.bench --from here.json --plots pictures                      # draw later, or elsewhere
+```
+
+The parts are {parts}. With `--json FILE` a run in pieces fills one file. Beside torch.distributed/Gloo, MPI is
+measured when `mpirun` and `mpi4py` are there, and another Horovod when `--peer-python` names an interpreter that has
+it. `hosts` makes network namespaces and needs root, `ip` and `tc`. Give it a quiet machine: a line says how many
+cores others use. For this page: `python -m farandole.tools.bench --json bench/NAME.json`, then `python
+scripts/performance.py`.
+"""
+
+
+def load() -> dict[str, dict[str, Any]]:
+    """The committed runs by name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+
+
+def shown(rows: Sequence[Row]) -> list[Row]:
+    """What fits a page: every size of allreduce, the largest of the others, new tensors at the largest size alone."""
+    largest: dict[tuple[str, int], int] = {}
+    for row in rows:
+        if row["part"] == "collectives":
+            at = row["what"], row["ranks"]
+            largest[at] = max(largest.get(at, 0), row["bytes"])
+
+    def fits(row: Row) -> bool:
+        if row["part"] != "collectives" or row["bytes"] == largest[row["what"], row["ranks"]]:
+            return True
+        return bool(row["what"] == "allreduce" and row["kind"] == "reused")
+
+    return [row for row in rows if fits(row)]
+
+
+def machine(name: str, run: dict[str, Any]) -> Iterator[str]:
+    """One machine's section."""
+    facts, rows = run["machine"], run["rows"]
+    versions = ", ".join(f"{key} {value}" for key, value in facts["versions"].items())
+    yield f"## {facts['processor']}, {facts['cores']} cores ({facts['architecture']})"
+    yield (
+        f"{facts['memory_gib']} GiB of memory, Linux {facts['kernel']}, Python {facts['python']}, {versions}; "
+        f"Farandole {facts['farandole']} with its {facts['kernels']} kernels. "
+        f"All numbers: [{name}.json](../bench/{name}.json)."
+    )
+    verdicts = [verdict.cells() for verdict in targets.verdicts(rows, facts["cores"], facts["architecture"])]
+    yield report.markdown([["target", "measured", ""], *verdicts])
+    for key, caption in CAPTIONS.items():
+        if any(name_of == key for name_of in pictures_of(rows)):
+            yield f"![{caption}](performance/{name}-{key}.png)"
+    yield f"### The tables\n\n{report.LEGEND}"
+    yield report.tables(shown(rows), report.markdown)
+
+
+def pictures_of(rows: Sequence[Row]) -> list[str]:
+    """Which pictures the rows are good for."""
+    found = {"collectives": ["bandwidth", "latency"], "training": ["efficiency"], "trace": ["step"]}
+    return [name for part, names in found.items() if any(row["part"] == part for row in rows) for name in names]
+
+
+def page() -> str:
+    """The text of docs/performance.md."""
+    from farandole.tools.bench.plan import PARTS
+
+    runs = load()
+    sections = [
+        HEAD.format(minutes="about 15 minutes on 2 cores", parts=", ".join(f"`{part}`" for part in PARTS)).rstrip()
+    ]
+    if not runs:
+        sections.append("No machine's run is committed yet.")
+    for name, run in runs.items():
+        sections += machine(name, run)
+    return "\n\n".join(sections) + "\n"
+
+
+def main() -> int:
+    """Writes the page, and the pictures when matplotlib is there."""
+    PAGE.write_text(page())
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        print("no pictures: pip install matplotlib", file=sys.stderr)
+        return 1
+    for name, run in load().items():
+        for path in plots.draw(run["rows"], PICTURES, f"{name}-"):
+            print(f"drew {path.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

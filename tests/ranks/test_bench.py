@@ -1,0 +1,65 @@
+"""The benchmark itself, quickly: every part runs beside its peers, results are verified, the file has its shape.
+Starts real jobs; never looks at a speed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.tools.bench import hosts
+from farandole.tools.bench.inside.libraries import OPERATIONS
+from farandole.tools.bench.plan import PARTS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def bench(folder: Path, *words: str) -> tuple[dict[str, Any], str]:
+    """What a run wrote, and what it printed."""
+    path = folder / "run.json"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "farandole.tools.bench", "--quick", "--json", str(path), *words]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return json.loads(path.read_text()), done.stdout + done.stderr
+
+
+def another_horovod(folder: Path) -> str:
+    """An interpreter with a horovodrun beside it, as --peer-python wants it; behind it is what we have."""
+    folder.mkdir()
+    for name, words in {"python": "", "horovodrun": "-m farandole run"}.items():
+        program = folder / name
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        program.chmod(0o755)
+    return str(folder / "python")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(540)
+def test_every_part_runs_and_is_verified(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs the list `torch` of scripts/requirements")
+    found, said = bench(tmp_path, "--peer-python", another_horovod(tmp_path / "bin"))
+    rows = found["rows"]
+    reason = hosts.unfit()
+    if reason:
+        assert reason in said
+    parts = [part for part in PARTS if part != "hosts" or not reason]
+    assert list(dict.fromkeys(row["part"] for row in rows)) == parts
+    assert {row["what"] for row in rows if row["part"] == "collectives"} == set(OPERATIONS)
+    for row in rows:
+        mine = [name for name in row["values"] if name.startswith("farandole")]
+        assert mine and all(row["values"][name] and min(row["values"][name]) >= 0 for name in mine), row
+        if row["part"] in ("collectives", "crowd", "halves", "training", "hosts"):
+            assert row["checked"] > 0, row
+            assert "Gloo" in row["values"] or "DDP on Gloo" in row["values"], row
+        if row["part"] == "collectives":
+            assert {"farandole", "farandole (NumPy)", "other Horovod", "memcpy", "copy by all"} <= set(row["values"])
+    facts = found["machine"]
+    assert facts["cores"] >= 1 and facts["kernels"] and facts["versions"]["numpy"]
+    assert "allreduce 1 KiB: >= 20 x Gloo" in said or "16 ranks" in said  # the table of targets
+    assert not [line for line in said.splitlines() if "cannot be measured" in line and "mpi" not in line], said
