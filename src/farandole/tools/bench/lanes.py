@@ -16,7 +16,7 @@ from typing import Any
 from . import processes
 from .processes import PYTHON, Failed, Process
 
-START_SECONDS = 120.0
+START_SECONDS = 240.0  # a cold disk, a large torch, many ranks
 ANSWER_SECONDS = 240.0
 RANK = ["-m", "inside.rank"]
 Start = Callable[[Path], list[Process]]  # starts the ranks of a lane that meets in this folder

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from . import processes
 from .lanes import Yard
-from .measure import slowest
 from .plan import Plan, Row, Samples, row
 from .processes import PYTHON
 
@@ -69,7 +68,7 @@ def idle(plan: Plan, yard: Yard) -> Iterator[Row]:
     with yard.lanes(plan.ranks[0], list(names)) as lanes:
         for _ in range(plan.repeats):
             for name, lane in lanes.items():
-                slowest(lane.ask("collective", **order, interface=interface))
+                lane.ask("collective", **order, interface=interface)
                 answers = lane.ask("idle", seconds=plan.idle_seconds)
                 cpu.setdefault(names[name], []).append(statistics.mean(one["cpu_percent"] for one in answers))
                 switches.setdefault(names[name], []).append(statistics.mean(one["switches"] for one in answers))

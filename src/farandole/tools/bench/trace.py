@@ -13,7 +13,7 @@ from . import processes
 from .lanes import Yard
 from .plan import Plan, Row, row
 
-PHASES = ("forward", "backward", "optimizer.step")
+PHASES = ("forward", "backward", "step")
 Span = tuple[str, str, float, float]  # tensor, what happens to it, begin and end in microseconds
 
 
