@@ -1,5 +1,5 @@
 """The benchmark's bookkeeping: rows, merging, tables, targets, the page and the pictures, from made-up numbers.
-Writes into a temporary folder; tests/ranks/test_bench.py runs the real thing."""
+Writes into a temporary folder; tests/ranks/test_bench_quick.py runs the real thing."""
 
 from __future__ import annotations
 

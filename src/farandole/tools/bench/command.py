@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(
         prog="farandole bench",
-        description="Measures collectives, training and a job's life on this machine, beside torch.distributed/Gloo, "
+        description="Measures allreduce and its like, training and a job's life on this machine, beside torch.distributed/Gloo, "
         "MPI and the machine's own limits, interleaved. Results are checked; medians of the repeats are shown.",
     )
     found.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all when none is named")

@@ -38,7 +38,7 @@ def start(plan: Plan, yard: Yard, peer_python: str) -> Iterator[Row]:
         values: dict[str, Samples] = {name: [] for name in commands}
         for repeat in range(plan.repeats + plan.in_earnest):
             for name, command in commands.items():
-                took = processes.seconds(command)
+                took = processes.seconds(command, {"TMPDIR": folder})  # torchrun leaves files
                 if repeat > 0 or not plan.in_earnest:  # the first one fills the page cache
                     values[name].append(took)
     yield row("start", "start, import torch, init, end", 2, "s", values)

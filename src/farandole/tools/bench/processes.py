@@ -48,7 +48,8 @@ class Process:
         with open(said, "ab") as file:
             self._process = subprocess.Popen(
                 list(command),
-                env=environment(more),
+                # Torch keeps a cache, wherever it is told to.
+                env=environment({"TORCHINDUCTOR_CACHE_DIR": str(said.parent / "torch"), **(more or {})}),
                 cwd=said.parent,
                 stdin=subprocess.PIPE,
                 stdout=file,
