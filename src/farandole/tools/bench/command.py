@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="farandole bench",
         description="Measures allreduce and its like, training and a job's life on this machine, beside "
-        "torch.distributed/Gloo, MPI and the machine's own limits, interleaved. Results are checked; medians are shown.",
+        "torch.distributed/Gloo, MPI and the machine's own limits, interleaved; results are checked, medians shown.",
     )
     found.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all when none is named")
     found.add_argument("--quick", action="store_true", help="about a minute: does everything run? not for claims")
