@@ -159,7 +159,7 @@ class Doors:
 
 
 def first(flows: Sequence[Flow[socket.socket]], loop: Loop) -> Flow[socket.socket]:
-    """What the first flow that succeeds gives, each with a head start over the next one; the last error if none does."""
+    """What the first flow that succeeds gives, each with a head start over the next; the last error if none does."""
     if len(flows) == 1:
         return (yield from flows[0])
     found: list[socket.socket] = []
