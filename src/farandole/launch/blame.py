@@ -53,9 +53,21 @@ class Verdict:
     collateral: tuple[int, ...]
 
 
-def culprit_under_way(ending: Ending, running: Sequence[int]) -> bool:
-    """Whether the one that a collateral rank blames still runs and may soon show its own ending."""
-    return ending.collateral and (ending.blames in running if ending.blames != -1 else bool(running))
+def culprit_under_way(endings: Sequence[Ending], running: Sequence[int]) -> bool:
+    """Whether the one that the last rank to end blames still runs, and may soon show its own ending.
+
+    >>> culprit_under_way([Ending(0, 1, blames=1), Ending(2, 1, blames=0)], running=[1])
+    True
+    """
+    ended = {ending.rank: ending for ending in endings}
+    ending: Ending | None = endings[-1]
+    for _ in endings:  # who is blamed may itself have fallen with another
+        if ending is None or not ending.collateral or ending.blames is None:
+            return False
+        if ending.blames in running or (ending.blames == -1 and running):
+            return True
+        ending = ended.get(ending.blames)
+    return False
 
 
 def judge(endings: Sequence[Ending]) -> Verdict | None:

@@ -78,6 +78,7 @@ class Job:
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._stopped = False
+        self._waiting_for_confession = False
         self._closed = False
         self._trouble: StartError | None = None
         self._waiting_for: set[object] = set()  # what starting still needs
@@ -307,8 +308,10 @@ class Job:
             self._hub.absent(report.rank, f"has ended ({blame.describe(report.code, report.cause)})")
         if not ending.failed:
             return
-        if blame.culprit_under_way(ending, self._running()):
-            self._loop.at("confession", time.monotonic() + CONFESSION_SECONDS, self._judge)
+        if blame.culprit_under_way(self.endings, self._running()):
+            if not self._waiting_for_confession:
+                self._waiting_for_confession = True
+                self._loop.at("confession", time.monotonic() + CONFESSION_SECONDS, self._judge)
         else:
             self._judge()
 

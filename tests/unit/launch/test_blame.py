@@ -45,10 +45,11 @@ def test_reports_are_read_and_bad_ones_forgiven() -> None:
 
 
 def test_waiting_for_a_confession() -> None:
-    assert culprit_under_way(Ending(0, 1, blames=1), [1, 2])
-    assert culprit_under_way(Ending(0, 1, blames=-1), [1])
-    assert not culprit_under_way(Ending(0, 1, blames=1), [2])
-    assert not culprit_under_way(Ending(0, 1), [1])
+    assert culprit_under_way([Ending(0, 1, blames=1)], [1, 2])
+    assert culprit_under_way([Ending(0, 1, blames=-1)], [1])
+    assert not culprit_under_way([Ending(0, 1, blames=1)], [2])
+    assert not culprit_under_way([Ending(0, 1)], [1])
+    assert not culprit_under_way([Ending(0, 1, blames=2), Ending(2, 1, blames=0)], [1]), "they blame each other"
 
 
 def test_which_errors_blame_whom() -> None:

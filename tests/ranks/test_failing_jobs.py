@@ -1,0 +1,89 @@
+# Real jobs that fail: the guilty rank is named, with its words, however it ended and whoever ended first.
+# Touches processes and, for memory, a control group.
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import SOURCE
+
+pytestmark = pytest.mark.ranks
+PROGRAM = """
+import os, sys
+import numpy as np, farandole as hvd
+hvd.init()
+for step in range(100000):
+    if step == 5 and hvd.rank() == 1:
+        HERE
+    hvd.allreduce(np.ones(3), name="x")
+"""
+CASES = {
+    "sys.exit(7)": (7, "exit code 7", ""),
+    "os._exit(9)": (9, "exit code 9", ""),
+    "raise ValueError('bad data')": (1, "exit code 1", "ValueError: bad data\n-----"),
+    "os.kill(os.getpid(), 9)": (137, "killed by SIGKILL", ""),
+    "os.abort()": (134, "killed by SIGABRT", ""),
+    "hvd.shutdown(); sys.exit('left early')": (1, "exit code 1", "left early"),
+}
+
+
+def run(body: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "farandole",
+        "run",
+        "-np",
+        "3",
+        sys.executable,
+        "-c",
+        PROGRAM.replace("HERE", body),
+    ]
+    env = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", **more}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("body", CASES)
+def test_row_8_the_guilty_rank_is_named(body: str) -> None:
+    code, words, last = CASES[body]
+    done = run(body)
+    assert done.returncode == code, done.stderr
+    assert " on localhost) failed first: " + words in done.stderr and "rank 1 (process" in done.stderr, done.stderr
+    assert "collateral, because rank 1 was gone: rank 0, 2" in done.stderr, done.stderr
+    assert last in done.stderr and done.stderr.count("failed first") == 1
+
+
+def test_a_rank_that_leaves_with_code_0_is_mentioned() -> None:
+    done = run("sys.exit(0)")
+    assert done.returncode == 1 and "rank 1 had ended before with exit code 0" in done.stderr, done.stderr
+
+
+def test_row_18_a_rank_that_the_kernel_killed_for_its_memory() -> None:
+    above = Path("/sys/fs/cgroup/memory")
+    if not os.access(above / "memory.limit_in_bytes", os.R_OK) or not os.access(above, os.W_OK):
+        pytest.skip("no control group for memory can be made here (needs root and version 1 of control groups)")
+    with open("/proc/self/cgroup") as table:
+        own = next(line.rstrip("\n").split(":", 2)[2] for line in table if ":memory:" in line)
+    place = above / own.lstrip("/") / f"farandole-test-{secrets.token_hex(4)}"
+    try:
+        place.mkdir()
+        (place / "memory.limit_in_bytes").write_text(str(300 << 20))
+    except OSError as error:
+        pytest.skip(f"no control group for memory can be made here: {error}")
+    try:
+        enter = f"echo $$ > {place}/cgroup.procs && exec "
+        code = "import os, time\nif os.environ['RANK'] == '1':\n    hog = b'x' * (600 << 20)\ntime.sleep(60)"
+        words = [sys.executable, "-m", "farandole", "run", "-np", "2", sys.executable, "-c", code]
+        env = {**os.environ, "PYTHONPATH": SOURCE}
+        script = enter + " ".join(f"'{word}'" for word in words[:-1]) + ' "$CODE"'
+        done = subprocess.run(
+            ["sh", "-c", script], env={**env, "CODE": code}, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 137, done.stderr
+        assert "rank 1 (process" in done.stderr and "killed by the kernel: out of memory" in done.stderr, done.stderr
+    finally:
+        place.rmdir()
