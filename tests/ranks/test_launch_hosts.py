@@ -57,7 +57,7 @@ def gone(hosts: bed.Bed, seconds: float = 2.0) -> float:
     began = time.monotonic()
     while True:
         left = {host.name: found for host in hosts if (found := host.processes())}
-        files = [str(path) for host in hosts for path in Path(f"/proc/{host.pid}/root/tmp").glob("farandole-*")]
+        files = [str(path) for host in hosts for path in Path(f"/proc/{host.pid}", "root", "tmp").glob("farandole-*")]
         if not left and not files:
             return time.monotonic() - began
         assert time.monotonic() - began < seconds, (left, files)
@@ -129,7 +129,7 @@ def test_hosts_that_are_not_fit_are_named_with_a_remedy() -> None:
         (hosts[1].files / "authorized_keys").write_text("")
         done = hosts[0].run([*RUN, "-np", "2", "-H", "host2:2", "true"], ENVIRONMENT, check=False)
         assert done.returncode != 0 and "Permission denied" in done.stderr and "ssh-copy-id" in done.stderr
-        home = Path(f"/proc/{hosts[0].pid}/root{bed.HOME}/.ssh/known_hosts")
+        home = Path(f"/proc/{hosts[0].pid}", "root", bed.HOME.lstrip("/"), ".ssh", "known_hosts")
         home.write_text("")
         done = hosts[0].run([*RUN, "-np", "2", "-H", "host2:2", "true"], ENVIRONMENT, check=False)
         assert done.returncode != 0 and "--ssh-accept-new" in done.stderr, done.stderr
