@@ -219,7 +219,8 @@ class Reporter:
             self._job.in_loop(self._status.show)
 
     def _words(self) -> str:
-        assert self._job is not None
+        if self._job is None:  # the first ranks print while the last are being started
+            return "farandole: starting"
         running = self._job.codes.count(None)
         return f"farandole: {running} of {self._size} ranks run"
 

@@ -2,6 +2,9 @@
 # Touches processes.
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import signal
 import sys
 from pathlib import Path
@@ -67,6 +70,46 @@ def test_ranks_that_do_not_end_in_their_grace_are_killed() -> None:
         until(lambda: "up" in job.stdout(0))
         job.kill(0, signal.SIGTERM)
         assert job.wait(5) == 143
+
+
+def test_a_terminal_has_colours_and_a_status_line_that_goes_away() -> None:
+    words = [sys.executable, "-m", "farandole", "run", "-np", "2", "sh", "-c", "echo one; sleep 1.3; echo two"]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ["TERM"] = "xterm"
+        os.environ.pop("NO_COLOR", None)
+        os.execv(words[0], words)
+    said = b""
+    with os.fdopen(terminal, "rb", buffering=0) as screen, contextlib.suppress(OSError):  # EIO at the end
+        while part := screen.read(4096):
+            said += part
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, said
+    assert b"\x1b[36m[0]<stdout>:\x1b[0mone\r\n" in said and b"\x1b[33m[1]<stdout>:\x1b[0mtwo\r\n" in said, said
+    assert b"2 of 2 ranks run" in said and said.endswith(b"\r\x1b[K"), said
+
+
+def test_an_agent_that_is_asked_to_end_ends_the_job() -> None:
+    with farandole(
+        "run", "-np", "2", "sh", "-c", "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done"
+    ) as job:
+        until(lambda: job.stdout(0).count("up") == 2)
+        [agent] = [
+            int(entry) for entry in filter(str.isdigit, os.listdir("/proc")) if _parent_of_ranks(entry, job.pids[0])
+        ]
+        os.kill(agent, signal.SIGTERM)
+        assert job.wait(10) == 143 and job.stdout(0).count("bye") == 2
+        assert "got SIGTERM" in job.stderr(0)
+
+
+def _parent_of_ranks(pid: str, launcher: int) -> bool:
+    """Whether this is the agent below a launcher."""
+    try:
+        name, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rsplit(")", 1)
+        guard = rest.split()[1]
+        above = Path(f"/proc/{guard}/stat").read_text().rpartition(")")[2].split()[1]
+        return name == "farandole-agent" and int(above) == launcher
+    except OSError:
+        return False
 
 
 def test_output_nobody_reads_ends_the_job() -> None:
