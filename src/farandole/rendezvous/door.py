@@ -21,6 +21,7 @@ from farandole.rendezvous.handshake import HANDSHAKE_SECONDS, VersionMismatch
 
 MOST_STRANGERS = 128  # heard at a time, beside one for each rank
 ACCEPTS_PER_TURN = 64  # so that a flood of connections does not starve those who have proven themselves
+TIGHT_TIMES = 64  # without descriptors so often, and nobody let in: there is a problem to tell
 BREATH_SECONDS = 0.1  # without descriptors nobody is accepted for this long
 
 T = TypeVar("T")
@@ -52,6 +53,7 @@ class Door(Generic[T]):
         self._names = itertools.count()
         self._strangers: dict[int, tuple[Task[T], socket.socket]] = {}
         self._listener, self.address = sockets.listen(address)
+        self._tight = 0  # how often a descriptor was lacking since somebody came in
         self.refused = 0  # strangers that were turned away
 
     def open(self) -> None:
@@ -91,7 +93,11 @@ class Door(Generic[T]):
     def _hold_breath(self, error: OSError) -> None:
         if error.errno in (errno.EMFILE, errno.ENFILE) and self._strangers:
             self._turn_away(next(iter(self._strangers)))
-            return
+            # It may have been one of ours: those that are turned away in turn would never get in.
+            self._tight += 1
+            if self._tight < TIGHT_TIMES:
+                return
+        self._tight = 0
         self._starved(error)
         self._loop.forget(self._listener)
         self._loop.at(self, time.monotonic() + BREATH_SECONDS, self.open)
@@ -107,13 +113,14 @@ class Door(Generic[T]):
             over = True
             self._strangers.pop(name, None)
             if result is not None:
+                self._tight = 0
                 self._enter(sock, result)
                 return
-            sock.close()
             if isinstance(error, VersionMismatch):
                 self._other_version(error)
             else:
                 self.refused += 1
+            sock.close()
 
         task = self._loop.spawn(self._talk(sock), time.monotonic() + HANDSHAKE_SECONDS, done)
         if not over:
@@ -122,5 +129,5 @@ class Door(Generic[T]):
     def _turn_away(self, name: int) -> None:
         task, sock = self._strangers.pop(name)
         self._loop.cancel(task)
-        sock.close()
         self.refused += 1
+        sock.close()
