@@ -85,6 +85,21 @@ def test_ranks_on_three_hosts_have_their_places_and_nothing_is_left() -> None:
         gone(hosts)
 
 
+def test_functions_run_on_hosts_and_their_results_come_back() -> None:
+    code = (
+        "import farandole, socket\n"
+        "def work(data):\n"
+        "    farandole.init()\n"
+        "    return socket.gethostname(), farandole.rank(), len(data)\n"
+        "print(farandole.run(work, (bytes(5 << 20),), hosts='host1:1,host2:2', np=3))\n"
+    )
+    with bed.hosts(2, ssh=True) as hosts:
+        done = hosts[0].run([sys.executable, "-c", code], ENVIRONMENT)
+        size = 5 << 20
+        assert done.stdout == f"[('host1', 0, {size}), ('host2', 1, {size}), ('host2', 2, {size})]\n"
+        gone(hosts)
+
+
 @pytest.mark.parametrize("dead", [0, 1])
 def test_of_two_networks_the_one_that_connects_is_found(dead: int) -> None:
     """Docker's bridge is the third: all hosts have the same address on it."""

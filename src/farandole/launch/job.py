@@ -329,7 +329,8 @@ class Job:
         if self._thread is None:
             self._trouble_with(StartError(f"the agent on {line.name} was lost while the job started: {reason}"))
         elif ranks and not self._stopped:
-            self._fail(-1, 1, f"the agent on {line.name} was lost, and its ranks {_list(ranks)} with it: {reason}")
+            text = f"the agent on {line.name} was lost, and its ranks {_list(ranks)} with it: {reason}"
+            self._fail(-1, 1, text + line.last_words())
 
     def _was_asked(self, line: Line, number: int) -> None:
         if not self._stopped:

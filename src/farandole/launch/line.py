@@ -106,6 +106,11 @@ class Line:
         if self._channel is not None:
             self._channel.when_drained(act)
 
+    def last_words(self) -> str:
+        """What ssh or the agent complained about last, in brackets; nothing when they did not."""
+        lines = self._complaint.decode(errors="replace").strip().splitlines()
+        return f" ({lines[-1]})" if lines else ""
+
     def cut(self) -> None:
         """Ends the line; the agent kills everything on its host. Safe from any thread."""
         with contextlib.suppress(OSError):

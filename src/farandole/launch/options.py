@@ -57,7 +57,7 @@ FLAGS = (
         "a time in front of each line",
     ),
     Flag("raw", ("--raw",), "the ranks' output as it is, without [rank]<stream>: marks"),
-    Flag("verbose", ("--verbose",), "say more about starting and ending"),
+    Flag("verbose", ("--verbose",), "say which process is which rank"),
     Flag("dry_run", ("--dry-run",), "say what would be started where, and start nothing"),
     Flag("print_config", ("--print-config",), "print each setting and where it comes from"),
     Flag("check_build", ("-cb", "--check-build"), "print what is inside, and who moves the bytes"),

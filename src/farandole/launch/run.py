@@ -317,6 +317,8 @@ def run(plan: Plan, options: Options) -> int:
     try:
         with _signals(), Job(plan, reporter.sink, say) as job:
             reporter.watch(job)
+            if options.verbose:
+                _tell_places(job)
             code = _wait(job, GRACE_SECONDS if options.grace is None else options.grace, say)
             reporter.close()
             reporter.summary(job)
@@ -328,6 +330,11 @@ def run(plan: Plan, options: Options) -> int:
     except _Signalled as stop:  # while the job was starting
         reporter.close()
         return 128 + stop.number
+
+
+def _tell_places(job: Job) -> None:
+    for rank, pid in enumerate(job.pids):
+        say(f"rank {rank} is process {pid} on {job.host_of(rank)}")
 
 
 def _wait(job: Job, grace: float, tell: Callable[[str], None]) -> int:

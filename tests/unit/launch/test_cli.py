@@ -128,6 +128,17 @@ def test_a_full_disk_is_told_and_ends_the_job(tmp_path: Path) -> None:
         assert "cannot write the output of rank 0" in job.stderr(0) and "No space left" in job.stderr(0)
 
 
+def test_no_ssh_on_this_host() -> None:
+    with farandole("run", "-np", "1", "-H", "far.example:1", "true", PATH="/nowhere") as job:
+        assert job.wait(30) == 127 and "cannot start ssh: No such file" in job.stderr(0)
+
+
+def test_verbose_tells_processes() -> None:
+    with farandole("run", "-np", "1", "--verbose", "sh", "-c", "echo $$") as job:
+        assert job.wait(30) == 0
+        assert f"rank 0 is process {job.stdout(0).partition(':')[2].strip()} on localhost" in job.stderr(0)
+
+
 def test_files_of_each_rank_and_the_folder_of_a_run(tmp_path: Path) -> None:
     words = ("run", "-np", "2", "--output-filename", str(tmp_path / "out"), "--log-dir", str(tmp_path / "log"))
     with farandole(*words, "--timestamps", "sh", "-c", "echo $RANK $FARANDOLE_TIMELINE; echo e >&2") as job:
