@@ -59,5 +59,7 @@ def of_place(place: Place, master: tuple[str, int]) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(place.local_size),
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
+        "HOROVOD_CONTROLLER": "gloo",  # some scripts look at these two
+        "HOROVOD_CPU_OPERATIONS": "gloo",
         "PYTHONUNBUFFERED": "1",
     }
