@@ -109,7 +109,9 @@ def test_of_two_networks_the_one_that_connects_is_found(dead: int) -> None:
         live = 2 - dead
         before = [host.counters(live) for host in hosts]
         done = hosts[0].run([*RUN, "-np", "3", "-H", "host1,host2,host3", sys.executable, "-c", SUM], ENVIRONMENT)
-        assert [one[5] for one in reports(done.stdout)] == [6.0] * 3
+        found = reports(done.stdout)
+        assert [one[5] for one in found] == [6.0] * 3
+        assert all(dict(one[7])["MASTER_ADDR"] == hosts[0].addresses[live] for one in found)  # type: ignore[call-overload]
         assert all((host.counters(live) - old).sent > 8000 for host, old in zip(hosts, before, strict=True))
         gone(hosts)
         wrong = ["--network-interfaces", f"eth{1 + dead}", "--start-timeout", "15"]

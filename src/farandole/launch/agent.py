@@ -120,7 +120,7 @@ class Agent:
                 return  # another one was quicker
             if error is None:
                 left.clear()
-                self._prepared(address, "", own)
+                self._prepared(address, "", _nearest_first(own, address))
                 return
             left.discard(address)
             reasons.append(f"{address}: {sockets.explain(error)}")
@@ -262,6 +262,16 @@ def _slow_down(source: Channel, target: Channel) -> None:
     if target.backlog > PATIENCE_BYTES and target.open:
         source.pause()
         target.when_drained(source.resume)
+
+
+def _nearest_first(own: tuple[str, ...], hub: str) -> tuple[str, ...]:
+    """The addresses of this host, first the one by which the launcher, and so most likely the others, reach it."""
+    place = sockets.split(hub)
+    if isinstance(place, str):
+        return own
+    with contextlib.suppress(OSError):
+        return tuple(dict.fromkeys([interfaces.towards(*place), *own]))
+    return own
 
 
 def _introduce(line: Duplex, directory: str) -> Flow[tuple[Secret, Proven]]:

@@ -17,7 +17,7 @@ from farandole.launch.blame import Ending
 from farandole.launch.line import Line, StartError
 from farandole.launch.output import Sink
 from farandole.launch.slots import Place
-from farandole.rendezvous import interfaces, orders
+from farandole.rendezvous import interfaces, orders, sockets
 from farandole.rendezvous.flow import Loop
 from farandole.rendezvous.hub import Hub
 from farandole.rendezvous.secret import Secret
@@ -246,9 +246,13 @@ class Job:
         """Where a server of rank 0 is reached by the others."""
         if len(self._lines) == 1:
             return "127.0.0.1"
-        prepared = self._lines[host].prepared
-        assert prepared is not None
-        return prepared.addresses[0]
+        if host:  # by which address its host has reached us
+            prepared = self._lines[host].prepared
+            assert prepared is not None
+            return prepared.addresses[0]
+        other = next(line for name, line in self._lines.items() if name).prepared  # by which others have reached us
+        place = sockets.split(other.address if other is not None else "")
+        return place if isinstance(place, str) else place[0]
 
     def _threads(self, cores: int, ranks: int, said: set[str]) -> dict[str, str]:
         if self._plan.threads is not None:

@@ -53,6 +53,14 @@ def candidates(names: tuple[str, ...] = ()) -> list[str]:
     return [one.address for one in every if not one.loopback]
 
 
+def towards(host: str, port: int) -> str:
+    """The address of this host that a connection to that one would have; nothing is sent."""
+    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as asker:
+        asker.connect(place)
+        return str(asker.getsockname()[0]).partition("%")[0]
+
+
 def is_this_host(name: str) -> bool:
     """Whether a host name or address means the machine we run on."""
     name = name.rpartition("@")[2]
