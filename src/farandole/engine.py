@@ -106,12 +106,13 @@ COUNTERS: tuple[str, ...] = (
 class Span:
     """Contiguous memory of a framework's tensor, which it keeps alive; what a NumPy view of it would cost is saved."""
 
-    __slots__ = ("address", "owner", "shape")
+    __slots__ = ("address", "memory", "owner", "shape")
 
-    def __init__(self, address: int, shape: tuple[int, ...], owner: Any) -> None:
+    def __init__(self, address: int, shape: tuple[int, ...], owner: Any, memory: Any) -> None:
         self.address = address
         self.shape = shape
-        self.owner = owner
+        self.owner = owner  # the tensor
+        self.memory = memory  # what keeps the bytes alive, whatever becomes of the tensor
 
     def array(self, dtype: DType) -> Array:
         """The view."""

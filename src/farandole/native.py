@@ -164,8 +164,8 @@ class _Loan:
         self.engine._give_back(self.handle)
 
 
-class _Arena(threading.local):
-    """A thread's memory for what goes to the core and comes back: made once, because this is every gradient's way."""
+class _Arena:
+    """Memory for what goes to the core and comes back: made once, because this is every gradient's way."""
 
     def __init__(self) -> None:
         self.error = ctypes.create_string_buffer(_ERROR_BYTES)
@@ -181,7 +181,17 @@ class _Arena(threading.local):
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
 
-_arena = _Arena()
+class _Arenas(threading.local):
+    """A thread's arenas that are not in use. A signal handler may come in between and then needs one of its own."""
+
+    def __init__(self) -> None:
+        self.spare = [_Arena()]
+
+    def borrow(self) -> _Arena:
+        return self.spare.pop() if self.spare else _Arena()
+
+
+_arenas = _Arenas()
 _words = functools.cache(lambda count: struct.Struct(f"@{count}q"))
 
 
@@ -209,9 +219,8 @@ def _address(array: Memory) -> int:
     return _address_of(array)
 
 
-def _pack(requests: Sequence[Request]) -> int:
-    """Writes the structs, then what they point to, into this thread's arena; gives the address of the first."""
-    arena = _arena
+def _pack(requests: Sequence[Request], arena: _Arena) -> int:
+    """Writes the structs, then what they point to, into the arena; gives the address of the first."""
     try:
         while not (base := _try_pack(requests, arena)):
             arena.resize(2 * arena.size)
@@ -326,7 +335,7 @@ class NativeEngine:
             tcp_streams=config.tcp_streams,
         )
         pointer = ctypes.c_void_p()
-        error = _arena.error
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
         code = self._library.farandole_create(ctypes.byref(options), ctypes.byref(pointer), error, _ERROR_BYTES)
         if code != errors.OK or not pointer.value:
             raise errors.translate(code or errors.INTERNAL, error.value.decode(errors="replace"))
@@ -354,38 +363,42 @@ class NativeEngine:
             self._exit()
 
     def _checked(self, doing: str, function: Any, *arguments: Any) -> None:
-        code = self._call(function, *arguments)
+        self._check(doing, self._call(function, *arguments))
+
+    def _check(self, doing: str, code: int) -> None:
         if code != errors.OK:
             raise errors.translate(code, f"{doing} failed with code {code}", generation=self.generation)
 
-    def _failure(self, code: int) -> Exception:
-        return errors.translate(code, _arena.error.value.decode(errors="replace"), generation=self.generation)
+    def _failure(self, code: int, error: ctypes.Array[ctypes.c_char]) -> Exception:
+        return errors.translate(code, error.value.decode(errors="replace"), generation=self.generation)
 
     def submit(self, requests: Sequence[Request], bundle: bool = False, prompt: bool = False) -> list[int]:
         if not requests:
             return []
         count = len(requests)
         handles = (ctypes.c_int64 * count)()
+        arena = _arenas.borrow()
         self._enter()
         try:
-            base = _pack(requests)
+            base = _pack(requests, arena)
             flags = bundle + 2 * prompt
-            code = self._submit(self._pointer, base, count, flags, handles, _arena.error, _ERROR_BYTES)
+            code = self._submit(self._pointer, base, count, flags, handles, arena.error, _ERROR_BYTES)
             if code != errors.OK:
-                raise self._failure(code)
+                raise self._failure(code, arena.error)
             result = handles[:]
             for handle, request in zip(result, requests, strict=True):
                 self._pending[handle] = request
             return result
         finally:
+            _arenas.spare.append(arena)
             self._exit()
 
     def run(self, request: Request) -> Outcome:
-        arena = _arena
+        arena = _arenas.borrow()
         begun = False
         self._enter()
         try:
-            base = _pack((request,))
+            base = _pack((request,), arena)
             begun = True
             code = self._run(self._pointer, base, SLICE_MS, arena.handle_at, arena.error, _ERROR_BYTES)
             if code == errors.OK:
@@ -395,12 +408,13 @@ class NativeEngine:
             if code == errors.IN_PROGRESS:
                 self._pending[handle] = request
             begun = False
+            if code != errors.IN_PROGRESS:
+                raise self._failure(code, arena.error)
         finally:
             if begun:
                 self._abandoned.append(request)
+            _arenas.spare.append(arena)
             self._calls.pop()
-        if code != errors.IN_PROGRESS:
-            raise self._failure(code)
         return self.wait(handle)
 
     def poll(self, handle: int) -> bool:
@@ -435,11 +449,14 @@ class NativeEngine:
         """Turns a finished operation into its outcome and frees the handle, unless its memory goes on loan."""
         # Of several threads that wait for one handle, who takes the request takes it all.
         request = self._pending.pop(handle, None)
-        found = _arena.outcome
-        if request is None or self._outcome_of(self._pointer, handle, _arena.outcome_at) != errors.OK:
+        if request is None:
             raise ValueError(f"there is no handle {handle}")
+        arena = _arenas.borrow()
+        found = arena.outcome
         on_loan = False
         try:
+            if self._outcome_of(self._pointer, handle, arena.outcome_at) != errors.OK:
+                raise ValueError(f"there is no handle {handle}")
             if found.code != errors.OK:
                 raise errors.translate(
                     found.code,
@@ -460,6 +477,7 @@ class NativeEngine:
                 outcome.output = self._received(handle, found, shape, request.elements(), on_loan)
             return outcome
         finally:
+            _arenas.spare.append(arena)
             if not on_loan:
                 self._release(self._pointer, handle)
 
@@ -486,7 +504,16 @@ class NativeEngine:
                 self._library.farandole_destroy(self._undestroyed.pop())
 
     def add_link(self, peer: int, fd: int, kind: int) -> None:
-        self._checked(f"the link to rank {peer}", self._library.farandole_add_link, peer, fd, kind)
+        try:
+            self._enter()
+        except BaseException:
+            os.close(fd)  # the core will never see it
+            raise
+        try:
+            code = self._library.farandole_add_link(self._pointer, peer, fd, kind)
+        finally:
+            self._exit()
+        self._check(f"the link to rank {peer}", code)
 
     def watch_links(self, wanted: Callable[[int], None]) -> None:
         self._wanted = wanted
@@ -499,13 +526,14 @@ class NativeEngine:
         # Listening begins first: the exchange itself may log, and may want links.
         self._listener = threading.Thread(target=self._listen, name=f"farandole-events-{self.rank}", daemon=True)
         self._listener.start()
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
         while True:
             left = _milliseconds(deadline - time.monotonic())
-            code = self._call(self._library.farandole_start, left, _arena.error, _ERROR_BYTES)
+            code = self._call(self._library.farandole_start, left, error, _ERROR_BYTES)
             if code == errors.OK:
                 return
             if code != errors.IN_PROGRESS or left == 0:
-                raise self._failure(code if code != errors.IN_PROGRESS else errors.TIMED_OUT)
+                raise self._failure(code if code != errors.IN_PROGRESS else errors.TIMED_OUT, error)
 
     def _listen(self) -> None:
         event = _Event()

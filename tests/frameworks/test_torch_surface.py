@@ -10,7 +10,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 import farandole.torch as hvd
+from farandole.torch import memory
 
 ALLREDUCE = "average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=SET"
 COMPRESSED = (
@@ -122,3 +125,18 @@ def test_every_name_is_there() -> None:
     assert set(CONTRACT) | set(OTHERS) <= set(hvd.__all__)
     assert all(hasattr(hvd, name) for name in hvd.__all__)
     assert hvd.Compression.none.compress and hvd.Compression.fp16.decompress
+
+
+def test_memory_under_way_outlives_the_tensor_that_gave_it() -> None:
+    tensor = torch.arange(1000.0)
+    buffer = memory.TensorBuffer(tensor)
+    tensor.data = torch.zeros(1)  # as module.half() does
+    taken = torch.zeros(1000)  # would get the memory if it were free
+    assert taken.data_ptr() != buffer.array.address
+    assert buffer.array.array(buffer.dtype).tolist() == list(range(1000))
+
+
+def test_tensors_that_are_negated_when_read_are_refused() -> None:
+    lazily = torch.ones(1, dtype=torch.complex64).conj().imag
+    with pytest.raises(ValueError, match="resolve_neg"):
+        memory.TensorBuffer(lazily)

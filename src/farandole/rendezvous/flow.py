@@ -23,6 +23,8 @@ from typing import Any, Generic, TypeVar
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
 
+LONGEST_WAIT = 3600.0  # seconds; the kernel's own limit is not far above
+
 T = TypeVar("T")
 
 
@@ -179,7 +181,7 @@ class Loop:
         due += [moment for moment, _ in self._timers.values()]
         if until is not None:
             due.append(until)
-        timeout = max(0.0, min(due) - time.monotonic()) if due else None
+        timeout = min(LONGEST_WAIT, max(0.0, min(due) - time.monotonic())) if due else None
         for key, events in self._selector.select(timeout):
             if key.fd == self._bell:
                 with contextlib.suppress(BlockingIOError):

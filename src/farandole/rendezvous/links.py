@@ -277,11 +277,11 @@ class Weaver:
         while True:
             sock = yield from first([self._reach(peer, address) for address in addresses.split(",")], self._loop)
             try:
-                if self._kind == sockets.LOCAL:
-                    return sock, Strand(peer, number, (yield from prove_memory(sock)))
-                # Only now does the peer count it as a stream: those that lost the race have not said this word.
+                problem = (yield from prove_memory(sock)) if self._kind == sockets.LOCAL else ""
+                # Only now does the peer count it as a stream, and says so: the other addresses have not heard this word.
                 yield from send(sock, bytes([number]))
-                return sock, Strand(peer, number)
+                yield from receive(sock, 1)
+                return sock, Strand(peer, number, problem)
             except (EOFError, ConnectionError):
                 sock.close()
                 yield from pause(RETRY_SECONDS)
@@ -314,9 +314,10 @@ class Weaver:
     def _answer(self, sock: socket.socket) -> Flow[Strand]:
         me = self._greeting(Role.CALLEE, 0)
         proven = yield from answer(sock, self._secret, me, self._admit)
-        if self._kind == sockets.LOCAL:
-            return Strand(proven.peer.rank, 0, (yield from prove_memory(sock)))
-        return Strand(proven.peer.rank, (yield from receive(sock, 1))[0])
+        problem = (yield from prove_memory(sock)) if self._kind == sockets.LOCAL else ""
+        number = yield from receive(sock, 1)
+        yield from send(sock, number)
+        return Strand(proven.peer.rank, number[0], problem)
 
     def _starve(self, error: OSError) -> None:
         self.starved = error

@@ -77,6 +77,7 @@ class Session:
         self._engine: LinkTaker | None = None
         self._hub_lost: Callable[[str], None] | None = None
         self._doors: dict[int, tuple[Doors, Weaver]] = {}
+        self._wished: set[int] = set()  # peers whose link the engine needs
         self._linked: set[int] = set()  # peers whose link the engine has
         self._calling: dict[int, Weaver] = {}  # peers whose door is being knocked at
         self._early: list[Message] = []  # what the hub said before there was an engine to tell
@@ -88,10 +89,11 @@ class Session:
     def hand_over(self, engine: LinkTaker) -> None:
         """Gives every link of init to the engine."""
         while self.links:
-            peer, (streams, kind) = self.links.popitem()
+            peer, (streams, kind) = next(iter(self.links.items()))
             self._linked.add(peer)
-            for fd in streams:
-                engine.add_link(peer, fd, kind)
+            while streams:
+                engine.add_link(peer, streams.pop(0), kind)
+            del self.links[peer]
 
     def serve(self, engine: LinkTaker, hub_lost: Callable[[str], None] | None = None) -> None:
         """Makes links on demand from now on, on a thread. `hub_lost(reason)`: instead of revoking the generation."""
@@ -108,6 +110,7 @@ class Session:
         """Asks for a link to a peer; the engine gets it when it stands. Safe from any thread."""
         loop, channel = self._loop, self._channel  # close() may take them away meanwhile
         if loop is not None and channel is not None:
+            self._wished.add(peer)
             loop.call(lambda: channel.send(Wish(self.generation, peer)))
 
     def close(self) -> None:
@@ -261,8 +264,8 @@ class Session:
                 log.debug("a new link to rank %d was not taken: %s", peer, error)
 
     def _fail(self, peer: int, text: str) -> None:
-        if peer in self._linked:
-            return  # a second link that nobody needs
+        if peer in self._linked or peer not in self._wished:
+            return  # nobody here needs it
         self._revoke(errors.PEER_LOST, peer, f"no link to rank {peer}: {text}")
 
     def _revoke(self, code: int, rank: int, message: str) -> None:

@@ -39,6 +39,11 @@ def tensor_of(array: Array, bfloat16: bool = False) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
+def _span(tensor: torch.Tensor) -> Span:
+    # The storage too: `tensor.data = other` gives it away while the engine still uses it.
+    return Span(tensor.data_ptr(), tuple(tensor.shape), tensor, tensor.untyped_storage())
+
+
 class TensorBuffer(Buffer):
     """A CPU tensor's memory. The engine gets its address alone: a NumPy view would cost more than a small operation."""
 
@@ -46,7 +51,7 @@ class TensorBuffer(Buffer):
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype = _type_of(tensor)
-        self.array = Span(tensor.data_ptr(), tuple(tensor.shape), tensor)
+        self.array = _span(tensor)
 
     def give(self, result: Memory) -> torch.Tensor:
         if type(result) is Span:
@@ -55,11 +60,11 @@ class TensorBuffer(Buffer):
 
     def empty_like(self, rows: int | None = None) -> Span:
         shape = self.array.shape if rows is None else (rows, *self.array.shape[1:])
-        tensor = torch.empty(shape, dtype=self.array.owner.dtype)
-        return Span(tensor.data_ptr(), shape, tensor)
+        return _span(torch.empty(shape, dtype=self.array.owner.dtype))
 
     def head(self, rows: int) -> Span:
-        return Span(self.array.address, (rows, *self.array.shape[1:]), self.array.owner)
+        whole = self.array
+        return Span(whole.address, (rows, *whole.shape[1:]), whole.owner, whole.memory)
 
 
 def _type_of(tensor: torch.Tensor) -> DType:
@@ -72,6 +77,8 @@ def _type_of(tensor: torch.Tensor) -> DType:
         raise ValueError(f"tensors of layout {tensor.layout} are not supported; see sparse_allreduce_async")
     if not tensor.is_contiguous():
         raise ValueError(f"the tensor of shape {tuple(tensor.shape)} is not contiguous; pass tensor.contiguous()")
+    if tensor.is_neg():
+        raise ValueError("the tensor's elements are negated only when they are read; pass tensor.resolve_neg()")
     return dtype
 
 
