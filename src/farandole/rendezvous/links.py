@@ -278,7 +278,7 @@ class Weaver:
             sock = yield from first([self._reach(peer, address) for address in addresses.split(",")], self._loop)
             try:
                 problem = (yield from prove_memory(sock)) if self._kind == sockets.LOCAL else ""
-                # Only now does the peer count it as a stream, and says so: the other addresses have not heard this word.
+                # Only now does the peer count it as a stream, and says so; other addresses have not heard this word.
                 yield from send(sock, bytes([number]))
                 yield from receive(sock, 1)
                 return sock, Strand(peer, number, problem)
