@@ -13,7 +13,7 @@ from ..groups import ProcessSet, global_process_set
 from ..objects import allgather_object, broadcast_object
 from ..runtime import runtime
 from . import memory
-from .ops import broadcast_async_, synchronize
+from .ops import begin_broadcast, synchronize
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -45,7 +45,10 @@ def _broadcast_all(pairs: list[tuple[str | None, torch.Tensor]], root_rank: int,
             whole = values.contiguous()
             # Moving bytes asks nothing of the type: complex numbers and small floats go as bytes.
             sent = whole if memory.supported(whole.dtype) else whole.reshape(-1).view(torch.uint8)
-            under_way.append((broadcast_async_(sent, root_rank, name, process_set), values, whole))
+            begun = begin_broadcast(sent, root_rank, name, process_set, True)
+            for request in begun.requests:
+                request.device = -1  # state may lie on the CPU here and on a GPU there
+            under_way.append((begun.handle(), values, whole))
     except Exception as error:
         failure = error
     for handle, values, whole in under_way:
