@@ -76,7 +76,11 @@ def cuda_and_cpu_side_by_side(b: Any, rank: int, size: int) -> None:
         assert hvd.synchronize(slow).tolist() == [size] * 2
     fails(ValueError, "", lambda: hvd.grouped_allreduce([torch.ones(1), torch.ones(1, device="cuda")]))
     tensor = torch.ones(3, device="cuda" if rank else "cpu")
-    fails(hvd.HorovodInternalError, "CPU/GPU", lambda: hvd.allreduce(tensor, name="anywhere", op=hvd.Sum))
+    fails(
+        hvd.HorovodInternalError,
+        "Mismatched ALLREDUCE CPU/GPU",
+        lambda: hvd.allreduce(tensor, name="anywhere", op=hvd.Sum),
+    )
 
 
 @case()
