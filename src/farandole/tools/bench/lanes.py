@@ -17,7 +17,7 @@ from . import processes
 from .processes import PYTHON, Failed, Process
 
 START_SECONDS = 240.0  # a cold disk, a large torch, many ranks
-ANSWER_SECONDS = 240.0
+ANSWER_SECONDS = 120.0
 RANK = ["-m", "inside.rank"]
 Start = Callable[[Path], list[Process]]  # starts the ranks of a lane that meets in this folder
 
@@ -54,13 +54,19 @@ class Lane:
         self._pause()
 
     def ask(self, do: str, **order: Any) -> list[dict[str, Any]]:
-        """The answers, by rank; Failed when a rank could not do it."""
+        """The answers, by rank; Refused when a rank could not do it, Failed when the lane is lost with it."""
+        if not self._open:
+            raise Refused(f"{self.name} is gone")
         if self._stops:
             self._signal(signal.SIGCONT)
         line = (json.dumps({"do": do, **order}) + "\n").encode()
         for descriptor in self._orders:
             os.write(descriptor, line)
-        answers = self._collect(ANSWER_SECONDS)
+        try:
+            answers = self._collect(ANSWER_SECONDS)
+        except Failed:
+            self.close(at_once=True)
+            raise
         self._pause()
         for rank, answer in enumerate(answers):
             if "error" in answer:
@@ -68,7 +74,9 @@ class Lane:
         return answers
 
     def close(self, at_once: bool = False) -> None:
-        """Ends the ranks."""
+        """Ends the ranks; once is enough."""
+        if not self._open:
+            return
         if self._stops:
             self._signal(signal.SIGCONT)
         for descriptor in self._orders:
@@ -205,6 +213,16 @@ class Yard:
         if line not in self._told:
             self._told.add(line)
             self._say(line)
+
+    def attempt(self, lane: Lane, what: str, do: str, **order: Any) -> list[dict[str, Any]] | None:
+        """A lane's answers. What a peer cannot do is noted, and nothing is returned; what we cannot do is Failed."""
+        try:
+            return lane.ask(do, **order)
+        except Failed as failure:
+            if lane.name.startswith("farandole"):
+                raise
+            self.note(f"{what} is not measured: {failure}")
+            return None
 
     def open(self, name: str, ranks: int, start: Start, stops: bool = False) -> Lane:
         """A lane of its own."""

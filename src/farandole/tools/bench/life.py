@@ -41,6 +41,9 @@ def start(plan: Plan, yard: Yard, peer_python: str) -> Iterator[Row]:
                 took = processes.seconds(command, {"TMPDIR": folder})  # torchrun leaves files
                 if repeat > 0 or not plan.in_earnest:  # the first one fills the page cache
                     values[name].append(took)
+    for name in [name for name in values if name != "import torch"]:
+        alone = zip(values[name], values["import torch"], strict=True)
+        values[f"{name}, less import torch"] = [took - less for took, less in alone]
     yield row("start", "start, import torch, init, end", 2, "s", values)
 
 
@@ -51,8 +54,9 @@ def life(plan: Plan, yard: Yard) -> Iterator[Row]:
     with yard.lanes(plan.ranks[0], list(names)) as lanes:
         for turn in range(plan.repeats + 1):
             for name, lane in lanes.items():
-                answers = lane.ask("life", count=-(-plan.lives // plan.repeats) if turn else 1)
-                if turn > 0:  # a repeat is one life: every one of them is kept
+                count = -(-plan.lives // plan.repeats) if turn else 1
+                answers = yard.attempt(lane, f"{names[name]}: init and shutdown", "life", count=count)
+                if turn > 0 and answers is not None:  # a repeat is one life: every one of them is kept
                     each = zip(*(answer["times"] for answer in answers), strict=True)
                     values.setdefault(names[name], []).extend(max(times) for times in each)
     yield row("life", "init and shutdown", plan.ranks[0], "s", values)
@@ -68,8 +72,11 @@ def idle(plan: Plan, yard: Yard) -> Iterator[Row]:
     with yard.lanes(plan.ranks[0], list(names)) as lanes:
         for _ in range(plan.repeats):
             for name, lane in lanes.items():
-                lane.ask("collective", **order, interface=interface)
-                answers = lane.ask("idle", seconds=plan.idle_seconds)
+                what = f"{names[name]}: idle"
+                before = yard.attempt(lane, what, "collective", **order, interface=interface)
+                answers = before and yard.attempt(lane, what, "idle", seconds=plan.idle_seconds)
+                if not answers:
+                    continue
                 cpu.setdefault(names[name], []).append(statistics.mean(one["cpu_percent"] for one in answers))
                 switches.setdefault(names[name], []).append(statistics.mean(one["switches"] for one in answers))
     yield row("idle", "CPU of an idle rank", plan.ranks[0], "%", cpu)

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import processes
 from .inside.libraries import OPERATIONS
-from .lanes import Lane, Refused, Yard, ours
+from .lanes import Lane, Yard, ours
 from .plan import MIB, Plan, Row, Samples, row
 
 NAMES = {"farandole": "farandole", "gloo": "Gloo", "mpi": "MPI", "peer": "other Horovod"}
@@ -56,13 +56,11 @@ def race(yard: Yard, runners: list[Entrant], repeats: int, order: dict[str, Any]
         for runner in runners:
             if repeat > 0 and runner.name not in values:
                 continue
-            try:
-                warm = {"count": min(3, order["count"])} if repeat == 0 else {}
-                answers = runner.lane.ask("collective", **{**order, **runner.order, **warm})
-            except Refused as refusal:
-                if runner.name.startswith("farandole"):
-                    raise
-                yard.note(f"{runner.name}: {runner.order['operation']} of {order['dtype']} is not measured: {refusal}")
+            warm = {"count": min(3, order["count"])} if repeat == 0 else {}
+            what = f"{runner.name}: {runner.order['operation']} of {order['dtype']}"
+            answers = yard.attempt(runner.lane, what, "collective", **{**order, **runner.order, **warm})
+            if answers is None:
+                values.pop(runner.name, None)
                 continue
             values.setdefault(runner.name, [])
             if repeat > 0:

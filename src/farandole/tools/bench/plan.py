@@ -11,6 +11,7 @@ KIB, MIB = 1 << 10, 1 << 20
 PARTS = ("collectives", "halves", "training", "memory", "life", "idle", "trace", "crowd", "start", "hosts")
 Samples = list[float]
 Row = dict[str, Any]
+MEASURED = ("values", "checked", "facts", "busy_cores")  # what does not tell a row apart
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def default_ranks(cores: int) -> tuple[int, ...]:
 
 def row(part: str, what: str, ranks: int, unit: str, values: Mapping[str, Samples], **key: Any) -> Row:
     """One line of the result: `values` has the repeats of everyone who was measured, `key` what else tells it apart."""
-    return {"part": part, "what": what, "ranks": ranks, **key, "unit": unit, "values": dict(values)}
+    short = {name: [float(f"{value:.4g}") for value in samples] for name, samples in values.items()}
+    return {"part": part, "what": what, "ranks": ranks, **key, "unit": unit, "values": short}
 
 
 def key(line: Row) -> tuple[tuple[str, Any], ...]:
@@ -82,4 +84,4 @@ def key(line: Row) -> tuple[tuple[str, Any], ...]:
     >>> key(row("idle", "CPU", 2, "%", {"farandole": [0.1]}, checked=True))
     (('part', 'idle'), ('ranks', 2), ('unit', '%'), ('what', 'CPU'))
     """
-    return tuple(sorted((name, value) for name, value in line.items() if name not in ("values", "checked", "facts")))
+    return tuple(sorted((name, value) for name, value in line.items() if name not in MEASURED))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import processes
-from .lanes import Lane, Refused, Yard
+from .lanes import Lane, Yard
 from .plan import Plan, Row, Samples, row
 from .processes import Failed
 
@@ -43,12 +43,9 @@ def compare(yard: Yard, lanes: dict[str, Lane], case: str, steps: int, repeats: 
         for name, lane in lanes.items():
             if repeat > 0 and NAMES[name] not in values:
                 continue
-            try:
-                answers = lane.ask("train", case=case, steps=steps if repeat else 1)
-            except Refused as refusal:
-                if name == "farandole":
-                    raise
-                yard.note(f"{NAMES[name]}: {case} is not measured: {refusal}")
+            answers = yard.attempt(lane, f"{NAMES[name]}: {case}", "train", case=case, steps=steps if repeat else 1)
+            if answers is None:
+                values.pop(NAMES[name], None)
                 continue
             if repeat == 0 and name != "alone":
                 reference = check(name, answers, reference)
@@ -83,10 +80,13 @@ def memory(plan: Plan, yard: Yard) -> Iterator[Row]:
     case = "vgg" if "vgg" in plan.steps else "many"
     # Fresh processes: what other parts have left would be counted.
     with yard.lanes(plan.ranks[0], ["farandole", "gloo", "alone"], keep=not plan.in_earnest) as lanes:
-        taken: dict[str, Samples] = {NAMES[name]: [] for name in lanes}
+        taken: dict[str, Samples] = {}
         amount = 0
         for _ in range(plan.repeats):
             for name, lane in lanes.items():
-                amount = lane.ask("train", case=case, steps=1)[0]["bytes"]
-                taken[NAMES[name]].append(statistics.mean(answer["pss"] for answer in lane.ask("memory")))
+                trained = yard.attempt(lane, f"{NAMES[name]}: memory", "train", case=case, steps=1)
+                if trained is not None:
+                    amount = trained[0]["bytes"]
+                    size = statistics.fmean(answer["pss"] for answer in lane.ask("memory"))
+                    taken.setdefault(NAMES[name], []).append(size)
     yield row("memory", f"{case}: proportional set size", plan.ranks[0], "B", taken, bytes=amount)

@@ -151,8 +151,9 @@ def the_rest(table: Table, cores: int) -> Iterator[Verdict]:
     yield at_most("init and shutdown: <= 15 ms", spent and spent * 1e3, 15, "{:.1f} ms")
     found = table.find(part="memory")
     ours, single = (median(found, "farandole"), median(found, "single")) if found else (None, None)
-    extra = None if ours is None or single is None or found is None else (ours - single - 32 * MIB) / found["bytes"]
-    yield at_most("extra memory less 32 MiB: <= 1 x gradients", extra, 1.0, "{:.2f} x")
+    allowed = 0.0 if found is None else found["bytes"] / MIB + 32
+    extra = None if ours is None or single is None else (ours - single) / MIB
+    yield at_most("extra memory: <= 1 x gradients + 32 MiB", extra, allowed, f"{{:.0f}} MiB of {allowed:.0f}")
     fit = max(2, cores)
     key = {"part": "crowd", "bytes": 64 * MIB}
     crowded = table.value("farandole", **key)

@@ -52,14 +52,17 @@ class Rank:
     def life(self, order: dict[str, Any]) -> Answer:
         """Leaves and joins again, `count` times."""
         times = []
+        self.library.close()
         for _ in range(order["count"]):
-            self.library.close()
             self.together.wait()
             began = time.perf_counter()
             self.library.open()
+            self.together.wait()  # Gloo fails when somebody leaves while another still joins
             self.library.close()
             times.append(time.perf_counter() - began)
-            self.library.open()  # so that everybody has left the last one before the next is timed
+        self.together.wait()
+        self.library.open()
+        self.together.wait()
         return {"times": times}
 
     def idle(self, order: dict[str, Any]) -> Answer:
