@@ -193,6 +193,8 @@ def trial(wheel: Path, horovod: Path) -> None:
     said = run([fresh / "bin" / "farandole", "doctor"], PYTHONPATH="")
     assert said.splitlines()[-1] == "fit" and "latency" in said, said
     assert "python:" in run([fresh / "bin" / "farandole", "env"], PYTHONPATH="")
+    said = run([fresh / "bin" / "farandole", "bench", "--quick", "collectives", "life"], PYTHONPATH="")
+    assert "init and shutdown" in said and "allreduce 2 ranks 1 MiB reused" in said, said
 
 
 def main() -> None:
