@@ -88,7 +88,8 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all when none is named")
     found.add_argument("--quick", action="store_true", help="about a minute: does everything run? not for claims")
-    found.add_argument("--ranks", default="", help="as in 2,16; default 2, 4, 8 ... up to the cores")
+    found.add_argument("--lean", action="store_true", help="as many repeats of fewer sizes, calls and steps")
+    found.add_argument("--ranks", default="", help="as in 2,16; default 2, 4, 8 ... up to the cores; 1 is for training")
     found.add_argument("--repeats", type=int, default=9, help="interleaved repeats, default 9")
     found.add_argument("--json", type=Path, help="write every number there; results of other parts in it stay")
     found.add_argument("--plots", type=Path, help="write PNG files into this folder (needs matplotlib)")
@@ -128,13 +129,16 @@ def main(words: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, KeyError) as error:
         say(str(error))
         return 2
-    if any(count < 2 for count in ranks):
-        say("--ranks: a collective has at least 2")
+    if any(count < 1 for count in ranks):
+        say("--ranks: at least 1, and 2 for a collective")
         return 2
     if options.repeats < 7 and not options.quick:
         say("fewer than 7 repeats are good for a look, not for a claim")
     facts = machine.facts()
-    what = plan.quick(ranks, facts["cores"]) if options.quick else plan.full(ranks, facts["cores"], options.repeats)
+    if options.quick:
+        what = plan.quick(ranks, facts["cores"])
+    else:
+        what = (plan.lean if options.lean else plan.full)(ranks, facts["cores"], options.repeats)
     try:
         before = read(options.json, facts) if options.json else []
         rows: list[Row] = []

@@ -78,7 +78,7 @@ def collectives(plan: Plan, yard: Yard) -> Iterator[Row]:
             for operation in OPERATIONS if edge else ("allreduce",):
                 sizes = plan.allreduce_sizes if operation == "allreduce" else plan.other_sizes
                 for size in sizes:
-                    for kind in ("reused", "fresh"):
+                    for kind in ("reused", "fresh") if operation == "allreduce" or plan.fresh_others else ("reused",):
                         order = {"bytes": size, "kind": kind, "dtype": "float32", "count": plan.count(size)}
                         values, checked = race(yard, entrants(lanes, operation, "float32"), plan.repeats, order)
                         more = {"bytes": size, "kind": kind, "dtype": "float32", "checked": checked}
