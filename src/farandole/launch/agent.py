@@ -225,7 +225,7 @@ class Agent:
         self._collect()
 
     def _listen(self, *numbers: int) -> None:
-        """Reads what these ranks, or all, say; lets them wait until the line, and with output the launcher, keeps up."""
+        """Reads what these ranks, or all, say; or lets them wait until line (and, with output, launcher) keep up."""
         hush = self._full or self._unwritten > PATIENCE_BYTES
         for number in numbers or self._ranks:
             rank = self._ranks[number]
