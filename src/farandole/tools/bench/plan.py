@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .inside.libraries import OPERATIONS
+
 KIB, MIB = 1 << 10, 1 << 20
 PARTS = ("collectives", "halves", "training", "memory", "life", "idle", "trace", "crowd", "start", "hosts")
 Samples = list[float]
@@ -23,6 +25,7 @@ class Plan:
     training_ranks: tuple[int, ...]
     cores: int
     repeats: int = 9
+    operations: tuple[str, ...] = OPERATIONS
     allreduce_sizes: tuple[int, ...] = (KIB, 8 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
     other_sizes: tuple[int, ...] = (KIB, 64 * KIB, MIB, 16 * MIB)
     crowd_sizes: tuple[int, ...] = (KIB, MIB, 64 * MIB)
