@@ -220,22 +220,22 @@ EXPORT int farandole_submit(farandole_engine* engine, const farandole_request* r
                 error, capacity);
 }
 
-EXPORT int farandole_run(farandole_engine* engine, const farandole_request* request, int64_t timeout_ms,
-                         int64_t* handle, char* error, size_t capacity) {
+EXPORT int farandole_run(farandole_call* call) {
+  farandole::Engine& engine = call->engine->engine;
   return report(guarded([&]() -> Error {
-                  if (engine->engine.forked()) return forked_error();
+                  if (engine.forked()) return forked_error();
                   auto operation = std::make_shared<farandole::Operation>();
-                  Error bad = read_request(*request, *operation);
-                  if (!bad.failed()) bad = engine->engine.submit({operation}, false, true);
+                  Error bad = read_request(*call->request, *operation);
+                  if (!bad.failed()) bad = engine.submit({operation}, false, true);
                   if (bad.failed()) return bad;
-                  *handle = operation->handle;
-                  if (!engine->engine.wait(operation, timeout_ms) || operation->error.failed() ||
+                  call->handle = operation->handle;
+                  if (!engine.wait(operation, call->timeout_ms) || operation->error.failed() ||
                       !fills_memory_of_the_caller(operation->request.kind))
                     return {Code::in_progress, "", -1};
-                  engine->engine.handles().release(*handle);
+                  engine.handles().release(call->handle);
                   return {};
                 }),
-                error, capacity);
+                call->error, call->capacity);
 }
 
 EXPORT int farandole_poll(farandole_engine* engine, int64_t handle) {

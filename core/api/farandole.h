@@ -86,11 +86,19 @@ typedef struct farandole_request {
  * woken: they begin when it does. */
 int farandole_submit(farandole_engine* engine, const farandole_request* requests, int32_t count, int32_t flags,
                      int64_t* handles, char* error, size_t capacity);
+typedef struct farandole_call {
+  farandole_engine* engine;
+  const farandole_request* request;
+  char* error;
+  size_t capacity;
+  int64_t timeout_ms;
+  int64_t handle; /* written by the call */
+} farandole_call;
+
 /* Submits one request and waits for it, up to `timeout_ms`, a signal, or 100 ms. 0: it has succeeded, its result lies
- * in the caller's memory and there is no handle. 1: `*handle` is to be waited on, or has an outcome to look at. Else
- * the request was not taken. */
-int farandole_run(farandole_engine* engine, const farandole_request* request, int64_t timeout_ms, int64_t* handle,
-                  char* error, size_t capacity);
+ * in the caller's memory and there is no handle. 1: `handle` is to be waited on, or has an outcome to look at. Else
+ * the request was not taken. One argument, because bindings pay for each. */
+int farandole_run(farandole_call* call);
 /* 1 done (also failed), 0 not yet, -1 no such handle. */
 int farandole_poll(farandole_engine* engine, int64_t handle);
 /* 0 when done (look at the outcome), 1 after `timeout_ms`, at a signal, and at least every 100 ms: call again.

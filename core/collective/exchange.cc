@@ -21,7 +21,11 @@ Exchange::Exchange(const Context& context, std::size_t chunk)
 }
 
 void Exchange::give(int lane, Cursor from, std::size_t bytes) {
-  if (bytes > 0) outgoing_.push_back({lane, from, bytes});
+  if (bytes > 0) outgoing_.push_back({lane, from, bytes, std::nullopt});
+}
+
+void Exchange::give(int lane, Cursor from, std::size_t bytes, Cursor also) {
+  if (bytes > 0) outgoing_.push_back({lane, from, bytes, also});
 }
 
 void Exchange::take(int writer, bool from_everyone, Cursor to, std::size_t bytes) {
@@ -93,6 +97,7 @@ bool Exchange::give_one(Outgoing& outgoing) {
   enter(context_, "pack");
   std::size_t bytes = std::min(outgoing.left, chunk_);
   outgoing.from.read(slot, bytes);
+  if (outgoing.also) outgoing.also->write(slot, bytes);  // from cache
   enter(context_, "send");
   rings_.publish(outgoing.lane);
   outgoing.left -= bytes;

@@ -2,6 +2,7 @@
 // Touches base/, link/ and kernel/.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "collective/collective.h"
@@ -20,6 +21,8 @@ class Exchange {
 
   // The next `bytes` at `from` go into my lane (a local member or Rings::everyone).
   void give(int lane, Cursor from, std::size_t bytes);
+  // The same, and in the same pass a copy of them goes to `also`.
+  void give(int lane, Cursor from, std::size_t bytes, Cursor also);
   // `bytes` come from a lane of `writer` to `to`.
   void take(int writer, bool from_everyone, Cursor to, std::size_t bytes);
   // `bytes` at `in` and what the other members' lanes to me bring are reduced to `out`, in local order; with `mirror`,
@@ -34,6 +37,7 @@ class Exchange {
     int lane;
     Cursor from;
     std::size_t left;
+    std::optional<Cursor> also;
   };
   struct Incoming {
     int writer;

@@ -94,12 +94,16 @@ Task local_reduce_scatter(const Context& context, const std::vector<Pieces>& in,
 Task local_allgather(const Context& context, const Pieces& mine, const std::vector<Pieces>& out) {
   Rings& rings = *context.rings;
   Exchange exchange(context, rings.slot_bytes());
-  exchange.give(Rings::everyone, Cursor(mine), mine.bytes());
+  const Pieces& own = out[index(rings.me())];
+  if (&mine == &own) {  // a broadcast: it is there already
+    exchange.give(Rings::everyone, Cursor(mine), mine.bytes());
+  } else {
+    exchange.give(Rings::everyone, Cursor(mine), mine.bytes(), Cursor(own));
+  }
   for (int shift = 1; shift < rings.members(); ++shift) {
     int member = (rings.me() + shift) % rings.members();
     exchange.take(member, true, Cursor(out[index(member)]), out[index(member)].bytes());
   }
-  copy(mine, out[index(rings.me())]);
   Task task = exchange.run();
   co_await task;
 }

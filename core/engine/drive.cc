@@ -10,8 +10,7 @@
 namespace farandole {
 namespace {
 
-constexpr std::int64_t kThreadSpin = 30'000;  // of the engine's own thread: it shares cores with those who compute
-constexpr std::int64_t kLookEvery = 50'000;   // at sockets that are not expected to bring anything: deaths, mostly
+constexpr std::int64_t kLookEvery = 50'000;  // at sockets that are not expected to bring anything: deaths, mostly
 
 }  // namespace
 
@@ -22,8 +21,7 @@ void Engine::thread_main() {
       std::lock_guard seat(seat_);
       take_seat();
       std::int64_t moved_at = os::now_ns();
-      // The user's threads compute meanwhile, so this thread looks for a shorter while than one that waits.
-      while (drive() || (busy() && now_ - moved_at < std::min(options_.spin_ns, kThreadSpin))) {
+      while (drive() || (busy() && now_ - moved_at < patience())) {
         if (moved_)
           moved_at = now_;
         else
@@ -39,6 +37,12 @@ void Engine::thread_main() {
     poller_.wait(left < 0 ? -1 : static_cast<int>(std::min<std::int64_t>((left + 999'999) / 1'000'000, 60'000)), woken);
     counters_[static_cast<int>(Counter::wake_ups)].fetch_add(1, std::memory_order_relaxed);
   }
+}
+
+// While the user's threads compute, this thread looks for a shorter while than when one of them waits for it.
+std::int64_t Engine::patience() const {
+  bool awaited = waiters_.load(std::memory_order_relaxed) > 0;
+  return awaited ? options_.spin_ns : std::min(options_.spin_ns, kShortSpin);
 }
 
 bool Engine::busy() const {

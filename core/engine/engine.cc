@@ -23,6 +23,8 @@ std::string unnamed_prefix(Kind kind) {
 
 bool point_to_point(Kind kind) { return kind == Kind::send || kind == Kind::receive; }
 
+constexpr std::int64_t kLookAtCores = 20'000;  // between two looks at who shares this core
+
 }  // namespace
 
 Engine::Engine(Options options)
@@ -182,6 +184,8 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms) {
   await(*operation);
   std::int64_t now = os::now_ns();
   std::int64_t end = now + std::min(timeout_ms, kLongestWait) * 1'000'000;
+  const bool slow = operation->slow.load(std::memory_order_relaxed);
+  const std::int64_t spin = slow ? std::min(kShortSpin, options_.spin_ns) : options_.spin_ns;
   if (try_seat()) {
     std::int64_t moved_at = now;
     while (done.load(std::memory_order_acquire) == 0 && now < end) {
@@ -191,7 +195,7 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms) {
         moved_at = now;
         continue;
       }
-      if (now - moved_at > options_.spin_ns) break;
+      if (now - moved_at > spin) break;
       pause();
     }
     leave_seat();
@@ -199,11 +203,15 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms) {
     wake();
   }
   if (done.load(std::memory_order_acquire) == 0 && now < end) {
+    waiters_.fetch_add(1, std::memory_order_relaxed);
     operation->sleepers.fetch_add(1, std::memory_order_seq_cst);
     os::futex_wait(&done, 0, end - now);
     operation->sleepers.fetch_sub(1, std::memory_order_relaxed);
+    waiters_.fetch_sub(1, std::memory_order_relaxed);
   }
-  return done.load(std::memory_order_acquire) != 0;
+  if (done.load(std::memory_order_acquire) != 0) return true;
+  operation->slow.store(true, std::memory_order_relaxed);
+  return false;
 }
 
 void Engine::leave(std::int64_t linger_ms) {
@@ -278,14 +286,26 @@ bool Engine::try_seat() {
 
 // Between two looks that found nothing.
 void Engine::pause() {
-  if (crowded_)
+  if (crowded_ || (now_ - looked_at_cores_ > kLookAtCores && !make_room()))
     std::this_thread::yield();
   else
     os::relax();
 }
 
+// Schedulers put who was woken on the core of who woke it, and leave both there while a third keeps the other core
+// busy. Then each would look in vain for what the other cannot do meanwhile. False when there is nowhere to go.
+bool Engine::make_room() {
+  looked_at_cores_ = now_;
+  const int core = os::current_core();
+  board_.on_core(core);
+  for (const auto& [rank, neighbour] : neighbours_)
+    if (neighbour->shares(core)) return os::leave_core(core);
+  return true;
+}
+
 void Engine::take_seat() {
   asleep_.store(false, std::memory_order_relaxed);
+  board_.on_core(os::current_core());
   board_.awake();
 }
 

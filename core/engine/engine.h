@@ -41,6 +41,7 @@ class Engine final : private Services, private link::Listener {
   Handles& handles() { return handles_; }
   Events& events() { return events_; }
   Trace& trace() override { return trace_; }
+  Results& results() override { return *results_; }
   std::int64_t counter(int which);
   void set_trace(bool on, bool mark_plans);
   bool forked() const;  // in a child of the process that made it
@@ -90,6 +91,7 @@ class Engine final : private Services, private link::Listener {
   // The driver's side (drive.cc).
   void thread_main();
   void pause();
+  bool make_room();
   bool try_seat();  // true when this thread drives now
   void take_seat();
   void leave_seat();
@@ -98,6 +100,7 @@ class Engine final : private Services, private link::Listener {
   bool pass();
   void give_up(const Error& error);
   bool busy() const;
+  std::int64_t patience() const;
   bool take_inbox(std::int64_t now);
   void welcome(Inbox::NewLink& link);
   void send_segment(Group& group, int peer);
@@ -117,12 +120,14 @@ class Engine final : private Services, private link::Listener {
   std::vector<int> neighbours_missing() const;
   Error check(const Operation& operation) const;  // with inbox_.mutex held
 
+  static constexpr std::int64_t kShortSpin = 30'000;  // where others compute, or where nothing will come soon
   // Keys of the poller; the messenger's are peers.
   static constexpr std::uint64_t kBellKey = 1ull << 40;
   static constexpr std::uint64_t kProcessKey = 1ull << 41;
 
   const Options options_;
   const unsigned fork_depth_;
+  const std::shared_ptr<Results> results_ = std::make_shared<Results>();
   Handles handles_;
   Events events_;
   Trace trace_;
@@ -171,10 +176,12 @@ class Engine final : private Services, private link::Listener {
   bool moved_ = false;          // by the last pass
   std::int64_t now_ = 0;        // when the last pass began
   std::int64_t looked_at_ = 0;  // when the sockets were last looked at
+  std::int64_t looked_at_cores_ = 0;
 
   bool crowded_ = false;  // more ranks than cores: whoever looks for news lets others run
   std::thread thread_;
   std::atomic<bool> running_{false};  // from start() to leave(): the seat may be taken
+  std::atomic<int> waiters_{0};       // threads of the user that sleep until an operation is done
   std::atomic<bool> asleep_{true};    // nobody drives: who brings work must ring
   std::atomic<std::int64_t> sleeping_until_{0};
   std::mutex started_mutex_;

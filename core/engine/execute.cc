@@ -21,11 +21,11 @@ std::size_t row_bytes(const Item& item) {
 
 std::size_t bytes_of(const Item& item) { return static_cast<std::size_t>(rows_of(item)) * row_bytes(item); }
 
-std::byte* result(Operation& operation, std::size_t bytes, std::vector<std::int64_t> shape) {
+std::byte* result(Job& job, Operation& operation, std::size_t bytes, std::vector<std::int64_t> shape) {
   operation.shape = std::move(shape);
   operation.output_bytes = bytes;
   if (operation.output == nullptr) {
-    operation.owned = allocate(bytes);
+    operation.owned = job.results->allocate(bytes);
     operation.output = operation.owned.get();
   }
   return static_cast<std::byte*>(operation.output);
@@ -52,11 +52,12 @@ Task allreduce(Job& job, const collective::Context& context) {
     const Item& item = job.bucket.items[i];
     std::size_t bytes = bytes_of(item);
     if (Operation* operation = job.operations[i].get()) {
-      std::byte* to = result(*operation, bytes, item.shape);
+      std::byte* to = result(job, *operation, bytes, item.shape);
       in.emplace_back(operation->input, bytes);
       out.emplace_back(to, bytes);
     } else {
-      job.scratch.push_back(allocate_zeros(bytes));
+      job.scratch.push_back(job.results->allocate(bytes));
+      std::memset(job.scratch.back().get(), 0, bytes);
       in.emplace_back(job.scratch.back().get(), bytes);
       out.emplace_back(job.scratch.back().get(), bytes);
     }
@@ -78,7 +79,7 @@ Task allgather(Job& job, const collective::Context& context) {
     Operation& operation = *job.operations[i];
     std::size_t row = row_bytes(item);
     std::int64_t rows = std::accumulate(item.first_dims.begin(), item.first_dims.end(), std::int64_t{0});
-    std::byte* to = result(operation, static_cast<std::size_t>(rows) * row, with_rows(item.shape, rows));
+    std::byte* to = result(job, operation, static_cast<std::size_t>(rows) * row, with_rows(item.shape, rows));
     for (std::size_t member = 0; member < out.size(); ++member) {
       std::size_t bytes = static_cast<std::size_t>(item.first_dims[member]) * row;
       out[member].add(to, bytes);
@@ -93,7 +94,7 @@ Task broadcast(Job& job, const collective::Context& context) {
   const Item& item = job.bucket.items.front();
   Operation& operation = *job.operations.front();
   std::size_t bytes = bytes_of(item);
-  std::byte* to = result(operation, bytes, item.shape);
+  std::byte* to = result(job, operation, bytes, item.shape);
   int root = context.topology->member_of(job.bucket.root);
   if (root == context.topology->me && operation.input != to && bytes > 0) std::memcpy(to, operation.input, bytes);
   return collective::broadcast(context, Pieces(to, bytes), root);
@@ -109,7 +110,7 @@ Task alltoall(Job& job, const collective::Context& context) {
   for (std::size_t source = 0; source < members; ++source)
     operation.splits[source] = item.splits[source * members + me];
   std::int64_t rows = std::accumulate(operation.splits.begin(), operation.splits.end(), std::int64_t{0});
-  std::byte* to = result(operation, static_cast<std::size_t>(rows) * row, with_rows(item.shape, rows));
+  std::byte* to = result(job, operation, static_cast<std::size_t>(rows) * row, with_rows(item.shape, rows));
   const auto* from = static_cast<const std::byte*>(operation.input);
   std::vector<Pieces> in, out;
   for (std::size_t member = 0; member < members; ++member) {
@@ -140,7 +141,7 @@ Task reducescatter(Job& job, const collective::Context& context) {
       in[member].add(from, bytes);
       from += bytes;
       if (member == static_cast<std::size_t>(context.topology->me))
-        out.add(result(operation, bytes, with_rows(item.shape, rows)), bytes);
+        out.add(result(job, operation, bytes, with_rows(item.shape, rows)), bytes);
     }
   }
   return collective::reducescatter(context, std::move(in), std::move(out),

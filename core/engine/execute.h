@@ -15,6 +15,7 @@ namespace farandole {
 struct Job {
   negotiate::Bucket bucket;
   std::vector<OperationPtr> operations;
+  Results* results = nullptr;
   std::vector<Memory> scratch;  // stands in for the tensors of a member that has joined
   std::uint64_t sequence = 0;
   const char* phase = "queue";

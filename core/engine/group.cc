@@ -203,6 +203,7 @@ bool Group::run_jobs() {
         context.algorithm = services_.options().algorithm;
         context.chunk_bytes = services_.options().chunk_bytes;
         context.engine = &services_;
+        job.results = &services_.results();
         prepare(job, context);
         moved = true;
         if (services_.trace().on())

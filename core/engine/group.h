@@ -62,6 +62,7 @@ class Services {
   virtual link::Messenger& messenger() = 0;
   virtual Counters& counters() = 0;
   virtual Trace& trace() = 0;
+  virtual Results& results() = 0;
   virtual void log(Level level, std::string text) = 0;
   virtual void finish(Operation& operation, const Error& error) = 0;
   virtual void revoke(const Error& error) = 0;  // takes effect when the current pass is over

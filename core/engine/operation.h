@@ -6,7 +6,6 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -14,16 +13,10 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/results.h"
 #include "negotiate/request.h"
 
 namespace farandole {
-
-struct FreeMemory {
-  void operator()(std::byte* memory) const { std::free(memory); }
-};
-using Memory = std::unique_ptr<std::byte, FreeMemory>;
-Memory allocate(std::size_t bytes);  // aligned to 64; throws Failure(no_memory)
-Memory allocate_zeros(std::size_t bytes);
 
 struct Operation {
   std::int64_t handle = 0;
@@ -46,6 +39,7 @@ struct Operation {
 
   std::atomic<std::uint32_t> done{0};      // also the futex that waiters sleep on
   std::atomic<std::uint32_t> sleepers{0};  // on it
+  std::atomic<bool> slow{false};           // somebody has waited in vain: the peer is far behind, looking is a waste
 };
 using OperationPtr = std::shared_ptr<Operation>;
 

@@ -16,6 +16,7 @@ Board::Board(std::uint32_t generation, int rank, std::uint64_t nonce)
   page_->generation = generation;
   page_->rank = static_cast<std::uint32_t>(rank);
   page_->sleeping.store(0, std::memory_order_relaxed);
+  page_->core.store(-1, std::memory_order_relaxed);
 }
 
 void Board::sleep_soon(Sleep how) {

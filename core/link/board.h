@@ -19,6 +19,7 @@ struct BoardPage {
   std::uint32_t generation;
   std::uint32_t rank;
   alignas(64) std::atomic<std::uint32_t> sleeping;  // a Sleep
+  std::atomic<std::int32_t> core;                   // where its driver was seen last; -1 unknown
 };
 // Who sleeps with nothing pending looks at everything when it next has something to do; only what cannot wait for that
 // rings it. So ranks that compute are not woken by those that are ahead.
@@ -34,6 +35,7 @@ class Board {
   const os::SharedMemory& memory() const { return memory_; }
   void sleep_soon(Sleep how);
   void awake();
+  void on_core(int core) { page_->core.store(core, std::memory_order_relaxed); }
 
  private:
   os::SharedMemory memory_;
@@ -49,6 +51,11 @@ class Neighbour {
   void notify(bool urgent = false) const {
     auto sleep = static_cast<Sleep>(page_->sleeping.load(std::memory_order_relaxed));
     if (sleep == Sleep::waiting || (urgent && sleep == Sleep::idle)) bell_.ring();
+  }
+  // Whether its driver is awake and stands on this core: it cannot run while the caller does.
+  bool shares(int core) const {
+    return page_->core.load(std::memory_order_relaxed) == core &&
+           static_cast<Sleep>(page_->sleeping.load(std::memory_order_relaxed)) == Sleep::awake;
   }
 
  private:

@@ -63,17 +63,49 @@ std::thread start_thread(const char* name, std::function<void()> body) {
   }
 }
 
-int usable_cores() {
-  for (int cores = 1024; cores <= (1 << 18); cores *= 4) {
-    cpu_set_t* mask = CPU_ALLOC(cores);
-    if (mask == nullptr) break;
-    const std::size_t bytes = CPU_ALLOC_SIZE(cores);
-    const int count = sched_getaffinity(0, bytes, mask) == 0 ? CPU_COUNT_S(bytes, mask) : 0;
-    CPU_FREE(mask);
-    if (count > 0) return count;
+namespace {
+
+// The affinity mask of the calling thread, whatever size the kernel's is.
+class Mask {
+ public:
+  Mask() {
+    for (int cores = 1024; cores <= (1 << 18); cores *= 4) {
+      mask_.reset(CPU_ALLOC(cores));
+      bytes_ = CPU_ALLOC_SIZE(cores);
+      if (mask_ == nullptr || sched_getaffinity(0, bytes_, mask_.get()) == 0) return;
+    }
+    mask_.reset();
   }
+  int count() const { return mask_ == nullptr ? 0 : CPU_COUNT_S(bytes_, mask_.get()); }
+  void clear(int core) { CPU_CLR_S(static_cast<std::size_t>(core), bytes_, mask_.get()); }
+  void set(int core) { CPU_SET_S(static_cast<std::size_t>(core), bytes_, mask_.get()); }
+  bool apply() const { return sched_setaffinity(0, bytes_, mask_.get()) == 0; }
+
+ private:
+  struct Free {
+    void operator()(cpu_set_t* mask) const { CPU_FREE(mask); }
+  };
+  std::unique_ptr<cpu_set_t, Free> mask_;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace
+
+int usable_cores() {
+  if (const int count = Mask().count(); count > 0) return count;
   const unsigned fallback = std::thread::hardware_concurrency();
   return fallback == 0 ? 1 : static_cast<int>(fallback);
+}
+
+int current_core() { return sched_getcpu(); }
+
+bool leave_core(int core) {
+  Mask mask;
+  if (core < 0 || mask.count() < 2) return false;
+  mask.clear(core);
+  if (mask.count() == 0 || !mask.apply()) return false;
+  mask.set(core);
+  return mask.apply();
 }
 
 }  // namespace farandole::os

@@ -27,6 +27,9 @@ void futex_wake_all(const std::atomic<std::uint32_t>* word);
 // A thread that blocks every signal (they belong to the user's threads) and carries `name` (15 characters).
 std::thread start_thread(const char* name, std::function<void()> body);
 
-int usable_cores();  // of this process, by its affinity mask
+int usable_cores();  // of this thread, by its affinity mask
+int current_core();  // where this thread runs; -1 where the kernel does not say
+// Moves this thread to another core at once; it may come back later. False where it has no other.
+bool leave_core(int core);
 
 }  // namespace farandole::os

@@ -231,7 +231,8 @@ class Config:
     flush_us: int = _setting(
         20_000, "the longest a request waits for the rest of its planned bucket", unit="microseconds", minimum=0
     )
-    spin_us: int = _setting(2000, "how long a waiting thread looks before it sleeps", unit="microseconds", minimum=0)
+    # Longer than the turn that a scheduler gives to somebody else on the peer's core: who sleeps loses its own as well.
+    spin_us: int = _setting(10_000, "how long a waiting thread looks before it sleeps", unit="microseconds", minimum=0)
     slot_bytes: int = _setting(64 * KiB, "one slot of a ring in shared memory", unit="bytes", minimum=4096)
     slots: int = _setting(4, "slots of a ring in shared memory", minimum=2, flag="--ring-slots")
     chunk_bytes: int = _setting(256 * KiB, "one message between hosts", unit="bytes", minimum=4096)

@@ -199,6 +199,14 @@ class Engine(Protocol):
         """Submits one request and waits for it."""
         ...
 
+    def prepare(self, request: Request) -> Any:
+        """A request that will be run again and again, in place, on memory of the same shape."""
+        ...
+
+    def run_again(self, prepared: Any, memory: Span) -> None:
+        """Runs what `prepare` gave, on this memory; by one caller at a time."""
+        ...
+
     def poll(self, handle: int) -> bool:
         """Whether the operation is done (or has failed); ValueError for an unknown handle."""
         ...

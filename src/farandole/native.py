@@ -9,11 +9,11 @@ import ctypes
 import functools
 import logging
 import os
-import struct
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ import numpy as np
 
 from . import errors
 from .config import ALGORITHMS, Config
-from .engine import COUNTERS, STORAGE, Array, DType, Kind, Memory, Outcome, Request, Span
+from .engine import COUNTERS, STORAGE, Array, DType, Kind, Outcome, Request, Span
+from .packing import ERROR_BYTES, INT, LONG, POINTER, TEXT, Arena, OutcomeStruct, Packed, address, arenas, fields, pack
 from .version import package_version
 
 ABI = 1
@@ -29,78 +30,54 @@ LIBRARY = Path(__file__).with_name("_native") / "libfarandole.so"
 # Results up to this size are copied out at once: cheaper than keeping the core's memory on loan.
 COPIED_BYTES = 64 << 10
 SLICE_MS = 100  # so that Python's signal handlers run while a thread waits
-_ERROR_BYTES = 1024
 _TRACE_BYTES = 1 << 20
 _LISTENER_SECONDS = 10.0  # for the answer to a link wish that is under way
 
 _log = logging.getLogger("farandole")
 
 
-def _fields(*runs: tuple[Any, str]) -> list[tuple[str, Any]]:
-    """Fields of a C struct, in order: runs of names that share a type."""
-    return [(name, kind) for kind, names in runs for name in names.split()]
-
-
-_INT, _LONG, _TEXT, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p
-
-
 class _Options(ctypes.Structure):
-    _fields_ = _fields(
+    _fields_ = fields(
         (ctypes.c_uint32, "abi"),
-        (_INT, "rank size"),
-        (ctypes.POINTER(_INT), "hosts"),
+        (INT, "rank size"),
+        (ctypes.POINTER(INT), "hosts"),
         (ctypes.c_uint32, "generation"),
-        (_INT, "allreduce_algorithm"),
-        (_LONG, "fusion_threshold plan_capacity flush_us spin_us"),
-        (_LONG, "stall_note_ms stall_warning_ms stall_shutdown_ms slot_bytes"),
-        (_INT, "slots fuse_bundles"),
-        (_LONG, "chunk_bytes"),
-        (_INT, "tcp_streams"),
-    )
-
-
-class _Outcome(ctypes.Structure):
-    _fields_ = _fields(
-        (_INT, "code rank"),
-        (_LONG, "value"),
-        (_TEXT, "message phase"),
-        (_POINTER, "output"),
-        (_LONG, "output_bytes"),
-        (_INT, "dimensions splits_count"),
-        (ctypes.POINTER(_LONG), "shape splits"),
+        (INT, "allreduce_algorithm"),
+        (LONG, "fusion_threshold plan_capacity flush_us spin_us"),
+        (LONG, "stall_note_ms stall_warning_ms stall_shutdown_ms slot_bytes"),
+        (INT, "slots fuse_bundles"),
+        (LONG, "chunk_bytes"),
+        (INT, "tcp_streams"),
     )
 
 
 class _Event(ctypes.Structure):
-    _fields_ = _fields((_INT, "kind peer level reserved"), (ctypes.c_char * 4096, "text"))
+    _fields_ = fields((INT, "kind peer level reserved"), (ctypes.c_char * 4096, "text"))
 
-
-# struct farandole_request, packed by one call instead of seventeen assignments: this is every gradient's way.
-_REQUEST = struct.Struct("@6i4P2iP2dqP")
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "farandole_version": (_TEXT, ()),
-    "farandole_kernels": (_TEXT, ()),
-    "farandole_add": (_INT, (_INT, _POINTER, _POINTER, _POINTER, _LONG)),
-    "farandole_create": (_INT, (_POINTER, _POINTER, _POINTER, ctypes.c_size_t)),
-    "farandole_add_link": (_INT, (_POINTER, _INT, _INT, _INT)),
-    "farandole_start": (_INT, (_POINTER, _LONG, _POINTER, ctypes.c_size_t)),
-    "farandole_leave": (_INT, (_POINTER, _LONG)),
-    "farandole_revoke": (_INT, (_POINTER, _INT, _INT, _TEXT)),
-    "farandole_destroy": (None, (_POINTER,)),
-    "farandole_submit": (_INT, (_POINTER, _POINTER, _INT, _INT, _POINTER, _POINTER, ctypes.c_size_t)),
-    "farandole_run": (_INT, (_POINTER, _POINTER, _LONG, _POINTER, _POINTER, ctypes.c_size_t)),
-    "farandole_poll": (_INT, (_POINTER, _LONG)),
-    "farandole_wait": (_INT, (_POINTER, _LONG, _LONG)),
-    "farandole_outcome_of": (_INT, (_POINTER, _LONG, _POINTER)),
-    "farandole_release": (None, (_POINTER, _LONG)),
-    "farandole_next_event": (_INT, (_POINTER, _POINTER, _LONG)),
-    "farandole_counter": (_LONG, (_POINTER, _INT)),
-    "farandole_trace": (_INT, (_POINTER, _INT, _INT)),
-    "farandole_trace_drain": (_LONG, (_POINTER, _POINTER, _LONG)),
+    "farandole_version": (TEXT, ()),
+    "farandole_kernels": (TEXT, ()),
+    "farandole_add": (INT, (INT, POINTER, POINTER, POINTER, LONG)),
+    "farandole_create": (INT, (POINTER, POINTER, POINTER, ctypes.c_size_t)),
+    "farandole_add_link": (INT, (POINTER, INT, INT, INT)),
+    "farandole_start": (INT, (POINTER, LONG, POINTER, ctypes.c_size_t)),
+    "farandole_leave": (INT, (POINTER, LONG)),
+    "farandole_revoke": (INT, (POINTER, INT, INT, TEXT)),
+    "farandole_destroy": (None, (POINTER,)),
+    "farandole_submit": (INT, (POINTER, POINTER, INT, INT, POINTER, POINTER, ctypes.c_size_t)),
+    "farandole_run": (INT, (POINTER,)),
+    "farandole_poll": (INT, (POINTER, LONG)),
+    "farandole_wait": (INT, (POINTER, LONG, LONG)),
+    "farandole_outcome_of": (INT, (POINTER, LONG, POINTER)),
+    "farandole_release": (None, (POINTER, LONG)),
+    "farandole_next_event": (INT, (POINTER, POINTER, LONG)),
+    "farandole_counter": (LONG, (POINTER, INT)),
+    "farandole_trace": (INT, (POINTER, INT, INT)),
+    "farandole_trace_drain": (LONG, (POINTER, POINTER, LONG)),
     # In the test library alone:
-    "farandole_chaos_set": (_INT, (_POINTER, _TEXT, _TEXT, _INT)),
-    "farandole_chaos_fired": (_LONG, (_POINTER, _TEXT)),
+    "farandole_chaos_set": (INT, (POINTER, TEXT, TEXT, INT)),
+    "farandole_chaos_fired": (LONG, (POINTER, TEXT)),
 }
 
 # A library may lack them: the chaos functions are in the test library alone, the other is for measurements.
@@ -164,118 +141,6 @@ class _Loan:
         self.engine._give_back(self.handle)
 
 
-class _Arena:
-    """Memory for what goes to the core and comes back: made once, because this is every gradient's way."""
-
-    def __init__(self) -> None:
-        self.error = ctypes.create_string_buffer(_ERROR_BYTES)
-        self.handle = ctypes.c_int64()
-        self.handle_at = ctypes.c_void_p(ctypes.addressof(self.handle))
-        self.outcome = _Outcome()
-        self.outcome_at = ctypes.c_void_p(ctypes.addressof(self.outcome))
-        self.resize(16 << 10)
-
-    def resize(self, size: int) -> None:
-        self.size = size
-        self.memory = bytearray(size)
-        self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
-
-
-class _Arenas(threading.local):
-    """A thread's arenas that are not in use. A signal handler may come in between and then needs one of its own."""
-
-    def __init__(self) -> None:
-        self.spare = [_Arena()]
-
-    def borrow(self) -> _Arena:
-        return self.spare.pop() if self.spare else _Arena()
-
-
-_arenas = _Arenas()
-_words = functools.cache(lambda count: struct.Struct(f"@{count}q"))
-
-
-def _slow_address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
-def _quick_address(array: Array) -> int:
-    """The pointer after the object's header: NumPy's binary interface has it there, and asking costs ten times more."""
-    return ctypes.c_void_p.from_address(id(array) + object.__basicsize__).value or 0
-
-
-_PROBE = np.zeros(1)
-_address_of = _quick_address if _quick_address(_PROBE) == _slow_address(_PROBE) else _slow_address
-
-
-def _address(array: Memory) -> int:
-    if array is None:
-        return 0
-    if type(array) is Span:
-        return array.address
-    if not array.flags.c_contiguous:
-        raise ValueError("the array is not contiguous; pass numpy.ascontiguousarray(array)")
-    return _address_of(array)
-
-
-def _pack(requests: Sequence[Request], arena: _Arena) -> int:
-    """Writes the structs, then what they point to, into the arena; gives the address of the first."""
-    try:
-        while not (base := _try_pack(requests, arena)):
-            arena.resize(2 * arena.size)
-    except struct.error as error:
-        raise ValueError(f"a number in the request is out of range: {error}") from None
-    return base
-
-
-def _try_pack(requests: Sequence[Request], arena: _Arena) -> int:
-    memory, base, size = arena.memory, arena.base, arena.size
-    place = _REQUEST.size * len(requests)
-    if place > size:
-        return 0
-    at = 0
-    for request in requests:
-        first, output = request.input, request.output
-        shaped = output if first is None else first
-        shape: tuple[int, ...] = () if shaped is None else shaped.shape
-        splits = request.splits
-        words = shape if splits is None else (*shape, *splits)
-        name = b"" if request.name is None else request.name.encode() + b"\0"
-        names_at = place + 8 * len(words)
-        end = names_at + len(name)
-        if end > size:
-            return 0
-        if words:
-            _words(len(words)).pack_into(memory, place, *words)
-        memory[names_at:end] = name
-        input_at = _address(first)
-        _REQUEST.pack_into(
-            memory,
-            at,
-            request.kind,
-            request.elements() if request.dtype is None else request.dtype,
-            request.op,
-            request.group,
-            request.peer,
-            request.device,
-            base + names_at if name else 0,
-            input_at,
-            input_at if output is first else _address(output),
-            base + place,
-            len(shape),
-            len(words) - len(shape),
-            0 if splits is None else base + place + 8 * len(shape),
-            request.prescale,
-            request.postscale,
-            request.tag,
-            0,
-        )
-        at += _REQUEST.size
-        place = end + -end % 8
-    return base
-
-
 def _milliseconds(seconds: float) -> int:
     return max(0, round(seconds * 1000))
 
@@ -298,7 +163,7 @@ class NativeEngine:
         # none that a fork could leave locked, none that a garbage collection could meet.
         self._calls: list[None] = []
         self._pending: dict[int, Request] = {}  # keeps the arrays alive until the core is done with them
-        self._abandoned: list[Request] = []  # of calls that an interrupt ended: the core may still use the arrays
+        self._abandoned: list[Any] = []  # of calls that an interrupt ended: the core may still use the arrays
         self._loans: set[int] = set()
         self._closed = False
         self._forked = False
@@ -335,8 +200,8 @@ class NativeEngine:
             tcp_streams=config.tcp_streams,
         )
         pointer = ctypes.c_void_p()
-        error = ctypes.create_string_buffer(_ERROR_BYTES)
-        code = self._library.farandole_create(ctypes.byref(options), ctypes.byref(pointer), error, _ERROR_BYTES)
+        error = ctypes.create_string_buffer(ERROR_BYTES)
+        code = self._library.farandole_create(ctypes.byref(options), ctypes.byref(pointer), error, ERROR_BYTES)
         if code != errors.OK or not pointer.value:
             raise errors.translate(code or errors.INTERNAL, error.value.decode(errors="replace"))
         return pointer.value
@@ -377,12 +242,12 @@ class NativeEngine:
             return []
         count = len(requests)
         handles = (ctypes.c_int64 * count)()
-        arena = _arenas.borrow()
+        arena = arenas.borrow()
         self._enter()
         try:
-            base = _pack(requests, arena)
+            base = pack(requests, arena)
             flags = bundle + 2 * prompt
-            code = self._submit(self._pointer, base, count, flags, handles, arena.error, _ERROR_BYTES)
+            code = self._submit(self._pointer, base, count, flags, handles, arena.error, ERROR_BYTES)
             if code != errors.OK:
                 raise self._failure(code, arena.error)
             result = handles[:]
@@ -390,32 +255,47 @@ class NativeEngine:
                 self._pending[handle] = request
             return result
         finally:
-            _arenas.spare.append(arena)
+            arenas.spare.append(arena)
             self._exit()
 
     def run(self, request: Request) -> Outcome:
-        arena = _arenas.borrow()
-        begun = False
+        arena = arenas.borrow()
+        try:
+            arena.call(self._pointer.value or 0, pack((request,), arena), SLICE_MS)
+            handle = self._go(arena, request, None)
+        finally:
+            arenas.spare.append(arena)
+        return Outcome(request.output) if handle == 0 else self.wait(handle)
+
+    def prepare(self, request: Request) -> Packed:
+        return Packed(self._pointer.value or 0, request, SLICE_MS)
+
+    def run_again(self, prepared: Packed, memory: Span) -> None:
+        prepared.move(memory.address)
+        handle = self._go(prepared.arena, prepared.request, memory)
+        if handle != 0:
+            self.wait(handle)
+
+    def _go(self, arena: Arena, request: Request, memory: Span | None) -> int:
+        """Runs the call in the arena: 0 when it is done, or the handle that is to be waited on."""
+        held = True
         self._enter()
         try:
-            base = _pack((request,), arena)
-            begun = True
-            code = self._run(self._pointer, base, SLICE_MS, arena.handle_at, arena.error, _ERROR_BYTES)
+            code = self._run(arena.call_at)
             if code == errors.OK:
-                begun = False
-                return Outcome(request.output)
-            handle = arena.handle.value
+                held = False
+                return 0
             if code == errors.IN_PROGRESS:
-                self._pending[handle] = request
-            begun = False
-            if code != errors.IN_PROGRESS:
-                raise self._failure(code, arena.error)
+                handle = arena.handle
+                self._pending[handle] = request if memory is None else replace(request, input=memory, output=memory)
+                held = False
+                return handle
+            held = False
+            raise self._failure(code, arena.error)
         finally:
-            if begun:
-                self._abandoned.append(request)
-            _arenas.spare.append(arena)
+            if held:  # a signal handler has raised, and the core may still use the memory
+                self._abandoned.append((request, memory))
             self._calls.pop()
-        return self.wait(handle)
 
     def poll(self, handle: int) -> bool:
         state: int = self._call(self._library.farandole_poll, handle)
@@ -451,7 +331,7 @@ class NativeEngine:
         request = self._pending.pop(handle, None)
         if request is None:
             raise ValueError(f"there is no handle {handle}")
-        arena = _arenas.borrow()
+        arena = arenas.borrow()
         found = arena.outcome
         on_loan = False
         try:
@@ -477,17 +357,19 @@ class NativeEngine:
                 outcome.output = self._received(handle, found, shape, request.elements(), on_loan)
             return outcome
         finally:
-            _arenas.spare.append(arena)
+            arenas.spare.append(arena)
             if not on_loan:
                 self._release(self._pointer, handle)
 
-    def _received(self, handle: int, found: _Outcome, shape: tuple[int, ...], dtype: DType, on_loan: bool) -> Array:
+    def _received(
+        self, handle: int, found: OutcomeStruct, shape: tuple[int, ...], dtype: DType, on_loan: bool
+    ) -> Array:
         if on_loan:
             self._loans.add(handle)
             return np.asarray(_Loan(self, handle, found.output, shape, dtype))
         array = np.empty(shape, dtype=STORAGE[dtype])
         if array.nbytes:
-            ctypes.memmove(_address(array), found.output, array.nbytes)
+            ctypes.memmove(address(array), found.output, array.nbytes)
         return array
 
     def _give_back(self, handle: int) -> None:
@@ -526,10 +408,10 @@ class NativeEngine:
         # Listening begins first: the exchange itself may log, and may want links.
         self._listener = threading.Thread(target=self._listen, name=f"farandole-events-{self.rank}", daemon=True)
         self._listener.start()
-        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        error = ctypes.create_string_buffer(ERROR_BYTES)
         while True:
             left = _milliseconds(deadline - time.monotonic())
-            code = self._call(self._library.farandole_start, left, error, _ERROR_BYTES)
+            code = self._call(self._library.farandole_start, left, error, ERROR_BYTES)
             if code == errors.OK:
                 return
             if code != errors.IN_PROGRESS or left == 0:

@@ -58,6 +58,7 @@ class World:
         self.groups = GroupTable(engine)
         self.timeline: Timeline | None = None
         self.handles: dict[int, Pending] = {}
+        self.repeats: dict[Any, Any] = {}  # operations that scripts call again and again (torch/repeats.py)
         self._numbers = itertools.count(1)
 
     def hold(self, pending: Pending) -> int:
@@ -88,6 +89,7 @@ class World:
         self.engine.close()
         self.groups.clear()
         self.handles.clear()
+        self.repeats.clear()
 
 
 class Runtime:

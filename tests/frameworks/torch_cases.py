@@ -256,3 +256,36 @@ def torch_check_equal_in_process_sets(b: Any, rank: int, size: int) -> None:
     most = hvd.add_process_set(range(size - 1))
     if most.included():
         hvd.check_equal({"t": torch.ones(1)}, process_set=most)
+
+
+@case()
+def torch_allreduce_in_place_again(b: Any, rank: int, size: int) -> None:
+    total = size * (size + 1) / 2
+    for shape, dtype in [((3,), torch.float32)] * 3 + [((2, 2), torch.float32), ((2, 2), torch.int64)] * 2:
+        tensor = torch.full(shape, rank + 1, dtype=dtype)
+        assert hvd.allreduce_(tensor, op=hvd.Sum, name="again") is tensor
+        assert tensor.tolist() == torch.full(shape, total, dtype=dtype).tolist()
+    for factor in (1.0, 2.0, 1.0):  # unnamed, and another factor in between
+        tensor = torch.full((5,), rank + 1.0)
+        hvd.allreduce_(tensor, op=hvd.Sum, prescale_factor=factor)
+        assert tensor.tolist() == [factor * total] * 5
+    square = torch.full((2, 2), rank + 1.0)
+    for _ in range(2):
+        hvd.allreduce_(square, op=hvd.Max, name="again.square")
+    fails(
+        ValueError,
+        "the tensor of shape (2, 2) is not",
+        lambda: hvd.allreduce_(torch.ones(2, 3).T[:2], op=hvd.Max, name="again.square"),
+    )
+    fails(errors.Mismatch, "", lambda: hvd.allreduce_(torch.ones(2 + rank), op=hvd.Max, name="again.square"))
+    hvd.allreduce_(square, op=hvd.Max, name="again.square")
+    assert square.tolist() == [[size, size], [size, size]]
+    empty = torch.ones(0, 3)
+    for _ in range(2):
+        hvd.allreduce_(empty, name="again.empty")
+    parameter = nn.Parameter(torch.full((2,), rank + 1.0))
+    for _ in range(3):
+        with torch.no_grad():
+            parameter.fill_(rank + 1.0)
+            hvd.allreduce_(parameter, op=hvd.Sum, name="again.parameter")
+        assert parameter.tolist() == [total, total]

@@ -2,9 +2,12 @@
 # Touches the native engine in a world of one.
 from __future__ import annotations
 
+import dataclasses
+import gc
 import os
 import signal
 import socket
+import weakref
 from types import FrameType
 
 import numpy as np
@@ -12,7 +15,7 @@ import pytest
 
 from farandole import native
 from farandole.config import Config
-from farandole.engine import Kind, ReduceOp, Request
+from farandole.engine import DType, Kind, ReduceOp, Request, Span
 from farandole.errors import ShutDown
 
 pytestmark = pytest.mark.skipif(not native.LIBRARY.exists(), reason="the native library is not built")
@@ -45,6 +48,42 @@ def test_a_signal_handler_may_use_the_engine_in_the_middle_of_a_call() -> None:
         signal.signal(signal.SIGALRM, before)
         engine.close()
     assert all(found.tolist() == [0, 1, 2] for found in handled)
+
+
+def test_a_prepared_request_runs_on_any_memory_and_an_interrupt_keeps_the_memory() -> None:
+    engine = native.NativeEngine(Config(), 0, [0, 0])  # the other rank never comes
+    request = Request(Kind.ALLREDUCE, "again", Span(0, (3,), None, None), None, DType.FLOAT32, ReduceOp.SUM)
+    prepared = engine.prepare(dataclasses.replace(request, output=request.input))
+    values = np.ones(3, np.float32)
+    alive = weakref.ref(values)
+
+    class Interrupted(Exception):
+        pass
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(Interrupted):
+            engine.run_again(prepared, Span(values.ctypes.data, (3,), values, values))
+        del values
+        gc.collect()
+        assert alive() is not None
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        engine.close()
+    alone = native.NativeEngine(Config(), 0, [0])
+    alone.start(5.0)
+    try:
+        prepared = alone.prepare(dataclasses.replace(request, output=request.input, prescale=2.0))
+        for start in (1.0, 5.0):
+            values = np.full(3, start, np.float32)
+            alone.run_again(prepared, Span(values.ctypes.data, (3,), values, values))
+            assert values.tolist() == [2 * start] * 3
+    finally:
+        alone.close()
 
 
 def test_a_closed_engine_closes_the_links_it_is_given() -> None:
