@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import subprocess
 import sys
@@ -14,12 +15,19 @@ import bed
 import pytest
 import slurm
 from bed import Network
-from test_launchers import DIGITS, LAUNCHERS, MPIS, PROGRAM, command, reports
+from test_launchers import DIGITS, LAUNCHERS, MPIS, PACKAGES, PROGRAM, command, reports
 
 pytestmark = pytest.mark.ranks
 NETWORKS = [Network("172.17.0", connects=False, same_address=True), Network("10.77.2")]
 PYTHON = sys.executable
 PLACES = [[0, 3, 0, 2, 0, 2], [1, 3, 1, 2, 0, 1], [2, 3, 0, 1, 1, 2]]  # two ranks on the first host, one on the second
+
+
+def test_make_test_installs_every_package_that_tests_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(bed.ROOT / "scripts"))
+    programs = importlib.import_module("environment").PROGRAMS
+    asked = {**bed.TOOLS, **bed.SSH_TOOLS, **slurm.PROGRAMS, **PACKAGES}
+    assert set(asked.values()) - {"util-linux"} == set(programs.values())  # that one every Debian has
 
 
 def expect(text: str, number: float, rounds: int, places: list[list[int]], silent: bool = True) -> None:
