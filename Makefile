@@ -28,7 +28,7 @@ demo:
 
 test:
 	@$(PYTHON) scripts/build.py check
-	@$(PYTHON) scripts/environment.py build demo torch test lint wheel bench
+	@$(PYTHON) scripts/environment.py build demo torch test wheel bench
 	@$(VENV_PYTHON) scripts/test.py
 
 bench:
@@ -39,7 +39,7 @@ bench:
 
 chaos:
 	@$(PYTHON) scripts/build.py check
-	@$(PYTHON) scripts/environment.py build test
+	@$(PYTHON) scripts/environment.py build torch test
 	@$(VENV_PYTHON) scripts/build.py tests
 	@CHAOS_N=$(N) $(VENV_PYTHON) -m pytest -q -p no:cacheprovider tests/chaos/test_streams.py tests/chaos/test_endings.py tests/chaos/more.py
 

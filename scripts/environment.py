@@ -20,7 +20,8 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LISTS = ROOT / "scripts" / "requirements"
 
-# Programs that some tests run, and Debian's packages for them. Tests that miss one say so and are skipped.
+# Programs that some tests run and that a bare Debian lacks, with their packages. Tests that miss one say so and are
+# skipped.
 PROGRAMS = {
     "ip": "iproute2",
     "sshd": "openssh-server",
@@ -145,7 +146,8 @@ def install_programs() -> None:
         return
     tried = build_stamp("-".join(missing))
     if os.geteuid() == 0 and shutil.which("apt-get") and not tried.exists():
-        print(f"setup: installing {', '.join(missing)} with apt-get, for tests with hosts and launchers", flush=True)
+        line = "with apt-get, for tests with hosts and launchers: up to 50 MB to download, about 60 s"
+        print(f"setup: installing {', '.join(missing)} {line}", flush=True)
         tried.touch()
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         with services_stay_off():

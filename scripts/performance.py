@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from farandole.tools.bench import plots, report, targets  # noqa: E402
-from farandole.tools.bench.plan import Row  # noqa: E402
+from farandole.tools.bench.plan import PARTS, Row  # noqa: E402
 
 RESULTS = ROOT / "bench"
 PAGE = ROOT / "docs" / "performance.md"
@@ -98,7 +98,7 @@ def machine(name: str, run: dict[str, Any]) -> Iterator[str]:
     verdicts = [verdict.cells() for verdict in targets.verdicts(rows, facts["cores"], facts["architecture"])]
     yield report.markdown([["target", "measured", ""], *verdicts])
     for key, caption in CAPTIONS.items():
-        if any(name_of == key for name_of in pictures_of(rows)):
+        if key in pictures_of(rows):
             yield f"![{caption}](performance/{name}-{key}.png)"
     yield f"### The tables\n\n{report.LEGEND}"
     yield report.tables(shown(rows), report.markdown)
@@ -112,12 +112,8 @@ def pictures_of(rows: Sequence[Row]) -> list[str]:
 
 def page() -> str:
     """The text of docs/performance.md."""
-    from farandole.tools.bench.plan import PARTS
-
     runs = load()
-    sections = [
-        HEAD.format(minutes="about 15 minutes on 2 cores", parts=", ".join(f"`{part}`" for part in PARTS)).rstrip()
-    ]
+    sections = [HEAD.format(parts=", ".join(f"`{part}`" for part in PARTS)).rstrip()]
     if not runs:
         sections.append("No machine's run is committed yet.")
     for name, run in runs.items():

@@ -98,6 +98,14 @@ class Setting:
         self.check(value, variable)
         return value
 
+    def read(self, environ: Mapping[str, str]) -> Any:
+        """Its value in these variables; the default where none is set."""
+        for variable in self.variables:
+            # An empty variable counts as unset, as shells make it easy to leave one behind.
+            if environ.get(variable, "").strip():
+                return self.parse(environ[variable], variable)
+        return self.default
+
     def check(self, value: Any, source: str) -> None:
         """ValueError when the value is out of range; `source` names where it came from."""
         if value is None:
@@ -427,14 +435,7 @@ class Config:
         """
         environ = os.environ if environ is None else environ
         _warn_of_unknown(environ)
-        values: dict[str, Any] = {}
-        for setting in SETTINGS.values():
-            for variable in setting.variables:
-                # An empty variable counts as unset, as shells make it easy to leave one behind.
-                if environ.get(variable, "").strip():
-                    values[setting.name] = setting.parse(environ[variable], variable)
-                    break
-        return cls(**values)
+        return cls(**{setting.name: setting.read(environ) for setting in SETTINGS.values()})
 
 
 def environment() -> dict[str, str]:

@@ -25,6 +25,9 @@ HOME = "/run/home"  # of root, in every host
 PYTHON = [sys.executable, "-S", "-E"]
 # Where `ip`, `tc` and `sshd` live is not always on the path of root.
 PATH = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# What a bed needs, and Debian's packages for it.
+TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
+SSH_TOOLS = {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
 _numbers = itertools.count()
 
 
@@ -395,9 +398,7 @@ def unfit(ssh: bool = False) -> str:
     """Why a bed cannot be made here, or nothing."""
     if os.geteuid() != 0:
         return "hosts in namespaces need root"
-    tools = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
-    if ssh:
-        tools |= {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
+    tools = TOOLS | SSH_TOOLS if ssh else TOOLS
     missing = [f"{tool} (package {package})" for tool, package in tools.items() if not shutil.which(tool, path=PATH)]
     if missing:
         return f"hosts in namespaces need {', '.join(missing)}"

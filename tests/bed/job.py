@@ -20,17 +20,8 @@ from bed import Host
 from farandole.launch.slots import places as slots
 from farandole.rendezvous.secret import Secret
 
-HUB = """
-import sys
-from farandole.rendezvous.hub import Hub
-from farandole.rendezvous.secret import Secret
-from farandole.version import package_version
-hub = Hub(Secret.read(int(sys.argv[1])), int(sys.argv[2]), sys.argv[3], package_version())
-hub.start()
-print(hub.address, flush=True)
-sys.stdin.read()
-hub.close()
-"""
+# A hub without a launcher.
+HUB = [sys.executable, "-m", "farandole.tools.bench.meeting"]
 
 
 class Ranks:
@@ -44,7 +35,7 @@ class Ranks:
         self._files = places[0].files.parent
         first = self.places[0]
         environment = {"PYTHONPATH": f"{jobs.SOURCE}:{jobs.HERE}", **env}
-        command = [sys.executable, "-c", HUB, str(self._fd), str(len(places)), f"tcp:{first.addresses[network]}"]
+        command = [*HUB, str(self._fd), str(len(places)), f"tcp:{first.addresses[network]}"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "pass_fds": [self._fd]}
         self.hub = first.start(command, environment, **pipes)
         assert self.hub.stdout is not None

@@ -15,6 +15,7 @@ from pathlib import Path
 import bed
 
 PROGRAMS = {"srun": "slurm-client", "slurmctld": "slurmctld", "slurmd": "slurmd", "munged": "munge"}
+ENVIRONMENT = {"SLURM_CONF": "/run/host/slurm.conf"}
 CONFIGURATION = """
 ClusterName=bed
 SlurmctldHost=host1
@@ -52,14 +53,13 @@ def cluster(hosts: bed.Bed) -> Iterator[Run]:
     started: list[subprocess.Popen[bytes]] = []
     lines = [f"NodeName={host.name} CPUs=4 State=UNKNOWN" for host in hosts]
     first = hosts[0]
-    environment = {"SLURM_CONF": "/run/host/slurm.conf"}
 
     def daemon(host: bed.Host, *command: str) -> None:
         with open(host.files / f"{command[0]}.log", "wb") as log:
-            started.append(host.start(command, environment, stdout=log, stderr=log))
+            started.append(host.start(command, ENVIRONMENT, stdout=log, stderr=log))
 
     def srun(arguments: Sequence[str | Path], timeout: float = 60.0, check: bool = True, **more: str):
-        return first.run(["srun", *map(str, arguments)], {**environment, **more}, bed.ROOT, timeout, check)
+        return first.run(["srun", *map(str, arguments)], {**ENVIRONMENT, **more}, bed.ROOT, timeout, check)
 
     key = os.urandom(1024)
     try:
@@ -75,7 +75,7 @@ def cluster(hosts: bed.Bed) -> Iterator[Run]:
         for host in hosts:
             daemon(host, "slurmd", "-D", "-N", host.name)
         host_ready(
-            hosts, lambda host: "idle" in first.run(["sinfo", "-h", "-n", host.name], environment, check=False).stdout
+            hosts, lambda host: "idle" in first.run(["sinfo", "-h", "-n", host.name], ENVIRONMENT, check=False).stdout
         )
         yield srun
     finally:

@@ -4,21 +4,30 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import bed
 import pytest
 import slurm
 from bed import Network
-from test_launchers import DIGITS, LAUNCHERS, MPIS, PROGRAM, command, reports
+from test_launchers import DIGITS, LAUNCHERS, MPIS, PACKAGES, PROGRAM, command, reports
 
 pytestmark = pytest.mark.ranks
 NETWORKS = [Network("172.17.0", connects=False, same_address=True), Network("10.77.2")]
 PYTHON = sys.executable
+PLACES = [[0, 3, 0, 2, 0, 2], [1, 3, 1, 2, 0, 1], [2, 3, 0, 1, 1, 2]]  # two ranks on the first host, one on the second
+
+
+def test_make_test_installs_every_package_that_tests_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(bed.ROOT / "scripts"))
+    programs = importlib.import_module("environment").PROGRAMS
+    asked = {**bed.TOOLS, **bed.SSH_TOOLS, **slurm.PROGRAMS, **PACKAGES}
+    assert set(asked.values()) - {"util-linux"} == set(programs.values())  # that one every Debian has
 
 
 def expect(text: str, number: float, rounds: int, places: list[list[int]], silent: bool = True) -> None:
@@ -28,6 +37,22 @@ def expect(text: str, number: float, rounds: int, places: list[list[int]], silen
     size = places[0][1]
     assert all(one["total"] == [size * number] for one in found), found
     assert not silent or all(one["listening"] == [] for one in found), found
+
+
+def start_on(host: bed.Host, words: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    return host.start(words, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(running: Sequence[subprocess.Popen[str]]) -> list[tuple[str, str]]:
+    """What processes that end well have printed; all of them are gone afterwards."""
+    try:
+        outputs = [process.communicate(timeout=100) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+    assert not any(process.returncode for process in running), outputs
+    return outputs
 
 
 def assert_nothing_left(hosts: bed.Bed) -> None:
@@ -44,20 +69,11 @@ def test_srun_with_nothing_set_over_hosts_that_share_a_home() -> None:
     with bed.hosts(2, networks=NETWORKS, shared_home=True) as hosts, slurm.cluster(hosts) as srun:
         said = srun(["-N", "2", "-n", "2", PYTHON, *DIGITS], timeout=100).stdout
         assert said.count("accuracy") == 1, said
-        places = [[0, 3, 0, 2, 0, 2], [1, 3, 1, 2, 0, 1], [2, 3, 0, 1, 1, 2]]
         steps = [["srun", "-N", "2", "-n", "3", PYTHON, PROGRAM, str(number), "3"] for number in (1, 2)]
-        environment = {"SLURM_CONF": "/run/host/slurm.conf"}
-        running = [hosts[0].start(step, environment, stdout=subprocess.PIPE, text=True) for step in steps]
-        try:
-            for number, process in enumerate(running, 1):
-                said, _ = process.communicate(timeout=60)
-                assert process.returncode == 0
-                expect(said, number, 3, places)
-        finally:
-            for process in running:
-                process.kill()
-                process.communicate()
-        # srun's own variables in a shell below it, and in a batch script, start nobody else's job.
+        running = [start_on(hosts[0], step, slurm.ENVIRONMENT) for step in steps]
+        for number, (said, _) in enumerate(finish(running), 1):
+            expect(said, number, 3, PLACES)
+        # A step of one task is a job of one.
         done = srun(["-N", "1", "-n", "1", PYTHON, PROGRAM, "1", "1"])
         expect(done.stdout, 1, 1, [[0, 1, 0, 1, 0, 1]])
         assert_nothing_left(hosts)
@@ -86,9 +102,6 @@ def over_ssh(launcher: str, *script: str) -> list[str]:
     return [words[0], "--host", "host1:2,host2:1", "-x", "PYTHONPATH", "-x", "FARANDOLE_LOG_LEVEL", *words[1:]]
 
 
-PLACES = [[0, 3, 0, 2, 0, 2], [1, 3, 1, 2, 0, 1], [2, 3, 0, 1, 1, 2]]
-
-
 @pytest.mark.parametrize("launcher", MPIS)
 def test_mpirun_over_hosts_that_share_a_home(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "mpi4py.py").write_text("raise ImportError('not here')")
@@ -104,11 +117,11 @@ def test_mpi4py_carries_the_secret_where_no_home_is_shared() -> None:
     if importlib.util.find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not installed: there is no wheel for this Python")
     with bed.hosts(2, networks=NETWORKS, ssh=True) as hosts:
-        # One that is built for Open MPI is of no use under MPICH, and there is no other way here: nobody hangs.
         environment = {"FARANDOLE_LOG_LEVEL": "debug", "PYTHONPATH": ""}
         done = hosts[0].run(over_ssh("openmpi", PROGRAM, "5", "3"), environment)
         assert "mpi4py is not used" not in done.stderr
         expect(done.stdout, 5, 3, PLACES, silent=False)  # MPI itself listens
+        # One that is built for Open MPI is of no use under MPICH, and there is no other way here: nobody hangs.
         environment["FARANDOLE_START_TIMEOUT"] = "1"
         done = hosts[0].run(over_ssh("mpich", PROGRAM, "5", "1"), environment, check=False)
         assert done.returncode != 0
@@ -121,24 +134,17 @@ def test_torchrun_over_hosts(shared: bool) -> None:
     words = [*LAUNCHERS["torchrun"], "1", "--nnodes", "2", "--master_addr", "host1", "--master_port", "29511"]
     with bed.hosts(2, networks=NETWORKS, shared_home=shared) as hosts:
         running = []
-        more: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        try:
-            for number, host in enumerate(hosts):
-                line = [*words, "--node_rank", str(number), PROGRAM, "5", "1"]
-                running.append(host.start(line, {"TORCH_CPP_LOG_LEVEL": "ERROR"}, **more))
-            outputs = [process.communicate(timeout=100) for process in running]
-        finally:
-            for process in running:
-                process.kill()
-                process.communicate()
-        assert [process.returncode for process in running] == [0, 0], outputs
+        for number, host in enumerate(hosts):
+            line = [*words, "--node_rank", str(number), PROGRAM, "5", "1"]
+            running.append(start_on(host, line, {"TORCH_CPP_LOG_LEVEL": "ERROR"}))
+        outputs = finish(running)
         expect(outputs[0][0] + outputs[1][0], 5, 1, [[0, 2, 0, 1, 0, 2], [1, 2, 0, 1, 1, 2]])
         warned = "the job's secret goes through torchrun's store at host1:29511 and is only as private as that"
         assert (warned in outputs[0][1]) is not shared and warned not in outputs[1][1], outputs
         assert_nothing_left(hosts)
 
 
-def test_pods_of_an_indexed_job(tmp_path: Path) -> None:
+def test_pods_of_an_indexed_job() -> None:
     """Two pods share nothing but a mounted secret; the second starts first."""
     with bed.hosts(2, networks=NETWORKS) as hosts:
         environment = {
@@ -146,21 +152,13 @@ def test_pods_of_an_indexed_job(tmp_path: Path) -> None:
             "FARANDOLE_MEET_AT": "tcp:host1:29400",
             "FARANDOLE_SECRET_FILE": "/run/host/secret",
         }
-        more: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         running = []
-        try:
-            for index in (1, 0):
-                host = hosts[index]
-                (host.files / "secret").write_text("0123456789abcdef" * 4 + "\n")
-                (host.files / "secret").chmod(0o400)
-                pod = {**environment, "JOB_COMPLETION_INDEX": str(index)}
-                running.append(host.start([PYTHON, *DIGITS], pod, **more))
-            outputs = [process.communicate(timeout=100) for process in running]
-        finally:
-            for process in running:
-                process.kill()
-                process.communicate()
-        assert [process.returncode for process in running] == [0, 0], outputs
+        for index in (1, 0):
+            host = hosts[index]
+            (host.files / "secret").write_text("0123456789abcdef" * 4 + "\n")
+            (host.files / "secret").chmod(0o400)
+            running.append(start_on(host, [PYTHON, *DIGITS], {**environment, "JOB_COMPLETION_INDEX": str(index)}))
+        outputs = finish(running)
         assert outputs[1][0].count("accuracy") == 1 and outputs[0][0] == "", outputs
         assert not [place for host in hosts for place in host.listening()]
         assert_nothing_left(hosts)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -17,6 +16,8 @@ from pathlib import Path
 
 import bed
 import pytest
+
+from farandole.launch import spawn
 
 pytestmark = pytest.mark.ranks
 SOURCE = str(bed.ROOT / "src")
@@ -167,12 +168,6 @@ def test_a_host_that_answers_after_the_timeout() -> None:
         hosts[1].kill()  # the slow program itself is the host's: it never became an agent
 
 
-def children(pid: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
-    return []
-
-
 def victims(hosts: bed.Bed, who: str) -> list[int]:
     found = {pid: (host.name, words) for host in hosts for pid, words in host.processes().items()}
     names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in found if Path(f"/proc/{pid}").exists()}
@@ -182,7 +177,7 @@ def victims(hosts: bed.Bed, who: str) -> list[int]:
         return [pid for pid, name in names.items() if name == "ssh"]
     if who == "rank":
         agents = [pid for pid, name in names.items() if name == "farandole-agent"]
-        return [pid for agent in agents for pid in children(agent)]
+        return [pid for agent in agents for pid in spawn.children(agent)]
     return [pid for pid, name in names.items() if name == f"farandole-{who}" and found[pid][0] != "host1"]
 
 

@@ -26,6 +26,7 @@ LORISES = 40  # slow connections held at each address
 PATIENCE = 0.2  # a rank that waits for others has a listening socket and answers nobody yet
 FLOOD = 100  # connections one after the other, each round
 ALL_IP = 0x0800
+ANSWER_BYTES = GREETING_BYTES + PROOF_BYTES  # whoever hears more than that has been let in
 counts: collections.Counter[str] = collections.Counter()
 
 
@@ -38,8 +39,8 @@ def connect(address: str) -> socket.socket | None:
         return None
 
 
-def attack(address: str, name: str, data: bytes) -> None:
-    """Says it, listens to the end, and notes whether it was let in."""
+def attack(address: str, name: str, data: bytes, later: bytes = b"") -> None:
+    """Says it, and `later` after the answer; listens to the end, and notes whether it was let in."""
     sock = connect(address)
     if sock is None:
         return
@@ -47,31 +48,15 @@ def attack(address: str, name: str, data: bytes) -> None:
         heard = b""
         with contextlib.suppress(OSError):
             sock.sendall(data)
+            while later and len(heard) < ANSWER_BYTES and (part := sock.recv(4096)):
+                heard += part
+            sock.sendall(later)
             sock.shutdown(socket.SHUT_WR)
             while part := sock.recv(4096):
                 heard += part
     counts[name] += 1
-    if len(heard) > GREETING_BYTES + PROOF_BYTES:
+    if len(heard) > ANSWER_BYTES:
         counts["let in"] += 1
-
-
-def replay(address: str, recorded: bytes) -> None:
-    """The very bytes of a rank that was let in, in the order in which it said them."""
-    sock = connect(address)
-    if sock is None:
-        return
-    with sock:
-        heard = b""
-        with contextlib.suppress(OSError):
-            sock.sendall(recorded[:GREETING_BYTES])
-            while len(heard) < GREETING_BYTES + PROOF_BYTES and (part := sock.recv(4096)):
-                heard += part
-            sock.sendall(recorded[GREETING_BYTES:])
-            while part := sock.recv(4096):
-                heard += part
-        counts["replay"] += 1
-        if len(heard) > GREETING_BYTES + PROOF_BYTES:
-            counts["let in"] += 1
 
 
 def mirror(address: str) -> None:
@@ -100,8 +85,8 @@ def hammer(recorded: bytes, addresses: list[str]) -> None:
         for address in addresses:
             for name, data in attacks("/run/bomb").items():
                 attack(address, name, data)
-            if recorded:
-                replay(address, recorded)
+            if recorded:  # the very bytes of a rank that was let in, in the order in which it said them
+                attack(address, "replay", recorded[:GREETING_BYTES], recorded[GREETING_BYTES:])
             mirror(address)
             for _ in range(FLOOD):
                 if (sock := connect(address)) is None:

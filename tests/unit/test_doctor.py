@@ -74,14 +74,14 @@ def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(monkeypatch: pyte
     assert first.state == checks.UNFIT and "KeyError" in first.found and second.state == checks.OK
 
 
-def test_a_quota_below_the_cores_is_seen(tmp_path: Path) -> None:
+def test_a_quota_below_the_cores_is_seen() -> None:
     group = Path("/sys/fs/cgroup/cpu") / f"farandole-test-{os.getpid()}"
     try:
         group.mkdir()
-        (group / "cpu.cfs_quota_us").write_text("50000")
     except OSError as error:
-        pytest.skip(f"no control group can be made here: {error}")
+        pytest.skip(f"no control group of version 1 can be made here: {error}")
     try:
+        (group / "cpu.cfs_quota_us").write_text("50000")
         move = f"import os, pathlib; pathlib.Path('{group}/cgroup.procs').write_text(str(os.getpid())); "
         done = tool("env", before=move)
         assert ", quota 0.5" in done.stdout, done
@@ -103,14 +103,14 @@ def test_bad_words_are_refused() -> None:
 
 
 def test_env_is_a_block_without_secrets_names_or_addresses() -> None:
-    told = {"FARANDOLE_SECRET_FD": "77", "FARANDOLE_RENDEZVOUS": "tcp:10.9.8.7:1", "FARANDOLE_CYCLE_TIME": "2.5"}
+    told = {"FARANDOLE_SECRET_FD": "987654", "FARANDOLE_RENDEZVOUS": "tcp:10.9.8.7:1", "FARANDOLE_CYCLE_TIME": "2.5"}
     done = tool("env", **told, TOKEN="hush", FARANDOLE_SECRET_FILE="/hush")
     assert done.returncode == 0, done
     lines = done.stdout.splitlines()
     assert lines[0] == lines[-1] == "```"
     assert f"farandole:      {package_version()} in " in done.stdout
     assert "settings:       FARANDOLE_CYCLE_TIME=2.5" in lines
-    for hidden in ("hush", "10.9.8.7", "77", platform.node(), "TOKEN"):
+    for hidden in ("hush", "10.9.8.7", "987654", platform.node(), "TOKEN"):
         assert hidden not in done.stdout.replace(str(ROOT), ""), hidden
 
 

@@ -34,10 +34,6 @@ class Failure:
     error: BaseException
     blames: int | None
 
-    def to_raise(self) -> BaseException:
-        """The exception with the other process's traceback."""
-        return self.error
-
 
 def pack(value: Any) -> bytes:
     """An object as bytes; what cannot be pickled is a TypeError or whatever pickle raises."""

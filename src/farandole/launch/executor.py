@@ -363,20 +363,18 @@ def _plan(
         SETTINGS["start_timeout"].check(start_timeout, "start_timeout")
     python = executable or sys.executable
     place = package_place()
-    start = (
-        f"import os, sys; os.path.isdir({place + '/farandole'!r}) and sys.path.insert(0, {place!r}); "
-        "from farandole.launch.worker import main; main()"
-    )
     here = {name: interfaces.is_this_host(name) for name in dict.fromkeys(names)}
-    more = {} if start_timeout is None else {SETTINGS["start_timeout"].variable: str(start_timeout)}
+    timeout = SETTINGS["start_timeout"]
+    more = {} if start_timeout is None else {timeout.variable: str(start_timeout)}
+    environ = {**os.environ, **more, **(env or {})}
     return Plan(
-        command=[python, "-c", start],
+        command=[python, "-c", ssh.start_code(place, "farandole.launch.worker")],
         places=places(names),
         hosts=["" if here[name] else name for name in names],
-        environ={**os.environ, **more, **(env or {})},
+        environ=environ,
         directory=os.getcwd(),
         way=ssh.Way(python, place, ssh_port, ssh_identity_file),
-        start_timeout=30.0 if start_timeout is None else start_timeout,
+        start_timeout=timeout.read(environ),
         interfaces=network_interfaces,
         calls=True,
     )

@@ -1,6 +1,6 @@
 # Jobs on this host whose output is kept: for tests, tools and measurements.
 # Touches job.py and the environment that workers inherit.
-"""`start(command, np)` gives a `LocalJob`.
+"""`start(command, np)` gives a `Job`.
 
 >>> import sys
 >>> with start([sys.executable, "-c", "print('hello')"], np=2) as job:
@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from farandole.launch import ssh
-from farandole.launch.blame import describe as describe
 from farandole.launch.job import Job as _Job
 from farandole.launch.job import NotStarted, Plan
 from farandole.launch.output import Kept, Marked, Raw, Sink, screens

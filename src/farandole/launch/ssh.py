@@ -57,11 +57,9 @@ class Way:
     def remote(self) -> str:
         """The line for the login shell there."""
         start = (
-            "import sys, os; "
+            "import sys; "
             "sys.version_info < (3, 10) and sys.exit('farandole needs Python 3.10 or newer, this is ' + sys.version); "
-            f"os.path.isdir({self.package + '/farandole'!r}) and sys.path.insert(0, {self.package!r}); "
-            "from farandole.launch.agent import main; main()"
-        )
+        ) + start_code(self.package, "farandole.launch.agent")
         return f"exec {shlex.quote(self.python)} -c {shlex.quote(start)}"
 
     def explain(self, host: str, code: int | None, said: str) -> str:
@@ -75,6 +73,19 @@ class Way:
         if code == 127:
             return f"cannot start ranks on {host}: {last}\n  name the interpreter on that host with --remote-python"
         return f"cannot start ranks on {host}: {last}"
+
+
+def start_code(package: str, module: str) -> str:
+    """Python that runs `main()` of a module: of the package at this place where it is there, else of the installed one.
+
+    >>> start_code("/src", "farandole.tools.probe").partition("; from ")[2]
+    'farandole.tools.probe import main; sys.exit(main())'
+    """
+    # One line: not every login shell takes a quoted word of several.
+    return (
+        f"import os, sys; os.path.isdir({package + '/farandole'!r}) and sys.path.insert(0, {package!r}); "
+        f"from {module} import main; sys.exit(main())"
+    )
 
 
 def check(host: str) -> None:

@@ -16,6 +16,7 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from farandole.rendezvous import sockets
 from farandole.rendezvous.door import MOST_STRANGERS, Door
@@ -30,6 +31,8 @@ STUBBORN_SECONDS = 1.0  # a refused connection is tried again for this long: the
 HEAD_START_SECONDS = 0.1  # that an earlier address of a peer has over the next one
 LOOK_SECONDS = 0.005
 _NONCE = 16
+
+T = TypeVar("T")
 
 
 def initial_links(rank: int, hosts: Sequence[int]) -> tuple[set[int], set[int]]:
@@ -194,6 +197,21 @@ def first(flows: Sequence[Flow[socket.socket]], loop: Loop) -> Flow[socket.socke
     return found[0]
 
 
+def unless_turned_away(sock: socket.socket, talk: Flow[T]) -> Flow[T | None]:
+    """What a talk over `sock` gives; None, after a pause, when it was cut short, as happens when strangers crowd the
+    door. Without a result the socket is closed.
+    """
+    try:
+        return (yield from talk)
+    except (EOFError, ConnectionError):
+        sock.close()
+        yield from pause(RETRY_SECONDS)
+        return None
+    except BaseException:
+        sock.close()
+        raise
+
+
 class Weaver:
     """Makes the links of one rank, of one kind, in one generation. The owner of the loop reads `made` and `failed`."""
 
@@ -276,18 +294,16 @@ class Weaver:
         """Calls until the peer answers, at whichever of its addresses does."""
         while True:
             sock = yield from first([self._reach(peer, each) for each in sockets.several(addresses)], self._loop)
-            try:
-                problem = (yield from prove_memory(sock)) if self._kind == sockets.LOCAL else ""
-                # Only now does the peer count it as a stream, and says so; other addresses have not heard this word.
-                yield from send(sock, bytes([number]))
-                yield from receive(sock, 1)
-                return sock, Strand(peer, number, problem)
-            except (EOFError, ConnectionError):
-                sock.close()
-                yield from pause(RETRY_SECONDS)
-            except BaseException:
-                sock.close()
-                raise
+            if (stream := (yield from unless_turned_away(sock, self._introduce(sock, peer, number)))) is not None:
+                return sock, stream
+
+    def _introduce(self, sock: socket.socket, peer: int, number: int) -> Flow[Strand]:
+        """The caller's side of `_answer`, after the handshake."""
+        problem = (yield from prove_memory(sock)) if self._kind == sockets.LOCAL else ""
+        # Only now does the peer count it as a stream, and says so; other addresses have not heard this word.
+        yield from send(sock, bytes([number]))
+        yield from receive(sock, 1)
+        return Strand(peer, number, problem)
 
     def _reach(self, peer: int, address: str) -> Flow[socket.socket]:
         """A connection that has proven itself, at this address."""
@@ -300,16 +316,9 @@ class Weaver:
                     raise
                 yield from pause(RETRY_SECONDS)
                 continue
-            try:
-                yield from call(sock, self._secret, self._greeting(Role.CALLER, peer), Role.CALLEE)
+            handshake = call(sock, self._secret, self._greeting(Role.CALLER, peer), Role.CALLEE)
+            if (yield from unless_turned_away(sock, handshake)) is not None:
                 return sock
-            except (EOFError, ConnectionError):
-                # Turned away unheard, as happens when strangers crowd the door.
-                sock.close()
-                yield from pause(RETRY_SECONDS)
-            except BaseException:
-                sock.close()
-                raise
 
     def _answer(self, sock: socket.socket) -> Flow[Strand]:
         me = self._greeting(Role.CALLEE, 0)

@@ -62,9 +62,7 @@ def this_host() -> Iterator[Check]:
         except Trouble as trouble:
             yield Check(name, NOTE if trouble.note else UNFIT, str(trouble), trouble.remedy)
         except Exception as error:  # a check that breaks is a finding, and the others go on
-            yield Check(
-                name, UNFIT, f"{type(error).__name__}: {error}", "report this with the output of `farandole env`"
-            )
+            yield Check(name, UNFIT, f"{type(error).__name__}: {error}", REPORT)
         else:
             if found:
                 yield Check(name, OK, found)

@@ -10,13 +10,12 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from farandole.launch import ssh
 from farandole.launch.hosts import parse
 from farandole.launch.job import Job, Plan
-from farandole.launch.line import StartError
+from farandole.launch.line import StartError, package_place
 from farandole.launch.output import Kept
 from farandole.launch.slots import places
 from farandole.rendezvous.interfaces import is_this_host
@@ -31,13 +30,8 @@ MUST_BE_SAME = ("farandole",)
 
 def job(hosts: Sequence[str], way: ssh.Way) -> Kept:
     """Runs one probe for each entry of `hosts`; what they said. Trouble when the job does not end well."""
-    # As the agents do it: the package of this checkout where there is one, else the one that is installed there.
-    start = (
-        f"import os, sys; os.path.isdir({way.package + '/farandole'!r}) and sys.path.insert(0, {way.package!r}); "
-        "from farandole.tools.probe import main; sys.exit(main())"
-    )
     plan = Plan(
-        command=[way.python, "-c", start],
+        command=[way.python, "-c", ssh.start_code(way.package, "farandole.tools.probe")],
         places=places(hosts),
         hosts=["" if is_this_host(host) else host for host in hosts],
         environ=os.environ,
@@ -150,8 +144,7 @@ def examine(arguments: Sequence[str] | None) -> Iterator[Check]:
         hosts = [host.name for host in parse(options.hosts)] if options.hosts else []
     except ValueError as error:
         parser.error(str(error))
-    package = str(Path(__file__).resolve().parents[2])
-    way = ssh.Way(options.remote_python, package, options.ssh_port, options.ssh_identity_file)
+    way = ssh.Way(options.remote_python, package_place(), options.ssh_port, options.ssh_identity_file)
     fit = True
     for check in checks.this_host():
         fit = fit and check.state != UNFIT

@@ -22,6 +22,8 @@ from farandole.errors import LibraryMissing
 from farandole.rendezvous.interfaces import interfaces
 from farandole.version import package_version
 
+# Arm's processors say numbers; these are the names of what runs in data centres.
+ARM_PARTS = {"0xd0c": "Neoverse-N1", "0xd40": "Neoverse-V1", "0xd49": "Neoverse-N2", "0xd4f": "Neoverse-V2"}
 PACKAGES = ("torch", "tensorflow", "keras", "jax", "mxnet", "lightning", "pyspark", "ray", "mpi4py", "cloudpickle")
 
 
@@ -82,7 +84,7 @@ def facts() -> Iterator[tuple[str, str]]:
         yield "native library", tilde(error)
     yield "python", f"{platform.python_version()} {platform.python_implementation()}, {tilde(sys.executable)}"
     yield "system", f"{_system()}, Linux {platform.release()}, {platform.machine()}, {' '.join(platform.libc_ver())}"
-    yield "processor", _processor()
+    yield "processor", processor()
     yield "cores", cores()
     yield "memory", memory()
     yield "descriptors", "{} (at most {})".format(*resource.getrlimit(resource.RLIMIT_NOFILE))
@@ -126,7 +128,8 @@ def _system() -> str:
     return "Linux"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The processor's name, or what it says instead of one."""
     named: dict[str, str] = {}
     for line in _lines("/proc/cpuinfo"):
         name, _, value = line.partition(":")
@@ -134,7 +137,7 @@ def _processor() -> str:
     if "model name" in named:
         return named["model name"]
     parts = [f"{name} {named[name]}" for name in ("CPU implementer", "CPU part") if name in named]
-    return ", ".join(parts) or platform.machine()
+    return ARM_PARTS.get(named.get("CPU part", "")) or ", ".join(parts) or platform.machine()
 
 
 def _upwards(root: str, place: str) -> Iterator[Path]:

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
-from meeting import until
+from meeting import marked, until
 
 from farandole.launch import cli, local
 from farandole.version import package_version
@@ -124,22 +124,12 @@ def test_output_nobody_reads_ends_the_job() -> None:
         assert job.wait(30) == 0 and job.stdout(0) == "[0]<stdout>:y\n"
 
 
-def marked(mark: str) -> list[str]:
-    """The processes that have it in their environment."""
-    found = []
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if mark.encode() in Path(f"/proc/{entry}/environ").read_bytes():
-                found.append(entry)
-    return found
-
-
 @pytest.mark.parametrize("errors", [subprocess.DEVNULL, subprocess.STDOUT])
 def test_a_launcher_whose_output_is_stuck_ends_when_asked_to(errors: int) -> None:
     mark = secrets.token_hex(8)
     command = [sys.executable, "-m", "farandole", "run", "-np", "2", "--grace", "2", "yes"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=errors, env={**os.environ, "FARANDOLE_TEST_MARK": mark}
+        command, stdout=subprocess.PIPE, stderr=errors, env={**os.environ, "TEST_MARK": mark}
     ) as launcher:
         assert launcher.stdout is not None
         pipe = launcher.stdout.fileno()

@@ -48,6 +48,14 @@ def test_run_gives_results_in_rank_order_and_shows_output(capfd: pytest.CaptureF
     assert "[1]<stdout>:working\n" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("given", "env", "seconds"),
+    [(None, {}, 30.0), (None, {"HOROVOD_START_TIMEOUT": "7"}, 7.0), (5.0, {"HOROVOD_START_TIMEOUT": "7"}, 5.0)],
+)
+def test_workers_get_as_long_to_start_as_was_said(given: float | None, env: dict[str, str], seconds: float) -> None:
+    assert farandole.Executor(1, env=env, start_timeout=given)._plan.start_timeout == seconds
+
+
 def test_an_executor_keeps_state_and_serves_single_ranks() -> None:
     with farandole.Executor(2, verbose=False, env={"MINE": "7"}) as executor:
         assert executor.run(count) == [1, 1] == [value - 1 for value in executor.run(count)]

@@ -71,7 +71,6 @@ def test_a_killed_rank() -> None:
     with local.start(["sleep", "60"], 2) as job:
         job.kill(1)
         assert job.wait(30) == 137 and job.failure == (1, 137)
-    assert local.describe(137) == "killed by SIGKILL" and local.describe(3) == "exit code 3"
 
 
 def test_leaving_the_block_ends_everything_and_its_children() -> None:

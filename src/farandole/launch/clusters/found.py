@@ -58,12 +58,13 @@ def value(environ: Environ, *names: str) -> str | None:
     return None
 
 
-def numbers(title: str, environ: Environ, wanted: Sequence[tuple[str, ...]]) -> list[int] | None:
-    """The numbers of these variables (alternatives in each entry); None when none is set, an error for some only."""
-    texts = [value(environ, *names) for names in wanted]
-    if not any(texts):
+def place(title: str, environ: Environ, prefix: str) -> tuple[int, int, int, int] | None:
+    """Rank, size, local rank and local size in variables of this prefix; None when none is set, an error for some."""
+    names = [f"{prefix}_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
+    if value(environ, *names) is None:
         return None
-    return [number(title, environ, *names) for names in wanted]
+    rank, size, local_rank, local_size = (number(title, environ, name) for name in names)
+    return rank, size, local_rank, local_size
 
 
 def number(title: str, environ: Environ, *names: str) -> int:

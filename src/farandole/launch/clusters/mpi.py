@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from farandole.launch.clusters.ancestors import Process
-from farandole.launch.clusters.found import REMEDY, ClusterError, Environ, Found, key, number, numbers, seen, value
+from farandole.launch.clusters.found import REMEDY, ClusterError, Environ, Found, key, number, place, seen, value
 
 Ancestors = Callable[[], Sequence[Process]]
 HYDRA_PROXY = "hydra_pmi_proxy"
@@ -16,14 +16,12 @@ HYDRA_PROXY = "hydra_pmi_proxy"
 def open_mpi(environ: Environ, host: str, ancestors: Ancestors) -> Found | None:
     """Open MPI 4 and 5, and Spectrum MPI."""
     title = "Open MPI"
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    place = numbers(title, environ, [(f"OMPI_COMM_WORLD_{name}",) for name in names])
-    if place is None:
+    if (numbers := place(title, environ, "OMPI_COMM_WORLD")) is None:
         return None
+    rank, size, local_rank, local_size = numbers
     # The namespace is a short hash in Open MPI 4: the other two are there so that no second job has the same key.
     needed = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "JSM_NAMESPACE_ID")
     more = ("OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_precondition_transports", "LSB_JOBID")
-    rank, size, local_rank, local_size = place
     found = key(title, environ, (*needed, *more), needed) if size > 1 else title
     return Found("openmpi", title, rank, size, local_rank, local_size, host, found, mpi=True)
 
@@ -31,11 +29,9 @@ def open_mpi(environ: Environ, host: str, ancestors: Ancestors) -> Found | None:
 def mvapich2(environ: Environ, host: str, ancestors: Ancestors) -> Found | None:
     """MVAPICH2 under mpirun_rsh or Hydra."""
     title = "MVAPICH2"
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    place = numbers(title, environ, [(f"MV2_COMM_WORLD_{name}",) for name in names])
-    if place is None:
+    if (numbers := place(title, environ, "MV2_COMM_WORLD")) is None:
         return None
-    rank, size, local_rank, local_size = place
+    rank, size, local_rank, local_size = numbers
     found = _hydra_key(title, environ, ancestors, size == local_size) if size > 1 else title
     return Found("mvapich2", title, rank, size, local_rank, local_size, host, found, mpi=True)
 
@@ -71,11 +67,9 @@ def pals(environ: Environ, host: str, ancestors: Ancestors) -> Found | None:
 def jsrun(environ: Environ, host: str, ancestors: Ancestors) -> Found | None:
     """IBM's jsrun under LSF."""
     title = "jsrun"
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    place = numbers(title, environ, [(f"JSM_NAMESPACE_{name}",) for name in names])
-    if place is None:
+    if (numbers := place(title, environ, "JSM_NAMESPACE")) is None:
         return None
-    rank, size, local_rank, local_size = place
+    rank, size, local_rank, local_size = numbers
     # LSB_JOBID alone would be the same for two steps of one allocation.
     needed = ("PMIX_NAMESPACE", "JSM_NAMESPACE_ID", "JSM_JSRUN_STEP_ID")
     found = key(title, environ, (*needed, "LSB_JOBID"), needed) if size > 1 else title

@@ -34,7 +34,6 @@ class StoreBoard:
         # The store is torchrun's: this is a client, whatever our rank.
         store = TCPStore(host, int(port), is_master=False, timeout=self._patience(), wait_for_workers=False)
         self._store: Any = PrefixStore(f"farandole/{found.name}", store)
-        self._open = False  # whether the invitation hangs in the store
         self._way: Board | None = None  # for the others: where they see it
 
     def pin(self, invitation: Invitation) -> None:

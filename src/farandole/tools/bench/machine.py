@@ -9,23 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ... import native
 from ...errors import LibraryMissing
 from ...version import package_version
 from .. import env
-
-# Arm's processors say numbers; these are the names of what runs in data centres.
-ARM_PARTS = {"0xd0c": "Neoverse-N1", "0xd40": "Neoverse-V1", "0xd49": "Neoverse-N2", "0xd4f": "Neoverse-V2"}
-
-
-def model() -> str:
-    """The processor's name."""
-    named: dict[str, str] = {}
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        named.setdefault(name.strip(), value.strip())
-    part = named.get("CPU part", "")
-    return named.get("model name") or ARM_PARTS.get(part, f"Arm part {part}" if part else platform.machine())
 
 
 def memory_bytes() -> int:
@@ -49,13 +35,13 @@ def busy(seconds: float = 0.5) -> float:
 def facts() -> dict[str, Any]:
     """Everything, for the JSON file."""
     try:
-        kernels = native.load().farandole_kernels().decode()
+        kernels = env.kernels()
     except LibraryMissing:
         kernels = "no native library"
     versions = {name: env.version_of(name) for name in ("numpy", "torch", "mpi4py")}
     return {
         "architecture": platform.machine(),
-        "processor": model(),
+        "processor": env.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory_bytes() / (1 << 30)),
         "kernel": platform.release(),

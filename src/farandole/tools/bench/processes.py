@@ -16,6 +16,7 @@ from pathlib import Path
 from ...launch import spawn
 
 HERE = Path(__file__).resolve().parent
+PYTHON = sys.executable
 PATIENCE_SECONDS = 20.0  # for processes that were asked to end
 
 
@@ -139,6 +140,3 @@ def has_torch() -> bool:
 def find(program: str) -> str | None:
     """A program on the path of users or of root."""
     return shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin:/usr/bin:/bin")
-
-
-PYTHON = sys.executable

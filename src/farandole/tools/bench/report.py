@@ -37,17 +37,6 @@ def size_name(count: int) -> str:
     return f"{count} B"
 
 
-def parse_size(text: str) -> int:
-    """The inverse, a bit more lenient.
-
-    >>> parse_size("1KiB"), parse_size("64M"), parse_size("100")
-    (1024, 67108864, 100)
-    """
-    bare = text.strip().lower().removesuffix("ib").removesuffix("b").strip()
-    unit = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}.get(bare[-1:], 1)
-    return int(bare.rstrip("kmg")) * unit
-
-
 def value_name(value: float, unit: str) -> str:
     """A measured value for people, three digits.
 
