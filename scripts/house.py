@@ -136,8 +136,8 @@ def python_arrows(path: str, tree: ast.Module) -> Iterator[Finding]:
             yield Finding("process", path, line, f"{names[0]}: only launch/spawn.py starts processes")
         if names[0] in ("pickle", "cloudpickle", "marshal", "shelve", "dill"):
             yield Finding("pickle", path, line, f"{names[0]}: messages are typed data")
-        if names[0] == "ctypes" and room != "native":
-            yield Finding("ctypes", path, line, "only native.py sees the C interface")
+        if names[0] == "ctypes" and room not in ("native", "packing"):
+            yield Finding("ctypes", path, line, "only native.py and packing.py see the C interface")
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
             if node.attr in ("environ", "environb", "getenv", "putenv", "unsetenv") and room not in (
