@@ -87,6 +87,21 @@ Error read_options(const farandole_options* given, farandole::Options& options) 
   return {};
 }
 
+Error read_pieces(const farandole_request& given, farandole::Operation& operation) {
+  if (operation.request.kind != farandole::Kind::allreduce)
+    return {Code::invalid_argument, "only an allreduce can work on memory in several places"};
+  for (int64_t i = 0; i < given.pieces_count; ++i) {
+    int64_t address = given.pieces[2 * i], bytes = given.pieces[2 * i + 1];
+    if (address == 0 || bytes <= 0) return {Code::invalid_argument, "a piece of memory needs an address and bytes"};
+    operation.pieces.add(reinterpret_cast<const void*>(address), static_cast<std::size_t>(bytes));
+  }
+  if (operation.pieces.bytes() != operation.request.bytes())
+    return {Code::invalid_argument, "the pieces have " + std::to_string(operation.pieces.bytes()) +
+                                        " bytes, the tensor " + std::to_string(operation.request.bytes())};
+  operation.group = given.group;
+  return {};
+}
+
 Error read_request(const farandole_request& given, farandole::Operation& operation) {
   if (given.kind < 0 || given.kind >= farandole::kKinds)
     return {Code::invalid_argument, "there is no operation of kind " + std::to_string(given.kind)};
@@ -115,6 +130,7 @@ Error read_request(const farandole_request& given, farandole::Operation& operati
   if (given.splits != nullptr) request.splits.assign(given.splits, given.splits + given.splits_count);
   for (int64_t dimension : request.shape)
     if (dimension < 0) return {Code::invalid_argument, "a dimension is negative"};
+  if (given.pieces_count > 0) return read_pieces(given, operation);
   bool reads = request.kind <= farandole::Kind::reducescatter || request.kind == farandole::Kind::send;
   if ((reads && given.input == nullptr) || (request.kind == farandole::Kind::receive && given.output == nullptr)) {
     if (request.bytes() > 0) return {Code::invalid_argument, "a tensor with elements needs memory"};

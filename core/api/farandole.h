@@ -79,6 +79,10 @@ typedef struct farandole_request {
   double postscale;
   int64_t tag;  /* send, receive: both sides agree on it */
   void* stream; /* of the device; null on CPU */
+  /* allreduce in place on memory in several places, which counts as one tensor: pairs of an address and its bytes.
+   * `input` and `output` are not looked at. */
+  const int64_t* pieces;
+  int64_t pieces_count;
 } farandole_request;
 
 /* All or nothing. Handles count up from 1. Memory must stay until done.

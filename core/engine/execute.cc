@@ -51,7 +51,11 @@ Task allreduce(Job& job, const collective::Context& context) {
   for (std::size_t i = 0; i < job.bucket.items.size(); ++i) {
     const Item& item = job.bucket.items[i];
     std::size_t bytes = bytes_of(item);
-    if (Operation* operation = job.operations[i].get()) {
+    if (Operation* operation = job.operations[i].get(); operation != nullptr && !operation->pieces.empty()) {
+      operation->shape = item.shape;
+      in.push_back(operation->pieces);
+      out.push_back(operation->pieces);
+    } else if (operation != nullptr) {
       std::byte* to = result(job, *operation, bytes, item.shape);
       in.emplace_back(operation->input, bytes);
       out.emplace_back(to, bytes);

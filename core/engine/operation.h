@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/pieces.h"
 #include "engine/results.h"
 #include "negotiate/request.h"
 
@@ -26,6 +27,7 @@ struct Operation {
   negotiate::Request request;
   const void* input = nullptr;
   void* output = nullptr;
+  Pieces pieces;  // instead of both, where the tensor lies in several places
   std::int64_t submitted_ns = 0;
 
   // Written by the driver before `done` becomes 1, read by anyone after.

@@ -152,6 +152,9 @@ class Request:
     prescale: float = 1.0
     postscale: float = 1.0
     tag: int = 0
+    # allreduce in place on memory in several places: address, bytes, address, bytes ... `input` keeps it all alive, and
+    # has the shape of the whole. For engines that say `scatters`.
+    pieces: Sequence[int] | None = None
     device: int = -1  # where the user's tensor lies, -1: on the CPU. Ranks must agree; the memory is the CPU's anyhow
 
     def elements(self) -> DType:
@@ -187,6 +190,11 @@ class Engine(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def scatters(self) -> bool:
+        """Whether requests may have pieces."""
+        ...
 
     def submit(self, requests: Sequence[Request], bundle: bool = False, prompt: bool = False) -> list[int]:
         """Accepts all requests or none and gives their handles.

@@ -148,6 +148,8 @@ def _milliseconds(seconds: float) -> int:
 class NativeEngine:
     """The Engine protocol over the core. One object is one rank; a process may hold several."""
 
+    scatters = True
+
     def __init__(self, config: Config, rank: int, hosts: Sequence[int], generation: int = 0) -> None:
         """`hosts` has a host number for each rank of the job: ranks with one number share memory."""
         self.rank = rank

@@ -38,8 +38,8 @@ class OutcomeStruct(ctypes.Structure):
     )
 
 
-# struct farandole_request, packed by one call instead of seventeen assignments.
-_REQUEST = struct.Struct("@6i4P2iP2dqP")
+# struct farandole_request, packed by one call instead of nineteen assignments.
+_REQUEST = struct.Struct("@6i4P2iP2dq2Pq")
 _INPUT_AT = struct.calcsize("@6iP")  # of `input`; `output` follows
 _PLACES = struct.Struct("@2P")
 # struct farandole_call: engine, request, error, its capacity, timeout_ms, handle.
@@ -136,7 +136,11 @@ def _try_pack(requests: Sequence[Request], arena: Arena) -> int:
         shaped = output if first is None else first
         shape: tuple[int, ...] = () if shaped is None else shaped.shape
         splits = request.splits
+        pieces = request.pieces
         words = shape if splits is None else (*shape, *splits)
+        pieces_at = place + 8 * len(words)
+        if pieces is not None:
+            words = (*words, *pieces)
         name = b"" if request.name is None else request.name.encode() + b"\0"
         names_at = place + 8 * len(words)
         end = names_at + len(name)
@@ -160,12 +164,14 @@ def _try_pack(requests: Sequence[Request], arena: Arena) -> int:
             input_at if output is first else address(output),
             base + place,
             len(shape),
-            len(words) - len(shape),
+            0 if splits is None else len(splits),
             0 if splits is None else base + place + 8 * len(shape),
             request.prescale,
             request.postscale,
             request.tag,
             0,
+            0 if pieces is None else base + pieces_at,
+            0 if pieces is None else len(pieces) // 2,
         )
         at += _REQUEST.size
         place = end + -end % 8

@@ -153,6 +153,8 @@ def departure(peer: int) -> errors.ShutDown:
 class ReferenceEngine:
     """Serves engine.Engine. Of the settings it knows one: allreduce_algorithm, which is "ring" or the ordered sum."""
 
+    scatters = False
+
     def __init__(self, config: Config, rank: int, hosts: Sequence[int], generation: int = 0) -> None:
         """`hosts` has a host number for each rank of the job: they decide the order of additions."""
         self.rank, self.size, self.hosts = rank, len(hosts), list(hosts)

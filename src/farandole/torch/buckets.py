@@ -18,7 +18,7 @@ from ..pending import synchronize
 from ..runtime import World, runtime
 from .compression import Compression
 from .ops import allreduce_async_, sparse_allreduce_async
-from .sending import Batch, begin
+from .sending import Batch, begin, begin_scattered
 from .slots import BATCH_BYTES, DENSE, SPARSE, UNKNOWN, Bundle, Parcel, Slot, digest, packing, parcels
 
 BATCH_TENSORS = 64  # of those that are not packed
@@ -188,8 +188,11 @@ class Gradients:
         if not isinstance(bundle, Parcel):
             self._submit(wanted, True)
             return
-        bundle.load()
         flat = bundle.slot
+        if self.plain and runtime.world.engine.scatters and bundle.scatter():
+            self._batches.append(begin_scattered(flat))
+            return
+        bundle.load()
         flat.grad = flat.tensor = bundle.flat
         [sent] = begin([flat], False)
 

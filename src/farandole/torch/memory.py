@@ -50,7 +50,7 @@ class TensorBuffer(Buffer):
     __slots__ = ()
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.dtype = _type_of(tensor)
+        self.dtype = type_of(tensor)
         self.array = _span(tensor)
 
     def give(self, result: Memory) -> torch.Tensor:
@@ -67,7 +67,7 @@ class TensorBuffer(Buffer):
         return Span(whole.address, (rows, *whole.shape[1:]), whole.owner, whole.memory)
 
 
-def _type_of(tensor: torch.Tensor) -> DType:
+def type_of(tensor: torch.Tensor) -> DType:
     """The element type. ValueError for types and layouts that cannot be sent."""
     dtype = _TYPES.get(tensor.dtype)
     if dtype is None:
@@ -186,7 +186,7 @@ def _staged(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, buil
     if others or device.type != "cuda":
         raise ValueError(f"tensors must be on the CPU or on one CUDA device, not on {[device, *others]}")
     for tensor in tensors:
-        _type_of(tensor)
+        type_of(tensor)
     with torch.cuda.device(device):
         hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
     buffers = [TensorBuffer(host) for host in hosts]

@@ -65,6 +65,13 @@ def begin(slots: Sequence[Slot], together: bool) -> Iterable[Batch]:
         yield _begin_far(distant, together)
 
 
+def begin_scattered(slot: Slot) -> Batch:
+    """Submits a request that knows the places of its memory already."""
+    engine = runtime.world.engine
+    slot.request.dtype = memory.type_of(slot.param)
+    return Batch([slot], _wait_for(engine, engine.submit([slot.request])))
+
+
 def _begin_far(slots: Sequence[Slot], together: bool) -> Batch:
     def build(buffers: Sequence[Buffer], _: bool) -> Beginning:
         for slot, buffer in zip(slots, buffers, strict=True):

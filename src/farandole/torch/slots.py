@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..engine import Kind, Request
+from ..engine import Kind, Request, Span
 from .compression import BF16Compressor, FP16Compressor, NoneCompressor
 
 # Gradients up to this size are copied into a common piece of memory: that costs less than what every tensor costs.
@@ -85,7 +85,8 @@ class Slot:
 
     def forget(self) -> None:
         """Lets go of the memory of a journey that has ended."""
-        self.grad = self.tensor = self.context = self.request.input = self.request.output = None
+        self.grad = self.tensor = self.context = None
+        self.request.input = self.request.output = self.request.pieces = None
 
 
 class Bundle:
@@ -117,6 +118,25 @@ class Parcel(Bundle):
         self._parts: list[Any] = []  # where
         more = f" and {len(slots) - 1} more" if len(slots) > 1 else ""
         self.slot = Slot(self.flat, first.given, first.name + more)
+
+    def scatter(self) -> bool:
+        """Lets the engine work on the gradients where they lie; False when they are not all of one plain kind."""
+        dtype = self.flat.dtype
+        pieces: list[int] = []
+        alive: list[Any] = []
+        for slot in self.slots:
+            grad = slot.param.grad
+            if not slot.pending or grad is None or grad.dtype is not dtype or grad.layout is not torch.strided:
+                return False
+            if not grad.is_contiguous() or not grad.is_cpu or grad.is_neg():
+                return False
+            pieces += (grad.data_ptr(), slot.bytes)
+            # The storage too: `grad.data = other` gives it away while the engine still uses it.
+            alive.append((grad, grad.untyped_storage()))
+        request = self.slot.request
+        request.input = request.output = Span(0, tuple(self.flat.shape), alive, alive)
+        request.pieces = pieces
+        return True
 
     @_without_graph
     def load(self) -> None:
