@@ -42,9 +42,13 @@ class Cursor {
     }
   }
   void write(const std::byte* from, std::size_t bytes) {
+    write(from, bytes, [](void* to, const void* source, std::size_t count) { std::memcpy(to, source, count); });
+  }
+  template <class Copy>
+  void write(const std::byte* from, std::size_t bytes, Copy copy) {
     while (bytes > 0) {
       std::size_t step = std::min(bytes, run());
-      std::memcpy(data(), from, step);
+      copy(data(), from, step);
       skip(step);
       from += step;
       bytes -= step;

@@ -5,12 +5,15 @@
 #include <algorithm>
 
 #include "collective/parts.h"
+#include "kernel/copy.h"
 
 namespace farandole::collective {
 
 namespace {
 
 constexpr int kStepsAtOnce = 8;  // some 100 microseconds of copying
+// Results of this size push each other out of the cache before anybody reads them.
+constexpr std::size_t kBeyondCache = 4 << 20;
 
 }  // namespace
 
@@ -30,6 +33,7 @@ void Exchange::give(int lane, Cursor from, std::size_t bytes, Cursor also) {
 
 void Exchange::take(int writer, bool from_everyone, Cursor to, std::size_t bytes) {
   if (bytes > 0) incoming_.push_back({writer, from_everyone, to, bytes});
+  incoming_bytes_ += bytes;
 }
 
 void Exchange::fold(Cursor in, Cursor out, std::size_t bytes, const Reduction& reduction, bool mirror) {
@@ -110,7 +114,11 @@ bool Exchange::take_one(Incoming& incoming) {
   if (slot == nullptr) return false;
   enter(context_, "unpack");
   std::size_t bytes = std::min(incoming.left, chunk_);
-  incoming.to.write(slot, bytes);
+  if (incoming_bytes_ >= kBeyondCache) {
+    incoming.to.write(slot, bytes, kernel::copy_past_cache);
+  } else {
+    incoming.to.write(slot, bytes);
+  }
   rings_.consume(incoming.writer, incoming.from_everyone);
   incoming.left -= bytes;
   enter(context_, "recv");

@@ -59,6 +59,7 @@ class Exchange {
   std::size_t chunk_;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
+  std::size_t incoming_bytes_ = 0;
   Cursor fold_in_;
   Cursor fold_out_;
   std::size_t fold_left_ = 0;
