@@ -114,7 +114,7 @@ bool Exchange::take_one(Incoming& incoming) {
   if (slot == nullptr) return false;
   enter(context_, "unpack");
   std::size_t bytes = std::min(incoming.left, chunk_);
-  if (incoming_bytes_ >= kBeyondCache) {
+  if (anew_ && incoming_bytes_ >= kBeyondCache) {
     incoming.to.write(slot, bytes, kernel::copy_past_cache);
   } else {
     incoming.to.write(slot, bytes);

@@ -25,6 +25,8 @@ class Exchange {
   void give(int lane, Cursor from, std::size_t bytes, Cursor also);
   // `bytes` come from a lane of `writer` to `to`.
   void take(int writer, bool from_everyone, Cursor to, std::size_t bytes);
+  // What is taken goes to memory that this collective has not read: if it is much, past the cache.
+  void write_anew() { anew_ = true; }
   // `bytes` at `in` and what the other members' lanes to me bring are reduced to `out`, in local order; with `mirror`,
   // the result goes to my lane `everyone` in the same pass.
   void fold(Cursor in, Cursor out, std::size_t bytes, const Reduction& reduction, bool mirror);
@@ -60,6 +62,7 @@ class Exchange {
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
   std::size_t incoming_bytes_ = 0;
+  bool anew_ = false;
   Cursor fold_in_;
   Cursor fold_out_;
   std::size_t fold_left_ = 0;

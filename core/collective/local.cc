@@ -94,6 +94,7 @@ Task local_reduce_scatter(const Context& context, const std::vector<Pieces>& in,
 Task local_allgather(const Context& context, const Pieces& mine, const std::vector<Pieces>& out) {
   Rings& rings = *context.rings;
   Exchange exchange(context, rings.slot_bytes());
+  exchange.write_anew();
   const Pieces& own = out[index(rings.me())];
   if (&mine == &own) {  // a broadcast: it is there already
     exchange.give(Rings::everyone, Cursor(mine), mine.bytes());
@@ -111,6 +112,7 @@ Task local_allgather(const Context& context, const Pieces& mine, const std::vect
 Task local_alltoall(const Context& context, const std::vector<Pieces>& in, const std::vector<Pieces>& out) {
   Rings& rings = *context.rings;
   Exchange exchange(context, rings.slot_bytes());
+  exchange.write_anew();
   for (int shift = 1; shift < rings.members(); ++shift) {
     int to = (rings.me() + shift) % rings.members();
     int from = (rings.me() + rings.members() - shift) % rings.members();

@@ -23,7 +23,7 @@ std::string unnamed_prefix(Kind kind) {
 
 bool point_to_point(Kind kind) { return kind == Kind::send || kind == Kind::receive; }
 
-constexpr std::int64_t kLookAtCores = 20'000;  // between two looks at who shares this core
+constexpr std::int64_t kLookAtCores = 100'000;  // between two looks at who shares this core
 
 }  // namespace
 
@@ -286,21 +286,26 @@ bool Engine::try_seat() {
 
 // Between two looks that found nothing.
 void Engine::pause() {
-  if (crowded_ || (now_ - looked_at_cores_ > kLookAtCores && !make_room()))
+  if (!crowded_ && now_ - looked_at_cores_ > kLookAtCores) look_at_cores();
+  if (crowded_ || sharing_)
     std::this_thread::yield();
   else
     os::relax();
 }
 
 // Schedulers put who was woken on the core of who woke it, and leave both there while a third keeps the other core
-// busy. Then each would look in vain for what the other cannot do meanwhile. False when there is nowhere to go.
-bool Engine::make_room() {
+// busy. Then each would look in vain for what the other cannot do meanwhile: this one goes where no rank is, or yields.
+void Engine::look_at_cores() {
   looked_at_cores_ = now_;
   const int core = os::current_core();
   board_.on_core(core);
-  for (const auto& [rank, neighbour] : neighbours_)
-    if (neighbour->shares(core)) return os::leave_core(core);
-  return true;
+  bool shared = false;
+  std::vector<int> taken{core};
+  for (const auto& [rank, neighbour] : neighbours_) {
+    taken.push_back(neighbour->core());
+    shared = shared || taken.back() == core;
+  }
+  sharing_ = shared && !os::leave_cores(taken);
 }
 
 void Engine::take_seat() {

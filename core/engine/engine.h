@@ -91,7 +91,7 @@ class Engine final : private Services, private link::Listener {
   // The driver's side (drive.cc).
   void thread_main();
   void pause();
-  bool make_room();
+  void look_at_cores();
   bool try_seat();  // true when this thread drives now
   void take_seat();
   void leave_seat();
@@ -179,6 +179,7 @@ class Engine final : private Services, private link::Listener {
   std::int64_t looked_at_cores_ = 0;
 
   bool crowded_ = false;  // more ranks than cores: whoever looks for news lets others run
+  bool sharing_ = false;  // this core with another rank, for now
   std::thread thread_;
   std::atomic<bool> running_{false};  // from start() to leave(): the seat may be taken
   std::atomic<int> waiters_{0};       // threads of the user that sleep until an operation is done

@@ -52,10 +52,10 @@ class Neighbour {
     auto sleep = static_cast<Sleep>(page_->sleeping.load(std::memory_order_relaxed));
     if (sleep == Sleep::waiting || (urgent && sleep == Sleep::idle)) bell_.ring();
   }
-  // Whether its driver is awake and stands on this core: it cannot run while the caller does.
-  bool shares(int core) const {
-    return page_->core.load(std::memory_order_relaxed) == core &&
-           static_cast<Sleep>(page_->sleeping.load(std::memory_order_relaxed)) == Sleep::awake;
+  // Where its driver was seen last; -1 when it sleeps.
+  int core() const {
+    bool awake = static_cast<Sleep>(page_->sleeping.load(std::memory_order_relaxed)) == Sleep::awake;
+    return awake ? page_->core.load(std::memory_order_relaxed) : -1;
   }
 
  private:

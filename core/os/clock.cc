@@ -77,8 +77,9 @@ class Mask {
     mask_.reset();
   }
   int count() const { return mask_ == nullptr ? 0 : CPU_COUNT_S(bytes_, mask_.get()); }
-  void clear(int core) { CPU_CLR_S(static_cast<std::size_t>(core), bytes_, mask_.get()); }
-  void set(int core) { CPU_SET_S(static_cast<std::size_t>(core), bytes_, mask_.get()); }
+  void clear(int core) {
+    if (mask_ != nullptr && core >= 0) CPU_CLR_S(static_cast<std::size_t>(core), bytes_, mask_.get());
+  }
   bool apply() const { return sched_setaffinity(0, bytes_, mask_.get()) == 0; }
 
  private:
@@ -99,13 +100,11 @@ int usable_cores() {
 
 int current_core() { return sched_getcpu(); }
 
-bool leave_core(int core) {
-  Mask mask;
-  if (core < 0 || mask.count() < 2) return false;
-  mask.clear(core);
-  if (mask.count() == 0 || !mask.apply()) return false;
-  mask.set(core);
-  return mask.apply();
+bool leave_cores(const std::vector<int>& taken) {
+  const Mask all;
+  Mask free;
+  for (int core : taken) free.clear(core);
+  return free.count() > 0 && free.apply() && all.apply();
 }
 
 }  // namespace farandole::os

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <thread>
+#include <vector>
 
 namespace farandole::os {
 
@@ -29,7 +30,7 @@ std::thread start_thread(const char* name, std::function<void()> body);
 
 int usable_cores();  // of this thread, by its affinity mask
 int current_core();  // where this thread runs; -1 where the kernel does not say
-// Moves this thread to another core at once; it may come back later. False where it has no other.
-bool leave_core(int core);
+// Moves this thread at once to a core that is not one of these; it may come back later. False where it has no other.
+bool leave_cores(const std::vector<int>& taken);
 
 }  // namespace farandole::os
