@@ -66,7 +66,7 @@ typedef struct farandole_request {
   int32_t dtype;  /* base/dtype.h */
   int32_t op;     /* Horovod's: 0 average 1 sum 2 adasum 3 min 4 max 5 product */
   int32_t group;  /* 0: everyone */
-  int32_t peer;   /* broadcast: root; send, receive: the other side. A rank in the job */
+  int32_t peer;   /* broadcast: root; send, receive: the other side. A rank in the job; receive: -1, whoever sends */
   int32_t device; /* where the user's tensor lies, -1: CPU; all ranks must agree. `input` and `output` are CPU memory */
   const char* name; /* UTF-8, or null: paired by order of calls per (group, kind). Copied. */
   const void* input;
@@ -77,7 +77,8 @@ typedef struct farandole_request {
   const int64_t* splits; /* alltoall: rows for each member. add_group: count, ranks..., again. remove_group: id */
   double prescale;
   double postscale;
-  int64_t tag;  /* send, receive: both sides agree on it */
+  int64_t tag;  /* send, receive: both sides agree on it. add_group: 0, or a number from 1 << 20 that the members have
+                   agreed on: then they alone ask for the group, and nobody waits for anybody */
   void* stream; /* of the device; null on CPU */
 } farandole_request;
 
@@ -103,7 +104,7 @@ int64_t farandole_next_completion(farandole_engine* engine, int64_t timeout_ms);
 typedef struct farandole_outcome {
   int32_t code;
   int32_t rank;        /* whom the error blames, or -1 */
-  int64_t value;       /* join: the last rank; add_group: the first new group's id (the rest follow) */
+  int64_t value;       /* join: the last rank; receive from whoever sends: who it was; add_group: the first new group's id (the rest follow) */
   const char* message; /* "" when ok */
   const char* phase;   /* where it failed: "negotiate", "pack", ... */
   void* output;        /* the result's memory: yours, or the core's until release */

@@ -42,7 +42,7 @@ void Engine::thread_main() {
 }
 
 bool Engine::busy() const {
-  if (!transfers_.empty()) return true;
+  if (!transfers_.empty() || !unsourced_.empty()) return true;
   return std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) { return entry.second->busy(); });
 }
 
@@ -72,13 +72,14 @@ void Engine::give_up(const Error& error) {
 bool Engine::pass() {
   std::int64_t now = now_ = os::now_ns();
   moved_ = take_inbox(now);
-  bool frames = !transfers_.empty() || leaving_ || !started_;
+  bool frames = !transfers_.empty() || !unsourced_.empty() || leaving_ || !started_;
   for (const auto& [id, group] : groups_) frames = frames || group->expects_frames();
   if (frames || now - looked_at_ > kLookEvery) moved_ = look_at_sockets() || moved_;
   for (const auto& [id, group] : groups_) {
     moved_ = group->advance(now) || moved_;
     group->check_stalls(now);
   }
+  if (!unsourced_.empty()) moved_ = find_sources() || moved_;
   if (!transfers_.empty()) moved_ = check_transfers() || moved_;
   moved_ = messenger_->flush() || moved_;
   for (std::uint32_t id : removed_) groups_.erase(id);
@@ -142,6 +143,8 @@ bool Engine::take_inbox(std::int64_t now) {
       finish(*operation, {Code::invalid_argument, "process set " + std::to_string(operation->group) + " was removed"});
     else if (operation->request.kind == Kind::send || operation->request.kind == Kind::receive)
       begin_transfer(operation);
+    else if (beside(*operation))
+      found_group(*operation);
     else
       group->second->submit(operation, now);
   }
@@ -236,7 +239,7 @@ void Engine::attach_segment(Group& group, int peer, os::Descriptor file) {
                         neighbour->second.get());
 }
 
-std::int64_t Engine::add_groups(const std::vector<std::int64_t>& sets) {
+std::vector<Topology> Engine::read_sets(const std::vector<std::int64_t>& sets) const {
   std::vector<Topology> topologies;
   for (std::size_t at = 0; at < sets.size();) {
     auto count = static_cast<std::size_t>(sets[at++]);
@@ -250,11 +253,36 @@ std::int64_t Engine::add_groups(const std::vector<std::int64_t>& sets) {
       if (!ranks.insert(static_cast<int>(rank)).second)
         throw Failure(Code::invalid_argument, "a process set names rank " + std::to_string(rank) + " twice");
     }
-    Topology topology = Topology::make({ranks.begin(), ranks.end()}, options_.hosts, options_.rank);
+    topologies.push_back(Topology::make({ranks.begin(), ranks.end()}, options_.hosts, options_.rank));
+  }
+  return topologies;
+}
+
+// A group that only its members make, under a number that they have agreed on themselves. What a quicker member sends
+// waits here until the group is made.
+void Engine::found_group(Operation& operation) {
+  try {
+    std::vector<Topology> sets = read_sets(operation.request.splits);
+    if (sets.size() != 1 || sets[0].me < 0)
+      throw Failure(Code::invalid_argument, "only a member makes a group by its number, and one at a time");
+    auto id = static_cast<std::uint32_t>(operation.tag);
+    if (all_groups_.count(id) != 0)
+      throw Failure(Code::invalid_argument, "there is already a group with the number " + std::to_string(id));
+    create_group(id, std::move(sets[0]));
+    operation.value = id;
+  } catch (const Failure& failure) {
+    return finish(operation, failure.error());
+  }
+  finish(operation, {});
+}
+
+std::int64_t Engine::add_groups(const std::vector<std::int64_t>& sets) {
+  std::vector<Topology> topologies;
+  for (Topology& topology : read_sets(sets)) {
     auto same = [&](const Topology& other) { return other.ranks == topology.ranks; };
     bool known =
         std::any_of(topologies.begin(), topologies.end(), same) ||
-        std::any_of(all_groups_.begin(), all_groups_.end(), [&](const auto& entry) { return same(entry.second); });
+        std::any_of(all_groups_.begin(), all_groups_.end(), [&](const auto& entry) { return entry.first < kFirstFounded && same(entry.second); });
     if (known) throw Failure(Code::invalid_argument, "a process set with these ranks already exists");
     topologies.push_back(std::move(topology));
   }

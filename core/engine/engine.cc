@@ -25,6 +25,10 @@ bool point_to_point(Kind kind) { return kind == Kind::send || kind == Kind::rece
 
 }  // namespace
 
+bool beside(const Operation& operation) {
+  return point_to_point(operation.request.kind) || (operation.request.kind == Kind::add_group && operation.tag != 0);
+}
+
 Engine::Engine(Options options)
     : options_(std::move(options)),
       fork_depth_(os::fork_depth()),
@@ -86,10 +90,16 @@ Error Engine::check(const Operation& operation) const {
     return {Code::invalid_argument,
             "rank " + std::to_string(options_.rank) + " is not in process set " + std::to_string(operation.group)};
   if (point_to_point(operation.request.kind)) {
-    if (!std::binary_search(ranks.begin(), ranks.end(), operation.peer))
+    bool anybody = operation.request.kind == Kind::receive && operation.peer == kAnySource;
+    if (!anybody && !std::binary_search(ranks.begin(), ranks.end(), operation.peer))
       return {Code::invalid_argument,
               "rank " + std::to_string(operation.peer) + " is not in process set " + std::to_string(operation.group)};
     return {};
+  }
+  if (beside(operation)) {
+    if (operation.tag >= kFirstFounded && operation.tag < kLastFounded) return {};
+    return {Code::invalid_argument, "a group that its members make has a number from " +
+                                        std::to_string(kFirstFounded) + " to " + std::to_string(kLastFounded - 1)};
   }
   // Errors of other codes are the contract's on all ranks: the coordinator finds them again and tells everybody.
   Error error = negotiate::validate_alone(operation.request, ranks);
@@ -121,7 +131,7 @@ Error Engine::submit(std::vector<OperationPtr> operations, bool bundle, bool pro
     for (std::size_t i = 0; i < operations.size(); ++i) {
       Error error = check(*operations[i]);
       bool again = !operations[i]->request.unnamed && !together.insert(operations[i]->request.name).second;
-      if (again && !error.failed() && !point_to_point(operations[i]->request.kind))
+      if (again && !error.failed() && !beside(*operations[i]))
         error = {Code::invalid_argument, "two tensors of one group are both named " + operations[i]->request.name};
       if (error.failed()) return error;
     }
@@ -132,7 +142,7 @@ Error Engine::submit(std::vector<OperationPtr> operations, bool bundle, bool pro
       operation->handle = handle++;
       operation->submitted_ns = now;
       bytes += request.bytes();
-      if (!point_to_point(request.kind)) {
+      if (!beside(*operation)) {
         if (request.unnamed)
           request.name =
               unnamed_prefix(request.kind) + std::to_string(++inbox_.unnamed[{operation->group, request.kind}]);
@@ -170,7 +180,7 @@ bool Engine::poll(const OperationPtr& operation) {
 }
 
 void Engine::await(const Operation& operation) {
-  if (point_to_point(operation.request.kind)) return;
+  if (beside(operation)) return;
   std::lock_guard lock(inbox_.mutex);
   inbox_.awaited.emplace_back(operation.group, operation.handle);
   inbox_.full.store(true, std::memory_order_release);
@@ -310,7 +320,7 @@ void Engine::log(Level level, std::string text) { events_.push({EventKind::log, 
 void Engine::finish(Operation& operation, const Error& error) {
   // A loss explains whatever else went wrong because of it.
   operation.error = error.failed() && revoked_.failed() ? revoked_ : error;
-  if (!point_to_point(operation.request.kind)) {
+  if (!beside(operation)) {
     std::lock_guard lock(inbox_.mutex);
     inbox_.names[operation.group].erase(operation.request.name);
   }

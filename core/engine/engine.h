@@ -23,6 +23,13 @@ namespace farandole {
 // One thread at a time sits in the driver's seat and advances everything; it never blocks there. Mostly that is the
 // engine's own thread, which sleeps in the poller when there is nothing to do. A user's thread that waits for a handle
 // takes the seat when it is free, so that short operations need no switch of threads.
+// Never negotiated: transfers, and groups that only their members make.
+bool beside(const Operation& operation);
+constexpr int kAnySource = -1;
+// Numbers of such groups; those that all ranks agree on count up from 1.
+constexpr std::int64_t kFirstFounded = 1 << 20;
+constexpr std::int64_t kLastFounded = 1 << 30;
+
 class Engine final : private Services, private link::Listener {
  public:
   explicit Engine(Options options);
@@ -102,6 +109,7 @@ class Engine final : private Services, private link::Listener {
   void welcome(Inbox::NewLink& link);
   void send_segment(Group& group, int peer);
   void begin_transfer(const OperationPtr& operation);
+  bool find_sources();
   bool check_transfers();
   void end_transfers(const Error& error);
   bool look_at_sockets();
@@ -112,6 +120,8 @@ class Engine final : private Services, private link::Listener {
   void await(const Operation& operation);
   Group* group_with(std::uint32_t id, int peer);  // null unless this rank and the peer are both in it
   void create_group(std::uint32_t id, Topology topology);
+  std::vector<Topology> read_sets(const std::vector<std::int64_t>& sets) const;
+  void found_group(Operation& operation);
   void attach_segment(Group& group, int peer, os::Descriptor file);
   void note_milestones();
   std::vector<int> neighbours_missing() const;
@@ -161,6 +171,7 @@ class Engine final : private Services, private link::Listener {
     Error mismatch() const;
   };
   std::vector<PointToPoint> transfers_;
+  std::vector<OperationPtr> unsourced_;  // receives from whoever sends first
   std::map<std::tuple<int, Kind, std::int32_t, std::int64_t>, std::uint32_t> transfer_counts_;
   std::map<int, std::map<std::uint32_t, Group::Progress>> left_;  // rank -> group -> how far it had come
   std::vector<os::Event> ready_;
