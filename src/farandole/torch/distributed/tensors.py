@@ -61,11 +61,6 @@ def buffer(flat: torch.Tensor) -> TensorBuffer:
     return TensorBuffer(flat)
 
 
-def land(targets: Sequence[Target]) -> None:
-    for target in targets:
-        target.land()
-
-
 def same_type(tensors: Sequence[torch.Tensor]) -> None:
     """ValueError unless all are of one element type."""
     types = {tensor.dtype for tensor in tensors}
