@@ -103,8 +103,9 @@ int64_t farandole_next_completion(farandole_engine* engine, int64_t timeout_ms);
 
 typedef struct farandole_outcome {
   int32_t code;
-  int32_t rank;        /* whom the error blames, or -1 */
-  int64_t value;       /* join: the last rank; receive from whoever sends: who it was; add_group: the first new group's id (the rest follow) */
+  int32_t rank;  /* whom the error blames, or -1 */
+  int64_t value; /* join: the last rank; receive from whoever sends: who it was; add_group: the first new group's id
+                    (the rest follow) */
   const char* message; /* "" when ok */
   const char* phase;   /* where it failed: "negotiate", "pack", ... */
   void* output;        /* the result's memory: yours, or the core's until release */

@@ -280,9 +280,9 @@ std::int64_t Engine::add_groups(const std::vector<std::int64_t>& sets) {
   std::vector<Topology> topologies;
   for (Topology& topology : read_sets(sets)) {
     auto same = [&](const Topology& other) { return other.ranks == topology.ranks; };
-    bool known =
-        std::any_of(topologies.begin(), topologies.end(), same) ||
-        std::any_of(all_groups_.begin(), all_groups_.end(), [&](const auto& entry) { return entry.first < kFirstFounded && same(entry.second); });
+    bool known = std::any_of(topologies.begin(), topologies.end(), same) ||
+                 std::any_of(all_groups_.begin(), all_groups_.end(),
+                             [&](const auto& entry) { return entry.first < kFirstFounded && same(entry.second); });
     if (known) throw Failure(Code::invalid_argument, "a process set with these ranks already exists");
     topologies.push_back(std::move(topology));
   }

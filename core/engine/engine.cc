@@ -98,8 +98,8 @@ Error Engine::check(const Operation& operation) const {
   }
   if (beside(operation)) {
     if (operation.tag >= kFirstFounded && operation.tag < kLastFounded) return {};
-    return {Code::invalid_argument, "a group that its members make has a number from " +
-                                        std::to_string(kFirstFounded) + " to " + std::to_string(kLastFounded - 1)};
+    return {Code::invalid_argument, "a group that its members make has a number from " + std::to_string(kFirstFounded) +
+                                        " to " + std::to_string(kLastFounded - 1)};
   }
   // Errors of other codes are the contract's on all ranks: the coordinator finds them again and tells everybody.
   Error error = negotiate::validate_alone(operation.request, ranks);

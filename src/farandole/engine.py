@@ -147,11 +147,11 @@ class Request:
     dtype: DType | None = None  # None: that of the input (or output) array; BFLOAT16 must be said, it lies in uint16
     op: ReduceOp = ReduceOp.SUM
     group: int = 0
-    peer: int = -1  # broadcast: the root; send, receive: the other side. A rank in the job, not in the group
+    peer: int = -1  # broadcast: the root; send, receive: the other side. A rank in the job; receive: -1, anybody
     splits: Sequence[int] | None = None  # alltoall: rows per member; add_group: count, ranks..., again; remove: the id
     prescale: float = 1.0
     postscale: float = 1.0
-    tag: int = 0
+    tag: int = 0  # add_group: 0, or a number from 1 << 20 that the members agree on, who alone ask for the group
     device: int = -1  # where the user's tensor lies, -1: on the CPU. Ranks must agree; the memory is the CPU's anyhow
 
     def elements(self) -> DType:
@@ -176,7 +176,7 @@ class Outcome:
 
     output: Memory = None
     splits: NDArray[np.int64] | None = None  # alltoall: rows received from each member
-    value: int = 0  # join: the last rank to join; add_group: the first new group's id (the rest follow)
+    value: int = 0  # join: the last rank; receive from anybody: who sent; add_group: the first new id (the rest follow)
 
 
 class Engine(Protocol):

@@ -265,6 +265,8 @@ class ReferenceEngine:
             if self.ended is not None:
                 raise self.ended
             for request in requests:
+                if request.kind == Kind.ADD_GROUP and request.tag:
+                    raise ValueError("the Python engine makes no groups of their members alone; use engine=native")
                 group = self.groups.get(request.group)
                 check(request, None if group is None else group.ranks, self.rank)
             names = self.names_for(requests)

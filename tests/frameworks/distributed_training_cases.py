@@ -103,7 +103,7 @@ def ddp_unused(rank: int, size: int) -> Any:
 @close
 def ddp_hooks(rank: int, size: int) -> Any:
     found: list[Any] = []
-    for hook in (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook):
+    for hook in (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook):
         model = DistributedDataParallel(model_of())
         model.register_comm_hook(dist.group.WORLD, hook)
         found += [steps(model, sgd(model), rank), whole(model)]

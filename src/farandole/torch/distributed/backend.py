@@ -23,7 +23,7 @@ FIRST_NUMBER = 1 << 20  # of groups that their members make; the core has those 
 
 
 def create(opts: Any, options: Any = None) -> Group:
-    """The group that torch asks for. `opts`: store, group_rank, group_size, timeout, group_id, global_ranks_in_group."""
+    """The group that torch asks for; `opts` has its store, ranks and name. Without ranks it is the default group."""
     del options
     ranks = list(opts.global_ranks_in_group)
     try:

@@ -131,9 +131,7 @@ def reduce_scatter(
     return _reduce_scatter(output, whole, [flat.numel() for flat in flats], even, reduction, members, fresh=True)
 
 
-def reduce_scatter_single(
-    output: torch.Tensor, given: torch.Tensor, reduction: Reduction, members: Members
-) -> Plan:
+def reduce_scatter_single(output: torch.Tensor, given: torch.Tensor, reduction: Reduction, members: Members) -> Plan:
     """`given`: the members' shares behind each other."""
     same_type([output, given])
     if given.numel() != output.numel() * members.size:
@@ -193,11 +191,11 @@ def allgather(outputs: Sequence[torch.Tensor], given: torch.Tensor, members: Mem
         raise ValueError(f"allgather needs {members.size} outputs, one per rank, not {len(outputs)}")
     same_type([given, *outputs])
     if outputs[members.me].numel() != given.numel():
-        raise ValueError(
-            f"this rank's input has {given.numel()} elements, its output {outputs[members.me].numel()}"
-        )
+        raise ValueError(f"this rank's input has {given.numel()} elements, its output {outputs[members.me].numel()}")
     flat = source(given, bits=True)
-    return Plan([_request(Kind.ALLGATHER, flat)], outputs, lambda outcomes: _spread(outcomes[0], flat, outputs, members))
+    return Plan(
+        [_request(Kind.ALLGATHER, flat)], outputs, lambda outcomes: _spread(outcomes[0], flat, outputs, members)
+    )
 
 
 def _spread(outcome: Outcome, flat: torch.Tensor, outputs: Sequence[torch.Tensor], members: Members) -> None:
@@ -316,9 +314,7 @@ def gather(outputs: Sequence[torch.Tensor], given: torch.Tensor, root: int, memb
         raise ValueError(f"gather needs {members.size} outputs on the root, one per rank, not {len(outputs)}")
     same_type([given, *outputs])
     outputs[root].detach().copy_(given.detach().view(outputs[root].shape))
-    plans = [
-        receive(output, members.ranks[place], GATHER) for place, output in enumerate(outputs) if place != root
-    ]
+    plans = [receive(output, members.ranks[place], GATHER) for place, output in enumerate(outputs) if place != root]
     return together(plans, list(outputs))
 
 
