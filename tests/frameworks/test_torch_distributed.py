@@ -36,12 +36,8 @@ pytestmark = pytest.mark.ranks
 def run(module: str, backend: str, ranks: int, folder: Path, seconds: float = 100) -> list[dict[str, Any]]:
     folder.mkdir()
     command = [sys.executable, str(HERE / "distributed_job.py"), module, backend, str(folder)]
-    environment = {
-        "PYTHONPATH": SOURCE,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TORCHINDUCTOR_CACHE_DIR": str(folder),
-    }
+    environment = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder)  # torch makes it, even an empty one
     with local.start(command, ranks, env=environment, stop_on_failure=False) as job:
         job.wait(seconds)
         said = "\n".join(f"rank {rank}: {job.stderr(rank)[-3000:]}" for rank in range(ranks))
@@ -112,7 +108,7 @@ def test_beyond_gloo(own: list[dict[str, Any]], name: str) -> None:
         assert result[name] is None, f"rank {rank}: {result[name]}"
 
 
-# --- without an import of ours, under launchers, and when a rank dies --------------------------------------------------
+# --- without an import of ours, under launchers, and when a rank dies -------------------------------------------------
 
 ENTRY = "[torch.backends]\nfarandole = farandole.autoload:register\n"
 SUM = """
