@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import warnings
 from typing import Any
@@ -31,9 +32,8 @@ def announce() -> None:
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-    from torch.distributed import rendezvous
-
-    handlers = rendezvous._rendezvous_handlers
+    # The function of this name hides the module.
+    handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
     original = handlers["env"]
 
     def meet(url: str, timeout: Any = dist.default_pg_timeout, **more: Any) -> Any:

@@ -78,7 +78,12 @@ def allreduce(tensor: torch.Tensor, reduction: Reduction, members: Members) -> P
     target = Target(tensor, filled=True)
     flat = target.flat
     if reduction.bitwise is not None:
-        return _folded(flat, [tensor], reduction, members, lambda total: (flat.copy_(total), target.land()))
+
+        def give(total: torch.Tensor) -> None:
+            flat.copy_(total)
+            target.land()
+
+        return _folded(flat, [tensor], reduction, members, give)
     if reduction.factor is not None:
         flat.mul_(_here(reduction.factor))
     request = _request(Kind.ALLREDUCE, flat, flat, op=reduction.op)

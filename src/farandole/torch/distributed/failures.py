@@ -14,14 +14,14 @@ from ... import errors
 GRACE_SECONDS = 1.0  # ranks that wait for the same operation give up at about the same time
 
 
-def translated(what: str, failure: Exception) -> Exception:
+def translated(what: str, failure: Exception) -> Any:
     """The failure as callers of torch.distributed expect it."""
     if isinstance(failure, dist.DistBackendError):
         return failure
     return dist.DistBackendError(f"{what}: {failure}")
 
 
-def late(group: Any, what: str, error: errors.FarandoleTimeout) -> Exception:
+def late(group: Any, what: str, error: errors.FarandoleTimeout) -> Any:
     """Who is missing: every rank that gives up notes that it was there, and looks who else was."""
     text = f"{what} was not done after {error.seconds:g} s"
     try:

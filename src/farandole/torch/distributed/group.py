@@ -234,7 +234,10 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         """A barrier of which rank 0 tells who has not come: the first that is found missing, or all of them."""
         seconds = (timeout or self._timeout).total_seconds()
         until = time.monotonic() + seconds
-        left = lambda: timedelta(seconds=max(0.001, until - time.monotonic()))  # noqa: E731
+
+        def left() -> timedelta:
+            return timedelta(seconds=max(0.001, until - time.monotonic()))
+
         word = torch.zeros(1, dtype=torch.uint8)
         others = range(1, self.members.size)
         if self.members.me != 0:

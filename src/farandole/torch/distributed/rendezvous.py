@@ -11,7 +11,7 @@ from typing import Any
 from torch import distributed as dist
 
 from ...config import Config, environment
-from ...launch.clusters import detect
+from ...launch.clusters import ClusterError, detect
 from ...objects import broadcast_object
 from ...rendezvous import interfaces, sockets
 from ...runtime import init, runtime
@@ -22,7 +22,10 @@ def launched() -> bool:
     if runtime.initialized:
         return True
     config = Config.from_environment()
-    return config.rendezvous is not None or detect(environment(), config.launcher) is not None
+    try:
+        return config.rendezvous is not None or detect(environment(), config.launcher) is not None
+    except ClusterError:
+        return False  # torch's own error about what is missing says more
 
 
 def meet(timeout: timedelta) -> Iterator[tuple[Any, int, int]]:

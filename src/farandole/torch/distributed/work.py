@@ -174,7 +174,7 @@ class Work(dist.Work):  # type: ignore[misc]
         """Whether it ended well."""
         return self._operation.poll() and self._operation.failure is None
 
-    def exception(self) -> Exception | None:
+    def exception(self) -> Any:
         """What went wrong, once it is over."""
         failure = self._operation.failure
         return None if failure is None else failures.translated(self._operation.what, failure)
