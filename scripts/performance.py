@@ -52,6 +52,7 @@ job, [tuning.md](tuning.md) what to turn when.
 make bench                     # everything, about 15 minutes on 2 cores, with plots in build/bench
 make bench BENCH=--quick       # a minute: does everything run?
 python -m farandole.tools.bench collectives training --ranks 2,8 --json here.json      # from the wheel, parts of it
+python -m farandole.tools.bench --lean --json here.json                                # a third of the time
 python -m farandole.tools.bench --from here.json --plots pictures                      # draw later, or elsewhere
 ```
 

@@ -2,18 +2,23 @@
 // Touches base/ and os/.
 #include "engine/operation.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
 #include "os/clock.h"
+#include "os/memory.h"
 
 namespace farandole {
 
 Memory allocate(std::size_t bytes) {
-  std::size_t rounded = (bytes + 63) / 64 * 64;
-  auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, rounded == 0 ? 64 : rounded));
+  const bool large = bytes >= 2 * os::kHugePage;
+  const std::size_t unit = large ? os::kHugePage : 64;
+  const std::size_t rounded = std::max((bytes + unit - 1) / unit * unit, unit);
+  auto* memory = static_cast<std::byte*>(std::aligned_alloc(unit, rounded));
   if (memory == nullptr)
     throw Failure(Code::no_memory, "cannot allocate " + std::to_string(bytes) + " bytes for a result");
+  if (large) os::prefer_huge_pages(memory, rounded);
   return Memory(memory);
 }
 

@@ -125,4 +125,9 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   return *this;
 }
 
+void prefer_huge_pages(void* memory, std::size_t bytes) {
+  // A wish: a kernel without huge pages says no, and nothing is lost.
+  (void)madvise(memory, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
+}
+
 }  // namespace farandole::os

@@ -35,4 +35,9 @@ class SharedMemory {
   Descriptor file_;
 };
 
+// Whole pages of it become huge ones where the kernel grants that on request: what is used once and given back costs
+// a fault per 2 MiB instead of one per 4 KiB.
+inline constexpr std::size_t kHugePage = 2 << 20;
+void prefer_huge_pages(void* memory, std::size_t bytes);
+
 }  // namespace farandole::os

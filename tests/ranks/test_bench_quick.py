@@ -65,3 +65,10 @@ def test_every_part_runs_and_is_verified(tmp_path: Path) -> None:
     assert facts["cores"] >= 1 and facts["kernels"] and facts["versions"]["numpy"]
     assert "allreduce 1 KiB: >= 20 x Gloo" in said or "16 ranks" in said  # the table of targets
     assert not [line for line in said.splitlines() if "cannot be measured" in line and "mpi" not in line], said
+
+
+def test_one_collective_by_its_name(tmp_path: Path) -> None:
+    found, said = bench(tmp_path, "allreduce")
+    assert {(row["part"], row["what"]) for row in found["rows"]} == {("collectives", "allreduce")}
+    assert all(row["checked"] > 0 and "memcpy" in row["values"] for row in found["rows"])
+    assert "memcpy" in said

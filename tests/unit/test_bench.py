@@ -91,8 +91,16 @@ def test_tables_show_values_rates_and_ratios() -> None:
 def test_unknown_parts_and_ranks_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["colectives"]) == 2
     assert "there are collectives" in capsys.readouterr().err
-    assert command.main(["idle", "--ranks", "1"]) == 2
+    assert command.main(["idle", "--ranks", "0"]) == 2
     assert command.main(["--from", "no-such-file.json"]) == 2
+
+
+def test_plans_measure_what_was_asked_for() -> None:
+    assert plan.full([], 16, 9).ranks == (2, 4, 8, 16)
+    assert plan.full([], 16, 9).training_ranks == (1, 2, 4, 8, 16)
+    some = plan.lean([1, 8], 16, 7)
+    assert (some.ranks, some.training_ranks, some.repeats) == ((8,), (1, 8), 7)
+    assert {KIB, MIB, 64 * MIB} <= set(some.allreduce_sizes) <= set(plan.full([], 2, 9).allreduce_sizes)
 
 
 @pytest.mark.parametrize("operation", libraries.OPERATIONS)

@@ -30,7 +30,8 @@ GREETING_SECONDS = 60.0
 REACH_SECONDS = 10.0  # to reach the hub at one of its addresses
 REPORT_BYTES = 8192
 CHUNK_BYTES = 64 << 10
-PATIENCE_BYTES = 1 << 20  # so much may wait for the launcher before ranks have to wait with their output
+PATIENCE_BYTES = 1 << 20  # so much may wait for the launcher before ranks have to wait with what they print and return
+PARTING_SECONDS = 2.0  # for a worker without a channel for calls to end by itself
 ASKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -41,7 +42,8 @@ class _Rank:
         self.worker = worker
         self.report = report
         self.calls = calls
-        self.early: list[orders.Call] = []  # what came for it before it had said hello
+        self.early: list[orders.Call] = []  # what came before it had said hello; the launcher sends no more than a few
+        self.complaint = ""  # why we killed it
         self.streams = {worker.stdout: orders.STDOUT, worker.stderr: orders.STDERR}
 
     def close(self) -> None:
@@ -59,9 +61,11 @@ class Agent:
         self._directory = directory
         self._ranks: dict[int, _Rank] = {}
         self._environment = environment.of_this_host(os.environb)
+        self._command: list[bytes] = []
         self._port: object = None  # held, never listened on
         self._over = False
-        self._full = False  # the launcher does not keep up, so nobody's output is read
+        self._full = False  # the line does not keep up, so nothing that ranks say is read
+        self._unwritten = 0  # bytes of output that the launcher has not written yet
         deadline = time.monotonic() + GREETING_SECONDS
         self._secret, proven = loop.finish(_introduce(line, directory), deadline)
         self._secret_fd = self._secret.to_descriptor()
@@ -97,9 +101,11 @@ class Agent:
         act: dict[type[Any], Callable[[Any], None]] = {
             orders.Prepare: self._prepare,
             orders.Environment: self._add_environment,
+            orders.Command: self._add_words,
             orders.Launch: self._launch,
             orders.Signal: self._signal,
             orders.Call: self._pass_on,
+            orders.Written: self._written,
         }
         act[type(order)](order)
 
@@ -139,6 +145,9 @@ class Agent:
     def _add_environment(self, order: orders.Environment) -> None:
         self._environment.update(_variables(order.variables))
 
+    def _add_words(self, order: orders.Command) -> None:
+        self._command += order.words
+
     # The ranks' lives.
 
     def _launch(self, order: orders.Launch) -> None:
@@ -154,19 +163,19 @@ class Agent:
             inherit.append(far.fileno())
             variables[b"FARANDOLE_CALLS_FD"] = b"%d" % far.fileno()
         try:
-            worker = spawn.start_worker(order.command, variables, order.directory, inherit)
+            worker = spawn.start_worker(self._command, variables, order.directory, inherit)
         except OSError as error:
             os.close(reader)
             if near is not None:
                 near.close()
-            self._channel.send(orders.NotStarted(order.rank, error.errno or 0, _explain(error, order)))
+            self._channel.send(orders.NotStarted(order.rank, error.errno or 0, _explain(error, self._command[0])))
             return
         finally:
             os.close(writer)
             if far is not None:
                 far.close()
         rank = self._ranks[order.rank] = _Rank(worker, reader, None)
-        self._watch_streams(order.rank)
+        self._listen(order.rank)
         self._channel.send(orders.Running(order.rank, worker.pid))
         if near is not None:
             self._connect(rank, near)
@@ -178,7 +187,7 @@ class Agent:
 
     def _collect(self) -> None:
         """Children that have ended: ranks are reported, orphans buried."""
-        while pid := spawn.next_dead_child():
+        while not self._full and (pid := spawn.next_dead_child()):
             number = next((number for number, rank in self._ranks.items() if rank.worker.pid == pid), None)
             if number is None:
                 spawn.bury(pid)
@@ -187,24 +196,46 @@ class Agent:
 
     def _ended(self, number: int) -> None:
         rank = self._ranks.pop(number)
+        self._loop.at(rank, None, lambda: None)
         for descriptor in rank.streams:
             self._loop.forget(descriptor)
-        cause = self._memory.cause(rank.worker.pid)
+        cause = self._memory.cause(rank.worker.pid) or rank.complaint
         code = rank.worker.reap()
         spawn.end_orphans(number, rank.worker.pid, {other.worker.pid: key for key, other in self._ranks.items()})
         for descriptor, stream in rank.streams.items():
-            while data := _read(descriptor):
-                self._channel.send(orders.Output(number, stream, data))
-            self._channel.send(orders.Output(number, stream, b""))
+            while data := _read(descriptor):  # no more than a pipe holds
+                self._pass_output(number, stream, data)
+            self._pass_output(number, stream, b"")
         report = (_read(rank.report, REPORT_BYTES) or b"").decode(errors="replace")
-        self._channel.send(orders.Ended(number, code, report, cause if code == 128 + signal.SIGKILL else ""))
+        self._report(orders.Ended(number, code, report, cause if code == 128 + signal.SIGKILL else ""))
         rank.close()
 
-    # What the ranks print.
+    # What the ranks print and return. The line to the launcher itself is always read: signals come by it, and its end.
 
-    def _watch_streams(self, number: int) -> None:
-        for descriptor, stream in self._ranks[number].streams.items():
-            self._loop.watch(descriptor, READ, functools.partial(self._printed, number, descriptor, stream))
+    def _report(self, what: orders.Order) -> None:
+        self._channel.send(what)
+        if not self._full and self._channel.backlog > PATIENCE_BYTES:
+            self._full = True
+            self._channel.when_drained(self._go_on)
+            self._listen()
+
+    def _go_on(self) -> None:
+        self._full = False
+        self._listen()
+        self._collect()
+
+    def _listen(self, *numbers: int) -> None:
+        """Reads what these ranks, or all, say; or lets them wait until line (and, with output, launcher) keep up."""
+        hush = self._full or self._unwritten > PATIENCE_BYTES
+        for number in numbers or self._ranks:
+            rank = self._ranks[number]
+            if rank.calls is not None:
+                (rank.calls.pause if self._full else rank.calls.resume)()
+            for descriptor, stream in rank.streams.items():
+                if hush:
+                    self._loop.forget(descriptor)
+                else:
+                    self._loop.watch(descriptor, READ, functools.partial(self._printed, number, descriptor, stream))
 
     def _printed(self, number: int, descriptor: int, stream: int, _events: int) -> None:
         data = _read(descriptor)
@@ -213,18 +244,20 @@ class Agent:
         if not data:
             self._loop.forget(descriptor)  # the end is reported with that of the rank
             return
-        self._channel.send(orders.Output(number, stream, data))
-        if self._channel.backlog > PATIENCE_BYTES and not self._full:
-            self._full = True
-            self._channel.when_drained(self._go_on_reading)
-            for rank in self._ranks.values():
-                for each in rank.streams:
-                    self._loop.forget(each)
+        self._pass_output(number, stream, data)
 
-    def _go_on_reading(self) -> None:
-        self._full = False
-        for number in self._ranks:
-            self._watch_streams(number)
+    def _pass_output(self, number: int, stream: int, data: bytes) -> None:
+        before = self._unwritten
+        self._unwritten += len(data)
+        self._report(orders.Output(number, stream, data))
+        if before <= PATIENCE_BYTES < self._unwritten:
+            self._listen()
+
+    def _written(self, order: orders.Written) -> None:
+        before = self._unwritten
+        self._unwritten -= order.count
+        if self._unwritten <= PATIENCE_BYTES < before:
+            self._listen()
 
     # Calls for ranks that wait for them.
 
@@ -232,21 +265,26 @@ class Agent:
         number = next(key for key, value in self._ranks.items() if value is rank)
         flow = answer(near, self._secret, Greeting(Role.HUB, NOBODY, 0), lambda peer: peer.rank == number)
 
-        def heard(piece: Any) -> None:
-            assert rank.calls is not None
-            self._channel.send(piece)
-            _slow_down(rank.calls, self._channel)
+        def lost(reason: str) -> None:
+            def part() -> None:
+                rank.complaint = f"killed, because its channel for calls was lost: {reason}"
+                rank.worker.send(signal.SIGKILL, True)
 
-        def done(proven: Proven | None, _error: Exception | None) -> None:
+            if number in self._ranks:  # mostly it is just ending; one that goes on would never answer
+                self._loop.at(rank, time.monotonic() + PARTING_SECONDS, part)
+
+        def done(proven: Proven | None, error: Exception | None) -> None:
             if proven is None or number not in self._ranks:
                 near.close()
+                lost(str(error))
                 return
-            rank.calls = Channel(self._loop, near, proven, heard, lambda _: None, codec=orders)
+            rank.calls = Channel(self._loop, near, proven, self._report, lost, codec=orders)
+            self._listen(number)
             early, rank.early = rank.early, []
             for order in early:
-                self._pass_on(order)
+                rank.calls.send(order)
 
-        self._loop.spawn(flow, time.monotonic() + GREETING_SECONDS, done)
+        self._loop.spawn(flow, None, done)  # some take minutes to start
 
     def _pass_on(self, order: orders.Call) -> None:
         rank = self._ranks.get(order.rank)
@@ -254,14 +292,6 @@ class Agent:
             rank.early.append(order)
         elif rank is not None and rank.calls is not None:
             rank.calls.send(order)
-            _slow_down(self._channel, rank.calls)
-
-
-def _slow_down(source: Channel, target: Channel) -> None:
-    """Lets the source wait when the target does not keep up."""
-    if target.backlog > PATIENCE_BYTES and target.open:
-        source.pause()
-        target.when_drained(source.resume)
 
 
 def _nearest_first(own: tuple[str, ...], hub: str) -> tuple[str, ...]:
@@ -295,9 +325,9 @@ def _read(descriptor: int, count: int = CHUNK_BYTES) -> bytes | None:
         return None
 
 
-def _explain(error: OSError, order: orders.Launch) -> str:
+def _explain(error: OSError, program: bytes) -> str:
     # subprocess names the directory when it is the directory that is missing.
-    what = os.fsdecode(error.filename) if error.filename else os.fsdecode(order.command[0])
+    what = os.fsdecode(error.filename) if error.filename else os.fsdecode(program)
     return f"{what}: {error.strerror or error}"
 
 

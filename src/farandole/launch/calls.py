@@ -15,7 +15,7 @@ from farandole.errors import RankFailed
 from farandole.observe.ending import blames
 from farandole.rendezvous.orders import Call
 
-PIECE_BYTES = 512 << 10
+PIECE_BYTES = 256 << 10
 FUNCTION, RESULT, ERROR = 0, 1, 2
 
 
@@ -50,13 +50,14 @@ def unpack(data: bytes) -> Any:
 
 
 def pack_error(error: BaseException) -> bytes:
-    """An exception with its traceback; one that cannot be pickled becomes a text."""
+    """An exception with its traceback; one that cannot be pickled, or would end its reader, becomes a text."""
     # The frame of our own loop is of no interest.
     shown = error.with_traceback(error.__traceback__.tb_next if error.__traceback__ is not None else None)
     text = "".join(traceback.format_exception(shown))
     try:
-        data = pack(error)
-        unpack(data)  # some can be pickled and not read again
+        data = b"" if isinstance(error, SystemExit) else pack(error)
+        if data:
+            unpack(data)  # some can be pickled and not read again
     except Exception:
         data = b""
     return pack((data, f"{type(error).__name__}: {error}", text, blames(error)))

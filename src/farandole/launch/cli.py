@@ -54,7 +54,9 @@ run_commandline = horovodrun  # Horovod's name for it
 def _run(words: Sequence[str]) -> int:
     from farandole.launch import options as option
     from farandole.launch import run
+    from farandole.launch.line import StartError
 
+    _open_streams()
     try:
         options = option.parse(words, os.environ)
         if options.help:
@@ -84,6 +86,20 @@ def _run(words: Sequence[str]) -> int:
     except option.Usage as error:
         run.say(f"{error}\nTry `horovodrun --help`.")
         return 2
+    except StartError as error:
+        run.say(str(error))
+        return error.code
+
+
+def _open_streams() -> None:
+    """Where a shell has closed one of our streams (`>&-`), the next file that is opened would take its place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
+        if number and getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
 
 
 def _missing(name: str) -> str:

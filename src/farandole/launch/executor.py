@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future
 from concurrent.futures import wait as wait_for
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 from farandole.config import SETTINGS
 from farandole.errors import RankFailed
@@ -22,7 +22,7 @@ from farandole.launch.blame import describe
 from farandole.launch.hosts import Host
 from farandole.launch.job import Job, Plan
 from farandole.launch.line import StartError, package_place
-from farandole.launch.output import Files, Marked, Sink, Tails, Tee
+from farandole.launch.output import Files, Marked, Sink, Tails, Target, Tee
 from farandole.launch.slots import places
 from farandole.rendezvous import interfaces
 from farandole.rendezvous.orders import Call
@@ -43,6 +43,12 @@ class _Screen:
 
     def flush(self) -> None:
         getattr(sys, self._name).flush()
+
+
+class _Pending(Future[Any]):
+    """What a call will give. `blames`: whom the error is about, when it is about another rank (-1: one not known)."""
+
+    blames: int | None = None
 
 
 class Executor:
@@ -79,14 +85,14 @@ class Executor:
             names, env, start_timeout, ssh_port, ssh_identity_file, _names(network_interfaces), executable
         )
         self._job: Job | None = None
+        self._shut = False
         self._files: Files | None = None
         self._tails = Tails(num_workers)
         self._parts = calls.Assembly()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._queues: list[list[tuple[int, bytes]]] = [[] for _ in range(num_workers)]  # the first one is under way
-        self._futures: dict[tuple[int, int], Future[Any]] = {}
-        self._failures: dict[int, calls.Failure] = {}  # of calls, by the number of the future
+        self._futures: dict[tuple[int, int], _Pending] = {}
 
     # The protocol that every executor has.
 
@@ -98,10 +104,10 @@ class Executor:
                 self._files = Files(self._output_filename, self.num_workers)
                 sinks.append(self._files)
             if self._verbose:
-                targets: list[BinaryIO] = [_Screen("stdout"), _Screen("stderr")]  # type: ignore[list-item]
+                targets: list[Target] = [_Screen("stdout"), _Screen("stderr")]
                 sinks.append(Marked(self.num_workers, targets))
             try:
-                self._job = Job(self._plan, Tee(*sinks), on_call=self._heard, on_over=self._over)
+                self._job = Job(self._plan, Tee(*sinks), on_call=self._heard, on_ended=self._ended, on_over=self._over)
             except StartError as error:
                 self.shutdown()
                 raise RuntimeError(str(error)) from None
@@ -111,7 +117,7 @@ class Executor:
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
         """Calls `fn(*args, **kwargs)` on every worker; what they return, by rank."""
-        futures = self.run_remote(fn, args, kwargs)
+        futures = self._submit_all(fn, args, kwargs)
         try:
             left = wait_for(futures, return_when=FIRST_EXCEPTION).not_done
             # Those that are left may wait for the one that failed, and for ever.
@@ -120,14 +126,13 @@ class Executor:
         except BaseException:
             self._interrupt(futures)
             raise
-        return self._gather(futures)
+        return _gather(futures)
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> list[Future[Any]]:
         """As `run`, without waiting: a future for each rank."""
-        data = _pack_call(fn, args, kwargs)
-        return [self._submit(rank, data) for rank in range(self.num_workers)]
+        return list(self._submit_all(fn, args, kwargs))
 
     def execute_single(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -148,6 +153,7 @@ class Executor:
 
     def shutdown(self) -> None:
         """Ends the workers; calls under way fail. Calling it again does nothing."""
+        self._shut = True
         if self._job is not None:
             self._job.close()
         if self._files is not None:
@@ -162,20 +168,26 @@ class Executor:
 
     # Calls under way.
 
-    def _submit(self, rank: int, data: bytes) -> Future[Any]:
+    def _submit_all(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    ) -> list[_Pending]:
+        data = _pack_call(fn, args, kwargs)
+        return [self._submit(rank, data) for rank in range(self.num_workers)]
+
+    def _submit(self, rank: int, data: bytes) -> _Pending:
         if self._job is None:
             raise RuntimeError("the executor has not been started: call start() first")
-        future: Future[Any] = Future()
+        future = _Pending()
         future.set_running_or_notify_cancel()
         with self._lock:
             number = next(self._numbers)
-            if self._job.codes[rank] is not None:
+            if self._job.codes[rank] is not None or self._job.over:
                 future.set_exception(self._why(rank))
                 return future
             self._futures[rank, number] = future
             self._queues[rank].append((number, data))
             if len(self._queues[rank]) == 1:
-                self._job.send_call(calls.cut(rank, number, calls.FUNCTION, data))
+                self._job.send_call(rank, calls.cut(rank, number, calls.FUNCTION, data))
         return future
 
     def _heard(self, piece: Call) -> None:
@@ -187,7 +199,8 @@ class Executor:
             queue = self._queues[piece.rank]
             queue.pop(0)
             if queue and self._job is not None:
-                self._job.send_call(calls.cut(piece.rank, queue[0][0], calls.FUNCTION, queue[0][1]))
+                number, call = queue[0]
+                self._job.send_call(piece.rank, calls.cut(piece.rank, number, calls.FUNCTION, call))
         if future is None:
             return
         try:
@@ -195,18 +208,29 @@ class Executor:
                 future.set_result(calls.unpack(data))
                 return
             failure = calls.unpack_error(piece.rank, data)
-            self._failures[id(future)] = failure
+            future.blames = failure.blames
             future.set_exception(failure.error)
         except Exception as error:  # a result that this process cannot read
             future.set_exception(
                 RankFailed(f"the result of rank {piece.rank} cannot be read: {error}", rank=piece.rank)
             )
 
+    def _ended(self, rank: int, _code: int) -> None:
+        """A worker has ended though nobody failed, as one does that calls os._exit(0)."""
+        self._fail([rank])
+
     def _over(self) -> None:
         """The job has ended: nobody will answer any more."""
+        self._fail(range(self.num_workers))
+
+    def _fail(self, ranks: Collection[int]) -> None:
         with self._lock:
-            futures, self._futures = self._futures, {}
-        for (rank, _), future in futures.items():
+            lost = {key: future for key, future in self._futures.items() if key[0] in ranks}
+            for key in lost:
+                del self._futures[key]
+            for rank in ranks:
+                self._queues[rank].clear()
+        for (rank, _), future in lost.items():
             future.set_exception(self._why(rank))
 
     def _why(self, rank: int) -> RankFailed:
@@ -216,25 +240,14 @@ class Executor:
         verdict = job.verdict
         if verdict is None:
             code = job.codes[rank]
-            text = job.reason or ("the executor was shut down" if code is None else f"rank {rank}: {describe(code)}")
+            text = job.reason or f"rank {rank}: {describe(code or 0)} before it answered"
+            if self._shut and not job.reason:
+                text = "the executor was shut down"
             return RankFailed(text, rank=rank, code=code or 0)
         words = "\n".join(self._tails.last_words(verdict.rank))
         said = f"; its last lines:\n{words}" if words else ""
         text = f"rank {verdict.rank} on {job.host_of(verdict.rank)}: {verdict.text}{said}"
         return RankFailed(text, rank=verdict.rank, code=verdict.code)
-
-    def _gather(self, futures: Sequence[Future[Any]]) -> list[Any]:
-        """All results, or the error of the guilty one."""
-        failed = [future for future in futures if future.exception() is not None]
-        if failed:
-            failures = [self._failures.pop(id(future), None) for future in futures]
-            known = [failure for failure in failures if failure is not None]
-            known.sort(key=lambda failure: isinstance(failure.error, KeyboardInterrupt))  # we interrupted those
-            guilty = next((failure for failure in known if failure.blames is None), None)
-            error = guilty.error if guilty is not None else failed[0].exception()
-            assert error is not None
-            raise error
-        return [future.result() for future in futures]
 
     def _interrupt(self, futures: Collection[Future[Any]]) -> None:
         """Ctrl-C, or the button of a notebook: functions get KeyboardInterrupt; workers that ignore it are killed."""
@@ -308,6 +321,18 @@ def _pack_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     return calls.pack((sys.path, calls.pack(fn), tuple(args), dict(kwargs or {})))
 
 
+def _gather(futures: Sequence[_Pending]) -> list[Any]:
+    """All results, or the error of the guilty one: rather not one that we interrupted, nor one that blames another."""
+    errors = [
+        (isinstance(error, KeyboardInterrupt), future.blames is not None, place, error)
+        for place, future in enumerate(futures)
+        if (error := future.exception()) is not None
+    ]
+    if errors:
+        raise min(errors)[3]
+    return [future.result() for future in futures]
+
+
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
     if given is None:
         return ()
@@ -334,6 +359,8 @@ def _plan(
     network_interfaces: tuple[str, ...],
     executable: str | None,
 ) -> Plan:
+    if start_timeout is not None:
+        SETTINGS["start_timeout"].check(start_timeout, "start_timeout")
     python = executable or sys.executable
     place = package_place()
     start = (

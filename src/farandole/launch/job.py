@@ -8,14 +8,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from farandole.launch import blame, environment, ssh
 from farandole.launch.blame import Ending
-from farandole.launch.line import Line, StartError
-from farandole.launch.output import Sink
+from farandole.launch.line import Line, Pump, StartError
+from farandole.launch.output import Sink, Writer
 from farandole.launch.slots import Place
 from farandole.rendezvous import interfaces, orders, sockets
 from farandole.rendezvous.flow import Loop
@@ -25,8 +26,10 @@ from farandole.version import package_version
 
 GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL when a rank has failed
 CONFESSION_SECONDS = 2.0  # for the one that a collateral rank blames to show its own ending
-PATIENCE_BYTES = 1 << 20  # on their way to an agent before the next piece has to wait
-ENVIRONMENT_BYTES = 256 << 10  # of variables in one message
+OUTPUT_SECONDS = 2.0  # for output to be read once the job has to end
+ACKNOWLEDGE_BYTES = 128 << 10  # of output written before its agent is told; well below what it waits for
+PART_BYTES = 256 << 10  # of variables, or words of the command, in one message
+LONGEST_ENTRY = 1000 << 10  # of these, for one message
 J = TypeVar("J", bound="Job")
 
 
@@ -57,6 +60,7 @@ class Job:
         sink: Sink,
         say: Callable[[str], None] = lambda line: None,
         on_call: Callable[[orders.Call], None] = lambda piece: None,
+        on_ended: Callable[[int, int], None] = lambda rank, code: None,
         on_over: Callable[[], None] = lambda: None,
     ) -> None:
         self.size = len(plan.places)
@@ -66,18 +70,25 @@ class Job:
         self.reason = ""  # why it failed, where no rank is guilty
         self.endings: list[Ending] = []
         self.asked: int | None = None  # a signal that somebody sent to an agent
+        self.stuck = False  # nobody has read the last of the output
         self._plan = plan
         self._sink = sink
         self._say = say
         self._on_call = on_call
+        self._on_ended = on_ended
         self._on_over = on_over
         self._secret = Secret.create()
         self._loop = Loop()
+        self._writer = Writer()
+        self._unwritten = 0  # messages with output that wait for the writer
+        self._acknowledge: dict[Line, int] = {}  # bytes that are written, by the agent that has to know
+        self._pumps: dict[int, Pump] = {}
         self._lines: dict[str, Line] = {}
         self._hub: Hub | None = None
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._stopped = False
+        self._hurried = False  # somebody wants it to end, read or not
         self._waiting_for_confession = False
         self._closed = False
         self._trouble: StartError | None = None
@@ -109,6 +120,11 @@ class Job:
         """Who is to blame."""
         return blame.judge(self.endings)
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it will ever answer again."""
+        return self._over.is_set()
+
     def wait(self, timeout: float | None = None) -> int:
         """Waits for the end of every rank: the exit code of the guilty one, or 0. TimeoutError if late."""
         if not self._over.wait(timeout):
@@ -121,29 +137,31 @@ class Job:
 
     def stop(self, grace: float = GRACE_SECONDS, number: int = signal.SIGTERM) -> None:
         """Asks all ranks to end and kills those that have not after `grace` seconds. Does not wait."""
-        self._loop.call(lambda: self._stop(grace, number))
+
+        def act() -> None:
+            self._hurried = True
+            self._stop(grace, number)
+
+        self._loop.call(act)
 
     def abandon(self) -> None:
-        """Kills everything at once, even if our own thread is stuck in writing output."""
-        self._stopped = True
+        """Kills everything at once."""
+        self._stopped = self._hurried = True
         for line in list(self._lines.values()):
             line.cut()
 
-    def send_call(self, pieces: Iterator[orders.Call]) -> None:
+    def send_call(self, rank: int, pieces: Iterator[orders.Call]) -> None:
         """Pieces for one rank, as fast as it takes them. Safe from any thread."""
-        self._loop.call(lambda: self._pump(pieces))
 
-    def _pump(self, pieces: Iterator[orders.Call]) -> None:
-        for piece in pieces:
-            line = self._line(piece.rank)
-            line.send(piece)
-            if line.backlog > PATIENCE_BYTES:
-                line.when_drained(lambda: self._pump(pieces))
-                return
+        def act() -> None:
+            if self.codes[rank] is None:
+                self._pumps.setdefault(rank, Pump(self._line(rank))).add(pieces)
 
-    def in_loop(self, act: Callable[[], None]) -> None:
-        """Has the job's thread call `act` soon."""
         self._loop.call(act)
+
+    def draw(self, act: Callable[[], None]) -> None:
+        """Calls `act` soon where output is written, unless some waits there. Safe from any thread."""
+        self._loop.call(lambda: None if self._unwritten else self._writer.add(act))
 
     def close(self) -> None:
         """Kills what still runs and removes every trace. Calling it again does nothing."""
@@ -154,6 +172,7 @@ class Job:
         if self._thread is not None:
             self._loop.call(lambda: None)
             self._thread.join()
+        self._writer.close(0.0 if self.stuck else OUTPUT_SECONDS)
         lost = [line.name for line in self._lines.values() if not line.close()]
         if self._hub is not None:
             self._hub.close()
@@ -224,8 +243,10 @@ class Job:
         said: set[str] = set()
         for line in self._lines.values():
             variables = environment.forwarded(plan.environ, bool(line.host))
-            for part in _parts(variables):
+            for part in _parts(_encode(variables), "an environment variable"):
                 line.send(orders.Environment(part))
+            for part in _parts(map(os.fsencode, plan.command), "a word of the command"):
+                line.send(orders.Command(part))
         for place, host in zip(plan.places, plan.hosts, strict=True):
             line = self._lines[host]
             assert line.prepared is not None
@@ -236,9 +257,8 @@ class Job:
                 more["FARANDOLE_NETWORK_INTERFACES"] = ",".join(plan.interfaces)
             if plan.extra:
                 more.update(plan.extra[place.rank])
-            command = tuple(os.fsencode(word) for word in plan.command)
             directory = os.fsencode(plan.directory)
-            line.send(orders.Launch(place.rank, command, directory, _encode(more), int(plan.calls)))
+            line.send(orders.Launch(place.rank, directory, _encode(more), int(plan.calls)))
         for text in sorted(said):
             self._say(text)
 
@@ -281,6 +301,9 @@ class Job:
             self._ended(report)
         elif isinstance(report, orders.Call):
             self._on_call(report)
+        elif isinstance(report, orders.Taken):
+            if report.rank in self._pumps:
+                self._pumps[report.rank].taken()
         elif isinstance(report, orders.Running):
             self.pids[report.rank] = report.pid
             self._waiting_for.discard(report.rank)
@@ -295,11 +318,28 @@ class Job:
                 self._trouble_with(StartError(f"{line.name} cannot reach the launcher: {report.reason}"))
 
     def _print(self, report: orders.Output) -> None:
-        try:
-            self._sink.feed(report.rank, report.stream, report.data)
-        except BrokenPipeError:  # nobody reads our output any more: end as a pipeline does
+        def write() -> None:
+            error: Exception | None = None
+            try:
+                self._sink.feed(report.rank, report.stream, report.data)
+            except Exception as caught:
+                error = caught
+            self._loop.call(lambda: self._printed(report, error))
+
+        self._unwritten += 1
+        self._writer.add(write)
+
+    def _printed(self, report: orders.Output, error: Exception | None) -> None:
+        self._unwritten -= 1
+        line = self._line(report.rank)
+        count = self._acknowledge.get(line, 0) + len(report.data)
+        if count >= ACKNOWLEDGE_BYTES:
+            line.send(orders.Written(count))
+            count = 0
+        self._acknowledge[line] = count
+        if isinstance(error, BrokenPipeError):  # nobody reads our output any more: end as a pipeline does
             self._fail(-1, 128 + signal.SIGPIPE, "")
-        except (OSError, ValueError) as error:
+        elif error is not None:
             self._fail(-1, 1, f"cannot write the output of rank {report.rank}: {error}")
 
     def _ended(self, report: orders.Ended) -> None:
@@ -308,9 +348,11 @@ class Job:
         ending = Ending.read(report.rank, report.code, self._stopped, report.cause, report.report)
         self.codes[report.rank] = report.code
         self.endings.append(ending)
+        self._pumps.pop(report.rank, None)
         if self._hub is not None:
             self._hub.absent(report.rank, f"has ended ({blame.describe(report.code, report.cause)})")
         if not ending.failed:
+            self._on_ended(report.rank, report.code)
             return
         if blame.culprit_under_way(self.endings, self._running()):
             if not self._waiting_for_confession:
@@ -365,11 +407,27 @@ class Job:
         try:
             while None in self.codes and not self._closed:
                 self._loop.turn()
+            self._finish_output()
+        except Exception:
+            self._stopped = True
+            self.failure = (-1, 1)
+            self.reason = f"the launcher itself has failed; please report this:\n{traceback.format_exc().rstrip()}"
         finally:
             if not self._stopped and (verdict := self.verdict) is not None:
                 self.failure = (verdict.rank, verdict.code)
             self._over.set()
             self._on_over()
+
+    def _finish_output(self) -> None:
+        """Waits until all of it is written; once somebody wants us to end, not for long."""
+        deadline: float | None = None
+        while self._unwritten and not self._closed:
+            if self._hurried and deadline is None:
+                deadline = time.monotonic() + OUTPUT_SECONDS
+            if deadline is not None and time.monotonic() >= deadline:
+                self.stuck = True
+                return
+            self._loop.turn(deadline)
 
 
 class NotStarted(StartError):
@@ -385,12 +443,14 @@ def _encode(variables: Mapping[str, str]) -> tuple[bytes, ...]:
     return tuple(os.fsencode(f"{name}={value}") for name, value in variables.items())
 
 
-def _parts(variables: Mapping[str, str]) -> list[tuple[bytes, ...]]:
+def _parts(entries: Iterable[bytes], what: str) -> list[tuple[bytes, ...]]:
     """Small enough for one message each."""
     parts: list[list[bytes]] = [[]]
     size = 0
-    for entry in _encode(variables):
-        if size + len(entry) > ENVIRONMENT_BYTES:
+    for entry in entries:
+        if len(entry) > LONGEST_ENTRY:
+            raise StartError(f"{what} of {len(entry)} bytes is too long: {os.fsdecode(entry[:40])}...", 127)
+        if size + len(entry) > PART_BYTES:
             parts.append([])
             size = 0
         parts[-1].append(entry)

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from farandole.version import package_version
 LONGEST_BANNER = 1 << 20  # what a login shell may print before the agent speaks
 LONGEST_COMPLAINT = 16 << 10  # what is kept of the errors of ssh and the agent
 NEVER_SPOKE_SECONDS = 0.5
+PATIENCE_BYTES = 1 << 20  # on their way to an agent before the next piece of a call has to wait
+WINDOW = 4  # pieces of calls on their way to one rank; a rank that does not read holds up nobody else
 END_SECONDS = 20.0  # for an agent to kill what is left on its host; past that we do not wait for it
 
 
@@ -184,6 +187,41 @@ class Line:
         if self.host:
             return StartError(self._way.explain(self.host, self._process.returncode, said))
         return StartError(f"the agent on this host ended before it began: {said or self._process.returncode}")
+
+
+class Pump:
+    """Sends calls to one rank, piece by piece, as fast as the rank and the line to its agent take them."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._calls: collections.deque[Iterator[orders.Call]] = collections.deque()
+        self._credit = WINDOW
+        self._waiting = False  # for the line
+
+    def add(self, pieces: Iterator[orders.Call]) -> None:
+        """One more call, after those before it."""
+        self._calls.append(pieces)
+        self._go_on()
+
+    def taken(self) -> None:
+        """The rank has read a piece."""
+        self._credit += 1
+        self._go_on()
+
+    def _drained(self) -> None:
+        self._waiting = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._calls and self._credit and not self._waiting:
+            if self._line.backlog > PATIENCE_BYTES:
+                self._waiting = True
+                self._line.when_drained(self._drained)
+            elif (piece := next(self._calls[0], None)) is not None:
+                self._credit -= 1
+                self._line.send(piece)
+            else:
+                self._calls.popleft()
 
 
 def package_place() -> str:

@@ -18,7 +18,7 @@ from farandole.launch import ssh
 from farandole.launch.blame import describe as describe
 from farandole.launch.job import Job as _Job
 from farandole.launch.job import NotStarted, Plan
-from farandole.launch.output import Kept, Marked, Raw, Sink
+from farandole.launch.output import Kept, Marked, Raw, Sink, screens
 from farandole.launch.slots import places
 
 OUTPUTS = ("kept", "marked", "raw")
@@ -87,5 +87,4 @@ def start(
 def _sink(output: str, np: int) -> Sink:
     if output == "kept":
         return Kept(np)
-    targets = (sys.stdout.buffer, sys.stderr.buffer)
-    return Marked(np, targets) if output == "marked" else Raw(targets)
+    return Marked(np, screens()) if output == "marked" else Raw(screens())

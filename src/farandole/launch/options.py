@@ -9,6 +9,7 @@ What the launcher alone needs is declared here.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -193,7 +194,10 @@ def _take(name: str, metavar: str, equals: str, value: str, words: list[str]) ->
 
 def _convert(flag: Flag, name: str, text: str) -> Any:
     try:
-        return {"int": int, "float": float, "str": str}[flag.type](text)
+        value = {"int": int, "float": float, "str": str}[flag.type](text)
+        if flag.type == "float" and not math.isfinite(value):
+            raise ValueError
+        return value
     except ValueError:
         kind = "a whole number" if flag.type == "int" else "a number"
         raise Usage(f"{name} {text}: expected {kind}") from None

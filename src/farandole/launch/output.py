@@ -5,7 +5,12 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
+import queue
+import select
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +28,18 @@ class Sink(Protocol):
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Bytes of one stream of one rank."""
+        ...
+
+
+class Target(Protocol):
+    """Where bytes go in the end: a binary file, or a screen."""
+
+    def write(self, data: bytes, /) -> int:
+        """All of it."""
+        ...
+
+    def flush(self) -> None:
+        """Nothing is held back."""
         ...
 
 
@@ -51,7 +68,7 @@ class Marked:
     def __init__(
         self,
         size: int,
-        targets: Sequence[BinaryIO],
+        targets: Sequence[Target],
         colours: Sequence[bool] = (False, False),
         clock: Callable[[], str] = lambda: "",
         around: Callable[[Callable[[], None]], None] = lambda write: write(),
@@ -82,7 +99,7 @@ class Marked:
 class Raw:
     """Writes what comes as it comes."""
 
-    def __init__(self, targets: Sequence[BinaryIO]) -> None:
+    def __init__(self, targets: Sequence[Target]) -> None:
         self._targets = targets
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
@@ -172,10 +189,74 @@ class Tee:
             sink.feed(rank, stream, data)
 
 
+class Writer:
+    """Does what writes on a thread of its own, so that output nobody reads keeps nobody but those who print waiting."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="farandole-output", daemon=True)
+        self._thread.start()
+
+    def add(self, act: Callable[[], None]) -> None:
+        """Has it done soon. How much may wait is for the caller to limit."""
+        self._queue.put(act)
+
+    def close(self, seconds: float) -> None:
+        """Does what is left, for at most so long."""
+        self._queue.put(None)
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while (act := self._queue.get()) is not None:
+            with contextlib.suppress(OSError):  # a terminal that is gone; who writes more than a status tells himself
+                act()
+
+
+class Screen:
+    """One of this process's own streams, without a buffer: one whose lock a stuck thread holds could not be left."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def write(self, data: bytes) -> int:
+        """All of it."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._number, view) :]
+        return len(data)
+
+    def write_within(self, seconds: float, data: bytes) -> None:
+        """As much of it as somebody reads in that time."""
+        deadline = time.monotonic() + seconds
+        for start in range(0, len(data), select.PIPE_BUF):  # so much fits when a pipe can be written to at all
+            if not select.select([], [self._number], [], max(0.0, deadline - time.monotonic()))[1]:
+                return
+            self.write(data[start : start + select.PIPE_BUF])
+
+    def flush(self) -> None:
+        """Nothing is ever held back."""
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return os.isatty(self._number)
+
+    def fileno(self) -> int:
+        """Its number."""
+        return self._number
+
+
+def screens() -> tuple[Screen, Screen]:
+    """Our standard output and error; what this process has printed before comes first."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    return Screen(1), Screen(2)
+
+
 class StatusLine:
     """One quiet line at the bottom of a terminal: how many ranks run, and for how long."""
 
-    def __init__(self, terminal: BinaryIO, words: Callable[[], str]) -> None:
+    def __init__(self, terminal: Screen, words: Callable[[], str]) -> None:
         self._terminal = terminal
         self._words = words
         self._began = time.monotonic()

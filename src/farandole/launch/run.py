@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -23,18 +23,25 @@ from farandole.launch.hosts import Host
 from farandole.launch.job import Job, Plan
 from farandole.launch.line import StartError, package_place
 from farandole.launch.options import ELASTIC, Options, Usage
-from farandole.launch.output import Files, Marked, Raw, Sink, StatusLine, Tails, Tee, time_of_day
+from farandole.launch.output import Files, Marked, Raw, Sink, StatusLine, Tails, Tee, screens, time_of_day
 from farandole.launch.slots import places
 from farandole.rendezvous import interfaces
 from farandole.version import package_version
 
 GRACE_SECONDS = 10.0  # between Ctrl-C or SIGTERM and SIGKILL
 BACKLOG_OF_COLLATERAL = 16  # ranks that are named
+TELL_SECONDS = 1.0  # for somebody to read what we have to say
 
 
 def say(line: str) -> None:
     """A line for people."""
-    print(f"farandole: {line}", file=sys.stderr, flush=True)
+    tell(f"farandole: {line}\n")
+
+
+def tell(text: str) -> None:
+    """Text for people. Where nobody reads it we do not wait."""
+    with contextlib.suppress(OSError):
+        screens()[1].write_within(TELL_SECONDS, text.encode(errors="replace"))
 
 
 def chosen_hosts(options: Options) -> list[Host]:
@@ -93,12 +100,19 @@ def make_plan(options: Options, environ: dict[str, str]) -> Plan:
         places=places(names),
         hosts=["" if local[name] else name for name in names],
         environ={**environ, **options.variables()},
-        directory=os.getcwd(),
+        directory=_working_directory(),
         way=way,
         start_timeout=timeout,
         interfaces=wanted_interfaces(options),
         threads=options.threads,
     )
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise StartError("the working directory has been removed; cd to one that exists") from None
 
 
 def wanted_interfaces(options: Options) -> tuple[str, ...]:
@@ -184,7 +198,7 @@ class Reporter:
         if options.log_dir is not None:
             self.log_directory = new_folder(Path(options.log_dir))
             sinks.append(self._file_sink(self.log_directory, size))
-        targets = (sys.stdout.buffer, sys.stderr.buffer)
+        targets = screens()
         terminals = [stream.isatty() for stream in targets]
         self._status = StatusLine(targets[1], self._words) if all(terminals) and not options.raw else None
         if options.raw:
@@ -215,8 +229,8 @@ class Reporter:
     def _tick(self) -> None:
         assert self._status is not None and self._job is not None
         while not self._ticking.wait(1.0):
-            # In the job's loop, so that nobody else writes at the same moment.
-            self._job.in_loop(self._status.show)
+            # Where output is written, so that nobody else writes at the same moment.
+            self._job.draw(self._status.show)
 
     def _words(self) -> str:
         if self._job is None:  # the first ranks print while the last are being started
@@ -229,7 +243,7 @@ class Reporter:
         self._ticking.set()
         if self._ticker is not None:
             self._ticker.join()
-        if self._status is not None:
+        if self._status is not None and not (self._job is not None and self._job.stuck):
             self._status.hide()
         for files in self._files:
             files.close()
@@ -248,7 +262,7 @@ class Reporter:
         host = job.host_of(verdict.rank)
         last = self._tails.last_words(verdict.rank)
         if last:
-            print(f"\n----- rank {verdict.rank}: last lines -----", *last, "-----", sep="\n", file=sys.stderr)
+            tell("\n".join([f"\n----- rank {verdict.rank}: last lines -----", *last, "-----\n"]))
         say("Horovod detected that one or more processes exited with non-zero status; the first was:")
         say(f"rank {verdict.rank} (process {job.pids[verdict.rank]} on {host}) failed first: {verdict.text}")
         if verdict.collateral:
@@ -298,7 +312,10 @@ def _signals() -> Iterator[None]:
         raise _Signalled(number)
 
     asks = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.signal(number, arrive) for number in asks}
+    # Whoever started us, nohup or the shell of a script, may have had one of them ignored.
+    before = {
+        number: signal.signal(number, arrive) for number in asks if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
         yield
     finally:
@@ -319,7 +336,7 @@ def run(plan: Plan, options: Options) -> int:
             reporter.watch(job)
             if options.verbose:
                 _tell_places(job)
-            code = _wait(job, GRACE_SECONDS if options.grace is None else options.grace, say)
+            code = _wait(job, GRACE_SECONDS if options.grace is None else options.grace)
             reporter.close()
             reporter.summary(job)
             return code
@@ -337,16 +354,16 @@ def _tell_places(job: Job) -> None:
         say(f"rank {rank} is process {pid} on {job.host_of(rank)}")
 
 
-def _wait(job: Job, grace: float, tell: Callable[[str], None]) -> int:
+def _wait(job: Job, grace: float) -> int:
     """Waits for the end. The first signal that asks for it is passed on to the ranks, a second one kills them."""
     try:
         return job.wait()
     except _Signalled as stop:
         number = stop.number
     name = signal.Signals(number).name
-    tell(f"{name}: the ranks have {grace:g} s to end; once more kills them")
-    job.stop(grace, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
     try:
+        job.stop(grace, signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        say(f"{name}: the ranks have {grace:g} s to end; once more kills them")
         job.wait()
     except _Signalled:
         job.abandon()

@@ -30,6 +30,7 @@ class Worker:
         self._calls: list[tuple[int, bytes]] = []
         self._parts = calls.Assembly()
         self._over = False
+        self._reason = ""
         sock = sockets.inherited(config.calls_fd)
         me = Greeting(Role.WORKER, self.rank, NOBODY)
         flow = call(sock, Secret.read(config.secret_fd), me, Role.HUB)
@@ -44,14 +45,18 @@ class Worker:
             while self._calls:
                 number, data = self._calls.pop(0)
                 self._reply(number, *self._call(data))
+        # Whoever ends the job kills us. This is read only when something else went wrong.
+        sys.exit(f"farandole: the channel for calls has ended: {self._reason}")
 
     def _heard(self, piece: orders.Call) -> None:
+        self._channel.send(orders.Taken(self.rank))
         data = self._parts.add(piece)
         if data is not None:
             self._calls.append((piece.call, data))
 
-    def _ended(self, _reason: str) -> None:
+    def _ended(self, reason: str) -> None:
         self._over = True
+        self._reason = reason
 
     def _call(self, data: bytes) -> tuple[int, bytes]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,8 +68,6 @@ class Worker:
             return calls.RESULT, calls.pack(value)
         except BaseException as error:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            if isinstance(error, SystemExit):
-                raise
             return calls.ERROR, calls.pack_error(error)
         finally:
             sys.stdout.flush()

@@ -216,7 +216,7 @@ class Weaver:
         most = MOST_STRANGERS + self._size * self.streams  # all peers may knock at once
         made: list[Door[Strand]] = []
         trouble: OSError | None = None
-        for address in addresses.split(","):
+        for address in sockets.several(addresses):
             try:
                 made.append(
                     Door(self._loop, address, most, self._answer, self._entered, lambda error: None, self._starve)
@@ -275,7 +275,7 @@ class Weaver:
     def _call(self, peer: int, number: int, addresses: str) -> Flow[tuple[socket.socket, Strand]]:
         """Calls until the peer answers, at whichever of its addresses does."""
         while True:
-            sock = yield from first([self._reach(peer, address) for address in addresses.split(",")], self._loop)
+            sock = yield from first([self._reach(peer, each) for each in sockets.several(addresses)], self._loop)
             try:
                 problem = (yield from prove_memory(sock)) if self._kind == sockets.LOCAL else ""
                 # Only now does the peer count it as a stream, and says so; other addresses have not heard this word.

@@ -41,11 +41,17 @@ class Environment:
 
 
 @dataclass(frozen=True)
+class Command:
+    """Launcher to agent: more words of the command that every rank of this host runs."""
+
+    words: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
 class Launch:
     """Launcher to agent: start this rank. `calls`: it gets a channel for functions to call."""
 
     rank: int
-    command: tuple[bytes, ...]
     directory: bytes
     variables: tuple[bytes, ...]
     calls: int
@@ -75,6 +81,13 @@ class Output:
     rank: int
     stream: int
     data: bytes
+
+
+@dataclass(frozen=True)
+class Written:
+    """Launcher to agent: so many bytes of output have been written; the ranks of this host may print as many more."""
+
+    count: int
 
 
 @dataclass(frozen=True)
@@ -114,7 +127,17 @@ class Call:
     data: bytes
 
 
-Order = Prepare | Prepared | Environment | Launch | Running | NotStarted | Output | Ended | Signal | Asked | Call
+@dataclass(frozen=True)
+class Taken:
+    """Worker to agent to launcher: the rank has read a piece of a call, and one more may be sent."""
+
+    rank: int
+
+
+Order = (
+    Prepare | Prepared | Environment | Command | Launch | Running | NotStarted | Output | Written | Ended | Signal
+    | Asked | Call | Taken
+)  # fmt: skip
 
 _CODEC = Codec(typing.get_args(Order))
 encode = _CODEC.encode

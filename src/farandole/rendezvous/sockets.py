@@ -73,6 +73,15 @@ def split(address: str) -> tuple[str, int] | str:
     raise ValueError(f"{address!r} is no address; expected unix:/path or tcp:host:port")
 
 
+def several(addresses: str) -> list[str]:
+    """TCP addresses with commas between them, or the one of a unix socket, whose path may have commas.
+
+    >>> several("tcp:a:1,tcp:b:2"), several("unix:/tmp/a,b")
+    (['tcp:a:1', 'tcp:b:2'], ['unix:/tmp/a,b'])
+    """
+    return [addresses] if addresses.startswith("unix:") else addresses.split(",")
+
+
 def is_local(address: str) -> bool:
     """Whether an address can be reached from this host alone."""
     place = split(address)

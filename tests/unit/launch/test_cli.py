@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
+import secrets
 import signal
+import struct
+import subprocess
 import sys
+import tempfile
+import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -117,6 +124,90 @@ def test_output_nobody_reads_ends_the_job() -> None:
         assert job.wait(30) == 0 and job.stdout(0) == "[0]<stdout>:y\n"
 
 
+def marked(mark: str) -> list[str]:
+    """The processes that have it in their environment."""
+    found = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if mark.encode() in Path(f"/proc/{entry}/environ").read_bytes():
+                found.append(entry)
+    return found
+
+
+@pytest.mark.parametrize("errors", [subprocess.DEVNULL, subprocess.STDOUT])
+def test_a_launcher_whose_output_is_stuck_ends_when_asked_to(errors: int) -> None:
+    mark = secrets.token_hex(8)
+    command = [sys.executable, "-m", "farandole", "run", "-np", "2", "--grace", "2", "yes"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=errors, env={**os.environ, "FARANDOLE_TEST_MARK": mark}
+    ) as launcher:
+        assert launcher.stdout is not None
+        pipe = launcher.stdout.fileno()
+        limit = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+
+        def full() -> bool:
+            return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0] > limit - 8192
+
+        until(full, timeout=20.0)
+        assert len(marked(mark)) >= 5, "launcher, guard, agent and two ranks"
+        began = time.monotonic()
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(10) == 143
+        assert time.monotonic() - began < 6
+        assert not marked(mark)
+
+
+def test_output_that_is_read_slowly_comes_whole() -> None:
+    lines = 300_000
+    with subprocess.Popen(
+        [sys.executable, "-m", "farandole", "run", "-np", "1", "--raw", "seq", str(lines)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as launcher:
+        assert launcher.stdout is not None
+        first = launcher.stdout.read(10)
+        time.sleep(1.0)  # seq and the agent have to wait meanwhile
+        assert (first + launcher.stdout.read()).split() == [b"%d" % number for number in range(1, lines + 1)]
+        assert launcher.wait(10) == 0
+
+
+def test_signals_that_were_ignored_before_stay_ignored(tmp_path: Path) -> None:
+    """As nohup has it for SIGHUP, and the shell of a script for SIGINT of what runs in the background."""
+    script = f"echo up; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo done"
+    start = f'trap "" HUP INT; exec {sys.executable} -m farandole run -np 1 sh -c "$0"'
+    with local.start(["sh", "-c", start, script], 1) as job:
+        until(lambda: "up" in job.stdout(0))
+        job.kill(0, signal.SIGHUP)
+        job.kill(0, signal.SIGINT)
+        (tmp_path / "go").touch()
+        assert job.wait(20) == 0 and "done" in job.stdout(0)
+
+
+@pytest.mark.parametrize(("closed", "out", "err"), [(">&-", "", "oh"), ("2>&-", "hi", ""), ("<&- >&- 2>&-", "", "")])
+def test_closed_streams_are_as_good_as_nothing(closed: str, out: str, err: str) -> None:
+    run = f"{sys.executable} -m farandole run -np 1 --threads-per-rank 1 --raw sh -c 'echo hi; echo oh >&2' {closed}"
+    with local.start(["sh", "-c", run], 1) as job:
+        assert job.wait(30) == 0
+        assert (job.stdout(0).strip(), job.stderr(0).strip()) == (out, err)
+
+
+def test_a_working_directory_that_is_gone() -> None:
+    place = tempfile.mkdtemp()
+    with local.start(
+        ["sh", "-c", f"cd {place}; rmdir {place}; exec {sys.executable} -m farandole run -np 1 true"], 1
+    ) as job:
+        assert job.wait(30) == 1
+        assert job.stderr(0) == "farandole: the working directory has been removed; cd to one that exists\n"
+
+
+def test_a_directory_of_temporary_files_with_a_comma() -> None:
+    code = "import farandole as hvd, os; hvd.init(); print(hvd.size(), os.environ['FARANDOLE_PRIVATE_DIRECTORY'])"
+    with tempfile.TemporaryDirectory(prefix="a,b", dir="/tmp") as place:
+        with farandole("run", "-np", "2", sys.executable, "-c", code, TMPDIR=place) as job:
+            assert job.wait(60) == 0, job.stderr(0)
+            assert job.stdout(0).count(f">:2 {place}/farandole-") == 2
+
+
 def test_a_full_disk_is_told_and_ends_the_job(tmp_path: Path) -> None:
     place = tmp_path / "out" / "rank.0"
     place.mkdir(parents=True)
@@ -182,6 +273,10 @@ def test_files_of_each_rank_and_the_folder_of_a_run(tmp_path: Path) -> None:
         (["run", "-np", "2", "--output-filename", "/proc/nowhere", "true"], 2, "cannot write to /proc/nowhere"),
         (["run", "-np", "2", "--cache-capacity", "-1", "true"], 2, "--cache-capacity=-1"),
         (["run", "-np", "2", "--threads-per-rank", "0", "true"], 2, "at least 1"),
+        (["run", "-np", "2", "--grace", "inf", "true"], 2, "--grace inf: expected a number"),
+        (["run", "-np", "2", "--grace=nan", "true"], 2, "--grace nan: expected a number"),
+        (["run", "-np", "2", "--start-timeout", "nan", "true"], 2, "--start-timeout=nan: expected"),
+        (["run", "-np", "2", "--start-timeout", "inf", "true"], 2, "--start-timeout=inf: expected"),
     ],
 )
 def test_what_is_said_about_lines(words: list[str], code: int, text: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from meeting import until
 
 import farandole
 from farandole.errors import RankFailed
-from farandole.launch import calls
+from farandole.launch import calls, ssh
+from farandole.launch.job import Job, Plan
+from farandole.launch.output import Kept
+from farandole.launch.slots import places
+from farandole.rendezvous import orders
 
 pytestmark = pytest.mark.ranks
 
@@ -130,6 +135,7 @@ def test_before_start_and_after_shutdown() -> None:
         ({"use_mpi": True}, "horovodrun --mpi"),
         ({"min_num_proc": 1}, "elastic"),
         ({"hosts": "localhost:1", "np": 2}, "only 1 slots"),
+        ({"start_timeout": float("nan")}, "start_timeout=nan"),
     ],
 )
 def test_bad_arguments(more: dict[str, Any], said: str) -> None:
@@ -166,3 +172,164 @@ def test_pieces_are_put_together() -> None:
     found = [parts.add(piece) for piece in calls.cut(1, 2, calls.RESULT, data)]
     assert found == [None, None, None, data]
     assert [parts.add(piece) for piece in calls.cut(1, 2, calls.RESULT, b"")] == [b""]
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_a_rank_that_does_not_read_holds_up_nobody() -> None:
+    size = 60_000_000
+    with farandole.Executor(2, verbose=False) as executor:
+        pid = executor.submit(os.getpid, 1).result(20)
+        os.kill(pid, signal.SIGSTOP)
+        stuck = executor.submit(len, 1, bytes(size))
+        assert [executor.submit(len, 0, bytes(4 << 20)).result(10) for _ in range(5)] == [4 << 20] * 5
+        assert not stuck.done()
+        os.kill(pid, signal.SIGCONT)
+        assert stuck.result(30) == size
+        os.kill(pid, signal.SIGSTOP)
+        stuck = executor.submit(len, 1, bytes(size))
+        assert executor.submit(count, 0).result(10) == 1
+        began = time.monotonic()
+    assert time.monotonic() - began < 5 and gone(pid)
+    with pytest.raises(RankFailed, match="shut down"):
+        stuck.result(0)
+
+
+def test_a_launcher_that_is_killed_while_a_rank_does_not_read_leaves_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, farandole\n"
+        "if __name__ == '__main__':\n"
+        "    executor = farandole.Executor(2).start()\n"
+        "    pids = executor.run(os.getpid)\n"
+        "    os.kill(pids[1], signal.SIGSTOP)\n"
+        "    executor.submit(len, 1, bytes(60_000_000))\n"
+        "    [executor.submit(len, 0, bytes(1 << 20)).result(10) for _ in range(5)]\n"
+        "    print(*pids, flush=True)\n"
+        "    signal.pause()\n"
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = [int(word) for word in process.stdout.readline().split()]
+        pids += [parent(pids[0]), parent(parent(pids[0]))]
+        assert pids[3] != process.pid == parent(pids[3]), "agent and guard"
+        process.kill()
+        until(lambda: all(gone(pid) for pid in pids), timeout=5.0)
+
+
+def test_large_arguments_wait_for_a_worker_that_starts_slowly(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\n[ $RANK = 0 ] || read -r _ < {gate}\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    with farandole.Executor(2, verbose=False, executable=str(program)) as executor:
+        slow = executor.submit(len, 1, bytes(40 << 20))
+        assert executor.submit(len, 0, bytes(40 << 20)).result(30) == 40 << 20
+        assert not slow.done()
+        gate.write_text("go\n")
+        assert slow.result(30) == 40 << 20
+
+
+def test_a_worker_that_ends_without_an_answer() -> None:
+    def leave() -> None:
+        sys.exit(3)
+
+    with farandole.Executor(2, verbose=False) as executor:
+        with pytest.raises(RankFailed, match="rank 1: SystemExit: 3") as caught:
+            executor.submit(leave, 1).result(10)
+        assert "in leave" in str(caught.value.__cause__)
+        assert executor.submit(count, 1).result(10) == 1, "it stays"
+        futures = [executor.submit(os._exit, 1, 0), executor.submit(count, 1)]
+        for future in futures:
+            with pytest.raises(RankFailed, match="rank 1: exit code 0 before it answered"):
+                future.result(10)
+        with pytest.raises(RankFailed, match="exit code 0"):
+            executor.submit(count, 1).result(10)
+        assert executor.submit(count, 0).result(10) == 1, "the other one stays too"
+
+
+def test_a_worker_that_loses_its_channel_is_ended_with_the_reason() -> None:
+    def close_all() -> None:
+        os.closerange(3, 1024)
+        time.sleep(60)
+
+    with farandole.Executor(1, verbose=False) as executor:
+        with pytest.raises(RankFailed, match="its channel for calls was lost: the connection was closed"):
+            executor.submit(close_all, 0).result(20)
+
+
+def test_errors_of_old_calls_do_not_come_back() -> None:
+    def fail() -> None:
+        raise LookupError("of an old call")
+
+    with farandole.Executor(1, verbose=False) as executor:
+        for _ in range(30):
+            assert isinstance(executor.submit(fail, 0).exception(10), LookupError)
+        with pytest.raises(RankFailed, match="exit code 3"):
+            executor.run(os._exit, (3,))
+
+
+def test_the_error_of_the_one_that_ended_is_raised_not_those_of_the_interrupted() -> None:
+    def work() -> None:
+        if os.environ["RANK"] == "1":
+            os._exit(0)
+        time.sleep(60)
+
+    with farandole.Executor(2, verbose=False) as executor:
+        with pytest.raises(RankFailed, match="rank 1: exit code 0 before it answered"):
+            executor.run(work)
+        assert executor.submit(count, 0).result(10) == 1
+
+
+# A rank that says hello as workers do and, with all others, sends one piece as large as a message may be.
+PIECE = """
+import os, pathlib, sys, time
+from farandole.rendezvous import orders, sockets
+from farandole.rendezvous.channel import Channel
+from farandole.rendezvous.flow import Loop
+from farandole.rendezvous.handshake import NOBODY, Greeting, Role, call
+from farandole.rendezvous.secret import Secret
+rank, loop = int(os.environ["RANK"]), Loop()
+sock = sockets.inherited(int(os.environ["FARANDOLE_CALLS_FD"]))
+secret = Secret.read(int(os.environ["FARANDOLE_SECRET_FD"]))
+proven = loop.finish(call(sock, secret, Greeting(Role.WORKER, rank, NOBODY), Role.HUB), time.monotonic() + 60)
+channel = Channel(loop, sock, proven, print, print, codec=orders)
+pathlib.Path(sys.argv[1], str(rank)).touch()
+while not pathlib.Path(sys.argv[1], "go").exists():
+    time.sleep(0.01)
+channel.send(orders.Call(rank, 1, 1, 1, bytes(1000 << 10)))
+while True:
+    loop.turn()
+"""
+
+
+def test_many_results_at_once_are_not_lost(tmp_path: Path) -> None:
+    size = 24  # times a piece is more than an agent may have on its way
+    heard: list[int] = []
+
+    def on_call(piece: orders.Call) -> None:
+        if not heard:
+            time.sleep(1.0)  # long enough for an agent to take all of it, if it did
+        heard.append(piece.rank)
+
+    plan = Plan(
+        command=[sys.executable, "-c", PIECE, str(tmp_path)],
+        places=places(["localhost"] * size),
+        hosts=[""] * size,
+        environ={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        directory=os.getcwd(),
+        way=ssh.Way(sys.executable, ""),
+        calls=True,
+    )
+    with Job(plan, Kept(size), on_call=on_call) as job:
+        until(lambda: len(list(tmp_path.iterdir())) == size, timeout=30.0)
+        (tmp_path / "go").touch()
+        until(lambda: len(heard) == size or job.failure is not None, timeout=30.0)
+        assert sorted(heard) == list(range(size)), job.reason

@@ -12,6 +12,7 @@ import pytest
 from meeting import until
 
 from farandole.launch import local
+from farandole.launch.line import StartError
 from farandole.launch.output import LONGEST_LINE, Kept, Marked
 
 pytestmark = pytest.mark.ranks
@@ -107,6 +108,26 @@ def test_waiting_has_a_limit() -> None:
 def test_a_command_that_does_not_exist_leaves_nothing() -> None:
     with pytest.raises(FileNotFoundError):
         local.start(["no-such-program"], 2)
+
+
+def test_an_error_in_the_jobs_own_thread_is_a_failure() -> None:
+    with local.start(["sleep", "60"], 2) as job:
+        job._loop.call(lambda: [][0])
+        assert job.wait(10) == 1 and job.failure == (-1, 1)
+        assert "the launcher itself has failed" in job.reason and "IndexError" in job.reason
+        pids = job.pids
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_long_command_lines() -> None:
+    with local.start(["sh", "-c", "echo $#", *["x" * 100_000] * 13], 2) as job:
+        assert job.wait(30) == 0 and job.stdout(1) == "12\n"
+    with pytest.raises(OSError, match="Argument list too long"):
+        local.start(["true", "x" * 900_000], 1)
+    with pytest.raises(StartError, match="a word of the command of 2000000 bytes is too long"):
+        local.start(["true", "x" * 2_000_000], 1)
+    with pytest.raises(StartError, match="an environment variable of 2000002 bytes is too long"):
+        local.start(["true"], 1, env={"X": "x" * 2_000_000})
 
 
 def test_bad_arguments() -> None:

@@ -4,6 +4,7 @@ Starts processes through processes.py; writes what --json and --plots name, and 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import hosts, life, machine, measure, plan, report, steps, targets, trace
+from .inside.libraries import OPERATIONS
 from .lanes import Yard
 from .plan import PARTS, Plan, Row
 from .processes import Failed
@@ -86,9 +88,11 @@ def parser() -> argparse.ArgumentParser:
         description="Measures allreduce and its like, training and a job's life on this machine, beside "
         "torch.distributed/Gloo, MPI and the machine's own limits, interleaved; results are checked, medians shown.",
     )
-    found.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all when none is named")
+    names = f"of {', '.join(PARTS)}; all when none is named. Or one of the collectives: {', '.join(OPERATIONS)}"
+    found.add_argument("parts", nargs="*", metavar="PART", help=names)
     found.add_argument("--quick", action="store_true", help="about a minute: does everything run? not for claims")
-    found.add_argument("--ranks", default="", help="as in 2,16; default 2, 4, 8 ... up to the cores")
+    found.add_argument("--lean", action="store_true", help="as many repeats of fewer sizes, calls and steps")
+    found.add_argument("--ranks", default="", help="as in 2,16; default 2, 4, 8 ... up to the cores; 1 is for training")
     found.add_argument("--repeats", type=int, default=9, help="interleaved repeats, default 9")
     found.add_argument("--json", type=Path, help="write every number there; results of other parts in it stay")
     found.add_argument("--plots", type=Path, help="write PNG files into this folder (needs matplotlib)")
@@ -115,10 +119,14 @@ def show(rows: Sequence[Row], facts: dict[str, Any], plots: Path | None) -> None
 def main(words: Sequence[str] | None = None) -> int:
     """Parses the command line and runs it; the exit code."""
     options = parser().parse_args(words)
-    unknown = [part for part in options.parts if part not in PARTS]
+    operations = tuple(word for word in options.parts if word in OPERATIONS)
+    parts = [word for word in options.parts if word not in OPERATIONS]
+    unknown = [part for part in parts if part not in PARTS]
     if unknown:
-        say(f"unknown part {unknown[0]!r}; there are {', '.join(PARTS)}")
+        say(f"unknown part {unknown[0]!r}; there are {', '.join((*PARTS, *OPERATIONS))}")
         return 2
+    if operations and "collectives" not in parts:
+        parts.append("collectives")
     try:
         if options.source is not None:
             found = json.loads(options.source.read_text())
@@ -128,17 +136,22 @@ def main(words: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, KeyError) as error:
         say(str(error))
         return 2
-    if any(count < 2 for count in ranks):
-        say("--ranks: a collective has at least 2")
+    if any(count < 1 for count in ranks):
+        say("--ranks: at least 1, and 2 for a collective")
         return 2
     if options.repeats < 7 and not options.quick:
         say("fewer than 7 repeats are good for a look, not for a claim")
     facts = machine.facts()
-    what = plan.quick(ranks, facts["cores"]) if options.quick else plan.full(ranks, facts["cores"], options.repeats)
+    if options.quick:
+        what = plan.quick(ranks, facts["cores"])
+    else:
+        what = (plan.lean if options.lean else plan.full)(ranks, facts["cores"], options.repeats)
+    if operations:
+        what = dataclasses.replace(what, operations=operations)
     try:
         before = read(options.json, facts) if options.json else []
         rows: list[Row] = []
-        for row in run(options.parts or PARTS, what, options.peer_python):
+        for row in run(parts or PARTS, what, options.peer_python):
             rows.append(row)
             if options.json:  # after every row: a run that is cut short keeps what it has
                 write(options.json, facts, merge(before, rows), options.quick)

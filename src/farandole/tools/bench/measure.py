@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import processes
-from .inside.libraries import OPERATIONS
 from .lanes import Lane, Yard, ours
 from .plan import MIB, Plan, Row, Samples, row
 
@@ -75,10 +74,10 @@ def collectives(plan: Plan, yard: Yard) -> Iterator[Row]:
     for ranks in plan.ranks:
         edge = ranks in (plan.ranks[0], plan.ranks[-1])
         with yard.lanes(ranks, ["farandole", "gloo", "mpi", "peer", "limits"]) as lanes:
-            for operation in OPERATIONS if edge else ("allreduce",):
+            for operation in plan.operations if edge else {"allreduce"} & set(plan.operations):
                 sizes = plan.allreduce_sizes if operation == "allreduce" else plan.other_sizes
                 for size in sizes:
-                    for kind in ("reused", "fresh"):
+                    for kind in ("reused", "fresh") if operation == "allreduce" or plan.fresh_others else ("reused",):
                         order = {"bytes": size, "kind": kind, "dtype": "float32", "count": plan.count(size)}
                         values, checked = race(yard, entrants(lanes, operation, "float32"), plan.repeats, order)
                         more = {"bytes": size, "kind": kind, "dtype": "float32", "checked": checked}

@@ -3,9 +3,12 @@ Pure."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from .inside.libraries import OPERATIONS
 
 KIB, MIB = 1 << 10, 1 << 20
 PARTS = ("collectives", "halves", "training", "memory", "life", "idle", "trace", "crowd", "start", "hosts")
@@ -18,9 +21,11 @@ MEASURED = ("values", "checked", "facts", "busy_cores")  # what does not tell a 
 class Plan:
     """Everything a part asks for."""
 
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # of collectives; at least two of them
+    training_ranks: tuple[int, ...]
     cores: int
     repeats: int = 9
+    operations: tuple[str, ...] = OPERATIONS
     allreduce_sizes: tuple[int, ...] = (KIB, 8 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
     other_sizes: tuple[int, ...] = (KIB, 64 * KIB, MIB, 16 * MIB)
     crowd_sizes: tuple[int, ...] = (KIB, MIB, 64 * MIB)
@@ -28,25 +33,47 @@ class Plan:
     steps: Mapping[str, int] = field(default_factory=lambda: {"gpt": 4, "vgg": 5, "many": 20})
     lives: int = 100
     idle_seconds: float = 2.0
-    in_earnest: bool = True  # what costs minutes and changes numbers alone: warm starts, fresh processes, one rank
+    in_earnest: bool = True  # what costs minutes and changes numbers alone: warm starts, fresh processes
+    fresh_others: bool = True  # new tensors for the collectives other than allreduce as well
+    most_calls: int = 100
     host_bytes: int = 64 * MIB
     host_shapes: tuple[tuple[int, int], ...] = ((2, 1), (2, 2), (4, 1), (4, 2))
-    work_bytes: int = 8 * MIB  # one repeat of a small size calls until it has moved so much, or a hundred times
+    work_bytes: int = 8 * MIB  # one repeat of a small size calls until it has moved so much, or most_calls times
 
     def count(self, size: int) -> int:
         """Calls in one repeat."""
-        return max(2, min(100, self.work_bytes // max(size, 1)))
+        return max(2, min(self.most_calls, self.work_bytes // max(size, 1)))
 
 
 def full(ranks: Sequence[int], cores: int, repeats: int) -> Plan:
-    """The plan of a run that makes claims."""
-    return Plan(tuple(ranks) or default_ranks(cores), cores, repeats)
+    """The plan of a run that makes claims. Given ranks are those of training; one rank is for training alone."""
+    several = tuple(count for count in ranks if count > 1) or default_ranks(cores)
+    return Plan(several, tuple(ranks) or (1, *several), cores, repeats)
+
+
+def lean(ranks: Sequence[int], cores: int, repeats: int) -> Plan:
+    """As many repeats of fewer and shorter measurements: for a machine that is there for minutes."""
+    return dataclasses.replace(
+        full(ranks, cores, repeats),
+        allreduce_sizes=(KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB),
+        other_sizes=(64 * KIB, 16 * MIB),
+        crowd_sizes=(KIB, 64 * MIB),
+        half_sizes=(64 * MIB,),
+        steps={"gpt": 2, "vgg": 2, "many": 6},
+        idle_seconds=0.5,
+        host_shapes=((2, 1), (4, 2)),
+        fresh_others=False,
+        most_calls=25,
+        work_bytes=2 * MIB,
+    )
 
 
 def quick(ranks: Sequence[int], cores: int) -> Plan:
     """About a minute: does everything run, are the results right? Its timings are good for nothing else."""
+    several = tuple(count for count in ranks if count > 1) or (2,)
     return Plan(
-        tuple(ranks) or (2,),
+        several,
+        several,
         cores,
         repeats=1,
         allreduce_sizes=(KIB, MIB),

@@ -63,8 +63,7 @@ def training(plan: Plan, yard: Yard) -> Iterator[Row]:
     if not processes.has_torch():
         yard.note("training: not measured without torch")
         return
-    counts = tuple(sorted({1, *plan.ranks})) if plan.in_earnest else plan.ranks
-    for ranks in counts:
+    for ranks in plan.training_ranks:
         with yard.lanes(ranks, ["farandole", "gloo", "peer", "alone"]) as lanes:
             for case, steps in plan.steps.items():
                 values, amount = compare(yard, lanes, case, steps, plan.repeats)
