@@ -78,7 +78,8 @@ typedef struct farandole_request {
   double prescale;
   double postscale;
   int64_t tag;  /* send, receive: both sides agree on it. add_group: 0, or a number from 1 << 20 that the members have
-                   agreed on: then they alone ask for the group, and nobody waits for anybody */
+                   agreed on: then they alone ask for the group, and nobody waits for anybody. remove_group: 0; of such a
+                   group: 1, this rank alone leaves it, or 2, it ends on all its members, with an error */
   void* stream; /* of the device; null on CPU */
 } farandole_request;
 

@@ -141,10 +141,12 @@ bool Engine::take_inbox(std::int64_t now) {
       finish(*operation, revoked_);
     else if (group == groups_.end())
       finish(*operation, {Code::invalid_argument, "process set " + std::to_string(operation->group) + " was removed"});
+    else if (operation->group >= kFirstFounded && group->second->closed().failed())
+      finish(*operation, group->second->closed());
     else if (operation->request.kind == Kind::send || operation->request.kind == Kind::receive)
       begin_transfer(operation);
     else if (beside(*operation))
-      found_group(*operation);
+      change_founded(*operation);
     else
       group->second->submit(operation, now);
   }
@@ -258,24 +260,6 @@ std::vector<Topology> Engine::read_sets(const std::vector<std::int64_t>& sets) c
   return topologies;
 }
 
-// A group that only its members make, under a number that they have agreed on themselves. What a quicker member sends
-// waits here until the group is made.
-void Engine::found_group(Operation& operation) {
-  try {
-    std::vector<Topology> sets = read_sets(operation.request.splits);
-    if (sets.size() != 1 || sets[0].me < 0)
-      throw Failure(Code::invalid_argument, "only a member makes a group by its number, and one at a time");
-    auto id = static_cast<std::uint32_t>(operation.tag);
-    if (all_groups_.count(id) != 0)
-      throw Failure(Code::invalid_argument, "there is already a group with the number " + std::to_string(id));
-    create_group(id, std::move(sets[0]));
-    operation.value = id;
-  } catch (const Failure& failure) {
-    return finish(operation, failure.error());
-  }
-  finish(operation, {});
-}
-
 std::int64_t Engine::add_groups(const std::vector<std::int64_t>& sets) {
   std::vector<Topology> topologies;
   for (Topology& topology : read_sets(sets)) {
@@ -331,6 +315,9 @@ void Engine::on_control(int peer, std::uint32_t type, std::span<const std::byte>
       case Control::leaving:
         on_leaving(peer, reader);
         break;
+      case Control::abandon:
+        on_abandon(peer, reader);
+        break;
       case Control::revoke: {
         Error error{static_cast<Code>(reader.i32()), "", reader.i32()};
         error.message = reader.text();
@@ -362,7 +349,7 @@ void Engine::on_requests(int peer, wire::Reader& reader, std::int64_t now) {
   if (!reader.ok()) return;
   if (Group* group = group_with(id, peer))
     group->on_requests(group->topology().member_of(peer), epoch, std::move(requests), now);
-  else if (id >= next_group_)
+  else if (awaits_founding(id))
     early_requests_.push_back({id, peer, epoch, std::move(requests)});  // its group is being made here
 }
 
@@ -386,7 +373,7 @@ void Engine::on_hello(int peer, wire::Reader& reader, std::vector<os::Descriptor
 void Engine::on_segment(int peer, std::uint32_t id, os::Descriptor file) {
   if (Group* group = group_with(id, peer))
     attach_segment(*group, peer, std::move(file));
-  else if (id >= next_group_)
+  else if (awaits_founding(id))
     early_segments_[{id, peer}] = std::move(file);
 }
 

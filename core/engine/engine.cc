@@ -26,7 +26,8 @@ bool point_to_point(Kind kind) { return kind == Kind::send || kind == Kind::rece
 }  // namespace
 
 bool beside(const Operation& operation) {
-  return point_to_point(operation.request.kind) || (operation.request.kind == Kind::add_group && operation.tag != 0);
+  Kind kind = operation.request.kind;
+  return point_to_point(kind) || ((kind == Kind::add_group || kind == Kind::remove_group) && operation.tag != 0);
 }
 
 Engine::Engine(Options options)
@@ -97,6 +98,10 @@ Error Engine::check(const Operation& operation) const {
     return {};
   }
   if (beside(operation)) {
+    if (operation.request.kind == Kind::remove_group) {
+      if (operation.request.splits.size() == 1 && operation.request.splits[0] >= kFirstFounded) return {};
+      return {Code::invalid_argument, "this way only a group that its members have made can be removed"};
+    }
     if (operation.tag >= kFirstFounded && operation.tag < kLastFounded) return {};
     return {Code::invalid_argument, "a group that its members make has a number from " + std::to_string(kFirstFounded) +
                                         " to " + std::to_string(kLastFounded - 1)};

@@ -106,14 +106,26 @@ bool Engine::check_transfers() {
 }
 
 void Engine::end_transfers(const Error& error) {
-  for (const OperationPtr& operation : std::exchange(unsourced_, {})) finish(*operation, error);
-  std::vector<PointToPoint> ended = std::move(transfers_);
-  transfers_.clear();
-  for (PointToPoint& transfer : ended) {
-    OperationPtr operation = transfer.operation;
+  std::set<std::int32_t> groups;
+  for (const OperationPtr& operation : unsourced_) groups.insert(operation->group);
+  for (const PointToPoint& transfer : transfers_) groups.insert(transfer.operation->group);
+  for (std::int32_t group : groups) end_transfers(group, error);
+}
+
+void Engine::end_transfers(std::int32_t group, const Error& error) {
+  std::vector<OperationPtr> ended;
+  std::erase_if(unsourced_, [&](const OperationPtr& operation) {
+    if (operation->group != group) return false;
+    ended.push_back(operation);
+    return true;
+  });
+  std::erase_if(transfers_, [&](PointToPoint& transfer) {
+    if (transfer.operation->group != group) return false;
     transfer.drop();  // before the operation's memory is given back
-    finish(*operation, error);
-  }
+    ended.push_back(transfer.operation);
+    return true;
+  });
+  for (const OperationPtr& operation : ended) finish(*operation, error);
 }
 
 }  // namespace farandole

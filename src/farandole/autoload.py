@@ -32,6 +32,10 @@ def announce() -> None:
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+    # torch gives a backend in Python the whole group: so the combinations are backends of their own.
+    for far in ("nccl", "gloo"):
+        for name in (f"cpu:{NAME},cuda:{far}", f"cuda:{far},cpu:{NAME}"):
+            dist.Backend.register_backend(name, _compose(far), extended_api=True, devices=["cpu", "cuda"])
     # The function of this name hides the module.
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
     original = handlers["env"]
@@ -51,4 +55,13 @@ def announce() -> None:
 def _create(opts: Any, options: Any) -> Any:
     from .torch.distributed.backend import create
 
-    return create(opts, options)
+    return create(opts)
+
+
+def _compose(far: str) -> Any:
+    def create(opts: Any, options: Any) -> Any:
+        from .torch.distributed.composed import create
+
+        return create(far, opts, options)
+
+    return create

@@ -151,7 +151,9 @@ class Request:
     splits: Sequence[int] | None = None  # alltoall: rows per member; add_group: count, ranks..., again; remove: the id
     prescale: float = 1.0
     postscale: float = 1.0
-    tag: int = 0  # add_group: 0, or a number from 1 << 20 that the members agree on, who alone ask for the group
+    # add_group: 0, or a number from 1 << 20 that the members agree on, who alone ask for the group. remove_group: 0, or
+    # of such a group 1 (this rank leaves it) or 2 (it ends on all its members, with an error).
+    tag: int = 0
     device: int = -1  # where the user's tensor lies, -1: on the CPU. Ranks must agree; the memory is the CPU's anyhow
 
     def elements(self) -> DType:

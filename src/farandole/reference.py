@@ -265,7 +265,7 @@ class ReferenceEngine:
             if self.ended is not None:
                 raise self.ended
             for request in requests:
-                if request.kind == Kind.ADD_GROUP and request.tag:
+                if request.kind in (Kind.ADD_GROUP, Kind.REMOVE_GROUP) and request.tag:
                     raise ValueError("the Python engine makes no groups of their members alone; use engine=native")
                 group = self.groups.get(request.group)
                 check(request, None if group is None else group.ranks, self.rank)

@@ -13,18 +13,14 @@ from torch.distributed import distributed_c10d as c10d
 
 from ... import errors
 from ...config import Config, environment
-from ...engine import Kind, Request
 from ...launch.clusters import ClusterError, Found, detect, settle
 from ...runtime import World, runtime
 from .collectives import Members
-from .group import Group
-
-FIRST_NUMBER = 1 << 20  # of groups that their members make; the core has those below for itself
+from .group import Group, found
 
 
-def create(opts: Any, options: Any = None) -> Group:
+def create(opts: Any, kind: type[Group] = Group) -> Group:
     """The group that torch asks for; `opts` has its store, ranks and name. Without ranks it is the default group."""
-    del options
     ranks = list(opts.global_ranks_in_group)
     try:
         if not ranks:
@@ -32,25 +28,12 @@ def create(opts: Any, options: Any = None) -> Group:
             world = _join(opts.store, opts.group_rank, opts.group_size)
             members = Members(tuple(range(opts.group_size)), opts.group_rank)
             close = runtime.close if ours else lambda: None
-            return Group(world, 0, members, opts.store, opts.timeout, opts.group_id, close)
+            return kind(world, 0, members, opts.store, opts.timeout, opts.group_id, close)
         default = dist.group.WORLD
         world = _join(c10d._get_default_store(), default.rank(), default.size())
-        number = _number(opts.store, opts.group_rank)
-        request = Request(Kind.ADD_GROUP, splits=[len(ranks), *sorted(ranks)], tag=number)
-        [handle] = world.engine.submit([request], prompt=True)
-        world.engine.wait(handle)
-        return Group(world, number, Members(tuple(ranks), opts.group_rank), opts.store, opts.timeout, opts.group_id)
+        return found(kind, world, Members(tuple(ranks), opts.group_rank), opts.store, opts.timeout, opts.group_id)
     except errors.HorovodInternalError as error:
         raise dist.DistBackendError(f"the group {opts.group_id} could not be made: {error}") from error
-
-
-def _number(store: Any, place: int) -> int:
-    """The engine's number of a new group; the first member draws it, and the others read it in the group's store."""
-    if place == 0:
-        number = FIRST_NUMBER + int(c10d._get_default_store().add("farandole/groups", 1))
-        store.set("farandole/number", str(number))
-        return number
-    return int(store.get("farandole/number"))
 
 
 def _join(store: Any, rank: int, size: int) -> World:

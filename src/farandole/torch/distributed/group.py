@@ -10,12 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from ... import errors
+from ...engine import Kind, Request
 from ...runtime import World
 from . import collectives, failures
 from .collectives import Members, Plan
@@ -23,6 +25,8 @@ from .reduce_ops import reduction_of
 from .tensors import only
 from .work import Operation, Watcher, Work
 
+FIRST_NUMBER = 1 << 20  # of groups that their members make; the core has those below for itself
+LEAVE, ABORT = 1, 2  # tags of REMOVE_GROUP: this rank leaves, or the group ends on all of its members
 MONITOR = 1 << 42  # tag of monitored_barrier; those of users have 32 bits
 _UNSET = timedelta(0)
 Tensors = Sequence[torch.Tensor]
@@ -53,6 +57,8 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         self._name = name
         self._description = ""
         self._close = close
+        self._left = False
+        self._splits = 0
         self._counts: Counter[str] = Counter()
         self._forgotten: list[Operation] = []  # whose Work nobody holds any more
         self._coalescing: list[Work] | None = None
@@ -349,19 +355,87 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
     def _set_sequence_number_for_group(self) -> None:
         """The engine counts for itself."""
 
+    # --- splitting and ending ---
+
+    supports_splitting = True
+    options: Any = None  # there are none
+
+    def _get_backend(self, device: Any) -> Any:
+        """One backend for all devices."""
+        return self
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> Group | None:
+        """A group of some of this one's members, given by their places in it; None on the others. All of them call."""
+        places = sorted(new_ranks)
+        if len(set(places)) != len(places) or not places or places[0] < 0 or places[-1] >= self.members.size:
+            raise ValueError(f"{list(new_ranks)} are not different ranks of a group of {self.members.size}")
+        self._splits += 1
+        if self.members.me not in places:
+            return None
+        name = group_name or f"{self._name}:split:{self._splits}"
+        members = Members(tuple(self.ranks[place] for place in places), places.index(self.members.me))
+        first = places[0]
+        store = dist.PrefixStore(f"split/{self._splits}/{first}", self.store)
+        made = found(type(self), self.world, members, store, timeout or self._timeout, name)
+        made.setGroupDesc(group_desc or f"{self._description}:split:{self._splits}")
+        return made
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """Of a split only the members need to hear."""
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Connections are there already."""
+
+    def _end(self, tag: int) -> None:
+        """Takes the group away in the core: LEAVE or ABORT."""
+        with contextlib.suppress(errors.HorovodInternalError, ValueError):
+            request = Request(Kind.REMOVE_GROUP, splits=[self._number], tag=tag)
+            [handle] = self.world.engine.submit([request], prompt=True)
+            self.world.engine.wait(handle)
+
     def abort(self) -> None:
-        """Ends every operation of the job, here and on the other ranks."""
+        """Ends every operation of the group, here and on its other ranks; of the default group: every operation."""
+        if self._number:
+            return self._end(ABORT)
         with contextlib.suppress(errors.HorovodInternalError):
             rank = self.world.engine.rank
             self.world.engine.revoke(errors.REVOKED, rank, f"rank {rank} has aborted the process group {self._name}")
 
     def shutdown(self) -> None:
-        """Leaves the group; calling it again does nothing."""
+        """Leaves the group, whose memory is freed; calling it again does nothing."""
+        if self._left:
+            return
+        self._left = True
         with contextlib.suppress(errors.HorovodInternalError):
             self._look_after_forgotten()
-        close, self._close = self._close, lambda: None
-        close()
+        if self._number:
+            self._end(LEAVE)
+        self._close()
         self.watcher.close()
+
+
+Kept = TypeVar("Kept", bound=Group)
+
+
+def found(kind: type[Kept], world: World, members: Members, store: Any, timeout: timedelta, name: str) -> Kept:
+    """A group that its members alone make: the first draws its number, and the others read it in the group's store."""
+    if members.me == 0:
+        number = FIRST_NUMBER + int(c10d._get_default_store().add("farandole/groups", 1))
+        store.set("farandole/number", str(number))
+    else:
+        number = int(store.get("farandole/number"))
+    request = Request(Kind.ADD_GROUP, splits=[members.size, *sorted(members.ranks)], tag=number)
+    [handle] = world.engine.submit([request], prompt=True)
+    world.engine.wait(handle)
+    return kind(world, number, members, store, timeout, name)
 
 
 def _op(opts: Any) -> Any:
