@@ -99,22 +99,33 @@ class Operation:
         self.done = True
 
 
+_here = threading.local()  # `watches`: on the threads of watchers
+
+
+def _mark() -> None:
+    _here.watches = True
+
+
 class Watcher:
-    """Completes futures: a thread for the collectives of one group, which end in their order; more for transfers."""
+    """Completes futures: a thread for the collectives of one group, which end in their order; more for the rest.
+
+    The rest are transfers, and collectives that begin in what a user has attached to a future: it runs on these threads
+    and may wait for them, as PowerSGD's hook does.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._transfers: ThreadPoolExecutor | None = None
+        self._more: ThreadPoolExecutor | None = None
 
     def watch(self, job: Callable[[], None], in_order: bool) -> None:
         with self._lock:
-            if not in_order:
-                if self._transfers is None:
-                    self._transfers = ThreadPoolExecutor(64, thread_name_prefix=f"farandole-transfers-{self._name}")
-                self._transfers.submit(job)
+            if not in_order or getattr(_here, "watches", False):
+                if self._more is None:
+                    self._more = ThreadPoolExecutor(64, f"farandole-watch-more-{self._name}", initializer=_mark)
+                self._more.submit(job)
                 return
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"farandole-watch-{self._name}", daemon=True)
@@ -122,6 +133,7 @@ class Watcher:
         self._queue.put(job)
 
     def _run(self) -> None:
+        _mark()
         while (job := self._queue.get()) is not None:
             job()
             del job  # what it holds is the user's
@@ -130,9 +142,9 @@ class Watcher:
         """Ends the threads when what they have is done."""
         with self._lock:
             thread, self._thread = self._thread, None
-            transfers, self._transfers = self._transfers, None
-        if transfers is not None:
-            transfers.shutdown(wait=True)
+            more, self._more = self._more, None
+        if more is not None:
+            more.shutdown(wait=True)
         if thread is not None:
             self._queue.put(None)
             thread.join()
