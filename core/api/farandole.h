@@ -98,6 +98,10 @@ int farandole_poll(farandole_engine* engine, int64_t handle);
 /* 0 when done (look at the outcome), 1 after `timeout_ms`, at a signal, and at least every 100 ms: call again.
  * 2: no such handle. */
 int farandole_wait(farandole_engine* engine, int64_t handle, int64_t timeout_ms);
+/* The same for a thread that waits while others compute: it leaves all work to the engine's own thread. */
+int farandole_wait_aside(farandole_engine* engine, int64_t handle, int64_t timeout_ms);
+/* Memory that will be used again and again, by its whole pages: it is brought into huge ones where the system can. */
+void farandole_settle(void* memory, size_t bytes);
 /* Blocks until some handle that was submitted is done; that handle, 0 after timeout_ms, -1 when the engine has ended.
  * Each handle comes once. */
 int64_t farandole_next_completion(farandole_engine* engine, int64_t timeout_ms);

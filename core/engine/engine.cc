@@ -191,13 +191,13 @@ void Engine::await(const Operation& operation) {
   inbox_.full.store(true, std::memory_order_release);
 }
 
-bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms) {
+bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms, bool aside) {
   const std::atomic<std::uint32_t>& done = operation->done;
   if (done.load(std::memory_order_acquire) != 0) return true;
   await(*operation);
   std::int64_t now = os::now_ns();
   std::int64_t end = now + std::min(timeout_ms, kLongestWait) * 1'000'000;
-  if (try_seat()) {
+  if (!aside && try_seat()) {
     std::int64_t moved_at = now;
     while (done.load(std::memory_order_acquire) == 0 && now < end) {
       bool moved = drive();

@@ -47,7 +47,7 @@ class Engine final : private Services, private link::Listener {
   Error submit(std::vector<OperationPtr> operations, bool bundle, bool prompt);
   OperationPtr find(std::int64_t handle) const { return handles_.find(handle); }
   bool poll(const OperationPtr& operation);
-  bool wait(const OperationPtr& operation, std::int64_t timeout_ms);
+  bool wait(const OperationPtr& operation, std::int64_t timeout_ms, bool aside = false);
   Handles& handles() { return handles_; }
   Events& events() { return events_; }
   Trace& trace() override { return trace_; }

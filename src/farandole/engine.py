@@ -205,8 +205,15 @@ class Engine(Protocol):
         """Whether the operation is done (or has failed); ValueError for an unknown handle."""
         ...
 
-    def wait(self, handle: int, timeout: float | None = None) -> Outcome:
-        """Waits and releases the handle. FarandoleTimeout after `timeout` seconds leaves the handle as it was."""
+    def wait(self, handle: int, timeout: float | None = None, aside: bool = False) -> Outcome:
+        """Waits and releases the handle. FarandoleTimeout after `timeout` seconds leaves the handle as it was.
+
+        `aside`: other threads compute meanwhile; this one leaves the work to the engine's own.
+        """
+        ...
+
+    def settle(self, memory: Span) -> None:
+        """Says that a tensor's memory is used again and again: it is brought into huge pages where that can be done."""
         ...
 
     def add_link(self, peer: int, fd: int, kind: int) -> None:

@@ -29,7 +29,7 @@ import numpy as np
 
 from . import errors
 from .config import Config
-from .engine import COUNTERS, STORAGE, DType, Kind, Outcome, ReduceOp, Request
+from .engine import COUNTERS, STORAGE, DType, Kind, Outcome, ReduceOp, Request, Span
 from .specification import (
     Asked,
     Bucket,
@@ -350,7 +350,10 @@ class ReferenceEngine:
                 raise ValueError(f"there is no handle {handle}")
             return self.handles[handle].done
 
-    def wait(self, handle: int, timeout: float | None = None) -> Outcome:
+    def settle(self, memory: Span) -> None:
+        """Pages are as good as others here."""
+
+    def wait(self, handle: int, timeout: float | None = None, aside: bool = False) -> Outcome:
         with self.monitor:
             if handle not in self.handles:
                 raise ValueError(f"there is no handle {handle}")

@@ -27,6 +27,7 @@ from .work import Operation, Watcher, Work
 
 FIRST_NUMBER = 1 << 20  # of groups that their members make; the core has those below for itself
 LEAVE, ABORT = 1, 2  # tags of REMOVE_GROUP: this rank leaves, or the group ends on all of its members
+SETTLED_ELEMENTS = 1 << 20
 MONITOR = 1 << 42  # tag of monitored_barrier; those of users have 32 bits
 _UNSET = timedelta(0)
 Tensors = Sequence[torch.Tensor]
@@ -60,6 +61,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         self._left = False
         self._splits = 0
         self._counts: Counter[str] = Counter()
+        self._seen: Counter[tuple[int, int]] = Counter()  # address and elements of large tensors
         self._forgotten: list[Operation] = []  # whose Work nobody holds any more
         self._coalescing: list[Work] | None = None
         self._lock = threading.Lock()
@@ -86,6 +88,16 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
             self._coalescing.append(work)
         return work
 
+    def _settle(self, memory: Any) -> None:
+        """What comes here for the third time, such as a bucket of DDP, will come again: huge pages pay then."""
+        if memory is None or memory.shape[0] < SETTLED_ELEMENTS:
+            return
+        self._seen[memory.address, memory.shape[0]] += 1
+        if self._seen[memory.address, memory.shape[0]] == 3:
+            self.world.engine.settle(memory)
+        elif len(self._seen) > 256:
+            self._seen.clear()
+
     def forgotten(self, operation: Operation) -> None:
         """Its Work is gone, but results may still have to arrive."""
         self._forgotten.append(operation)
@@ -103,6 +115,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """In place."""
         plan = collectives.allreduce(only(tensors, "allreduce"), reduction_of(_op(opts)), self.members)
+        self._settle(plan.requests[0].output)
         return self._begin("allreduce", plan, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:

@@ -62,7 +62,7 @@ class Operation:
             self._lock.release()
         return self.done
 
-    def wait(self, seconds: float | None) -> None:
+    def wait(self, seconds: float | None, aside: bool = False) -> None:
         """Until it is over; FarandoleTimeout leaves it as it was. What went wrong is in `failure`."""
         if self.done:
             return
@@ -70,15 +70,15 @@ class Operation:
             raise errors.FarandoleTimeout(f"{self.what} was not done after {seconds:g} s", seconds=seconds)
         try:
             if not self.done:
-                self._complete(seconds)
+                self._complete(seconds, aside)
         finally:
             self._lock.release()
 
-    def _complete(self, seconds: float | None) -> None:
+    def _complete(self, seconds: float | None, aside: bool = False) -> None:
         engine = self._world.engine
         while len(self.outcomes) < len(self._handles):
             try:
-                outcome = engine.wait(self._handles[len(self.outcomes)], seconds)
+                outcome = engine.wait(self._handles[len(self.outcomes)], seconds, aside)
             except errors.FarandoleTimeout as error:
                 if error.seconds is not None:
                     raise
@@ -161,13 +161,13 @@ class Work(dist.Work):  # type: ignore[misc]
         self._in_order = in_order
         self._future: Any = None
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
+    def wait(self, timeout: timedelta | None = None, aside: bool = False) -> bool:
         """Until it is done; DistBackendError when it failed or took too long."""
         operation = self._operation
         chosen = timeout if timeout is not None and timeout > timedelta(0) else self._timeout
         if not operation.done:
             try:
-                operation.wait(None if chosen is None else chosen.total_seconds())
+                operation.wait(None if chosen is None else chosen.total_seconds(), aside)
             except errors.FarandoleTimeout as error:
                 raise failures.late(self._group, operation.what, error) from None
         if operation.failure is not None:
@@ -211,7 +211,7 @@ class Work(dist.Work):  # type: ignore[misc]
 
             def complete() -> None:
                 try:
-                    Work(operation, group, timeout).wait()
+                    Work(operation, group, timeout).wait(aside=True)
                 except BaseException as error:
                     future.set_exception(error)
                 else:
