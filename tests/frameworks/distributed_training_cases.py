@@ -7,9 +7,10 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
-from distributed_job import close
+from distributed_job import case, close
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
@@ -37,7 +38,7 @@ def steps(model: nn.Module, optimizer: Any, rank: int, count: int = STEPS) -> li
     for step in range(count):
         x, y = batch(rank, step)
         optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), y)
+        loss = nn.functional.mse_loss(model(x).float(), y)
         loss.backward()
         optimizer.step()
         losses.append(float(loss))
@@ -156,3 +157,16 @@ def dtensors(rank: int, size: int) -> Any:
     product = left @ right.redistribute(mesh, [Replicate()])
     moved = product.redistribute(mesh, [Shard(1)])
     return [product.full_tensor(), moved.to_local(), moved.full_tensor(), product.sum().full_tensor()]
+
+
+@case
+def metrics(rank: int, size: int) -> Any:
+    torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
+    accuracy = torchmetrics.classification.MulticlassAccuracy(num_classes=4, average="micro")
+    mean, everything = torchmetrics.MeanMetric(), torchmetrics.CatMetric()
+    for step in range(3):
+        x, y = batch(rank, step)
+        accuracy.update(x[:, :4].argmax(1), y.argmax(1))
+        mean.update(torch.tensor(float(rank + step)))
+        everything.update(torch.arange(rank + 1))
+    return [accuracy.compute(), mean.compute(), everything.compute()]

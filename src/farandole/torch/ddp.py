@@ -81,6 +81,11 @@ def ddp_hook(state: None | ProcessSet | Hosts, bucket: Any) -> Any:
     return _later(average, buffer)
 
 
+if dist.is_available():
+    # DDP compares the types themselves, and this file has only their names.
+    ddp_hook.__annotations__ |= {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+
+
 def _later(run: Callable[[], None], buffer: torch.Tensor) -> Any:
     """A Future of the buffer that is done when `run` is."""
     worker = _workers.get(runtime.world)
