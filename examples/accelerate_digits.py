@@ -45,5 +45,7 @@ with torch.no_grad():
     for image, label in tests:
         predicted, wanted = accelerator.gather_for_metrics((model(image).argmax(1), label))
         right, count = right + int((predicted == wanted).sum()), count + len(wanted)
-accelerator.print(f"{accelerator.num_processes} processes on {dist.get_backend()}: {100 * right / count:.1f}% of {count}")
+accelerator.print(
+    f"{accelerator.num_processes} processes on {dist.get_backend()}: {100 * right / count:.1f}% of {count}"
+)
 dist.destroy_process_group()

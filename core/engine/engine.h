@@ -115,7 +115,7 @@ class Engine final : private Services, private link::Listener {
   void begin_transfer(const OperationPtr& operation);
   bool find_sources();
   bool check_transfers();
-  void end_transfers(const Error& error);                    // all of them
+  void end_transfers(const Error& error);  // all of them
   void end_transfers(std::int32_t group, const Error& error);
   bool look_at_sockets();
   void execute_revocation();

@@ -64,7 +64,7 @@ def _add(ranks: list[int]) -> ProcessSet:
     return made
 
 
-def ddp_hook(state: None | ProcessSet | Hosts, bucket: Any) -> Any:
+def ddp_hook(state: ProcessSet | Hosts | None, bucket: Any) -> Any:
     """Averages a bucket of DDP over the ranks of `state`: None means all of the job, Hosts those of DDP and beyond."""
     buffer = bucket.buffer()
     if isinstance(state, Hosts):

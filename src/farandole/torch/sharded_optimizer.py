@@ -14,6 +14,7 @@ from ..engine import ReduceOp
 from ..groups import ProcessSet
 from .optimizer import ReducedSteps
 from .sharding import Bucket, Shares, check_elementwise
+from .slots import without_graph
 from .wrapping import adopt, class_over
 
 
@@ -21,6 +22,7 @@ class ShardedSteps(ReducedSteps):
     """The methods that a sharded DistributedOptimizer has before those of the wrapped class."""
 
     _gradients: Shares  # type: ignore[assignment]
+    state: Any  # the wrapped class's, of shares
     _param_names: list[Any]  # of each group, where the wrapped optimizer had them
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -105,7 +107,7 @@ class ShardedSteps(ReducedSteps):
         shares.cut()
         self.state.clear()
         state: dict[int, Any] = {}
-        packed = []
+        packed: list[dict[str, Any]] = []
         for number, group in enumerate(groups):
             self.param_groups[number]["params"] = shares.shards(number)
             first = sum(len(each["params"]) for each in packed)
@@ -124,7 +126,7 @@ class ShardedSteps(ReducedSteps):
         whole = [params] if isinstance(params, torch.Tensor) else list(params)
         if any(param is other for param in whole for other in self._whole()):
             raise ValueError("some parameters appear in more than one parameter group")
-        torch.optim.Optimizer.add_param_group(self, {**param_group, "params": whole})  # type: ignore[arg-type]
+        torch.optim.Optimizer.add_param_group(self, {**param_group, "params": whole})
         number = len(self.param_groups) - 1
         self._param_names.append(self.param_groups[number].pop("param_names", None))
         self._gradients.add(whole, [f"noname.{number}.{index}" for index in range(len(whole))])
@@ -151,7 +153,7 @@ def _divided(value: Any, shard: torch.Tensor, key: str) -> bool:
     return isinstance(value, torch.Tensor) and value.shape == shard.shape and key != "step"
 
 
-@torch.no_grad()
+@without_graph
 def _share_of(found: Sequence[dict[str, Any]], bucket: Bucket) -> dict[str, Any]:
     """This rank's share of the state of a bucket's parameters; those that were never stepped have zeros."""
     share: dict[str, Any] = {}
@@ -187,7 +189,8 @@ def shard(
     before = optimizer.state_dict()
     groups = [list(group["params"]) for group in optimizer.param_groups]
     named = dict(zip((param for params in groups for param in params), names, strict=True))
-    distributed: Any = adopt(class_over(ShardedSteps, type(optimizer)), optimizer)
+    base: Any = type(optimizer)
+    distributed: Any = adopt(class_over(ShardedSteps, base), optimizer)
     shares = Shares(groups, named, compression=compression, passes=passes, op=op, process_set=process_set)
     distributed._gradients = shares
     distributed._should_synchronize, distributed._synchronized, distributed._for_scaler = True, False, False

@@ -16,6 +16,7 @@ from ..pending import synchronize
 from ..reductions import Max, Sum
 from ..runtime import World, runtime
 from .ops import allgather_async, allreduce_, reducescatter_async
+from .slots import without_graph
 
 BUCKET_BYTES = 16 << 20
 
@@ -25,7 +26,7 @@ _made: weakref.WeakKeyDictionary[World, int] = weakref.WeakKeyDictionary()
 # Each element is stepped by itself, whatever tensor it lies in: only such optimizers can work on a share.
 ELEMENTWISE = tuple(
     getattr(torch.optim, name)
-    for name in "SGD Adam AdamW Adamax NAdam RAdam Adagrad Adadelta RMSprop Rprop ASGD".split()
+    for name in ["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"]
 )
 
 
@@ -59,7 +60,7 @@ class Bucket:
         self.handle: int | None = None
         self.context: Any = None
 
-    @torch.no_grad()
+    @without_graph
     def row(self, tensors: Iterable[torch.Tensor | None]) -> torch.Tensor:
         """The tensors, one per parameter, behind each other; zeros for None and at the end."""
         first = self.params[0]
@@ -72,7 +73,7 @@ class Bucket:
                 part.view(tensor.shape).copy_(tensor.detach())
         return row
 
-    @torch.no_grad()
+    @without_graph
     def mine(self, tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Copies this rank's share of the tensors, one per parameter, to `out`."""
         at = 0
@@ -249,7 +250,7 @@ class Shares:
         for bucket in self.buckets:
             bucket.mine(bucket.params, bucket.shard.data)
 
-    @torch.no_grad()
+    @without_graph
     def publish(self) -> None:
         """The parameters from everybody's shares."""
         for bucket, row in self.gathered("parameters", [bucket.shard.detach() for bucket in self.buckets]):
@@ -270,10 +271,10 @@ class Shares:
 
     def agree_on_infinity(self) -> None:
         """Where one share is not finite none is: every rank's GradScaler must come to the same conclusion."""
-        bad = torch.tensor([float(any(not bucket.shard.grad.isfinite().all() for bucket in self.buckets))])  # type: ignore[union-attr]
+        bad = torch.tensor([float(any(not bucket.shard.grad.isfinite().all() for bucket in self.buckets))])
         if float(self.total(bad, "infinity", Max)):
             for bucket in self.buckets:
-                bucket.shard.grad.fill_(torch.inf)  # type: ignore[union-attr]
+                bucket.shard.grad.fill_(torch.inf)
 
 
 def _hook(reference: weakref.ref[Shares], bucket: Bucket) -> Callable[[torch.Tensor], None]:

@@ -14,10 +14,31 @@ from torch import distributed as dist
 from . import backend
 from .group import Group
 
-OPERATIONS = """allreduce allreduce_coalesced reduce reduce_scatter reduce_scatter_single reduce_scatter_single_coalesced
-broadcast allgather allgather_coalesced all_gather_single all_gather_single_coalesced gather scatter alltoall
-all_to_all_single send recv recv_anysource _allgather_base allgather_into_tensor_coalesced _reduce_scatter_base
-reduce_scatter_tensor_coalesced alltoall_base""".split()
+OPERATIONS = [
+    "allreduce",
+    "allreduce_coalesced",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "broadcast",
+    "allgather",
+    "allgather_coalesced",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "gather",
+    "scatter",
+    "alltoall",
+    "all_to_all_single",
+    "send",
+    "recv",
+    "recv_anysource",
+    "_allgather_base",
+    "allgather_into_tensor_coalesced",
+    "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced",
+    "alltoall_base",
+]
 
 
 class Composed(Group):

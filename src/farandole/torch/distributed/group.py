@@ -417,7 +417,8 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
     def abort(self) -> None:
         """Ends every operation of the group, here and on its other ranks; of the default group: every operation."""
         if self._number:
-            return self._end(ABORT)
+            self._end(ABORT)
+            return
         with contextlib.suppress(errors.HorovodInternalError):
             rank = self.world.engine.rank
             self.world.engine.revoke(errors.REVOKED, rank, f"rank {rank} has aborted the process group {self._name}")
