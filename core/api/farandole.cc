@@ -11,6 +11,7 @@
 #include "engine/engine.h"
 #include "kernel/kernel.h"
 #include "os/clock.h"
+#include "os/memory.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -265,14 +266,24 @@ EXPORT int farandole_poll(farandole_engine* engine, int64_t handle) {
   return error.failed() ? -1 : result;
 }
 
-EXPORT int farandole_wait(farandole_engine* engine, int64_t handle, int64_t timeout_ms) {
+static int wait_for(farandole_engine* engine, int64_t handle, int64_t timeout_ms, bool aside) {
   return code_of(guarded([&]() -> Error {
     if (engine->engine.forked()) return forked_error();
     farandole::OperationPtr operation = engine->engine.find(handle);
     if (operation == nullptr) return {Code::invalid_argument, "no such handle", -1};
-    return {engine->engine.wait(operation, timeout_ms) ? Code::ok : Code::in_progress, "", -1};
+    return {engine->engine.wait(operation, timeout_ms, aside) ? Code::ok : Code::in_progress, "", -1};
   }));
 }
+
+EXPORT int farandole_wait(farandole_engine* engine, int64_t handle, int64_t timeout_ms) {
+  return wait_for(engine, handle, timeout_ms, false);
+}
+
+EXPORT int farandole_wait_aside(farandole_engine* engine, int64_t handle, int64_t timeout_ms) {
+  return wait_for(engine, handle, timeout_ms, true);
+}
+
+EXPORT void farandole_settle(void* memory, size_t bytes) { farandole::os::collapse_into_huge_pages(memory, bytes); }
 
 EXPORT int64_t farandole_next_completion(farandole_engine* engine, int64_t timeout_ms) {
   int64_t handle = -1;

@@ -66,7 +66,7 @@ typedef struct farandole_request {
   int32_t dtype;  /* base/dtype.h */
   int32_t op;     /* Horovod's: 0 average 1 sum 2 adasum 3 min 4 max 5 product */
   int32_t group;  /* 0: everyone */
-  int32_t peer;   /* broadcast: root; send, receive: the other side. A rank in the job */
+  int32_t peer;   /* broadcast: root; send, receive: the other side. A rank in the job; receive: -1, whoever sends */
   int32_t device; /* where the user's tensor lies, -1: CPU; all ranks must agree. `input` and `output` are CPU memory */
   const char* name; /* UTF-8, or null: paired by order of calls per (group, kind). Copied. */
   const void* input;
@@ -77,7 +77,9 @@ typedef struct farandole_request {
   const int64_t* splits; /* alltoall: rows for each member. add_group: count, ranks..., again. remove_group: id */
   double prescale;
   double postscale;
-  int64_t tag;  /* send, receive: both sides agree on it */
+  int64_t tag;  /* send, receive: both sides agree on it. add_group: 0, or a number from 1 << 20 that the members have
+                   agreed on: then they alone ask for the group, and nobody waits for anybody. remove_group: 0; of such a
+                   group: 1, this rank alone leaves it, or 2, it ends on all its members, with an error */
   void* stream; /* of the device; null on CPU */
   /* allreduce in place on memory in several places, which counts as one tensor: pairs of an address and its bytes.
    * `input` and `output` are not looked at. */
@@ -108,14 +110,19 @@ int farandole_poll(farandole_engine* engine, int64_t handle);
 /* 0 when done (look at the outcome), 1 after `timeout_ms`, at a signal, and at least every 100 ms: call again.
  * 2: no such handle. */
 int farandole_wait(farandole_engine* engine, int64_t handle, int64_t timeout_ms);
+/* The same for a thread that waits while others compute: it leaves all work to the engine's own thread. */
+int farandole_wait_aside(farandole_engine* engine, int64_t handle, int64_t timeout_ms);
+/* Memory that will be used again and again, by its whole pages: it is brought into huge ones where the system can. */
+void farandole_settle(void* memory, size_t bytes);
 /* Blocks until some handle that was submitted is done; that handle, 0 after timeout_ms, -1 when the engine has ended.
  * Each handle comes once. */
 int64_t farandole_next_completion(farandole_engine* engine, int64_t timeout_ms);
 
 typedef struct farandole_outcome {
   int32_t code;
-  int32_t rank;        /* whom the error blames, or -1 */
-  int64_t value;       /* join: the last rank; add_group: the first new group's id (the rest follow) */
+  int32_t rank;  /* whom the error blames, or -1 */
+  int64_t value; /* join: the last rank; receive from whoever sends: who it was; add_group: the first new group's id
+                    (the rest follow) */
   const char* message; /* "" when ok */
   const char* phase;   /* where it failed: "negotiate", "pack", ... */
   void* output;        /* the result's memory: yours, or the core's until release */

@@ -46,7 +46,7 @@ std::int64_t Engine::patience() const {
 }
 
 bool Engine::busy() const {
-  if (!transfers_.empty()) return true;
+  if (!transfers_.empty() || !unsourced_.empty()) return true;
   return std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) { return entry.second->busy(); });
 }
 
@@ -76,13 +76,14 @@ void Engine::give_up(const Error& error) {
 bool Engine::pass() {
   std::int64_t now = now_ = os::now_ns();
   moved_ = take_inbox(now);
-  bool frames = !transfers_.empty() || leaving_ || !started_;
+  bool frames = !transfers_.empty() || !unsourced_.empty() || leaving_ || !started_;
   for (const auto& [id, group] : groups_) frames = frames || group->expects_frames();
   if (frames || now - looked_at_ > kLookEvery) moved_ = look_at_sockets() || moved_;
   for (const auto& [id, group] : groups_) {
     moved_ = group->advance(now) || moved_;
     group->check_stalls(now);
   }
+  if (!unsourced_.empty()) moved_ = find_sources() || moved_;
   if (!transfers_.empty()) moved_ = check_transfers() || moved_;
   moved_ = messenger_->flush() || moved_;
   for (std::uint32_t id : removed_) groups_.erase(id);
@@ -144,8 +145,12 @@ bool Engine::take_inbox(std::int64_t now) {
       finish(*operation, revoked_);
     else if (group == groups_.end())
       finish(*operation, {Code::invalid_argument, "process set " + std::to_string(operation->group) + " was removed"});
+    else if (operation->group >= kFirstFounded && group->second->closed().failed())
+      finish(*operation, group->second->closed());
     else if (operation->request.kind == Kind::send || operation->request.kind == Kind::receive)
       begin_transfer(operation);
+    else if (beside(*operation))
+      change_founded(*operation);
     else
       group->second->submit(operation, now);
   }
@@ -240,7 +245,7 @@ void Engine::attach_segment(Group& group, int peer, os::Descriptor file) {
                         neighbour->second.get());
 }
 
-std::int64_t Engine::add_groups(const std::vector<std::int64_t>& sets) {
+std::vector<Topology> Engine::read_sets(const std::vector<std::int64_t>& sets) const {
   std::vector<Topology> topologies;
   for (std::size_t at = 0; at < sets.size();) {
     auto count = static_cast<std::size_t>(sets[at++]);
@@ -254,11 +259,18 @@ std::int64_t Engine::add_groups(const std::vector<std::int64_t>& sets) {
       if (!ranks.insert(static_cast<int>(rank)).second)
         throw Failure(Code::invalid_argument, "a process set names rank " + std::to_string(rank) + " twice");
     }
-    Topology topology = Topology::make({ranks.begin(), ranks.end()}, options_.hosts, options_.rank);
+    topologies.push_back(Topology::make({ranks.begin(), ranks.end()}, options_.hosts, options_.rank));
+  }
+  return topologies;
+}
+
+std::int64_t Engine::add_groups(const std::vector<std::int64_t>& sets) {
+  std::vector<Topology> topologies;
+  for (Topology& topology : read_sets(sets)) {
     auto same = [&](const Topology& other) { return other.ranks == topology.ranks; };
-    bool known =
-        std::any_of(topologies.begin(), topologies.end(), same) ||
-        std::any_of(all_groups_.begin(), all_groups_.end(), [&](const auto& entry) { return same(entry.second); });
+    bool known = std::any_of(topologies.begin(), topologies.end(), same) ||
+                 std::any_of(all_groups_.begin(), all_groups_.end(),
+                             [&](const auto& entry) { return entry.first < kFirstFounded && same(entry.second); });
     if (known) throw Failure(Code::invalid_argument, "a process set with these ranks already exists");
     topologies.push_back(std::move(topology));
   }
@@ -307,6 +319,9 @@ void Engine::on_control(int peer, std::uint32_t type, std::span<const std::byte>
       case Control::leaving:
         on_leaving(peer, reader);
         break;
+      case Control::abandon:
+        on_abandon(peer, reader);
+        break;
       case Control::revoke: {
         Error error{static_cast<Code>(reader.i32()), "", reader.i32()};
         error.message = reader.text();
@@ -338,7 +353,7 @@ void Engine::on_requests(int peer, wire::Reader& reader, std::int64_t now) {
   if (!reader.ok()) return;
   if (Group* group = group_with(id, peer))
     group->on_requests(group->topology().member_of(peer), epoch, std::move(requests), now);
-  else if (id >= next_group_)
+  else if (awaits_founding(id))
     early_requests_.push_back({id, peer, epoch, std::move(requests)});  // its group is being made here
 }
 
@@ -362,7 +377,7 @@ void Engine::on_hello(int peer, wire::Reader& reader, std::vector<os::Descriptor
 void Engine::on_segment(int peer, std::uint32_t id, os::Descriptor file) {
   if (Group* group = group_with(id, peer))
     attach_segment(*group, peer, std::move(file));
-  else if (id >= next_group_)
+  else if (awaits_founding(id))
     early_segments_[{id, peer}] = std::move(file);
 }
 

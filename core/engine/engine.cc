@@ -27,6 +27,11 @@ constexpr std::int64_t kLookAtCores = 100'000;  // between two looks at who shar
 
 }  // namespace
 
+bool beside(const Operation& operation) {
+  Kind kind = operation.request.kind;
+  return point_to_point(kind) || ((kind == Kind::add_group || kind == Kind::remove_group) && operation.tag != 0);
+}
+
 Engine::Engine(Options options)
     : options_(std::move(options)),
       fork_depth_(os::fork_depth()),
@@ -88,10 +93,20 @@ Error Engine::check(const Operation& operation) const {
     return {Code::invalid_argument,
             "rank " + std::to_string(options_.rank) + " is not in process set " + std::to_string(operation.group)};
   if (point_to_point(operation.request.kind)) {
-    if (!std::binary_search(ranks.begin(), ranks.end(), operation.peer))
+    bool anybody = operation.request.kind == Kind::receive && operation.peer == kAnySource;
+    if (!anybody && !std::binary_search(ranks.begin(), ranks.end(), operation.peer))
       return {Code::invalid_argument,
               "rank " + std::to_string(operation.peer) + " is not in process set " + std::to_string(operation.group)};
     return {};
+  }
+  if (beside(operation)) {
+    if (operation.request.kind == Kind::remove_group) {
+      if (operation.request.splits.size() == 1 && operation.request.splits[0] >= kFirstFounded) return {};
+      return {Code::invalid_argument, "this way only a group that its members have made can be removed"};
+    }
+    if (operation.tag >= kFirstFounded && operation.tag < kLastFounded) return {};
+    return {Code::invalid_argument, "a group that its members make has a number from " + std::to_string(kFirstFounded) +
+                                        " to " + std::to_string(kLastFounded - 1)};
   }
   // Errors of other codes are the contract's on all ranks: the coordinator finds them again and tells everybody.
   Error error = negotiate::validate_alone(operation.request, ranks);
@@ -123,7 +138,7 @@ Error Engine::submit(std::vector<OperationPtr> operations, bool bundle, bool pro
     for (std::size_t i = 0; i < operations.size(); ++i) {
       Error error = check(*operations[i]);
       bool again = !operations[i]->request.unnamed && !together.insert(operations[i]->request.name).second;
-      if (again && !error.failed() && !point_to_point(operations[i]->request.kind))
+      if (again && !error.failed() && !beside(*operations[i]))
         error = {Code::invalid_argument, "two tensors of one group are both named " + operations[i]->request.name};
       if (error.failed()) return error;
     }
@@ -134,7 +149,7 @@ Error Engine::submit(std::vector<OperationPtr> operations, bool bundle, bool pro
       operation->handle = handle++;
       operation->submitted_ns = now;
       bytes += request.bytes();
-      if (!point_to_point(request.kind)) {
+      if (!beside(*operation)) {
         if (request.unnamed)
           request.name =
               unnamed_prefix(request.kind) + std::to_string(++inbox_.unnamed[{operation->group, request.kind}]);
@@ -172,13 +187,13 @@ bool Engine::poll(const OperationPtr& operation) {
 }
 
 void Engine::await(const Operation& operation) {
-  if (point_to_point(operation.request.kind)) return;
+  if (beside(operation)) return;
   std::lock_guard lock(inbox_.mutex);
   inbox_.awaited.emplace_back(operation.group, operation.handle);
   inbox_.full.store(true, std::memory_order_release);
 }
 
-bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms) {
+bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms, bool aside) {
   const std::atomic<std::uint32_t>& done = operation->done;
   if (done.load(std::memory_order_acquire) != 0) return true;
   await(*operation);
@@ -186,7 +201,7 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms) {
   std::int64_t end = now + std::min(timeout_ms, kLongestWait) * 1'000'000;
   const bool slow = operation->slow.load(std::memory_order_relaxed);
   const std::int64_t spin = slow ? std::min(kShortSpin, options_.spin_ns) : options_.spin_ns;
-  if (try_seat()) {
+  if (!aside && try_seat()) {
     std::int64_t moved_at = now;
     while (done.load(std::memory_order_acquire) == 0 && now < end) {
       bool moved = drive();
@@ -203,14 +218,15 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms) {
     wake();
   }
   if (done.load(std::memory_order_acquire) == 0 && now < end) {
-    waiters_.fetch_add(1, std::memory_order_relaxed);
+    const int waiting = aside ? 0 : 1;
+    waiters_.fetch_add(waiting, std::memory_order_relaxed);
     operation->sleepers.fetch_add(1, std::memory_order_seq_cst);
     os::futex_wait(&done, 0, end - now);
     operation->sleepers.fetch_sub(1, std::memory_order_relaxed);
-    waiters_.fetch_sub(1, std::memory_order_relaxed);
+    waiters_.fetch_sub(waiting, std::memory_order_relaxed);
   }
   if (done.load(std::memory_order_acquire) != 0) return true;
-  operation->slow.store(true, std::memory_order_relaxed);
+  if (!aside) operation->slow.store(true, std::memory_order_relaxed);
   return false;
 }
 
@@ -335,7 +351,7 @@ void Engine::log(Level level, std::string text) { events_.push({EventKind::log, 
 void Engine::finish(Operation& operation, const Error& error) {
   // A loss explains whatever else went wrong because of it.
   operation.error = error.failed() && revoked_.failed() ? revoked_ : error;
-  if (!point_to_point(operation.request.kind)) {
+  if (!beside(operation)) {
     std::lock_guard lock(inbox_.mutex);
     inbox_.names[operation.group].erase(operation.request.name);
   }

@@ -20,6 +20,16 @@
 
 namespace farandole {
 
+// Never negotiated: transfers, and groups that only their members make.
+bool beside(const Operation& operation);
+constexpr int kAnySource = -1;
+// Numbers of such groups; those that all ranks agree on count up from 1.
+constexpr std::int64_t kFirstFounded = 1 << 20;
+constexpr std::int64_t kLastFounded = 1 << 30;
+// Tags of remove_group: such a group is left by this rank alone, or ended on all of its members, with an error.
+constexpr std::int64_t kDrop = 1;
+constexpr std::int64_t kAbandon = 2;
+
 // One thread at a time sits in the driver's seat and advances everything; it never blocks there. Mostly that is the
 // engine's own thread, which sleeps in the poller when there is nothing to do. A user's thread that waits for a handle
 // takes the seat when it is free, so that short operations need no switch of threads.
@@ -37,7 +47,7 @@ class Engine final : private Services, private link::Listener {
   Error submit(std::vector<OperationPtr> operations, bool bundle, bool prompt);
   OperationPtr find(std::int64_t handle) const { return handles_.find(handle); }
   bool poll(const OperationPtr& operation);
-  bool wait(const OperationPtr& operation, std::int64_t timeout_ms);
+  bool wait(const OperationPtr& operation, std::int64_t timeout_ms, bool aside = false);
   Handles& handles() { return handles_; }
   Events& events() { return events_; }
   Trace& trace() override { return trace_; }
@@ -87,6 +97,7 @@ class Engine final : private Services, private link::Listener {
   void on_requests(int peer, wire::Reader& reader, std::int64_t now);
   void on_buckets(int peer, wire::Reader& reader);
   void on_leaving(int peer, wire::Reader& reader);
+  void on_abandon(int peer, wire::Reader& reader);
 
   // The driver's side (drive.cc).
   void thread_main();
@@ -105,8 +116,10 @@ class Engine final : private Services, private link::Listener {
   void welcome(Inbox::NewLink& link);
   void send_segment(Group& group, int peer);
   void begin_transfer(const OperationPtr& operation);
+  bool find_sources();
   bool check_transfers();
-  void end_transfers(const Error& error);
+  void end_transfers(const Error& error);  // all of them
+  void end_transfers(std::int32_t group, const Error& error);
   bool look_at_sockets();
   void execute_revocation();
   void begin_leaving();
@@ -115,6 +128,13 @@ class Engine final : private Services, private link::Listener {
   void await(const Operation& operation);
   Group* group_with(std::uint32_t id, int peer);  // null unless this rank and the peer are both in it
   void create_group(std::uint32_t id, Topology topology);
+  std::vector<Topology> read_sets(const std::vector<std::int64_t>& sets) const;
+  // Groups that only their members make (founding.cc).
+  void change_founded(Operation& operation);
+  void found_group(Operation& operation);
+  void drop_group(std::uint32_t id);
+  void abandon_group(std::uint32_t id, const Error& error);
+  bool awaits_founding(std::uint32_t id) const { return id >= next_group_ && dropped_.count(id) == 0; }
   void attach_segment(Group& group, int peer, os::Descriptor file);
   void note_milestones();
   std::vector<int> neighbours_missing() const;
@@ -153,6 +173,7 @@ class Engine final : private Services, private link::Listener {
     std::vector<negotiate::Request> requests;
   };
   std::vector<EarlyRequests> early_requests_;
+  std::map<std::uint32_t, Error> early_abandoned_;
   struct PointToPoint {  // a send or a receive: its bytes, and a word beside them that says what they are
     OperationPtr operation;
     link::TransferPtr data;
@@ -166,10 +187,12 @@ class Engine final : private Services, private link::Listener {
     Error mismatch() const;
   };
   std::vector<PointToPoint> transfers_;
+  std::vector<OperationPtr> unsourced_;  // receives from whoever sends first
   std::map<std::tuple<int, Kind, std::int32_t, std::int64_t>, std::uint32_t> transfer_counts_;
   std::map<int, std::map<std::uint32_t, Group::Progress>> left_;  // rank -> group -> how far it had come
   std::vector<os::Event> ready_;
   std::vector<std::uint32_t> removed_;
+  std::set<std::uint32_t> dropped_;  // numbers of groups that members made: they never come again
   Error revoked_;
   bool revoking_ = false;
   bool leaving_ = false;

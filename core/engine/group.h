@@ -52,7 +52,7 @@ inline constexpr int kCounters = 9;
 using Counters = std::array<std::atomic<std::int64_t>, kCounters>;
 
 // Types of control frames between engines.
-enum class Control : std::uint32_t { hello = 1, segment, requests, buckets, word, leaving, revoke };
+enum class Control : std::uint32_t { hello = 1, segment, requests, buckets, word, leaving, revoke, abandon };
 
 // What the groups of one engine share, and what they ask of it.
 class Services {
@@ -108,6 +108,7 @@ class Group {
   void member_left(int member, Progress progress);
   // Ends everything, now and for later.
   void close(const Error& error);
+  const Error& closed() const { return closed_; }  // why
 
   static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 

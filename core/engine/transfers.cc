@@ -1,5 +1,7 @@
 // Send and receive: point to point, beside the collectives, never negotiated.
 // Touches every room below it.
+#include <utility>
+
 #include "base/failpoint.h"
 #include "engine/engine.h"
 
@@ -14,6 +16,11 @@ constexpr std::uint32_t kAboutPointToPoint = 0x40000000u;
 
 void Engine::begin_transfer(const OperationPtr& operation) {
   Kind kind = operation->request.kind;
+  if (operation->peer == kAnySource) {
+    operation->phase = "recv";
+    unsourced_.push_back(operation);
+    return;
+  }
   FARANDOLE_FAILPOINT(static_cast<Services*>(this), kind, "enqueue");
   std::uint32_t number = transfer_counts_[{operation->peer, kind, operation->group, operation->tag}]++;
   link::Tag tag{kPointToPoint | static_cast<std::uint32_t>(operation->group),
@@ -37,6 +44,31 @@ void Engine::begin_transfer(const OperationPtr& operation) {
   }
   FARANDOLE_FAILPOINT(static_cast<Services*>(this), kind, kind == Kind::send ? "send" : "recv");
   transfers_.push_back(std::move(transfer));
+}
+
+// Receives from anybody, in their order: the first member that has sent something becomes the source.
+bool Engine::find_sources() {
+  std::vector<OperationPtr> waiting = std::move(unsourced_);
+  unsourced_.clear();
+  for (const OperationPtr& operation : waiting) {
+    auto id = static_cast<std::uint32_t>(operation->group);
+    auto group = all_groups_.find(id);
+    if (group == all_groups_.end()) {
+      finish(*operation, {Code::invalid_argument, "process set " + std::to_string(id) + " was removed"});
+      continue;
+    }
+    for (int rank : group->second.ranks) {
+      auto counted = transfer_counts_.find({rank, Kind::receive, operation->group, operation->tag});
+      std::uint32_t number = counted == transfer_counts_.end() ? 0 : counted->second;
+      link::Tag about{kPointToPoint | kAboutPointToPoint | id, static_cast<std::uint64_t>(operation->tag), number};
+      if (!messenger_->early(rank, about)) continue;
+      operation->peer = rank;
+      operation->value = rank;
+      break;
+    }
+    begin_transfer(operation);
+  }
+  return unsourced_.size() != waiting.size();
 }
 
 Error Engine::PointToPoint::mismatch() const {
@@ -74,13 +106,26 @@ bool Engine::check_transfers() {
 }
 
 void Engine::end_transfers(const Error& error) {
-  std::vector<PointToPoint> ended = std::move(transfers_);
-  transfers_.clear();
-  for (PointToPoint& transfer : ended) {
-    OperationPtr operation = transfer.operation;
+  std::set<std::int32_t> groups;
+  for (const OperationPtr& operation : unsourced_) groups.insert(operation->group);
+  for (const PointToPoint& transfer : transfers_) groups.insert(transfer.operation->group);
+  for (std::int32_t group : groups) end_transfers(group, error);
+}
+
+void Engine::end_transfers(std::int32_t group, const Error& error) {
+  std::vector<OperationPtr> ended;
+  std::erase_if(unsourced_, [&](const OperationPtr& operation) {
+    if (operation->group != group) return false;
+    ended.push_back(operation);
+    return true;
+  });
+  std::erase_if(transfers_, [&](PointToPoint& transfer) {
+    if (transfer.operation->group != group) return false;
     transfer.drop();  // before the operation's memory is given back
-    finish(*operation, error);
-  }
+    ended.push_back(transfer.operation);
+    return true;
+  });
+  for (const OperationPtr& operation : ended) finish(*operation, error);
 }
 
 }  // namespace farandole

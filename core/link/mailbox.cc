@@ -107,6 +107,13 @@ void Mailbox::sent(Message& message) {
   forget_if_empty(tag);
 }
 
+bool Mailbox::early(const Tag& tag) const {
+  const auto found = channels_.find(tag);
+  if (found == channels_.end()) return false;
+  const Channel& channel = found->second;
+  return channel.receives.empty() && (!channel.early.empty() || (self_ && !channel.sends.empty()));
+}
+
 void Mailbox::granted(const wire::Frame& frame) {
   Channel& channel = channels_[frame.tag];
   channel.grants.push_back(frame.total);

@@ -29,6 +29,9 @@ class Mailbox {
   void withdraw(Message& message);  // its owner dropped it
   void sent(Message& message);      // all of it is in the kernel's hands
 
+  // Whether a message with this tag has come, or been announced, that no receive has asked for.
+  bool early(const Tag& tag) const;
+
   void granted(const wire::Frame& frame);
   bool data_begins(const wire::Frame& frame);
   Pieces place(const wire::Frame& frame, std::size_t offset);

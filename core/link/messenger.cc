@@ -333,6 +333,8 @@ TransferPtr Messenger::receive(int peer, Tag tag, Pieces bytes) {
   return message;
 }
 
+bool Messenger::early(int peer, Tag tag) { return impl_->at(peer).lane_of(tag).mailbox.early(tag); }
+
 void Messenger::control(int peer, std::uint32_t type, std::vector<std::byte> payload,
                         std::vector<os::Descriptor> descriptors) {
   Impl::Peer& to = impl_->at(peer);

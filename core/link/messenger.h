@@ -73,6 +73,8 @@ class Messenger {
   // peer then.
   TransferPtr send(int peer, Tag tag, Pieces bytes);
   TransferPtr receive(int peer, Tag tag, Pieces bytes);
+  // Whether a message with this tag has come from the peer, or been announced, that nobody has asked for.
+  bool early(int peer, Tag tag);
   void control(int peer, std::uint32_t type, std::vector<std::byte> payload,
                std::vector<os::Descriptor> descriptors = {});
   std::function<void(int peer)> wanted;

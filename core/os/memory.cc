@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -128,6 +129,15 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 void prefer_huge_pages(void* memory, std::size_t bytes) {
   // A wish: a kernel without huge pages says no, and nothing is lost.
   (void)madvise(memory, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
+}
+
+void collapse_into_huge_pages(void* memory, std::size_t bytes) {
+#ifndef MADV_COLLAPSE
+  constexpr int MADV_COLLAPSE = 25;  // younger than some C libraries
+#endif
+  auto begin = (reinterpret_cast<std::uintptr_t>(memory) + kHugePage - 1) / kHugePage * kHugePage;
+  auto end = (reinterpret_cast<std::uintptr_t>(memory) + bytes) / kHugePage * kHugePage;
+  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_COLLAPSE);
 }
 
 }  // namespace farandole::os

@@ -39,5 +39,7 @@ class SharedMemory {
 // a fault per 2 MiB instead of one per 4 KiB.
 inline constexpr std::size_t kHugePage = 2 << 20;
 void prefer_huge_pages(void* memory, std::size_t bytes);
+// The whole huge pages in memory that is in use already.
+void collapse_into_huge_pages(void* memory, std::size_t bytes);
 
 }  // namespace farandole::os

@@ -187,6 +187,8 @@ class Config:
     )
     elastic: bool = _worker(False, "ranks may come and go", "HOROVOD_ELASTIC")
 
+    autoload: bool = _setting(True, "torch's own import makes the torch.distributed backend known")
+
     # Speed.
     engine: str = _setting(
         "native", "who moves the bytes; python is the slow specification", choices=("native", "python")

@@ -147,10 +147,12 @@ class Request:
     dtype: DType | None = None  # None: that of the input (or output) array; BFLOAT16 must be said, it lies in uint16
     op: ReduceOp = ReduceOp.SUM
     group: int = 0
-    peer: int = -1  # broadcast: the root; send, receive: the other side. A rank in the job, not in the group
+    peer: int = -1  # broadcast: the root; send, receive: the other side. A rank in the job; receive: -1, anybody
     splits: Sequence[int] | None = None  # alltoall: rows per member; add_group: count, ranks..., again; remove: the id
     prescale: float = 1.0
     postscale: float = 1.0
+    # add_group: 0, or a number from 1 << 20 that the members agree on, who alone ask for the group. remove_group: 0, or
+    # of such a group 1 (this rank leaves it) or 2 (it ends on all its members, with an error).
     tag: int = 0
     # allreduce in place on memory in several places: address, bytes, address, bytes ... `input` keeps it all alive, and
     # has the shape of the whole. For engines that say `scatters`.
@@ -179,7 +181,7 @@ class Outcome:
 
     output: Memory = None
     splits: NDArray[np.int64] | None = None  # alltoall: rows received from each member
-    value: int = 0  # join: the last rank to join; add_group: the first new group's id (the rest follow)
+    value: int = 0  # join: the last rank; receive from anybody: who sent; add_group: the first new id (the rest follow)
 
 
 class Engine(Protocol):
@@ -219,8 +221,15 @@ class Engine(Protocol):
         """Whether the operation is done (or has failed); ValueError for an unknown handle."""
         ...
 
-    def wait(self, handle: int, timeout: float | None = None) -> Outcome:
-        """Waits and releases the handle. FarandoleTimeout after `timeout` seconds leaves the handle as it was."""
+    def wait(self, handle: int, timeout: float | None = None, aside: bool = False) -> Outcome:
+        """Waits and releases the handle. FarandoleTimeout after `timeout` seconds leaves the handle as it was.
+
+        `aside`: other threads compute meanwhile; this one leaves the work to the engine's own.
+        """
+        ...
+
+    def settle(self, memory: Span) -> None:
+        """Says that a tensor's memory is used again and again: it is brought into huge pages where that can be done."""
         ...
 
     def add_link(self, peer: int, fd: int, kind: int) -> None:

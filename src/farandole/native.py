@@ -69,6 +69,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "farandole_run": (INT, (POINTER,)),
     "farandole_poll": (INT, (POINTER, LONG)),
     "farandole_wait": (INT, (POINTER, LONG, LONG)),
+    "farandole_wait_aside": (INT, (POINTER, LONG, LONG)),
+    "farandole_settle": (None, (POINTER, ctypes.c_size_t)),
     "farandole_outcome_of": (INT, (POINTER, LONG, POINTER)),
     "farandole_release": (None, (POINTER, LONG)),
     "farandole_next_event": (INT, (POINTER, POINTER, LONG)),
@@ -159,6 +161,7 @@ class NativeEngine:
         self._submit = self._library.farandole_submit
         self._run = self._library.farandole_run
         self._wait = self._library.farandole_wait
+        self._wait_aside = self._library.farandole_wait_aside
         self._outcome_of = self._library.farandole_outcome_of
         self._release = self._library.farandole_release
         # One entry per call of the core under way. Lists and sets change atomically: no lock on the way of a gradient,
@@ -305,7 +308,8 @@ class NativeEngine:
             raise ValueError(f"there is no handle {handle}")
         return bool(state)
 
-    def wait(self, handle: int, timeout: float | None = None) -> Outcome:
+    def wait(self, handle: int, timeout: float | None = None, aside: bool = False) -> Outcome:
+        wait = self._wait_aside if aside else self._wait
         deadline = None if timeout is None else time.monotonic() + timeout
         self._enter()
         try:
@@ -313,7 +317,7 @@ class NativeEngine:
             while True:
                 if deadline is not None:
                     slice_ms = min(SLICE_MS, _milliseconds(deadline - time.monotonic()))
-                code = self._wait(self._pointer, handle, slice_ms)
+                code = wait(self._pointer, handle, slice_ms)
                 if code == errors.OK:
                     return self._take(handle)
                 if code == errors.INVALID_ARGUMENT:
@@ -326,6 +330,10 @@ class NativeEngine:
                     raise errors.FarandoleTimeout(f"{what} was not done after {timeout:g} s", seconds=timeout)
         finally:
             self._exit()
+
+    def settle(self, memory: Span) -> None:
+        owner = memory.owner
+        self._library.farandole_settle(memory.address, owner.numel() * owner.element_size())
 
     def _take(self, handle: int) -> Outcome:
         """Turns a finished operation into its outcome and frees the handle, unless its memory goes on loan."""

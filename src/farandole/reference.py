@@ -267,6 +267,8 @@ class ReferenceEngine:
             if self.ended is not None:
                 raise self.ended
             for request in requests:
+                if request.kind in (Kind.ADD_GROUP, Kind.REMOVE_GROUP) and request.tag:
+                    raise ValueError("the Python engine makes no groups of their members alone; use engine=native")
                 group = self.groups.get(request.group)
                 check(request, None if group is None else group.ranks, self.rank)
             names = self.names_for(requests)
@@ -356,7 +358,10 @@ class ReferenceEngine:
                 raise ValueError(f"there is no handle {handle}")
             return self.handles[handle].done
 
-    def wait(self, handle: int, timeout: float | None = None) -> Outcome:
+    def settle(self, memory: Span) -> None:
+        """Pages are as good as others here."""
+
+    def wait(self, handle: int, timeout: float | None = None, aside: bool = False) -> Outcome:
         with self.monitor:
             if handle not in self.handles:
                 raise ValueError(f"there is no handle {handle}")

@@ -58,6 +58,7 @@ from .autograd import (
     reducescatter,
 )
 from .compression import Compression, Compressor
+from .ddp import Hosts, ddp_hook
 from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from .helpers import WarmupLR, check_equal, cuda_built, device, rocm_built, scale_lr, set_seed
 from .ops import (
@@ -92,6 +93,7 @@ __all__ = [
     "DistributedOptimizer",
     "FarandoleTimeout",
     "HorovodInternalError",
+    "Hosts",
     "HostsUpdatedInterrupt",
     "Max",
     "Min",
@@ -129,6 +131,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "ddp_hook",
     "device",
     "global_process_set",
     "gloo_built",

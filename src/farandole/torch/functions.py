@@ -1,5 +1,5 @@
 # The state of models and optimizers from one rank to all; objects come from the NumPy layer.
-# Touches torch, memory, ops and objects.
+# Touches torch, memory, ops, sharding and objects.
 """Called once before training, so that all ranks begin with the same parameters and optimizer state."""
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ..objects import allgather_object, broadcast_object
 from ..runtime import runtime
 from . import memory
 from .ops import begin_broadcast, synchronize
+from .sharding import Shares
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -108,8 +109,11 @@ def broadcast_optimizer_state(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of torch.optim.LBFGS cannot be broadcast")
     tensors: list[torch.Tensor] = []
+    # Of a sharded optimizer every rank has a part: all have to ask for the whole.
+    sharded = isinstance(getattr(optimizer, "_gradients", None), Shares)
+    whole = optimizer.state_dict() if sharded or runtime.world.engine.rank == root_rank else {}
     if runtime.world.engine.rank == root_rank:
-        broadcast_object(_hollow(optimizer.state_dict(), tensors), root_rank, "optimizer_state", process_set)
+        broadcast_object(_hollow(whole, tensors), root_rank, "optimizer_state", process_set)
         _broadcast_all(_numbered(tensors), root_rank, process_set)
         return
     state = _fill(broadcast_object(None, root_rank, "optimizer_state", process_set), tensors)

@@ -318,6 +318,7 @@ def DistributedOptimizer(
     groups: Any = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    shard_optimizer_state: bool = False,
 ) -> Any:
     """An optimizer like `optimizer`, over the same parameters and state, that steps by the gradients of all ranks.
 
@@ -329,6 +330,8 @@ def DistributedOptimizer(
     groups: how many groups of gradients, or lists of parameters; those of a group are reduced together.
     sparse_as_dense: sparse gradients are made dense first.
     process_set: the ranks that train together.
+    shard_optimizer_state: each rank keeps the state of, and steps, its share of the parameters (ZeRO-1). The results
+        are the same, the memory for the state is divided by the number of ranks; every rank must call state_dict().
     """
     chosen = chosen_op(op, None)
     _check_wrapped(optimizer)
@@ -339,6 +342,12 @@ def DistributedOptimizer(
     names = _names_of(optimizer, named_parameters)
     bundles = _bundles_of(params, num_groups, groups)
     _check_set(process_set)
+    if shard_optimizer_state and process_set.included():
+        if bundles or gradient_predivide_factor != 1.0:
+            raise ValueError("shard_optimizer_state=True goes with neither groups nor gradient_predivide_factor")
+        from .sharded_optimizer import shard  # which builds on this file
+
+        return shard(optimizer, names, compression, passes, chosen, process_set)
     base: Any = type(optimizer)
     if chosen == ReduceOp.ADASUM and runtime.world.engine.size > 1:
         distributed = adopt(class_over(AdasumSteps, base), optimizer)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,8 +22,14 @@ BATCH_BYTES = 1 << 20
 UNKNOWN, DENSE, SPARSE = 0, 1, 2
 
 
-# As a decorator it hides the types from the checker.
-_without_graph: Callable[[Callable[[Any], None]], Callable[[Any], None]] = torch.no_grad()
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def without_graph(function: Function) -> Function:
+    """torch.no_grad, which as a decorator hides the types from the checker."""
+    hidden: Any = torch.no_grad()(function)
+    kept: Function = hidden
+    return kept
 
 
 class Slot:
@@ -138,7 +144,7 @@ class Parcel(Bundle):
         request.pieces = pieces
         return True
 
-    @_without_graph
+    @without_graph
     def load(self) -> None:
         """Copies the gradients in; stand-ins for parameters that are frozen."""
         self._grads = [slot.param.grad for slot in self.slots]
@@ -161,7 +167,7 @@ class Parcel(Bundle):
             else:
                 view.fill_(-0.0)
 
-    @_without_graph
+    @without_graph
     def unload(self) -> None:
         """Copies the results out, into the gradients they came from."""
         if len(self._parts) < len(self.slots):

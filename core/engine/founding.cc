@@ -1,0 +1,85 @@
+// Groups that only their members make, leave and end: nobody else hears of them, and nothing is negotiated.
+// Touches every room below it.
+#include "engine/engine.h"
+
+namespace farandole {
+
+void Engine::change_founded(Operation& operation) {
+  try {
+    if (operation.request.kind == Kind::add_group) {
+      found_group(operation);
+    } else {
+      auto id = static_cast<std::uint32_t>(operation.request.splits.at(0));
+      if (groups_.count(id) == 0)
+        throw Failure(Code::invalid_argument, "there is no process set " + std::to_string(id) + " to remove");
+      if (operation.tag == kAbandon)
+        abandon_group(id, {Code::revoked,
+                           "rank " + std::to_string(options_.rank) + " has aborted process set " + std::to_string(id),
+                           options_.rank});
+      else
+        drop_group(id);
+    }
+  } catch (const Failure& failure) {
+    return finish(operation, failure.error());
+  }
+  finish(operation, {});
+}
+
+// Under a number that the members have agreed on themselves. What a quicker member sends waits here until the group is
+// made.
+void Engine::found_group(Operation& operation) {
+  std::vector<Topology> sets = read_sets(operation.request.splits);
+  if (sets.size() != 1 || sets[0].me < 0)
+    throw Failure(Code::invalid_argument, "only a member makes a group by its number, and one at a time");
+  auto id = static_cast<std::uint32_t>(operation.tag);
+  if (all_groups_.count(id) != 0 || dropped_.count(id) != 0)
+    throw Failure(Code::invalid_argument, "there is, or was, a group with the number " + std::to_string(id));
+  create_group(id, std::move(sets[0]));
+  operation.value = id;
+  auto abandoned = early_abandoned_.find(id);
+  if (abandoned == early_abandoned_.end()) return;
+  groups_.at(id)->close(abandoned->second);
+  early_abandoned_.erase(abandoned);
+}
+
+// The other members may still be at work on what this rank has finished: their memory is their own.
+void Engine::drop_group(std::uint32_t id) {
+  end_transfers(static_cast<std::int32_t>(id),
+                {Code::invalid_argument, "process set " + std::to_string(id) + " was removed"});
+  remove_group(id);
+  count_unnamed_anew(id);
+  dropped_.insert(id);
+  std::erase_if(transfer_counts_,
+                [&](const auto& entry) { return std::get<2>(entry.first) == static_cast<std::int32_t>(id); });
+  std::erase_if(early_requests_, [&](const EarlyRequests& early) { return early.group == id; });
+  std::erase_if(early_segments_, [&](const auto& entry) { return entry.first.first == id; });
+}
+
+// Every operation of the group ends with the error, on every member, now and for later; other groups go on.
+void Engine::abandon_group(std::uint32_t id, const Error& error) {
+  Group& group = *groups_.at(id);
+  wire::Writer writer;
+  writer.u32(id);
+  writer.text(error.message);
+  std::vector<std::byte> message = writer.take();
+  for (int rank : group.topology().ranks)
+    if (rank != options_.rank && messenger_->has(rank))
+      messenger_->control(rank, static_cast<std::uint32_t>(Control::abandon), message);
+  group.close(error);
+  end_transfers(static_cast<std::int32_t>(id), error);
+}
+
+void Engine::on_abandon(int peer, wire::Reader& reader) {
+  std::uint32_t id = reader.u32();
+  Error error{Code::revoked, reader.text(), peer};
+  Group* group = group_with(id, peer);
+  if (!reader.ok()) return;
+  if (group == nullptr) {
+    if (id >= kFirstFounded && awaits_founding(id)) early_abandoned_[id] = error;
+    return;
+  }
+  group->close(error);
+  end_transfers(static_cast<std::int32_t>(id), error);
+}
+
+}  // namespace farandole

@@ -1,0 +1,67 @@
+# What torch runs at the end of its own import: the backend `farandole` becomes known, and nothing else is loaded.
+# Touches torch.distributed's registries alone; the backend itself is loaded when a group is made.
+"""The entry point of `torch.backends`: it never raises, and FARANDOLE_AUTOLOAD=0 switches it off."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from typing import Any
+
+NAME = "farandole"
+
+
+def register() -> None:
+    """For the entry point."""
+    if os.environ.get("FARANDOLE_AUTOLOAD", "1").strip().lower() in ("0", "false", "no", "off"):
+        return
+    try:
+        library = os.path.join(os.path.dirname(__file__), "_native", "libfarandole.so")
+        if not os.path.exists(library):
+            raise FileNotFoundError(f"{library} does not exist; install the package again")
+        announce()
+    except Exception as error:
+        warnings.warn(f"farandole cannot be used as a backend of torch.distributed: {error}", stacklevel=2)
+
+
+def announce() -> None:
+    """Registers the backend; again is once."""
+    from torch import distributed as dist
+
+    if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
+        return
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+    # torch gives a backend in Python the whole group: so the combinations are backends of their own.
+    for far in ("nccl", "gloo"):
+        for name in (f"cpu:{NAME},cuda:{far}", f"cuda:{far},cpu:{NAME}"):
+            dist.Backend.register_backend(name, _compose(far), extended_api=True, devices=["cpu", "cuda"])
+    # The function of this name hides the module.
+    handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    original = handlers["env"]
+
+    def meet(url: str, timeout: Any = dist.default_pg_timeout, **more: Any) -> Any:
+        # torch's own variables come first; without them torch could only fail.
+        if not all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")):
+            from .torch.distributed import rendezvous as ours
+
+            if ours.launched():
+                return ours.meet(timeout)
+        return original(url, timeout=timeout, **more)
+
+    handlers["env"] = meet
+
+
+def _create(opts: Any, options: Any) -> Any:
+    from .torch.distributed.backend import create
+
+    return create(opts)
+
+
+def _compose(far: str) -> Any:
+    def create(opts: Any, options: Any) -> Any:
+        from .torch.distributed.composed import create
+
+        return create(far, opts, options)
+
+    return create

@@ -1,0 +1,107 @@
+# A communication hook for DistributedDataParallel: gradients travel by this package, whatever backend DDP has.
+# Touches torch, ops, groups, objects and runtime.
+"""`model.register_comm_hook(None, hvd.ddp_hook)`; with NCCL inside each host `register_comm_hook(hvd.Hosts(), ...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import distributed as dist
+
+from ..groups import ProcessSet, global_process_set
+from ..objects import allgather_object
+from ..pending import synchronize
+from ..reductions import Average
+from ..runtime import World, runtime
+from .ops import allreduce_, allreduce_async_
+
+# Completes futures, in the order of the buckets. It ends with the world.
+_workers: WeakKeyDictionary[World, ThreadPoolExecutor] = WeakKeyDictionary()
+
+
+class Hosts:
+    """For DDP whose process group is that of one host: every rank of it carries its share of a bucket to other hosts.
+
+    All ranks of the job make it at the same time; every host must have as many ranks. `group` is the group of
+    torch.distributed inside the host (the default one if None), for example on NCCL.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self.group = group
+        self.size = dist.get_world_size(group)
+        place = dist.get_rank(group)
+        places = allgather_object((place, self.size))
+        if any(size != self.size for _, size in places):
+            raise ValueError(f"every host must have as many ranks; found {sorted({size for _, size in places})}")
+        # Sets are the whole job's: every rank makes all of them.
+        columns = [[rank for rank, (other, _) in enumerate(places) if other == at] for at in range(self.size)]
+        sets = [
+            global_process_set if len(ranks) == len(places) else runtime.world.groups.find(ranks) or _add(ranks)
+            for ranks in columns
+        ]
+        self.process_set = sets[place]
+
+    def average(self, buffer: torch.Tensor) -> None:
+        """In place: each rank of the host gets a share of its sum, averages that over the hosts, and gives it back."""
+        share = -(-buffer.numel() // self.size)
+        row = torch.zeros(share * self.size, dtype=buffer.dtype, device=buffer.device)
+        row[: buffer.numel()].copy_(buffer.view(-1))
+        mine = torch.empty(share, dtype=buffer.dtype, device=buffer.device)
+        dist.reduce_scatter_tensor(mine, row, group=self.group)
+        mine.div_(self.size)
+        allreduce_(mine, op=Average, process_set=self.process_set)
+        dist.all_gather_into_tensor(row, mine, group=self.group)
+        buffer.view(-1).copy_(row[: buffer.numel()])
+
+
+def _add(ranks: list[int]) -> ProcessSet:
+    made = ProcessSet(ranks)
+    runtime.world.groups.add([made])
+    return made
+
+
+def ddp_hook(state: ProcessSet | Hosts | None, bucket: Any) -> Any:
+    """Averages a bucket of DDP over the ranks of `state`: None means all of the job, Hosts those of DDP and beyond."""
+    buffer = bucket.buffer()
+    if isinstance(state, Hosts):
+
+        def average() -> None:
+            state.average(buffer)
+
+    else:
+        handle = allreduce_async_(buffer, op=Average, process_set=state or global_process_set)
+
+        def average() -> None:
+            synchronize(handle)
+
+    return _later(average, buffer)
+
+
+if dist.is_available():
+    # DDP compares the types themselves, and this file has only their names.
+    ddp_hook.__annotations__ |= {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+
+
+def _later(run: Callable[[], None], buffer: torch.Tensor) -> Any:
+    """A Future of the buffer that is done when `run` is."""
+    worker = _workers.get(runtime.world)
+    if worker is None:
+        worker = _workers[runtime.world] = ThreadPoolExecutor(1, thread_name_prefix="farandole-ddp")
+    far = buffer.is_cuda
+    future: Any = torch.futures.Future(devices=[buffer.device] if far else None)
+    stream = torch.cuda.current_stream(buffer.device) if far else None
+
+    def complete() -> None:
+        try:
+            with torch.cuda.stream(stream):  # None: nothing is done
+                run()
+                future.set_result(buffer)
+        except BaseException as error:
+            future.set_exception(error)
+
+    worker.submit(complete)
+    return future

@@ -1,0 +1,22 @@
+# The torch.distributed backend: importing this registers it, unless torch's own import has (see autoload.py).
+# Re-exports alone.
+"""`torch.distributed.init_process_group("farandole")`: DDP, FSDP2 and whatever else speaks torch.distributed.
+
+>>> import torch, farandole.torch.distributed, torch.distributed as dist
+>>> dist.init_process_group("farandole", store=dist.HashStore(), rank=0, world_size=1)
+>>> tensor = torch.ones(2)
+>>> dist.all_reduce(tensor)
+>>> tensor
+tensor([1., 1.])
+>>> dist.destroy_process_group()
+"""
+
+from __future__ import annotations
+
+from ...autoload import announce
+from .group import Group
+from .work import Work
+
+__all__ = ["Group", "Work"]
+
+announce()

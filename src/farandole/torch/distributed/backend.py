@@ -1,0 +1,88 @@
+# How torch.distributed's groups come about: the default one is this process's world, others are made by their members.
+# Touches torch, config, engine, runtime and the detection of launchers.
+"""`create` is what torch calls for `init_process_group("farandole")` and for `new_group`."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import Any
+
+from torch import distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ... import errors
+from ...config import Config, environment
+from ...launch.clusters import ClusterError, Found, detect, settle
+from ...runtime import World, runtime
+from .collectives import Members
+from .group import Group, found
+
+
+def create(opts: Any, kind: type[Group] = Group) -> Group:
+    """The group that torch asks for; `opts` has its store, ranks and name. Without ranks it is the default group."""
+    ranks = list(opts.global_ranks_in_group)
+    try:
+        if not ranks:
+            ours = not runtime.initialized
+            world = _join(opts.store, opts.group_rank, opts.group_size)
+            members = Members(tuple(range(opts.group_size)), opts.group_rank)
+            close = runtime.close if ours else lambda: None
+            return kind(world, 0, members, opts.store, opts.timeout, opts.group_id, close)
+        default = dist.group.WORLD
+        world = _join(c10d._get_default_store(), default.rank(), default.size())
+        return found(kind, world, Members(tuple(ranks), opts.group_rank), opts.store, opts.timeout, opts.group_id)
+    except errors.HorovodInternalError as error:
+        raise dist.DistBackendError(f"the group {opts.group_id} could not be made: {error}") from error
+
+
+def _join(store: Any, rank: int, size: int) -> World:
+    """This process's world, which is joined if need be; ValueError unless it is the one that torch means."""
+    if not runtime.initialized:
+        config, found = _place(store, rank, size)
+        runtime.open(config, [], found)
+    world = runtime.world
+    if (world.engine.rank, world.engine.size) != (rank, size):
+        raise ValueError(
+            f"torch.distributed says rank {rank} of {size}, but this process is rank {world.engine.rank} of "
+            f"{world.engine.size} in its job; the default group has to be the whole job"
+        )
+    return world
+
+
+def _place(store: Any, rank: int, size: int) -> tuple[Config, Found | None]:
+    """Who this process is: as its launcher says, or else as torch.distributed's store does."""
+    config = Config.from_environment()
+    if config.rendezvous is not None:
+        return config, None
+    try:
+        found = detect(environment(), config.launcher)
+    except ClusterError:
+        found = None  # torch knows more than the variables say
+    if found is None or (found.rank, found.size) != (rank, size):
+        found = _found_in(store, rank, size)
+    return settle(config, found), found
+
+
+def _found_in(store: Any, rank: int, size: int) -> Found:
+    """The place in a job of which only torch's store is known."""
+    host = os.uname().nodename
+    store.set(f"farandole/host/{rank}", host)
+    if rank == 0:
+        store.set("farandole/key", secrets.token_hex(16))
+    key = store.get("farandole/key").decode()
+    hosts = [store.get(f"farandole/host/{other}").decode() for other in range(size)]
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    address = f"{store.host}:{store.port}" if isinstance(store, dist.TCPStore) else ""
+    return Found(
+        launcher="torchrun",
+        title="torch.distributed's store",
+        rank=rank,
+        size=size,
+        local_rank=hosts[:rank].count(host),
+        local_size=hosts.count(host),
+        hostname=host,
+        key=f"torch.distributed {key}",
+        store=address,
+    )

@@ -1,0 +1,342 @@
+# The collectives of torch.distributed as requests of the engine: what is sent, where results go, what is left to do.
+# Touches torch, engine, tensors and reduce_ops.
+"""Each function gives a `Plan`; the group submits its requests and calls `finish` when they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...engine import DType, Kind, Outcome, ReduceOp, Request
+from ...pending import output_of
+from ..memory import tensor_of
+from .reduce_ops import Reduction
+from .tensors import Target, buffer, same_type, source
+
+# Tags of the root's transfers: those of users have 32 bits.
+GATHER, SCATTER = 1 << 40, 1 << 41
+
+
+def _nothing(outcomes: list[Outcome]) -> None:
+    """For plans whose results lie where they belong."""
+
+
+@dataclass
+class Plan:
+    """Requests without their group, the tensors that users see as results, and what follows."""
+
+    requests: list[Request]
+    results: Sequence[torch.Tensor] = ()
+    finish: Callable[[list[Outcome]], None] = _nothing
+    in_order: bool = True  # collectives end in their order, transfers do not
+
+
+@dataclass(frozen=True)
+class Members:
+    """A group's ranks in the order of torch.distributed; the core's order is that of the ranks."""
+
+    ranks: tuple[int, ...]
+    me: int
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def sorted(self) -> bool:
+        return list(self.ranks) == sorted(self.ranks)
+
+    def from_core(self, items: Sequence[Any]) -> list[Any]:
+        """Things that lie in the core's order, in ours."""
+        place = {rank: at for at, rank in enumerate(sorted(self.ranks))}
+        return [items[place[rank]] for rank in self.ranks]
+
+    def to_core(self, items: Sequence[Any]) -> list[Any]:
+        """Things in our order, in the core's."""
+        return [items[self.ranks.index(rank)] for rank in sorted(self.ranks)]
+
+
+def _received(outcome: Outcome, like: torch.Tensor) -> torch.Tensor:
+    """What the core allocated, as a flat tensor."""
+    return tensor_of(output_of(outcome), like.dtype == torch.bfloat16)
+
+
+def _request(kind: Kind, flat: torch.Tensor, output: torch.Tensor | None = None, **more: Any) -> Request:
+    read = buffer(flat)
+    written = None if output is None else read.array if output is flat else buffer(output).array
+    return Request(kind, None, read.array, written, read.dtype, **more)
+
+
+# --- reductions ------------------------------------------------------------------------------------------------------
+
+
+def allreduce(tensor: torch.Tensor, reduction: Reduction, members: Members) -> Plan:
+    """In place."""
+    target = Target(tensor, filled=True)
+    flat = target.flat
+    if reduction.bitwise is not None:
+
+        def give(total: torch.Tensor) -> None:
+            flat.copy_(total)
+            target.land()
+
+        return _folded(flat, [tensor], reduction, members, give)
+    if reduction.factor is not None:
+        flat.mul_(_here(reduction.factor))
+    request = _request(Kind.ALLREDUCE, flat, flat, op=reduction.op)
+    return Plan([request], [tensor], lambda outcomes: target.land())
+
+
+def _here(factor: Any) -> Any:
+    return factor.cpu() if isinstance(factor, torch.Tensor) else factor
+
+
+def _folded(
+    flat: torch.Tensor,
+    results: Sequence[torch.Tensor],
+    reduction: Reduction,
+    members: Members,
+    give: Callable[[torch.Tensor], Any],
+) -> Plan:
+    if flat.dtype.is_floating_point or flat.dtype.is_complex:
+        raise RuntimeError(f"bitwise reductions need whole numbers or bool, not {flat.dtype}")
+
+    def finish(outcomes: list[Outcome]) -> None:
+        give(reduction.fold(_received(outcomes[0], flat).view(members.size, -1)))
+
+    return Plan([_request(Kind.ALLGATHER, flat)], results, finish)
+
+
+def reduce(tensor: torch.Tensor, reduction: Reduction, root: int, members: Members) -> Plan:
+    """The root's tensor becomes the result; the others' stay as they are."""
+    if members.me == root:
+        return allreduce(tensor, reduction, members)
+    plan = allreduce(source(tensor).clone(), reduction, members)
+    plan.results = [tensor]
+    return plan
+
+
+def reduce_scatter(
+    output: torch.Tensor, pieces: Sequence[torch.Tensor], reduction: Reduction, members: Members
+) -> Plan:
+    """`pieces`: one per member, in our order."""
+    if len(pieces) != members.size:
+        raise ValueError(f"reduce_scatter needs {members.size} inputs, one per rank, not {len(pieces)}")
+    same_type([output, *pieces])
+    if output.numel() != pieces[members.me].numel():
+        raise ValueError(
+            f"the output has {output.numel()} elements, but this rank's input {pieces[members.me].numel()}"
+        )
+    flats = [source(piece) for piece in members.to_core(pieces)]
+    whole = flats[0] if len(flats) == 1 else torch.cat(flats)
+    even = len({flat.numel() for flat in flats}) == 1
+    return _reduce_scatter(output, whole, [flat.numel() for flat in flats], even, reduction, members, fresh=True)
+
+
+def reduce_scatter_single(output: torch.Tensor, given: torch.Tensor, reduction: Reduction, members: Members) -> Plan:
+    """`given`: the members' shares behind each other."""
+    same_type([output, given])
+    if given.numel() != output.numel() * members.size:
+        raise ValueError(
+            f"the input has {given.numel()} elements; expected {members.size} times the {output.numel()} of the output"
+        )
+    flat = source(given)
+    if not members.sorted:
+        flat = torch.cat(members.to_core(flat.chunk(members.size)))
+    counts = [output.numel()] * members.size
+    return _reduce_scatter(output, flat, counts, True, reduction, members, fresh=flat.data_ptr() != given.data_ptr())
+
+
+def _reduce_scatter(
+    output: torch.Tensor,
+    whole: torch.Tensor,
+    counts: list[int],
+    even: bool,
+    reduction: Reduction,
+    members: Members,
+    fresh: bool,
+) -> Plan:
+    """`whole` in the core's order; `fresh`: it is ours to write to."""
+    if reduction.factor is not None:
+        whole, fresh = whole * _here(reduction.factor), True
+    if even and reduction.scatters:
+        target = Target(output)
+        request = _request(Kind.REDUCESCATTER, whole, target.flat, op=reduction.op)
+        return Plan([request], [output], lambda outcomes: target.land())
+    # The core scatters sums and averages in equal shares: the rest is reduced as a whole.
+    place = sorted(members.ranks).index(members.ranks[members.me])
+    mine = slice(sum(counts[:place]), sum(counts[: place + 1]))
+    total = whole if fresh else whole.clone()
+    plan = allreduce(total, Reduction(reduction.op, None, reduction.bitwise), members)
+    before = plan.finish
+
+    def finish(outcomes: list[Outcome]) -> None:
+        before(outcomes)
+        output.detach().copy_(total[mine].view(output.shape))
+
+    return Plan(plan.requests, [output], finish)
+
+
+# --- copies ----------------------------------------------------------------------------------------------------------
+
+
+def broadcast(tensor: torch.Tensor, root: int, members: Members) -> Plan:
+    """In place; `root` is a place in the group."""
+    target = Target(tensor, filled=members.me == root, bits=True)
+    request = _request(Kind.BROADCAST, target.flat, target.flat, peer=members.ranks[root])
+    return Plan([request], [tensor], lambda outcomes: target.land())
+
+
+def allgather(outputs: Sequence[torch.Tensor], given: torch.Tensor, members: Members) -> Plan:
+    """One output per member."""
+    if len(outputs) != members.size:
+        raise ValueError(f"allgather needs {members.size} outputs, one per rank, not {len(outputs)}")
+    same_type([given, *outputs])
+    if outputs[members.me].numel() != given.numel():
+        raise ValueError(f"this rank's input has {given.numel()} elements, its output {outputs[members.me].numel()}")
+    flat = source(given, bits=True)
+    return Plan(
+        [_request(Kind.ALLGATHER, flat)], outputs, lambda outcomes: _spread(outcomes[0], flat, outputs, members)
+    )
+
+
+def _spread(outcome: Outcome, flat: torch.Tensor, outputs: Sequence[torch.Tensor], members: Members) -> None:
+    """Gives each output its share of what came."""
+    received = _received(outcome, flat).view(outputs[0].dtype)
+    counts = [output.numel() for output in members.to_core(outputs)]
+    if sum(counts) != received.numel():
+        raise ValueError(f"the ranks sent {received.numel()} elements, but the outputs have {sum(counts)}")
+    for output, share in zip(members.to_core(outputs), received.split(counts), strict=True):
+        output.detach().copy_(share.view(output.shape))
+
+
+def allgather_single(output: torch.Tensor, given: torch.Tensor, members: Members) -> Plan:
+    """The members' elements behind each other."""
+    same_type([output, given])
+    if output.numel() != given.numel() * members.size:
+        raise ValueError(
+            f"the output has {output.numel()} elements; expected {members.size} times the {given.numel()} of the input"
+        )
+    flat = source(given, bits=True)
+
+    def finish(outcomes: list[Outcome]) -> None:
+        received = _received(outcomes[0], flat).view(output.dtype)
+        if not members.sorted:
+            received = torch.cat(members.from_core(received.chunk(members.size)))
+        output.detach().copy_(received.view(output.shape))
+
+    return Plan([_request(Kind.ALLGATHER, flat)], [output], finish)
+
+
+def alltoall(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], members: Members) -> Plan:
+    """A tensor to and from each member."""
+    for what, tensors in (("inputs", inputs), ("outputs", outputs)):
+        if len(tensors) != members.size:
+            raise ValueError(f"alltoall needs {members.size} {what}, one per rank, not {len(tensors)}")
+    same_type([*outputs, *inputs])
+    flats = [source(tensor, bits=True) for tensor in members.to_core(inputs)]
+    flat = torch.cat(flats)
+    request = _request(Kind.ALLTOALL, flat, splits=[piece.numel() for piece in flats])
+    return Plan([request], outputs, lambda outcomes: _spread_checked(outcomes[0], flat, outputs, members))
+
+
+def _spread_checked(outcome: Outcome, flat: torch.Tensor, outputs: Sequence[torch.Tensor], members: Members) -> None:
+    width = outputs[0].element_size() // flat.element_size()
+    expected = [output.numel() * width for output in members.to_core(outputs)]
+    assert outcome.splits is not None
+    if outcome.splits.tolist() != expected:
+        raise ValueError(f"the ranks sent {outcome.splits.tolist()} elements, but the outputs expect {expected}")
+    _spread(outcome, flat, outputs, members)
+
+
+def alltoall_single(
+    output: torch.Tensor,
+    given: torch.Tensor,
+    output_splits: Sequence[int],
+    input_splits: Sequence[int],
+    members: Members,
+) -> Plan:
+    """Rows of `given` to the members, rows of `output` from them; equal shares without splits."""
+    inputs = given.split(_rows(given, input_splits, members, "input"))
+    outputs = output.split(_rows(output, output_splits, members, "output"))
+    plan = alltoall(outputs, inputs, members)
+    plan.results = [output]
+    return plan
+
+
+def _rows(tensor: torch.Tensor, splits: Sequence[int], members: Members, what: str) -> list[int]:
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not splits:
+        if rows % members.size:
+            raise ValueError(f"{rows} rows of the {what} cannot be divided evenly among {members.size} ranks")
+        return [rows // members.size] * members.size
+    if len(splits) != members.size or sum(splits) != rows:
+        raise ValueError(f"{what} splits {list(splits)} do not fit {rows} rows and {members.size} ranks")
+    return list(splits)
+
+
+# --- the root's transfers --------------------------------------------------------------------------------------------
+
+
+def send(tensor: torch.Tensor, rank: int, tag: int) -> Plan:
+    """To a rank of the job."""
+    flat = source(tensor, bits=True)
+    return Plan([_request(Kind.SEND, flat, peer=rank, tag=tag)], [tensor], in_order=False)
+
+
+def receive(tensor: torch.Tensor, rank: int, tag: int) -> Plan:
+    """From a rank of the job, or from anybody (-1)."""
+    target = Target(tensor, bits=True)
+    write = buffer(target.flat)
+    request = Request(Kind.RECEIVE, None, None, write.array, write.dtype, peer=rank, tag=tag)
+    return Plan([request], [tensor], lambda outcomes: target.land(), in_order=False)
+
+
+def together(plans: Sequence[Plan], results: Sequence[torch.Tensor] | None = None) -> Plan:
+    """Several plans as one."""
+
+    def finish(outcomes: list[Outcome]) -> None:
+        at = 0
+        for plan in plans:
+            plan.finish(outcomes[at : at + len(plan.requests)])
+            at += len(plan.requests)
+
+    requests = [request for plan in plans for request in plan.requests]
+    given = [result for plan in plans for result in plan.results] if results is None else results
+    return Plan(requests, given, finish, in_order=all(plan.in_order for plan in plans))
+
+
+def gather(outputs: Sequence[torch.Tensor], given: torch.Tensor, root: int, members: Members) -> Plan:
+    """The root gets one tensor per member."""
+    if members.me != root:
+        if outputs:
+            raise ValueError("gather: only the root has outputs")
+        return send(given, members.ranks[root], GATHER)
+    if len(outputs) != members.size:
+        raise ValueError(f"gather needs {members.size} outputs on the root, one per rank, not {len(outputs)}")
+    same_type([given, *outputs])
+    outputs[root].detach().copy_(given.detach().view(outputs[root].shape))
+    plans = [receive(output, members.ranks[place], GATHER) for place, output in enumerate(outputs) if place != root]
+    return together(plans, list(outputs))
+
+
+def scatter(output: torch.Tensor, inputs: Sequence[torch.Tensor], root: int, members: Members) -> Plan:
+    """The root sends one tensor to each member."""
+    if members.me != root:
+        if inputs:
+            raise ValueError("scatter: only the root has inputs")
+        return receive(output, members.ranks[root], SCATTER)
+    if len(inputs) != members.size:
+        raise ValueError(f"scatter needs {members.size} inputs on the root, one per rank, not {len(inputs)}")
+    same_type([output, *inputs])
+    output.detach().copy_(inputs[root].detach().view(output.shape))
+    plans = [send(given, members.ranks[place], SCATTER) for place, given in enumerate(inputs) if place != root]
+    return together(plans, [output])
+
+
+def barrier() -> Plan:
+    """Nothing but waiting."""
+    return Plan([Request(Kind.BARRIER, dtype=DType.UINT8, op=ReduceOp.SUM)])

@@ -1,0 +1,127 @@
+# "cpu:farandole,cuda:nccl": a group whose CUDA tensors go by another backend of torch's.
+# Touches torch, group and backend.
+"""Each operation goes where its first tensor lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from . import backend
+from .group import Group
+
+OPERATIONS = [
+    "allreduce",
+    "allreduce_coalesced",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "broadcast",
+    "allgather",
+    "allgather_coalesced",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "gather",
+    "scatter",
+    "alltoall",
+    "all_to_all_single",
+    "send",
+    "recv",
+    "recv_anysource",
+    "_allgather_base",
+    "allgather_into_tensor_coalesced",
+    "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced",
+    "alltoall_base",
+]
+
+
+class Composed(Group):
+    """A group with a second one of torch's own beside it."""
+
+    far: Any  # a torch ProcessGroup with one backend, for CUDA
+
+    def _get_backend(self, device: Any) -> Any:
+        return self.far._get_backend(device) if torch.device(device).type == "cuda" else self
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), torch.device("cuda")]
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        if device is not None and device.type == "cuda":
+            return self.far._start_coalescing(device)  # type: ignore[no-any-return]
+        return super()._start_coalescing(device)
+
+    def _end_coalescing(self, device: Any = None) -> Any:
+        if device is not None and device.type == "cuda":
+            return self.far._end_coalescing(device)
+        return super()._end_coalescing(device)
+
+    def split_group(self, *args: Any, **kwargs: Any) -> Any:
+        """Not of two backends at once."""
+        raise RuntimeError("a group of several backends cannot be split; use new_group")
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        super().set_timeout(timeout)
+        self.far.set_timeout(timeout)
+
+    def abort(self) -> None:
+        self.far.abort()
+        super().abort()
+
+    def shutdown(self) -> None:
+        if not self._left:
+            self.far.shutdown()
+        super().shutdown()
+
+
+def _on_cuda(value: Any) -> bool:
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return isinstance(value, torch.Tensor) and value.is_cuda
+
+
+def _by_device(name: str, near: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Composed, *args: Any, **kwargs: Any) -> Any:
+        # The first argument may be an empty list: outputs of ranks that get nothing.
+        if any(map(_on_cuda, args[:2])) or any(map(_on_cuda, kwargs.values())):
+            return getattr(self.far, name)(*args, **kwargs)
+        return near(self, *args, **kwargs)
+
+    call.__name__, call.__doc__ = name, near.__doc__
+    return call
+
+
+for _name in OPERATIONS:
+    setattr(Composed, _name, _by_device(_name, getattr(Group, _name)))
+
+
+def create(far: str, opts: Any, options: Any) -> Composed:
+    """The group for torch; the other backend is made as torch makes it."""
+    if far == "nccl" and not dist.is_nccl_available():
+        raise RuntimeError("Distributed package doesn't have NCCL built in")
+    store = dist.PrefixStore("far/", opts.store)
+    if far == "nccl":
+        chosen = options if options is not None else dist.ProcessGroupNCCL.Options()
+        chosen._timeout = opts.timeout
+        chosen.global_ranks_in_group = list(opts.global_ranks_in_group)
+        chosen.group_name = opts.group_id
+        made: Any = dist.ProcessGroupNCCL(store, opts.group_rank, opts.group_size, chosen)
+        kind = dist.ProcessGroup.BackendType.NCCL
+    else:
+        made = dist.ProcessGroupGloo(store, opts.group_rank, opts.group_size, timeout=opts.timeout)
+        kind = dist.ProcessGroup.BackendType.GLOO
+    made._set_sequence_number_for_group()
+    beside: Any = dist.ProcessGroup(store, opts.group_rank, opts.group_size)
+    beside._set_default_backend(kind)
+    beside._register_backend(torch.device("cuda"), kind, made)
+    beside._set_group_name(f"{opts.group_id}/{far}")
+    group = backend.create(opts, Composed)
+    group.far = beside
+    return group

@@ -1,0 +1,77 @@
+# Tensors as the engine takes them: on the CPU, contiguous, flat, of a type it knows; and the way back.
+# Touches torch and the binding's memory.
+"""`source(tensor)` is read, `Target(tensor)` is written; what had to be copied is copied back by `land`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..memory import TensorBuffer, supported
+
+
+def source(tensor: torch.Tensor, bits: bool = False) -> torch.Tensor:
+    """The elements in a row. With `bits` they may be bytes: whoever only copies needs no arithmetic."""
+    flat = _plain(tensor).reshape(-1)
+    if not flat.is_cpu:
+        flat = flat.cpu()
+    return _bits(flat) if bits and not supported(flat.dtype) else flat
+
+
+def _bits(flat: torch.Tensor) -> torch.Tensor:
+    return (torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat).view(torch.uint8)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout != torch.strided:
+        raise ValueError(f"tensors of layout {tensor.layout} are not supported")
+    return tensor.detach().resolve_neg().resolve_conj()
+
+
+class Target:
+    """Where results go: the tensor itself if the engine can write to it, else memory beside it."""
+
+    __slots__ = ("flat", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, filled: bool = False, bits: bool = False) -> None:
+        """`filled`: the engine also reads it."""
+        plain = tensor.detach()
+        if plain.layout != torch.strided:
+            raise ValueError(f"tensors of layout {plain.layout} are not supported")
+        direct = plain.is_cpu and plain.is_contiguous() and not plain.is_neg() and not plain.is_conj()
+        if direct:
+            flat = plain.view(-1)
+        elif filled:
+            flat = plain.to(device="cpu", copy=True).contiguous().view(-1)
+        else:
+            flat = torch.empty(plain.numel(), dtype=plain.dtype)
+        self.tensor = None if direct else plain
+        self.flat = _bits(flat) if bits and not supported(flat.dtype) else flat
+
+    def land(self) -> None:
+        """Brings what the engine has written to where the user expects it."""
+        if self.tensor is not None:
+            flat = self.flat if self.flat.dtype == self.tensor.dtype else self.flat.view(self.tensor.dtype)
+            self.tensor.copy_(flat.view(self.tensor.shape))
+
+
+def buffer(flat: torch.Tensor) -> TensorBuffer:
+    """The engine's view of it."""
+    return TensorBuffer(flat)
+
+
+def same_type(tensors: Sequence[torch.Tensor]) -> None:
+    """ValueError unless all are of one element type."""
+    types = {tensor.dtype for tensor in tensors}
+    if len(types) > 1:
+        raise ValueError(f"all tensors must have one dtype, not {sorted(map(str, types))}")
+
+
+def only(tensors: torch.Tensor | Sequence[torch.Tensor], what: str) -> torch.Tensor:
+    """The one tensor of a list: one device per process."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise ValueError(f"{what} takes one tensor per rank, not {len(tensors)}")
+    return tensors[0]

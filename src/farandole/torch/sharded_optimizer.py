@@ -1,0 +1,203 @@
+# DistributedOptimizer(shard_optimizer_state=True): the wrapped optimizer steps this rank's share of the parameters.
+# Touches torch, sharding and the methods of optimizer.py.
+"""`optimizer.param_groups` holds shares; `state_dict()` is that of the whole, in the plain optimizer's form."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..engine import ReduceOp
+from ..groups import ProcessSet
+from .optimizer import ReducedSteps
+from .sharding import Bucket, Shares, check_elementwise
+from .slots import without_graph
+from .wrapping import adopt, class_over
+
+
+class ShardedSteps(ReducedSteps):
+    """The methods that a sharded DistributedOptimizer has before those of the wrapped class."""
+
+    _gradients: Shares  # type: ignore[assignment]
+    state: Any  # the wrapped class's, of shares
+    _param_names: list[Any]  # of each group, where the wrapped optimizer had them
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Synchronizes the gradients, steps this rank's share, and gives every rank the new parameters."""
+        self._gradients.load()
+        result = super().step(closure)
+        self._gradients.publish()
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Of the model's parameters; AssertionError while gradients are under way."""
+        super().zero_grad(set_to_none=True)  # the shares'
+        for param in self._whole():
+            if param.grad is not None:
+                param.grad = None if set_to_none else param.grad.detach().zero_()
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Clips the averaged gradients by the norm of all of them together, which it returns.
+
+        Stands where scripts have `synchronize()` and `torch.nn.utils.clip_grad_norm_`, which see one rank's gradients.
+        """
+        shares = self._gradients
+        if not self._synchronized or shares.pending:
+            self.synchronize()
+            self._for_scaler = True  # step() takes them as they are
+        grads = [bucket.shard.grad for bucket in shares.buckets if bucket.shard.grad is not None]
+        parts = [torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64).cpu() for grad in grads]
+        if norm_type == float("inf"):
+            total = shares.total(torch.stack(parts).max(), "norm", ReduceOp.MAX)
+        else:
+            total = shares.total(sum(part**norm_type for part in parts), "norm") ** (1.0 / norm_type)
+        factor = min(1.0, max_norm / (float(total) + 1e-6))
+        for grad in grads:
+            grad.mul_(factor)
+        return total
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole state, as the wrapped optimizer would have it without sharding. Every rank must call it."""
+        base: Any = super()
+        packed: dict[str, Any] = base.state_dict()
+        place = {param: number for number, param in enumerate(self._whole())}
+        state: dict[int, dict[str, Any]] = {number: {} for number in place.values()}
+        for key in sorted({key for bucket in self._gradients.buckets for key in self.state[bucket.shard]}):
+            self._gather_state(key, place, state)
+        groups = []
+        for number, group in enumerate(packed["param_groups"]):
+            params = [place[param] for param in self._gradients.groups[number]]
+            names = self._param_names[number]
+            groups.append({**group, "params": params, **({} if names is None else {"param_names": names})})
+        return {**packed, "state": {number: items for number, items in state.items() if items}, "param_groups": groups}
+
+    def _gather_state(self, key: str, place: dict[torch.Tensor, int], state: dict[int, dict[str, Any]]) -> None:
+        shares = self._gradients
+        values = [self.state[bucket.shard].get(key) for bucket in shares.buckets]
+        divided = [_divided(value, bucket.shard, key) for value, bucket in zip(values, shares.buckets, strict=True)]
+        if all(divided):
+            for bucket, row in shares.gathered(f"state.{key}", values):
+                for param, part in zip(bucket.params, bucket.parts(row), strict=True):
+                    state[place[param]][key] = part.clone()
+            return
+        for bucket, value, part in zip(shares.buckets, values, divided, strict=True):
+            if part:
+                raise RuntimeError(f"the optimizer has the state {key} for some of its parameters only")
+            for param in bucket.params:
+                state[place[param]][key] = value.clone() if isinstance(value, torch.Tensor) else value
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """A whole state, from any number of ranks, or from an optimizer without sharding."""
+        shares = self._gradients
+        with contextlib.suppress(Exception):  # what failed belongs to the state that is being replaced
+            shares.drain()
+        groups = state_dict["param_groups"]
+        if [len(group["params"]) for group in groups] != [len(params) for params in shares.groups]:
+            raise ValueError("the loaded state has other parameter groups than this optimizer")
+        numbers = {
+            param: number
+            for params, group in zip(shares.groups, groups, strict=True)
+            for param, number in zip(params, group["params"], strict=True)
+        }
+        shares.cut()
+        self.state.clear()
+        state: dict[int, Any] = {}
+        packed: list[dict[str, Any]] = []
+        for number, group in enumerate(groups):
+            self.param_groups[number]["params"] = shares.shards(number)
+            first = sum(len(each["params"]) for each in packed)
+            buckets = [bucket for bucket in shares.buckets if bucket.group == number]
+            for at, bucket in enumerate(buckets):
+                found = [state_dict["state"].get(numbers[param], {}) for param in bucket.params]
+                if any(found):
+                    state[first + at] = _share_of(found, bucket)
+            rest = {key: value for key, value in group.items() if key != "param_names"}
+            packed.append({**rest, "params": list(range(first, first + len(buckets)))})
+        super().load_state_dict({**state_dict, "state": state, "param_groups": packed})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the wrapped optimizer's; the new parameters are divided too."""
+        params = param_group["params"]
+        whole = [params] if isinstance(params, torch.Tensor) else list(params)
+        if any(param is other for param in whole for other in self._whole()):
+            raise ValueError("some parameters appear in more than one parameter group")
+        torch.optim.Optimizer.add_param_group(self, {**param_group, "params": whole})
+        number = len(self.param_groups) - 1
+        self._param_names.append(self.param_groups[number].pop("param_names", None))
+        self._gradients.add(whole, [f"noname.{number}.{index}" for index in range(len(whole))])
+        self.param_groups[number]["params"] = self._gradients.shards(number)
+
+    def _whole(self) -> list[torch.Tensor]:
+        """The model's parameters."""
+        return [param for params in self._gradients.groups for param in params]
+
+    def _before_scaler(self) -> None:
+        before = self._for_scaler
+        super()._before_scaler()
+        if self._for_scaler and not before:
+            self._gradients.agree_on_infinity()
+
+    def __copy__(self) -> Any:
+        raise TypeError("an optimizer with shard_optimizer_state=True cannot be copied; use its state_dict()")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("an optimizer with shard_optimizer_state=True cannot be pickled; use its state_dict()")
+
+
+def _divided(value: Any, shard: torch.Tensor, key: str) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == shard.shape and key != "step"
+
+
+@without_graph
+def _share_of(found: Sequence[dict[str, Any]], bucket: Bucket) -> dict[str, Any]:
+    """This rank's share of the state of a bucket's parameters; those that were never stepped have zeros."""
+    share: dict[str, Any] = {}
+    at, full = next((at, items) for at, items in enumerate(found) if items)
+    for key, value in full.items():
+        divided = isinstance(value, torch.Tensor) and value.shape == bucket.params[at].shape
+        if divided and key != "step":
+            whole = [
+                items.get(key, torch.zeros((), dtype=value.dtype)).expand(param.shape)
+                for items, param in zip(found, bucket.params, strict=True)
+            ]
+            share[key] = torch.zeros(bucket.share, dtype=value.dtype)
+            bucket.mine(whole, share[key])
+        elif key == "step":
+            share[key] = max((items["step"] for items in found if items), key=float)
+        else:
+            share[key] = value
+    return share
+
+
+def shard(
+    optimizer: torch.optim.Optimizer,
+    names: Sequence[str],
+    compression: Any,
+    passes: int,
+    op: ReduceOp,
+    process_set: ProcessSet,
+) -> Any:
+    """The sharded optimizer over `optimizer`, whose state it divides; `optimizer` itself is not to be used any more."""
+    check_elementwise(optimizer)
+    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+        raise ValueError("shard_optimizer_state=True needs op=Average or op=Sum")
+    before = optimizer.state_dict()
+    groups = [list(group["params"]) for group in optimizer.param_groups]
+    named = dict(zip((param for params in groups for param in params), names, strict=True))
+    base: Any = type(optimizer)
+    distributed: Any = adopt(class_over(ShardedSteps, base), optimizer)
+    shares = Shares(groups, named, compression=compression, passes=passes, op=op, process_set=process_set)
+    distributed._gradients = shares
+    distributed._should_synchronize, distributed._synchronized, distributed._for_scaler = True, False, False
+    distributed._param_names = [group.pop("param_names", None) for group in optimizer.param_groups]
+    for number, group in enumerate(distributed.param_groups):
+        group["params"] = shares.shards(number)
+    distributed.state.clear()
+    if before["state"]:
+        distributed.load_state_dict(before)
+    return distributed

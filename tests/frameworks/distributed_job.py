@@ -1,0 +1,65 @@
+# A rank of a job that runs cases on one backend of torch.distributed and keeps what came out.
+# Touches torch.distributed as users see it.
+"""`python distributed_job.py MODULE BACKEND FOLDER`: FOLDER/RANK has a dictionary of results by case."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+CASES: dict[str, Callable[[int, int], Any]] = {}
+CLOSE: set[str] = set()  # cases whose floating sums may differ in the last bits
+
+
+def case(function: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+    CASES[function.__name__] = function
+    return function
+
+
+def close(function: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+    CLOSE.add(function.__name__)
+    return case(function)
+
+
+def raises(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """That it raises is what both backends have in common."""
+    try:
+        call(*args, **kwargs)
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
+        return "raises"
+    return "does not raise"
+
+
+def main(module: str, backend: str, folder: str) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    importlib.import_module(module)
+    if backend == "farandole":
+        import farandole.torch.distributed  # noqa: F401
+    cases = {name: run for name, run in CASES.items() if run.__module__ == module}
+    rank, size = int(os.environ["FARANDOLE_RANK"]), int(os.environ["FARANDOLE_SIZE"])
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    found: dict[str, Any] = {}
+    for name, run in cases.items():
+        try:
+            found[name] = run(rank, size)
+        except Exception:
+            found[name] = traceback.format_exc()
+        torch.save(found, f"{folder}/{rank}.part")
+        dist.barrier()
+    dist.destroy_process_group()
+    os.rename(f"{folder}/{rank}.part", f"{folder}/{rank}")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    # One copy of this module, whoever imports it.
+    importlib.import_module("distributed_job").main(*sys.argv[1:])

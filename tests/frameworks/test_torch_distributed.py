@@ -1,0 +1,163 @@
+# torch.distributed on Farandole against the same cases on Gloo.
+# Touches farandole.launch, the cases and torch.
+"""PyTorch's own behaviour is the oracle: equal bits for copies and whole numbers, rounding for sums."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.launch import local
+
+torch = pytest.importorskip("torch")
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import distributed_cases  # noqa: E402, F401
+import distributed_job  # noqa: E402
+
+SHARED = list(distributed_job.CASES)
+import distributed_own_cases  # noqa: E402, F401
+
+OWN = [name for name in distributed_job.CASES if name not in SHARED]
+import distributed_training_cases  # noqa: E402, F401
+from distributed_runs import SOURCE, run, same  # noqa: E402
+
+TRAINING = [name for name in distributed_job.CASES if name not in SHARED + OWN]
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=lambda size: f"{size} ranks")
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("distributed")
+    return {name: run("distributed_cases", name, request.param, folder / name) for name in ("gloo", "farandole")}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_as_on_gloo(found: dict[str, list[dict[str, Any]]], name: str) -> None:
+    same(found, name)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("distributed")
+    return {name: run("distributed_training_cases", name, 2, folder / name) for name in ("gloo", "farandole")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINING)
+def test_training_as_on_gloo(trained: dict[str, list[dict[str, Any]]], name: str) -> None:
+    same(trained, name)
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=lambda size: f"{size} ranks")
+def own(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run("distributed_own_cases", "farandole", request.param, tmp_path_factory.mktemp("distributed") / "own")
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_beyond_gloo(own: list[dict[str, Any]], name: str) -> None:
+    for rank, result in enumerate(own):
+        assert result[name] is None, f"rank {rank}: {result[name]}"
+
+
+# --- without an import of ours, under launchers, and when a rank dies -------------------------------------------------
+
+ENTRY = "[torch.backends]\nfarandole = farandole.autoload:register\n"
+SUM = """
+import os, sys, torch, torch.distributed as dist
+assert not any(name.startswith("farandole.") and name != "farandole.autoload" for name in sys.modules), sys.modules
+dist.init_process_group("farandole")
+tensor = torch.full((4,), float(dist.get_rank() + 1))
+dist.all_reduce(tensor)
+os.write(1, f"{dist.get_rank()} {dist.get_world_size()} {tensor.tolist()}\\n".encode())  # in one piece
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> dict[str, str]:
+    """An environment in which torch finds the entry point, as after `pip install`."""
+    metadata = tmp_path / "site" / "farandole-0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: farandole\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text(ENTRY)
+    return {"PYTHONPATH": f"{SOURCE}:{tmp_path / 'site'}", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+
+
+def python(program: str, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    command = [sys.executable, *arguments, *(["-c", program] if program else [])]
+    return subprocess.run(command, env={**path, **environment}, capture_output=True, text=True, timeout=60)
+
+
+def test_under_torchrun(installed: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SUM)
+    done = python("", installed, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{rank} 2 [3.0, 3.0, 3.0, 3.0]" for rank in range(2)]
+
+
+def test_under_our_launcher(installed: dict[str, str]) -> None:
+    with local.start([sys.executable, "-c", SUM], 2, env=installed, stop_on_failure=False) as job:
+        assert job.wait(60) == 0, job.stderr(0) + job.stderr(1)
+        assert [job.stdout(rank).strip() for rank in range(2)] == [f"{r} 2 [3.0, 3.0, 3.0, 3.0]" for r in range(2)]
+
+
+def test_autoload_can_be_switched_off(installed: dict[str, str]) -> None:
+    program = "import torch, torch.distributed as dist; print(dist.is_backend_available('farandole'))"
+    assert python(program, installed).stdout == "True\n"
+    assert python(program, {**installed, "FARANDOLE_AUTOLOAD": "0"}).stdout == "False\n"
+
+
+def test_a_broken_package_leaves_torch_alone(installed: dict[str, str], tmp_path: Path) -> None:
+    broken = tmp_path / "broken" / "farandole"
+    shutil.copytree(Path(SOURCE) / "farandole", broken, ignore=shutil.ignore_patterns("_native", "__pycache__"))
+    environment = {**installed, "PYTHONPATH": f"{broken.parent}:{tmp_path / 'site'}"}
+    done = python("import torch; print(torch.ones(2).sum())", environment)
+    assert done.returncode == 0 and done.stdout == "tensor(2.)\n", done.stderr
+    assert done.stderr.count("UserWarning") == 1 and "libfarandole.so" in done.stderr, done.stderr
+
+
+DEATH = """
+import os, signal, sys, time, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+import farandole.torch.distributed
+dist.init_process_group("farandole")
+rank = dist.get_rank()
+model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(4)])
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(1000):
+    if rank == 1 and step == 5:
+        # In the middle of the backward pass.
+        model[1].register_full_backward_hook(lambda *_: (print(time.time(), flush=True), os.kill(os.getpid(), 9)))
+    try:
+        model(torch.ones(2, 16, requires_grad=True)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    except dist.DistBackendError as error:
+        print(time.time(), str(error).replace(chr(10), " "), flush=True)
+        sys.exit(7)
+"""
+
+
+def test_a_death_is_told_at_once_and_by_name(tmp_path: Path) -> None:
+    environment = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    with local.start([sys.executable, "-c", DEATH], 3, env=environment, stop_on_failure=False) as job:
+        job.wait(60)
+        assert list(job.codes) == [7, 137, 7], [job.stderr(rank)[-2000:] for rank in range(3)]
+        died = float(job.stdout(1).split()[0])
+        for rank in (0, 2):
+            when, _, text = job.stdout(rank).partition(" ")
+            assert float(when) - died < 1.0 and "rank 1" in text, text
