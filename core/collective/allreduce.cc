@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "collective/collective.h"
+#include "collective/exchange.h"
 #include "collective/local.h"
 #include "collective/parts.h"
 #include "collective/remote.h"
@@ -28,34 +29,57 @@ Task allreduce_alone(const Context& context, const Pieces& in, const Pieces& out
     std::vector<Pieces> source(1, in);
     reduce(first_half(reduction), source, out);
   }
-  Task task = remote_allreduce(context, party, scaled ? out : in, out, reduction);
+  Flow flow;
+  flow.ready = in.bytes();
+  Task task = remote_allreduce(context, party, scaled ? out : in, out, reduction, flow);
   co_await task;
 }
 
+Pieces in_order(const Pieces& whole, std::size_t offset, const std::vector<Range>& order) {
+  Pieces found;
+  for (const Range& range : order) {
+    if (range.bytes > 0) found.add(whole.slice(offset + range.begin, range.bytes));
+  }
+  return found;
+}
+
 // As many slices as every host has members; the host's sum of a slice lies in its owner's `out` until all hosts' sums
-// are added to it there.
+// are added to it there. Sums, messages and spreading go on at the same time: a chunk leaves the host as soon as it is
+// summed, and is spread as soon as it is final.
 Task allreduce_by_hosts(const Context& context, const Pieces& in, const Pieces& out, const Reduction& reduction) {
   const Topology& topology = *context.topology;
+  link::Rings& rings = *context.rings;
   std::size_t owners = topology.my_host().size();
   for (const std::vector<int>& host : topology.hosts) owners = std::min(owners, host.size());
   Slices slices(in.bytes(), static_cast<int>(owners));
-  std::vector<Pieces> sources(topology.my_host().size()), results(topology.my_host().size());
-  for (std::size_t owner = 0; owner < owners; ++owner) {
-    int s = static_cast<int>(owner);
-    sources[owner] = in.slice(slices.begin(s), slices.size(s));
-    results[owner] = out.slice(slices.begin(s), slices.size(s));
+  std::vector<Pieces> sources(topology.my_host().size()), sums(topology.my_host().size()), results(sums.size());
+  for (int owner = 0; index(owner) < owners; ++owner) {
+    Order order =
+        remote_order(context, slices.size(owner), topology.host_count(), topology.host_of[index(topology.me)]);
+    sources[index(owner)] = in_order(in, slices.begin(owner), order.in);
+    sums[index(owner)] = in_order(out, slices.begin(owner), order.in);
+    results[index(owner)] = in_order(out, slices.begin(owner), order.out);
   }
-  const Pieces& mine = results[index(topology.my_local())];
+  std::size_t me = index(topology.my_local());
   Reduction first = first_half(reduction);
-  Task sum = local_reduce_scatter(context, sources, mine, first);
-  co_await sum;
-  if (index(topology.my_local()) < owners) {
-    Party party = party_of(topology, topology.my_local());
-    Task between = remote_allreduce(context, party, mine, mine, reduction);
-    co_await between;
+  Flow flow;
+  Exchange exchange(context, rings.slot_bytes());
+  for (int shift = 1; shift < rings.members(); ++shift) {
+    int member = (rings.me() + shift) % rings.members();
+    exchange.give(member, Cursor(sources[index(member)]), sources[index(member)].bytes());
+    exchange.take(member, true, Cursor(results[index(member)]), results[index(member)].bytes());
   }
-  Task spread = local_allgather(context, mine, results);
-  co_await spread;
+  exchange.fold(Cursor(sources[me]), Cursor(sums[me]), sums[me].bytes(), first, false, &flow.ready);
+  exchange.give(link::Rings::everyone, Cursor(results[me]), results[me].bytes(), &flow.finished);
+  if (me >= owners) {
+    Task task = exchange.run();
+    co_await task;
+    co_return;
+  }
+  Party party = party_of(topology, topology.my_local());
+  Pieces mine = out.slice(slices.begin(topology.my_local()), slices.size(topology.my_local()));
+  Task task = side_by_side(exchange.run(), remote_allreduce(context, party, mine, mine, reduction, flow));
+  co_await task;
 }
 
 }  // namespace

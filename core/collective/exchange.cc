@@ -27,6 +27,10 @@ void Exchange::give(int lane, Cursor from, std::size_t bytes) {
   if (bytes > 0) outgoing_.push_back({lane, from, bytes, std::nullopt});
 }
 
+void Exchange::give(int lane, Cursor from, std::size_t bytes, const std::size_t* allowed) {
+  if (bytes > 0) outgoing_.push_back({lane, from, bytes, std::nullopt, allowed});
+}
+
 void Exchange::give(int lane, Cursor from, std::size_t bytes, Cursor also) {
   if (bytes > 0) outgoing_.push_back({lane, from, bytes, also});
 }
@@ -36,11 +40,13 @@ void Exchange::take(int writer, bool from_everyone, Cursor to, std::size_t bytes
   incoming_bytes_ += bytes;
 }
 
-void Exchange::fold(Cursor in, Cursor out, std::size_t bytes, const Reduction& reduction, bool mirror) {
+void Exchange::fold(Cursor in, Cursor out, std::size_t bytes, const Reduction& reduction, bool mirror,
+                    std::size_t* folded) {
   fold_in_ = in;
   fold_out_ = out;
   fold_left_ = bytes;
   mirror_ = mirror;
+  folded_ = folded;
   slots_.resize(index(rings_.members()));
   sources_.resize(index(rings_.members()));
   work_.dtype = reduction.dtype;
@@ -81,7 +87,7 @@ bool Exchange::ready() const {
   }
   if (can_fold()) return true;
   for (const Outgoing& outgoing : outgoing_) {
-    if (outgoing.left > 0 && rings_.claim(outgoing.lane) != nullptr) return true;
+    if (can_give(outgoing) != nullptr) return true;
   }
   return false;
 }
@@ -94,9 +100,14 @@ bool Exchange::step() {
   return moved;
 }
 
+std::byte* Exchange::can_give(const Outgoing& outgoing) const {
+  if (outgoing.left == 0) return nullptr;
+  bool there = outgoing.allowed == nullptr || *outgoing.allowed - outgoing.given >= std::min(outgoing.left, chunk_);
+  return there ? rings_.claim(outgoing.lane) : nullptr;
+}
+
 bool Exchange::give_one(Outgoing& outgoing) {
-  if (outgoing.left == 0) return false;
-  std::byte* slot = rings_.claim(outgoing.lane);
+  std::byte* slot = can_give(outgoing);
   if (slot == nullptr) return false;
   enter(context_, "pack");
   std::size_t bytes = std::min(outgoing.left, chunk_);
@@ -105,6 +116,7 @@ bool Exchange::give_one(Outgoing& outgoing) {
   enter(context_, "send");
   rings_.publish(outgoing.lane);
   outgoing.left -= bytes;
+  outgoing.given += bytes;
   return true;
 }
 
@@ -158,6 +170,7 @@ bool Exchange::fold_one() {
     if (member != rings_.me()) rings_.consume(member, false);
   }
   fold_left_ -= bytes;
+  if (folded_ != nullptr) *folded_ += bytes;
   return true;
 }
 

@@ -21,15 +21,18 @@ class Exchange {
 
   // The next `bytes` at `from` go into my lane (a local member or Rings::everyone).
   void give(int lane, Cursor from, std::size_t bytes);
-  // The same, and in the same pass a copy of them goes to `also`.
+  // The same, once they are there: `allowed` counts those from the first on that may go, and grows while this runs.
+  void give(int lane, Cursor from, std::size_t bytes, const std::size_t* allowed);
+  // As the first, and in the same pass a copy of them goes to `also`.
   void give(int lane, Cursor from, std::size_t bytes, Cursor also);
   // `bytes` come from a lane of `writer` to `to`.
   void take(int writer, bool from_everyone, Cursor to, std::size_t bytes);
   // What is taken goes to memory that this collective has not read: if it is much, past the cache.
   void write_anew() { anew_ = true; }
   // `bytes` at `in` and what the other members' lanes to me bring are reduced to `out`, in local order; with `mirror`,
-  // the result goes to my lane `everyone` in the same pass.
-  void fold(Cursor in, Cursor out, std::size_t bytes, const Reduction& reduction, bool mirror);
+  // the result goes to my lane `everyone` in the same pass. `folded`, when given, counts the bytes that are done.
+  void fold(Cursor in, Cursor out, std::size_t bytes, const Reduction& reduction, bool mirror,
+            std::size_t* folded = nullptr);
 
   // Until all of it has moved. The exchange outlives the task.
   Task run();
@@ -40,6 +43,8 @@ class Exchange {
     Cursor from;
     std::size_t left;
     std::optional<Cursor> also;
+    const std::size_t* allowed = nullptr;
+    std::size_t given = 0;
   };
   struct Incoming {
     int writer;
@@ -51,6 +56,7 @@ class Exchange {
   bool done() const;
   bool ready() const;
   bool step();
+  std::byte* can_give(const Outgoing& outgoing) const;  // the slot to fill, or null
   bool give_one(Outgoing& outgoing);
   bool take_one(Incoming& incoming);
   bool can_fold() const;
@@ -67,6 +73,7 @@ class Exchange {
   Cursor fold_out_;
   std::size_t fold_left_ = 0;
   bool mirror_ = false;
+  std::size_t* folded_ = nullptr;
   kernel::Reduce work_;
   std::vector<const std::byte*> slots_;  // of the chunk being folded, by local member
   std::vector<const void*> sources_;

@@ -34,6 +34,11 @@ struct Slices {
   std::size_t size(int part) const { return begin(part + 1) - begin(part); }
 };
 
+// What moves at once between hosts.
+inline std::size_t remote_chunk(const Context& context, const Slices& slices) {
+  return std::min(std::max<std::size_t>(context.chunk_bytes / 64 * 64, 64), slices.each);
+}
+
 // The scaling of both halves of a reduction in two steps: partial sums are prescaled, and the last step finishes.
 inline Reduction first_half(Reduction reduction) {
   reduction.postscale = 1.0;

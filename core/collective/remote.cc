@@ -18,22 +18,54 @@ wire::Tag tag(const Context& context, std::size_t step) {
   return {context.group, context.sequence, static_cast<std::uint32_t>(step)};
 }
 
+// Round after round a chunk of every slice: what direct reads and finishes.
+std::vector<Range> by_rounds(const Slices& slices, std::size_t chunk, int parties) {
+  std::vector<Range> found;
+  for (std::size_t at = 0; at < slices.each; at += chunk) {
+    for (int owner = 0; owner < parties; ++owner) {
+      std::size_t offset = std::min(slices.size(owner), at);
+      found.push_back({slices.begin(owner) + offset, std::min(slices.size(owner) - offset, chunk)});
+    }
+  }
+  return found;
+}
+
+// Segment after segment, each the one before the last one: what the ring reads (from mine on) and finishes (from the
+// one after mine on).
+std::vector<Range> by_segments(const Slices& slices, int parties, int first) {
+  std::vector<Range> found;
+  for (int step = 0; step < parties; ++step) {
+    int segment = (first + parties - step) % parties;
+    found.push_back({slices.begin(segment), slices.size(segment)});
+  }
+  return found;
+}
+
 }  // namespace
 
+Order remote_order(const Context& context, std::size_t bytes, int hosts, int me) {
+  Slices slices(bytes, hosts);
+  Algorithm algorithm = choose(context.algorithm, bytes, hosts).algorithm;
+  if (algorithm == Algorithm::ring) return {by_segments(slices, hosts, me), by_segments(slices, hosts, me + 1)};
+  if (algorithm != Algorithm::direct) return {{{0, bytes}}, {{0, bytes}}};
+  std::vector<Range> rounds = by_rounds(slices, remote_chunk(context, slices), hosts);
+  return {rounds, rounds};
+}
+
 Task remote_allreduce(const Context& context, const Party& party, const Pieces& in, const Pieces& out,
-                      const Reduction& reduction) {
+                      const Reduction& reduction, Flow& flow) {
   switch (choose(context.algorithm, in.bytes(), party.size()).algorithm) {
     case Algorithm::ring:
-      return ring_allreduce(context, party, in, out, reduction);
+      return ring_allreduce(context, party, in, out, reduction, flow);
     case Algorithm::doubling:
-      return doubling_allreduce(context, party, in, out, reduction);
+      return doubling_allreduce(context, party, in, out, reduction, flow);
     case Algorithm::tree:
-      return tree_allreduce(context, party, in, out, reduction);
+      return tree_allreduce(context, party, in, out, reduction, flow);
     case Algorithm::direct:
     case Algorithm::automatic:
       break;
   }
-  return direct_allreduce(context, party, in, out, reduction);
+  return direct_allreduce(context, party, in, out, reduction, flow);
 }
 
 namespace {
@@ -43,7 +75,7 @@ class DirectRound {
  public:
   DirectRound(const Context& context, const Party& party, const Pieces& in, const Pieces& out)
       : context_(context), party_(party), in_(in), out_(out), slices_(in.bytes(), party.size()) {
-    chunk_ = std::min(std::max<std::size_t>(context.chunk_bytes / 64 * 64, 64), slices_.each);
+    chunk_ = remote_chunk(context, slices_);
     scratch_ = std::make_unique_for_overwrite<std::byte[]>(chunk_ * index(party.size() - 1));
   }
 
@@ -87,6 +119,12 @@ class DirectRound {
   bool over() const { return finished(others_); }
 
   std::size_t rounds() const { return (slices_.each + chunk_ - 1) / chunk_; }
+  // Of the first `count` rounds.
+  std::size_t bytes_of(std::size_t count) const {
+    std::size_t sum = 0;
+    for (int owner = 0; owner < party_.size(); ++owner) sum += std::min(slices_.size(owner), count * chunk_);
+    return sum;
+  }
 
  private:
   Pieces part(const Pieces& whole, int owner) const {
@@ -106,45 +144,70 @@ class DirectRound {
   std::vector<link::TransferPtr> others_;
 };
 
+// The rounds under way; each place of the window has one, and another when it is over.
+class Direct {
+ public:
+  Direct(const Context& context, const Party& party, const Pieces& in, const Pieces& out, Flow& flow) : flow_(flow) {
+    window_.push_back(std::make_unique<DirectRound>(context, party, in, out));
+    rounds_ = window_[0]->rounds();
+    while (window_.size() < std::min(kWindow, rounds_)) {
+      window_.push_back(std::make_unique<DirectRound>(context, party, in, out));
+    }
+  }
+  bool can_begin() const {
+    return begun_ < rounds_ && begun_ < ended_ + window_.size() && flow_.ready >= window_[0]->bytes_of(begun_ + 1);
+  }
+  bool can_reduce() const { return reduced_ < begun_ && at(reduced_).complete(); }
+  bool can_end() const { return ended_ < reduced_ && at(ended_).over(); }
+
+  void begin() {
+    at(begun_).begin(begun_);
+    ++begun_;
+  }
+  void reduce(const Reduction& reduction) {
+    at(reduced_).reduce_and_send(reduction);
+    ++reduced_;
+  }
+  void end() { flow_.finished = window_[0]->bytes_of(++ended_); }
+  bool over() const { return ended_ == rounds_; }
+
+ private:
+  DirectRound& at(std::size_t round) const { return *window_[round % window_.size()]; }
+
+  Flow& flow_;
+  std::vector<std::unique_ptr<DirectRound>> window_;
+  std::size_t rounds_ = 0;
+  std::size_t begun_ = 0;    // rounds whose contributions are on their way
+  std::size_t reduced_ = 0;  // ... whose sums of mine are
+  std::size_t ended_ = 0;    // ... that are over
+};
+
 }  // namespace
 
 // In place is safe: a result arrives only after its owner has had my contribution to it, so those bytes have left.
 Task direct_allreduce(const Context& context, const Party& party, const Pieces& in, const Pieces& out,
-                      const Reduction& reduction) {
+                      const Reduction& reduction, Flow& flow) {
   if (in.empty()) co_return;
   Reduction last = last_half(reduction);
-  std::vector<std::unique_ptr<DirectRound>> window;
-  window.push_back(std::make_unique<DirectRound>(context, party, in, out));
-  std::size_t rounds = window[0]->rounds();
-  while (window.size() < std::min(kWindow, rounds)) {
-    window.push_back(std::make_unique<DirectRound>(context, party, in, out));
-  }
-  enter(context, "send");
-  for (std::size_t round = 0; round < window.size(); ++round) window[round]->begin(round);
-  // A place in the window is used again half a window after its sum was sent: then its results have mostly come.
-  std::size_t lag = window.size() / 2;
-  for (std::size_t round = 0; round < rounds + lag; ++round) {
-    if (round < rounds) {
-      enter(context, "recv");
-      DirectRound* current = window[round % window.size()].get();
-      auto complete = until([current] { return current->complete(); });
-      co_await complete;
-      current->reduce_and_send(last);
-    }
-    if (round < lag) continue;
-    std::size_t old = round - lag;
-    DirectRound* previous = window[old % window.size()].get();
-    auto over = until([previous] { return previous->over(); });
-    co_await over;
-    if (old + window.size() < rounds) previous->begin(old + window.size());
+  Direct direct(context, party, in, out, flow);
+  auto movable = until([&direct] { return direct.can_begin() || direct.can_reduce() || direct.can_end(); });
+  while (!direct.over()) {
+    enter(context, "recv");
+    co_await movable;
+    while (direct.can_end()) direct.end();
+    if (direct.can_begin()) enter(context, "send");
+    while (direct.can_begin()) direct.begin();
+    if (direct.can_reduce()) direct.reduce(last);
   }
   enter(context, "unpack");
 }
 
 // Bruck's allgather: after the step of distance d everyone knows the contributions of the 2d places from its own on.
 Task doubling_allreduce(const Context& context, const Party& party, const Pieces& in, const Pieces& out,
-                        const Reduction& reduction) {
+                        const Reduction& reduction, Flow& flow) {
   if (in.empty()) co_return;
+  auto whole = until([&flow, &in] { return flow.ready == in.bytes(); });
+  co_await whole;
   Reduction last = last_half(reduction);
   int size = party.size();
   std::size_t bytes = in.bytes();
@@ -176,6 +239,7 @@ Task doubling_allreduce(const Context& context, const Party& party, const Pieces
     sources[index((party.me + place) % size)] = Pieces(known.data() + bytes * index(place), bytes);
   }
   reduce(last, sources, out);
+  flow.finished = bytes;
   auto sent_all = until([&sends] { return finished(sends); });
   co_await sent_all;
   enter(context, "unpack");
@@ -194,8 +258,10 @@ Tree binomial_tree(int size, int me) {
 }
 
 Task tree_allreduce(const Context& context, const Party& party, const Pieces& in, const Pieces& out,
-                    const Reduction& reduction) {
+                    const Reduction& reduction, Flow& flow) {
   if (in.empty()) co_return;
+  auto whole = until([&flow, &in] { return flow.ready == in.bytes(); });
+  co_await whole;
   Reduction last = last_half(reduction);
   std::size_t bytes = in.bytes();
   Tree tree = binomial_tree(party.size(), party.me);
@@ -230,6 +296,7 @@ Task tree_allreduce(const Context& context, const Party& party, const Pieces& in
     }
     reduce(last, sources, out);
   }
+  flow.finished = bytes;
   enter(context, "send");
   for (int child : tree.children) {
     sends.push_back(context.messenger->send(party.ranks[index(child)], tag(context, kResults), out));

@@ -17,9 +17,16 @@ constexpr std::size_t kWindow = 8;  // chunks under way in each direction
 // s+1. After them segment me+1 is complete here, and in N-1 more steps the complete segments go round.
 class Ring {
  public:
-  Ring(const Context& context, const Party& party, const Pieces& in, const Pieces& out, const Reduction& reduction)
-      : context_(context), party_(party), in_(in), out_(out), reduction_(reduction), slices_(in.bytes(), party.size()) {
-    chunk_ = std::min(std::max<std::size_t>(context.chunk_bytes / 64 * 64, 64), slices_.each);
+  Ring(const Context& context, const Party& party, const Pieces& in, const Pieces& out, const Reduction& reduction,
+       Flow& flow)
+      : context_(context),
+        party_(party),
+        in_(in),
+        out_(out),
+        reduction_(reduction),
+        flow_(flow),
+        slices_(in.bytes(), party.size()) {
+    chunk_ = remote_chunk(context, slices_);
     chunks_ = (slices_.each + chunk_ - 1) / chunk_;
     turns_ = 2 * index(party.size() - 1) * chunks_;
     scratch_ = std::make_unique_for_overwrite<std::byte[]>(chunk_ * kWindow);
@@ -36,16 +43,22 @@ class Ring {
       link::TransferPtr& receive = receives_[received_ % kWindow];
       receive = space.empty() ? nullptr : context_.messenger->receive(before, step(received_), space);
     }
-    for (; sent_ < turns_ && sent_ < handled_ + std::min(kWindow, chunks_); ++sent_) {
+    for (; can_send(); ++sent_) {
       Pieces bytes =
           part(sent_ < chunks_ ? in_ : out_, party_.me + party_.size() + sent_segment(sent_), sent_ % chunks_);
       if (!bytes.empty()) sends_.push_back(context_.messenger->send(after, step(sent_), bytes));
     }
     while (!sends_.empty() && sends_.front()->done()) sends_.pop_front();
   }
+  // What goes on from here has come, or, in the first step, is mine and there.
+  bool can_send() const {
+    return sent_ < turns_ && sent_ < handled_ + std::min(kWindow, chunks_) && (sent_ >= chunks_ || there(0, sent_));
+  }
+  // With what it is added to.
   bool arrived() const {
     const link::TransferPtr& receive = receives_[handled_ % kWindow];
-    return !receive || receive->done();
+    if (receive && !receive->done()) return false;
+    return !summing(handled_) || there(handled_ / chunks_ + 1, handled_ % chunks_);
   }
   void handle() {
     Pieces target = received(handled_, out_);
@@ -57,6 +70,8 @@ class Ring {
       sources.push_back(received(handled_, in_));
       reduce(last ? last_half(reduction_) : last_half(first_half(reduction_)), sources, target);
     }
+    // From the last step of summing on, what comes is complete.
+    if (handled_ / chunks_ + 2 >= index(party_.size())) flow_.finished += target.bytes();
     receives_[handled_ % kWindow] = nullptr;
     ++handled_;
   }
@@ -70,6 +85,15 @@ class Ring {
 
  private:
   bool summing(std::size_t turn) const { return turn < turns_ / 2; }
+  // My own contribution to this chunk of the segment `back` before mine.
+  bool there(std::size_t back, std::size_t chunk) const {
+    std::size_t needed = 0;
+    for (std::size_t i = 0; i <= back; ++i) {
+      std::size_t size = slices_.size((party_.me + party_.size() - static_cast<int>(i)) % party_.size());
+      needed += i < back ? size : std::min(size, (chunk + 1) * chunk_);
+    }
+    return flow_.ready >= needed;
+  }
   wire::Tag step(std::size_t turn) const {
     return {context_.group, context_.sequence, static_cast<std::uint32_t>(turn)};
   }
@@ -92,6 +116,7 @@ class Ring {
   const Pieces& in_;
   const Pieces& out_;
   const Reduction& reduction_;
+  Flow& flow_;
   Slices slices_;
   std::size_t chunk_;
   std::size_t chunks_;
@@ -108,16 +133,16 @@ class Ring {
 
 // In place is safe: a complete segment arrives only after my contribution has gone round in it.
 Task ring_allreduce(const Context& context, const Party& party, const Pieces& in, const Pieces& out,
-                    const Reduction& reduction) {
+                    const Reduction& reduction, Flow& flow) {
   if (in.empty()) co_return;
-  Ring ring(context, party, in, out, reduction);
+  Ring ring(context, party, in, out, reduction, flow);
   enter(context, "send");
   ring.post();
   while (!ring.handled_all()) {
     enter(context, "recv");
-    auto arrived = until([&ring] { return ring.arrived(); });
-    co_await arrived;
-    ring.handle();
+    auto movable = until([&ring] { return ring.arrived() || ring.can_send(); });
+    co_await movable;
+    if (ring.arrived()) ring.handle();
     ring.post();
   }
   enter(context, "send");

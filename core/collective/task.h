@@ -149,6 +149,47 @@ class Pause final : public Task::Condition {
   bool seen_ = false;
 };
 
+// co_await turns: gives each of two tasks a turn, until one of them has gone on or both are over.
+class Turns final : public Task::Condition {
+ public:
+  Turns(Task first, Task second) : first_(std::move(first)), second_(std::move(second)) {}
+  bool over() const { return over_; }
+
+  bool holds() override {
+    bool moved = false;
+    try {
+      bool first_over = first_.advance(moved);
+      over_ = second_.advance(moved) && first_over;
+    } catch (...) {
+      error_ = std::current_exception();
+      return true;
+    }
+    return moved || over_;
+  }
+  bool await_ready() { return false; }
+  void await_suspend(Task::Handle self) { self.promise().stack->waiting = this; }
+  void await_resume() {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  Running first_;
+  Running second_;
+  bool over_ = false;
+  std::exception_ptr error_;
+};
+
+// Two tasks side by side, each of which may wait for what the other one does.
+inline Task side_by_side(Task first, Task second) {
+  Turns turns(std::move(first), std::move(second));
+  Pause pause;
+  while (true) {
+    co_await turns;
+    if (turns.over()) co_return;
+    co_await pause;  // what they have asked the links for goes out first
+  }
+}
+
 template <class Predicate>
 Until<Predicate> until(Predicate predicate) {
   return Until<Predicate>(std::move(predicate));

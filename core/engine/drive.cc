@@ -42,7 +42,15 @@ void Engine::thread_main() {
 // While the user's threads compute, this thread looks for a shorter while than when one of them waits for it.
 std::int64_t Engine::patience() const {
   bool awaited = waiters_.load(std::memory_order_relaxed) > 0;
-  return awaited ? options_.spin_ns : std::min(options_.spin_ns, kShortSpin);
+  return awaited && !waits_for_a_wire() ? options_.spin_ns : std::min(options_.spin_ns, kShortSpin);
+}
+
+// Bytes take longer to cross a wire than a thread to wake up, and the kernel, which carries them, and the other ranks
+// of this host need the cores meanwhile.
+bool Engine::waits_for_a_wire() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) {
+    return entry.second->topology().host_count() > 1 && entry.second->busy();
+  });
 }
 
 bool Engine::busy() const {

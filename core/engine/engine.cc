@@ -200,7 +200,7 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms, bool a
   std::int64_t now = os::now_ns();
   std::int64_t end = now + std::min(timeout_ms, kLongestWait) * 1'000'000;
   const bool slow = operation->slow.load(std::memory_order_relaxed);
-  const std::int64_t spin = slow ? std::min(kShortSpin, options_.spin_ns) : options_.spin_ns;
+  const std::int64_t little = std::min(kShortSpin, options_.spin_ns);
   if (!aside && try_seat()) {
     std::int64_t moved_at = now;
     while (done.load(std::memory_order_acquire) == 0 && now < end) {
@@ -210,7 +210,7 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms, bool a
         moved_at = now;
         continue;
       }
-      if (now - moved_at > spin) break;
+      if (now - moved_at > (slow || waits_for_a_wire() ? little : options_.spin_ns)) break;
       pause();
     }
     leave_seat();

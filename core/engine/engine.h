@@ -112,6 +112,7 @@ class Engine final : private Services, private link::Listener {
   void give_up(const Error& error);
   bool busy() const;
   std::int64_t patience() const;
+  bool waits_for_a_wire() const;  // what is under way needs other hosts
   bool take_inbox(std::int64_t now);
   void welcome(Inbox::NewLink& link);
   void send_segment(Group& group, int peer);
@@ -140,7 +141,7 @@ class Engine final : private Services, private link::Listener {
   std::vector<int> neighbours_missing() const;
   Error check(const Operation& operation) const;  // with inbox_.mutex held
 
-  static constexpr std::int64_t kShortSpin = 30'000;  // where others compute, or where nothing will come soon
+  static constexpr std::int64_t kShortSpin = 30'000;  // where others compute, or nothing will come soon
   // Keys of the poller; the messenger's are peers.
   static constexpr std::uint64_t kBellKey = 1ull << 40;
   static constexpr std::uint64_t kProcessKey = 1ull << 41;
