@@ -73,18 +73,18 @@ Error read_options(const farandole_options* given, farandole::Options& options) 
   options.hosts.assign(given->hosts, given->hosts + given->size);
   options.generation = given->generation;
   options.algorithm = static_cast<farandole::collective::Algorithm>(given->allreduce_algorithm);
-  options.fusion_threshold = static_cast<std::size_t>(std::max<int64_t>(0, given->fusion_threshold));
+  options.tuning.fusion_threshold = static_cast<std::size_t>(std::max<int64_t>(0, given->fusion_threshold));
   options.plan_capacity = static_cast<std::size_t>(std::max<int64_t>(0, given->plan_capacity));
-  options.flush_ns = given->flush_us * 1000;
-  options.spin_ns = given->spin_us * 1000;
+  options.tuning.flush_ns = given->flush_us * 1000;
+  options.tuning.spin_ns = given->spin_us * 1000;
   options.stall_note_ns = given->stall_note_ms * 1'000'000;
   options.stall_warning_ns = given->stall_warning_ms * 1'000'000;
   options.stall_shutdown_ns = given->stall_shutdown_ms * 1'000'000;
   options.slot_bytes = static_cast<std::size_t>(given->slot_bytes);
   options.slots = given->slots;
   options.fuse_bundles = given->fuse_bundles != 0;
-  options.chunk_bytes = static_cast<std::size_t>(given->chunk_bytes);
-  options.tcp_streams = given->tcp_streams;
+  options.tuning.chunk_bytes = static_cast<std::size_t>(given->chunk_bytes);
+  options.tcp_streams = options.tuning.streams = given->tcp_streams;
   return {};
 }
 
@@ -345,6 +345,19 @@ EXPORT int farandole_next_event(farandole_engine* engine, farandole_event* event
 
 EXPORT int64_t farandole_counter(farandole_engine* engine, int32_t which) {
   return engine->engine.forked() ? -1 : engine->engine.counter(which);
+}
+
+EXPORT int farandole_tuning(farandole_engine* engine, int64_t values[5]) {
+  return code_of(guarded([&]() -> Error {
+    if (engine->engine.forked()) return forked_error();
+    farandole::Tuning now = engine->engine.tuned();
+    values[0] = static_cast<int64_t>(now.fusion_threshold);
+    values[1] = now.flush_ns / 1000;
+    values[2] = now.spin_ns / 1000;
+    values[3] = static_cast<int64_t>(now.chunk_bytes);
+    values[4] = now.streams;
+    return {};
+  }));
 }
 
 EXPORT int farandole_trace(farandole_engine* engine, int32_t on, int32_t mark_plans) {

@@ -62,7 +62,7 @@ void farandole_destroy(farandole_engine* engine);
 
 typedef struct farandole_request {
   int32_t kind;   /* base/kind.h: 0 allreduce 1 allgather 2 broadcast 3 alltoall 4 reducescatter 5 barrier 6 join
-                     7 add_group 8 remove_group 9 send 10 receive */
+                     7 add_group 8 remove_group 9 send 10 receive 11 tune */
   int32_t dtype;  /* base/dtype.h */
   int32_t op;     /* Horovod's: 0 average 1 sum 2 adasum 3 min 4 max 5 product */
   int32_t group;  /* 0: everyone */
@@ -74,7 +74,9 @@ typedef struct farandole_request {
   const int64_t* shape;
   int32_t dimensions;
   int32_t splits_count;
-  const int64_t* splits; /* alltoall: rows for each member. add_group: count, ranks..., again. remove_group: id */
+  const int64_t* splits; /* alltoall: rows for each member. add_group: count, ranks..., again. remove_group: id.
+                            tune, on rank 0 alone, for all: fusion_threshold, flush_us, spin_us, chunk_bytes, streams
+                            in use between hosts, 1 to count steps or 0 */
   double prescale;
   double postscale;
   int64_t tag;  /* send, receive: both sides agree on it. add_group: 0, or a number from 1 << 20 that the members have
@@ -150,8 +152,11 @@ typedef struct farandole_event {
 int farandole_next_event(farandole_engine* engine, farandole_event* event, int64_t timeout_ms);
 
 /* Counters: 0 bytes sent over streams, 1 received, 2 frames, 3 negotiated buckets, 4 planned buckets, 5 diverts, 6
- * bytes through shared memory, 7 collectives done, 8 wake-ups of the engine's thread. */
+ * bytes through shared memory, 7 collectives done, 8 wake-ups of the engine's thread. Of rank 0, since the last tune
+ * that asked for it: 9 steps, and when the last one ended 10 the time (ns, monotonic) and 11 the bytes reduced. */
 int64_t farandole_counter(farandole_engine* engine, int32_t which);
+/* What this rank works with now: the first five values of a tune, whether there was one or not. */
+int farandole_tuning(farandole_engine* engine, int64_t values[5]);
 
 /* Tracing: events of this rank as lines of JSON objects (Chrome trace), to be pulled. */
 int farandole_trace(farandole_engine* engine, int32_t on, int32_t mark_plans);

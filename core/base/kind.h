@@ -19,12 +19,13 @@ enum class Kind : std::uint8_t {
   remove_group = 8,
   send = 9,  // point to point: never negotiated
   receive = 10,
+  tune = 11,  // rank 0's alone: everybody else learns of it with the answer
 };
-inline constexpr int kKinds = 11;
+inline constexpr int kKinds = 12;
 
 constexpr const char* name_of(Kind kind) {
   constexpr const char* names[] = {"ALLREDUCE", "ALLGATHER", "BROADCAST",    "ALLTOALL", "REDUCESCATTER", "BARRIER",
-                                   "JOIN",      "ADD_GROUP", "REMOVE_GROUP", "SEND",     "RECEIVE"};
+                                   "JOIN",      "ADD_GROUP", "REMOVE_GROUP", "SEND",     "RECEIVE",       "TUNE"};
   return names[static_cast<int>(kind)];
 }
 

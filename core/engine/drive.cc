@@ -42,7 +42,7 @@ void Engine::thread_main() {
 // While the user's threads compute, this thread looks for a shorter while than when one of them waits for it.
 std::int64_t Engine::patience() const {
   bool awaited = waiters_.load(std::memory_order_relaxed) > 0;
-  return awaited && !waits_for_a_wire() ? options_.spin_ns : std::min(options_.spin_ns, kShortSpin);
+  return awaited && !waits_for_a_wire() ? tuning_.spin_ns : std::min(tuning_.spin_ns, kShortSpin);
 }
 
 // Bytes take longer to cross a wire than a thread to wake up, and the kernel, which carries them, and the other ranks
@@ -283,7 +283,10 @@ std::int64_t Engine::add_groups(const std::vector<std::int64_t>& sets) {
     topologies.push_back(std::move(topology));
   }
   std::int64_t first = next_group_;
-  for (Topology& topology : topologies) create_group(next_group_++, std::move(topology));
+  for (Topology& topology : topologies) {
+    messenger_->spread(next_group_, 0, tuning_.streams);
+    create_group(next_group_++, std::move(topology));
+  }
   return first;
 }
 

@@ -17,7 +17,7 @@ constexpr std::int64_t kLongestWait = 100;      // milliseconds until a call com
 
 std::string unnamed_prefix(Kind kind) {
   constexpr const char* names[] = {"allreduce", "allgather", "broadcast",    "alltoall", "reducescatter", "barrier",
-                                   "join",      "add_group", "remove_group", "send",     "receive"};
+                                   "join",      "add_group", "remove_group", "send",     "receive",       "tune"};
   return std::string(names[static_cast<int>(kind)]) + ".noname.";
 }
 
@@ -34,6 +34,8 @@ bool beside(const Operation& operation) {
 
 Engine::Engine(Options options)
     : options_(std::move(options)),
+      tuning_(options_.tuning),
+      spin_ns_(options_.tuning.spin_ns),
       fork_depth_(os::fork_depth()),
       nonce_(static_cast<std::uint64_t>(os::now_ns()) * 0x9e3779b97f4a7c15ull ^ reinterpret_cast<std::uintptr_t>(this)),
       board_(options_.generation, options_.rank, nonce_) {
@@ -107,6 +109,13 @@ Error Engine::check(const Operation& operation) const {
     if (operation.tag >= kFirstFounded && operation.tag < kLastFounded) return {};
     return {Code::invalid_argument, "a group that its members make has a number from " + std::to_string(kFirstFounded) +
                                         " to " + std::to_string(kLastFounded - 1)};
+  }
+  if (operation.request.kind == Kind::tune) {
+    Tuning tuning;
+    bool measuring = false;
+    if (operation.group != 0 || options_.rank != 0)
+      return {Code::invalid_argument, "only rank 0 tunes, and for everyone"};
+    return Tuning::read(operation.request.splits, tuning, measuring);
   }
   // Errors of other codes are the contract's on all ranks: the coordinator finds them again and tells everybody.
   Error error = negotiate::validate_alone(operation.request, ranks);
@@ -200,7 +209,8 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms, bool a
   std::int64_t now = os::now_ns();
   std::int64_t end = now + std::min(timeout_ms, kLongestWait) * 1'000'000;
   const bool slow = operation->slow.load(std::memory_order_relaxed);
-  const std::int64_t little = std::min(kShortSpin, options_.spin_ns);
+  const std::int64_t patience = spin_ns_.load(std::memory_order_relaxed);
+  const std::int64_t little = std::min(kShortSpin, patience);
   if (!aside && try_seat()) {
     std::int64_t moved_at = now;
     while (done.load(std::memory_order_acquire) == 0 && now < end) {
@@ -210,7 +220,7 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms, bool a
         moved_at = now;
         continue;
       }
-      if (now - moved_at > (slow || waits_for_a_wire() ? little : options_.spin_ns)) break;
+      if (now - moved_at > (slow || waits_for_a_wire() ? little : patience)) break;
       pause();
     }
     leave_seat();
@@ -274,6 +284,11 @@ void Engine::revoke_from_outside(const Error& error) {
 std::int64_t Engine::counter(int which) {
   return which >= 0 && which < kCounters ? counters_[static_cast<std::size_t>(which)].load(std::memory_order_relaxed)
                                          : -1;
+}
+
+Tuning Engine::tuned() {
+  std::lock_guard seat(seat_);
+  return tuning_;
 }
 
 void Engine::set_trace(bool on, bool mark_plans) {
@@ -361,6 +376,12 @@ void Engine::finish(Operation& operation, const Error& error) {
 void Engine::count_unnamed_anew(std::uint32_t id) {
   std::lock_guard lock(inbox_.mutex);
   std::erase_if(inbox_.unnamed, [&](const auto& entry) { return entry.first.first == static_cast<std::int32_t>(id); });
+}
+
+void Engine::tune(const Tuning& tuning, std::uint64_t sequence) {
+  tuning_ = tuning;
+  spin_ns_.store(tuning.spin_ns, std::memory_order_relaxed);
+  messenger_->spread(0, sequence, tuning.streams);
 }
 
 void Engine::revoke(const Error& error) {

@@ -54,6 +54,7 @@ class Engine final : private Services, private link::Listener {
   Results& results() override { return *results_; }
   std::int64_t counter(int which);
   void set_trace(bool on, bool mark_plans);
+  Tuning tuned();
   bool forked() const;  // in a child of the process that made it
 
  private:
@@ -86,6 +87,8 @@ class Engine final : private Services, private link::Listener {
   std::int64_t add_groups(const std::vector<std::int64_t>& sets) override;
   void remove_group(std::uint32_t id) override;
   void count_unnamed_anew(std::uint32_t id) override;
+  const Tuning& tuning() const override { return tuning_; }
+  void tune(const Tuning& tuning, std::uint64_t sequence) override;
 
   // Listener, for the messenger.
   void on_control(int peer, std::uint32_t type, std::span<const std::byte> payload,
@@ -147,6 +150,8 @@ class Engine final : private Services, private link::Listener {
   static constexpr std::uint64_t kProcessKey = 1ull << 41;
 
   const Options options_;
+  Tuning tuning_;                      // guarded by the seat
+  std::atomic<std::int64_t> spin_ns_;  // of tuning_, for threads that wait
   const unsigned fork_depth_;
   const std::shared_ptr<Results> results_ = std::make_shared<Results>();
   Handles handles_;

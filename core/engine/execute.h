@@ -18,6 +18,7 @@ struct Job {
   Results* results = nullptr;
   std::vector<Memory> scratch;  // stands in for the tensors of a member that has joined
   std::uint64_t sequence = 0;
+  std::size_t chunk_bytes = 0;  // as it was agreed on when the bucket was
   const char* phase = "queue";
   std::unique_ptr<Running> running;
 };

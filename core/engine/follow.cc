@@ -146,7 +146,7 @@ bool Group::follow(std::int64_t now) {
     if (oldest != kNever) {
       // A complete bucket that nobody answers is negotiated too: that is how stalls come to be reported.
       bool incomplete = follower_->incomplete(planned_since_.front().first);
-      std::int64_t patience = incomplete ? services_.options().flush_ns : 1'000'000'000;
+      std::int64_t patience = incomplete ? services_.tuning().flush_ns : 1'000'000'000;
       if (now - oldest >= patience) {
         divert();
         moved = true;
@@ -176,6 +176,9 @@ void Group::leave_plan(std::uint64_t done, std::int64_t now) {
   std::vector<Held> held = std::move(held_);
   held_.clear();
   for (Held& early : held) on_requests(early.member, early.epoch, std::move(early.requests), now);
+  std::vector<negotiate::Bucket> answers = std::move(early_);
+  early_.clear();
+  if (!answers.empty()) on_buckets(std::move(answers));
 }
 
 namespace {

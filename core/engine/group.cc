@@ -3,8 +3,10 @@
 #include "engine/group.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/failpoint.h"
+#include "os/clock.h"
 
 namespace farandole {
 
@@ -12,11 +14,15 @@ using negotiate::Bucket;
 using negotiate::Request;
 
 Group::Group(Services& services, std::uint32_t id, Topology topology)
-    : services_(services), id_(id), topology_(std::move(topology)), recorder_(services.options().plan_capacity) {
+    : services_(services),
+      id_(id),
+      topology_(std::move(topology)),
+      recorder_(services.options().plan_capacity),
+      chunk_bytes_(services.tuning().chunk_bytes) {
   const Options& options = services_.options();
   if (topology_.me == 0)
     coordinator_ = std::make_unique<negotiate::Coordinator>(
-        topology_.ranks, negotiate::CoordinatorOptions{options.fusion_threshold, options.fuse_bundles});
+        topology_.ranks, negotiate::CoordinatorOptions{services_.tuning().fusion_threshold, options.fuse_bundles});
   int neighbours = static_cast<int>(topology_.my_host().size());
   if (neighbours > 1)
     rings_ = std::make_unique<link::Rings>(link::RingShape{neighbours, options.slot_bytes, options.slots},
@@ -103,6 +109,12 @@ bool Group::emit() {
 
 void Group::on_buckets(std::vector<Bucket> buckets) {
   if (closed_.failed()) return;
+  if (following()) {
+    // The first member, which waits for nobody when it tunes, has left the plan; this one is about to. What comes
+    // after the plan must also be recorded after it.
+    std::move(buckets.begin(), buckets.end(), std::back_inserter(early_));
+    return;
+  }
   bool complete = false;
   for (Bucket& bucket : buckets) complete = agree(bucket);
   // Only the last bucket of an answer may begin a plan: the others have company that is already agreed on.
@@ -126,7 +138,7 @@ bool Group::agree(const Bucket& bucket) {
     services_.trace().negotiate_end(item.name);
     if (operations.back() != nullptr)
       planned.requests.push_back(operations.back()->request);
-    else if (join_ == nullptr && !bucket.error.failed()) {
+    else if (join_ == nullptr && bucket.kind != Kind::tune && !bucket.error.failed()) {
       services_.revoke({Code::internal, "the group agreed on " + item.name + ", which this rank has not submitted"});
       return false;
     }
@@ -158,6 +170,7 @@ void Group::finish_agreed(const Bucket& bucket, const std::vector<OperationPtr>&
     FARANDOLE_FAILPOINT(&services_, Kind::join, "complete");
     return services_.finish(*join, {});
   }
+  if (bucket.kind == Kind::tune) tune(bucket);
   for (const OperationPtr& operation : operations) {
     if (operation == nullptr) continue;
     Error error;
@@ -175,11 +188,37 @@ void Group::finish_agreed(const Bucket& bucket, const std::vector<OperationPtr>&
   }
 }
 
+// Collectives that were agreed on before keep what they have, whether they run already or wait: so do their peers'.
+void Group::tune(const Bucket& bucket) {
+  Tuning tuning = services_.tuning();
+  bool measuring = false;
+  Error error = Tuning::read(bucket.items.front().splits, tuning, measuring);
+  if (error.failed()) return services_.revoke({Code::internal, "tuning cannot be read: " + error.message, -1});
+  chunk_bytes_ = tuning.chunk_bytes;
+  recorder_.trust();  // that a plan was left for this says nothing about the program
+  services_.tune(tuning, sequence_ + 1);
+  if (coordinator_ == nullptr) return;
+  coordinator_->fuse_up_to(tuning.fusion_threshold);
+  pace_.begin(measuring);
+  for (Counter counter : {Counter::steps, Counter::step_ns, Counter::step_bytes})
+    services_.counters()[static_cast<int>(counter)].store(0, std::memory_order_relaxed);
+}
+
+void Group::note_pace(const Job& job) {
+  const negotiate::Item& first = job.bucket.items.front();
+  if (!pace_.reduced(first.unnamed ? "" : first.name, job.bucket.bytes())) return;
+  Counters& counters = services_.counters();
+  counters[static_cast<int>(Counter::step_ns)].store(os::now_ns(), std::memory_order_relaxed);
+  counters[static_cast<int>(Counter::step_bytes)].store(pace_.bytes(), std::memory_order_relaxed);
+  counters[static_cast<int>(Counter::steps)].store(pace_.steps(), std::memory_order_release);
+}
+
 void Group::enqueue(Bucket bucket, std::vector<OperationPtr> operations) {
   auto job = std::make_unique<Job>();
   job->bucket = std::move(bucket);
   job->operations = std::move(operations);
   job->sequence = ++sequence_;
+  job->chunk_bytes = chunk_bytes_;
   for (const OperationPtr& operation : job->operations) {
     if (operation == nullptr) continue;
     operation->phase = job->phase;
@@ -201,7 +240,7 @@ bool Group::run_jobs() {
         context.rings = rings_.get();
         context.group = id_;
         context.algorithm = services_.options().algorithm;
-        context.chunk_bytes = services_.options().chunk_bytes;
+        context.chunk_bytes = job.chunk_bytes;
         context.engine = &services_;
         job.results = &services_.results();
         prepare(job, context);
@@ -236,6 +275,7 @@ void Group::complete(Job& job) {
   FARANDOLE_FAILPOINT(&services_, job.bucket.kind, "complete");
   progress_.completed = job.sequence;
   services_.counters()[static_cast<int>(Counter::collectives)].fetch_add(1, std::memory_order_relaxed);
+  if (pace_.on() && job.bucket.kind == Kind::allreduce) note_pace(job);
   for (std::size_t i = 0; i < job.operations.size(); ++i) {
     Operation* operation = job.operations[i].get();
     if (operation == nullptr) continue;
@@ -267,7 +307,7 @@ bool Group::expects_frames() const {
 std::int64_t Group::deadline() const {
   std::int64_t next = coordinator_ != nullptr && coordinator_->anything_pending() ? next_stall_check_ : kNever;
   if (following() && !diverting_ && !planned_since_.empty()) {
-    std::int64_t patience = follower_->anything_incomplete() ? services_.options().flush_ns : 1'000'000'000;
+    std::int64_t patience = follower_->anything_incomplete() ? services_.tuning().flush_ns : 1'000'000'000;
     next = std::min(next, planned_since_.front().second + patience);
   }
   return next;
@@ -323,6 +363,7 @@ void Group::close(const Error& error) {
   waiting_.clear();
   outbox_.clear();
   held_.clear();
+  early_.clear();
   join_ = nullptr;
   follower_.reset();
   diverting_ = false;

@@ -16,6 +16,7 @@
 #include "engine/events.h"
 #include "engine/execute.h"
 #include "engine/operation.h"
+#include "engine/tuning.h"
 #include "engine/words.h"
 #include "group/topology.h"
 #include "link/messenger.h"
@@ -32,23 +33,33 @@ struct Options {
   std::vector<int> hosts;  // by rank
   std::uint32_t generation = 0;
   collective::Algorithm algorithm = collective::Algorithm::automatic;
-  std::size_t fusion_threshold = 128 << 20;
   std::size_t plan_capacity = 1024;
-  std::int64_t flush_ns = 20'000'000;
-  std::int64_t spin_ns = 100'000;
   std::int64_t stall_note_ns = 0;  // 0: never, here and below
   std::int64_t stall_warning_ns = 0;
   std::int64_t stall_shutdown_ns = 0;
   std::size_t slot_bytes = 64 << 10;
   int slots = 4;
   bool fuse_bundles = true;
-  std::size_t chunk_bytes = 256 << 10;
   int tcp_streams = 1;  // between two ranks on different hosts
+  Tuning tuning;        // to begin with
 };
 
 // The values are part of the C interface.
-enum class Counter { sent, received, frames, negotiated, planned, diverts, shared, collectives, wake_ups };
-inline constexpr int kCounters = 9;
+enum class Counter {
+  sent,
+  received,
+  frames,
+  negotiated,
+  planned,
+  diverts,
+  shared,
+  collectives,
+  wake_ups,
+  steps,
+  step_ns,
+  step_bytes
+};
+inline constexpr int kCounters = 12;
 using Counters = std::array<std::atomic<std::int64_t>, kCounters>;
 
 // Types of control frames between engines.
@@ -70,6 +81,9 @@ class Services {
   virtual std::int64_t add_groups(const std::vector<std::int64_t>& sets) = 0;
   virtual void remove_group(std::uint32_t id) = 0;
   virtual void count_unnamed_anew(std::uint32_t id) = 0;
+  virtual const Tuning& tuning() const = 0;
+  // Of the first group, from its collective `sequence` on; groups that are made later take it over.
+  virtual void tune(const Tuning& tuning, std::uint64_t sequence) = 0;
 };
 
 class Group {
@@ -125,6 +139,8 @@ class Group {
   bool emit();
   bool agree(const negotiate::Bucket& bucket);  // true when with it a step is complete
   void finish_agreed(const negotiate::Bucket& bucket, const std::vector<OperationPtr>& operations);
+  void tune(const negotiate::Bucket& bucket);
+  void note_pace(const Job& job);
   void enqueue(negotiate::Bucket bucket, std::vector<OperationPtr> operations);
   bool run_jobs();
   void complete(Job& job);
@@ -149,8 +165,9 @@ class Group {
   std::unique_ptr<negotiate::Coordinator> coordinator_;  // on member 0
   std::unordered_map<std::string, OperationPtr> pending_;
   std::vector<negotiate::Request> outbox_;
-  std::vector<Held> held_;  // requests of members that are an epoch ahead
-  OperationPtr join_;       // set while this member has joined
+  std::vector<Held> held_;                // requests of members that are an epoch ahead
+  std::vector<negotiate::Bucket> early_;  // answers of a first member that is
+  OperationPtr join_;                     // set while this member has joined
   std::int64_t next_stall_check_ = kNever;
   std::unordered_map<std::string, int> stall_reports_;  // name -> 1 noted, 2 warned
 
@@ -170,6 +187,8 @@ class Group {
   // Execution.
   std::deque<std::unique_ptr<Job>> queue_;
   std::uint64_t sequence_ = 0;
+  std::size_t chunk_bytes_;  // of collectives from now on: all members change it between the same two
+  Pace pace_;                // on rank 0, while somebody measures
   Progress progress_;
   std::map<int, Progress> departed_;  // members that left, until this one has come as far as they had
   Error closed_;

@@ -2,11 +2,14 @@
 // Touches os/ and wire/.
 #include "link/messenger.h"
 
+#include <algorithm>
 #include <array>
 #include <deque>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "link/inbox.h"
 #include "link/mailbox.h"
@@ -72,8 +75,6 @@ struct Messenger::Impl {
   struct Peer {
     explicit Peer(int number) : rank(number) {}
     Lane& first() const { return *lanes.front(); }
-    // Messages of one tag keep their order, so they share a lane; neighbouring chunks take different ones.
-    Lane& lane_of(const Tag& tag) const { return *lanes[(tag.sequence + tag.step) % lanes.size()]; }
 
     const int rank;
     std::vector<Lane*> lanes;
@@ -101,6 +102,17 @@ struct Messenger::Impl {
         peer.lanes.push_back(lanes.back().get());
       }
     }
+  }
+
+  // Messages of one tag keep their order, so they share a lane; neighbouring chunks take different ones.
+  Lane& lane_of(const Peer& peer, const Tag& tag) const {
+    std::size_t count = peer.lanes.size();
+    if (auto found = spreads.find(tag.group); found != spreads.end() && count > 1) {
+      auto spread = found->second.rbegin();  // messages of an earlier sequence may still be on their way
+      while (spread != found->second.rend() && spread->first > tag.sequence) ++spread;
+      if (spread != found->second.rend()) count = std::min(count, spread->second);
+    }
+    return *peer.lanes[(tag.sequence + tag.step) % count];
   }
 
   Peer& at(int peer) const {
@@ -137,7 +149,8 @@ struct Messenger::Impl {
   Listener& listener;
   std::vector<int> waiting;  // lanes with something to write
   std::vector<std::unique_ptr<Peer>> peers;
-  std::vector<std::unique_ptr<Lane>> lanes;  // of all peers
+  std::vector<std::unique_ptr<Lane>> lanes;                                                       // of all peers
+  std::unordered_map<std::uint32_t, std::vector<std::pair<std::uint64_t, std::size_t>>> spreads;  // from, lanes
   std::vector<Message*> finished;
   std::deque<Note> notes;
   Traffic traffic;
@@ -320,7 +333,7 @@ bool Messenger::has(int peer) const { return peer == impl_->rank || static_cast<
 TransferPtr Messenger::send(int peer, Tag tag, Pieces bytes) {
   Impl::Peer& to = impl_->at(peer);
   auto message = std::make_shared<Message>(tag, std::move(bytes), true);
-  to.lane_of(tag).mailbox.send(*message);
+  impl_->lane_of(to, tag).mailbox.send(*message);
   impl_->want(to, wanted);
   return message;
 }
@@ -328,12 +341,16 @@ TransferPtr Messenger::send(int peer, Tag tag, Pieces bytes) {
 TransferPtr Messenger::receive(int peer, Tag tag, Pieces bytes) {
   Impl::Peer& from = impl_->at(peer);
   auto message = std::make_shared<Message>(tag, std::move(bytes), false);
-  from.lane_of(tag).mailbox.receive(*message);
+  impl_->lane_of(from, tag).mailbox.receive(*message);
   impl_->want(from, wanted);
   return message;
 }
 
-bool Messenger::early(int peer, Tag tag) { return impl_->at(peer).lane_of(tag).mailbox.early(tag); }
+bool Messenger::early(int peer, Tag tag) { return impl_->lane_of(impl_->at(peer), tag).mailbox.early(tag); }
+
+void Messenger::spread(std::uint32_t group, std::uint64_t sequence, int streams) {
+  impl_->spreads[group].emplace_back(sequence, static_cast<std::size_t>(std::max(1, streams)));
+}
 
 void Messenger::control(int peer, std::uint32_t type, std::vector<std::byte> payload,
                         std::vector<os::Descriptor> descriptors) {

@@ -75,6 +75,9 @@ class Messenger {
   TransferPtr receive(int peer, Tag tag, Pieces bytes);
   // Whether a message with this tag has come from the peer, or been announced, that nobody has asked for.
   bool early(int peer, Tag tag);
+  // A group's messages from this sequence on take so many of a peer's streams, or all there are. Both sides say the
+  // same before they send or receive such a message.
+  void spread(std::uint32_t group, std::uint64_t sequence, int streams);
   void control(int peer, std::uint32_t type, std::vector<std::byte> payload,
                std::vector<os::Descriptor> descriptors = {});
   std::function<void(int peer)> wanted;

@@ -75,6 +75,14 @@ void Coordinator::submit(int member, Request request, std::int64_t now_ns) {
     settle_everything();
     return;
   }
+  if (request.kind == Kind::tune) {
+    if (member != 0) throw Failure(Code::internal, "rank " + std::to_string(ranks_[index]) + " wants to tune");
+    Bucket bucket;
+    bucket.kind = Kind::tune;
+    bucket.items.push_back({request.name, request.unnamed, request.dtype, {}, {}, std::move(request.splits)});
+    ready_.push_back({std::move(bucket), 0});
+    return;
+  }
   const std::string name = request.name;
   const auto [place, added] = pending_.try_emplace(name);
   Pending& pending = place->second;

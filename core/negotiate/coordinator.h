@@ -30,7 +30,8 @@ class Coordinator {
   // `ranks`: member -> rank in the job.
   Coordinator(std::vector<int> ranks, CoordinatorOptions options);
 
-  // Kind join included. A member that has joined and submits again is the caller's mistake.
+  // Kind join included. Kind tune is the first member's, and waits for nobody. A member that has joined and submits
+  // again is the caller's mistake.
   void submit(int member, Request request, std::int64_t now_ns);
   // Everything that is ready, validated and fused, in the order it became ready. An error may name a tensor of a bundle
   // that not every member has submitted.
@@ -38,6 +39,7 @@ class Coordinator {
   // Forgets all requests that are not ready, joins too: their owners follow a plan again and will send what it does not
   // hold, in the order in which they submitted it.
   void forget_pending();
+  void fuse_up_to(std::size_t threshold) { options_.fusion_threshold = threshold; }
   std::vector<Stall> stalls(std::int64_t now_ns, std::int64_t older_than_ns) const;
   bool anything_pending() const;
   int joined() const;

@@ -16,7 +16,7 @@ bool fusable(const Bucket& bucket) {
 // Nothing is moved from behind one of these to the front of it.
 bool fences(const Bucket& bucket) {
   return bucket.kind == Kind::barrier || bucket.kind == Kind::join || bucket.kind == Kind::add_group ||
-         bucket.kind == Kind::remove_group;
+         bucket.kind == Kind::remove_group || bucket.kind == Kind::tune;
 }
 
 bool match(const Bucket& a, const Bucket& b) {

@@ -43,6 +43,7 @@ class Recorder {
   const std::vector<Planned>& plan() const { return plan_; }
   // The plan was left after `passes` whole passes and `done` buckets of the next one: recording goes on from there.
   void diverted(std::size_t done, std::uint64_t passes = 1);
+  void trust() { doubt_ = 0; }  // the plan was left for another reason than that the program changed
   void reset();
 
  private:

@@ -26,7 +26,7 @@ struct Request {
   bool unnamed = false;
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> splits;  // alltoall: rows for each member. add_group: sets as [count, ranks..., count,
-                                     // ranks...]. remove_group: [id]
+                                     // ranks...]. remove_group: [id]. tune: its values
   std::string bundle;                // tensors with one bundle name become ready together; "" when alone
   std::uint32_t bundle_size = 0;
 
@@ -45,7 +45,7 @@ struct Item {
       shape;  // allreduce, broadcast, reducescatter: of all; allgather, alltoall: of the first member
   std::vector<std::int64_t> first_dims;  // allgather, alltoall: by member
   std::vector<std::int64_t>
-      splits;  // alltoall: members x members, row = sender. add_group, remove_group: the request's
+      splits;  // alltoall: members x members, row = sender. add_group, remove_group, tune: the request's
 };
 
 // What all members run next: one fused collective, or an error for the tensors named. Order is the order of the bytes.

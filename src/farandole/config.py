@@ -250,6 +250,55 @@ class Config:
         2, "connections between two ranks of different hosts; rank 0 decides", minimum=1, maximum=16
     )
     links: str = _setting("auto", "tcp forbids shared memory inside the host", choices=("auto", "tcp"))
+    autotune: bool = _setting(
+        False,
+        "find the fastest fusion_threshold, flush_us, spin_us, chunk_bytes and streams while the job trains",
+        "HOROVOD_AUTOTUNE",
+        yaml="autotune.enabled",
+    )
+    autotune_log: str | None = _setting(
+        None,
+        "rank 0 writes a CSV of the samples to this path; the last row is what the job keeps",
+        "HOROVOD_AUTOTUNE_LOG",
+        flag="--autotune-log-file",
+        yaml="autotune.log_file",
+    )
+    autotune_warmup_samples: int = _setting(
+        3,
+        "samples of autotune that do not count, at the beginning",
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+        minimum=0,
+        yaml="autotune.warmup_samples",
+    )
+    autotune_steps_per_sample: int = _setting(
+        10,
+        "steps of one sample of autotune",
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+        minimum=0,
+        yaml="autotune.steps_per_sample",
+    )
+    autotune_bayes_opt_max_samples: int = _setting(
+        20,
+        "samples of autotune before the best is compared with the defaults; less than 2 tunes nothing",
+        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+        minimum=0,
+        yaml="autotune.bayes_opt_max_samples",
+    )
+    autotune_gaussian_process_noise: float = _setting(
+        0.8,
+        "how little autotune believes a single sample",
+        "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+        minimum=0,
+        maximum=1,
+        yaml="autotune.gaussian_process_noise",
+    )
+    tune_at_init: bool = _setting(
+        False,
+        "measure what autotune would tune for up to a second, once per shape of hosts; later jobs read the result",
+    )
+    cache_directory: str | None = _setting(
+        None, "where tune_at_init keeps what it has found; none: farandole in the user's cache directory"
+    )
 
     # Groups.
     dynamic_process_sets: bool = _setting(
@@ -323,45 +372,6 @@ class Config:
         unit="seconds",
         minimum=0,
         yaml="library_options.gloo_timeout_seconds",
-    )
-    autotune: bool = _setting(
-        False, "accepted; there is nothing to tune yet", "HOROVOD_AUTOTUNE", yaml="autotune.enabled"
-    )
-    autotune_log: str | None = _setting(
-        None,
-        "accepted; see autotune",
-        "HOROVOD_AUTOTUNE_LOG",
-        flag="--autotune-log-file",
-        yaml="autotune.log_file",
-    )
-    autotune_warmup_samples: int = _setting(
-        3,
-        "accepted; see autotune",
-        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
-        minimum=0,
-        yaml="autotune.warmup_samples",
-    )
-    autotune_steps_per_sample: int = _setting(
-        10,
-        "accepted; see autotune",
-        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
-        minimum=0,
-        yaml="autotune.steps_per_sample",
-    )
-    autotune_bayes_opt_max_samples: int = _setting(
-        20,
-        "accepted; see autotune",
-        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
-        minimum=0,
-        yaml="autotune.bayes_opt_max_samples",
-    )
-    autotune_gaussian_process_noise: float = _setting(
-        0.8,
-        "accepted; see autotune",
-        "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
-        minimum=0,
-        maximum=1,
-        yaml="autotune.gaussian_process_noise",
     )
     num_nccl_streams: int = _setting(
         1,
@@ -438,6 +448,25 @@ class Config:
         environ = os.environ if environ is None else environ
         _warn_of_unknown(environ)
         return cls(**{setting.name: setting.read(environ) for setting in SETTINGS.values()})
+
+
+def given(environ: Mapping[str, str] | None = None) -> list[str]:
+    """The settings that `environ` (None: this process's environment) says anything about."""
+    environ = os.environ if environ is None else environ
+    said = [
+        setting for setting in SETTINGS.values() if any(environ.get(each, "").strip() for each in setting.variables)
+    ]
+    return [setting.name for setting in said]
+
+
+def cache_directory(config: Config, environ: Mapping[str, str] | None = None) -> str:
+    """Where results that later jobs can use are kept."""
+    environ = os.environ if environ is None else environ
+    if config.cache_directory is not None:
+        return config.cache_directory
+    home = environ.get("XDG_CACHE_HOME", "")
+    # A relative path there is to be ignored, by the rules of those who invented the variable.
+    return os.path.join(home if home.startswith("/") else os.path.expanduser("~/.cache"), "farandole")
 
 
 def environment() -> dict[str, str]:

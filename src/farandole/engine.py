@@ -29,6 +29,7 @@ class Kind(IntEnum):
     REMOVE_GROUP = 8
     SEND = 9
     RECEIVE = 10
+    TUNE = 11  # of rank 0 alone
 
 
 class DType(IntEnum):
@@ -100,6 +101,9 @@ COUNTERS: tuple[str, ...] = (
     "shared_memory_bytes",
     "collectives",
     "wakeups",
+    "steps",
+    "step_ns",
+    "step_bytes",
 )
 
 
@@ -148,7 +152,8 @@ class Request:
     op: ReduceOp = ReduceOp.SUM
     group: int = 0
     peer: int = -1  # broadcast: the root; send, receive: the other side. A rank in the job; receive: -1, anybody
-    splits: Sequence[int] | None = None  # alltoall: rows per member; add_group: count, ranks..., again; remove: the id
+    # alltoall: rows per member; add_group: count, ranks..., again; remove_group: the id; tune: the core's six values
+    splits: Sequence[int] | None = None
     prescale: float = 1.0
     postscale: float = 1.0
     # add_group: 0, or a number from 1 << 20 that the members agree on, who alone ask for the group. remove_group: 0, or
@@ -258,6 +263,10 @@ class Engine(Protocol):
 
     def counter(self, name: str) -> int:
         """One of COUNTERS."""
+        ...
+
+    def tuning(self) -> list[int]:
+        """What can be tuned, as it is now (tuning/search.py, Values); empty where nothing can."""
         ...
 
     def trace(self, on: bool, mark_plans: bool = False) -> None:

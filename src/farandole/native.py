@@ -75,6 +75,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "farandole_release": (None, (POINTER, LONG)),
     "farandole_next_event": (INT, (POINTER, POINTER, LONG)),
     "farandole_counter": (LONG, (POINTER, INT)),
+    "farandole_tuning": (INT, (POINTER, POINTER)),
     "farandole_trace": (INT, (POINTER, INT, INT)),
     "farandole_trace_drain": (LONG, (POINTER, POINTER, LONG)),
     # In the test library alone:
@@ -480,6 +481,11 @@ class NativeEngine:
 
     def counter(self, name: str) -> int:
         return int(self._call(self._library.farandole_counter, COUNTERS.index(name)))
+
+    def tuning(self) -> list[int]:
+        values = (LONG * 5)()
+        self._checked("reading the tuning", self._library.farandole_tuning, values)
+        return values[:]
 
     def trace(self, on: bool, mark_plans: bool = False) -> None:
         self._checked("switching the trace", self._library.farandole_trace, int(on), int(mark_plans))

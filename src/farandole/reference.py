@@ -542,6 +542,9 @@ class ReferenceEngine:
         with self.monitor:
             return self.counters[name]
 
+    def tuning(self) -> list[int]:
+        return []  # nothing can be tuned
+
     def trace(self, on: bool, mark_plans: bool = False) -> None:
         del mark_plans  # there are none
         with self.monitor:

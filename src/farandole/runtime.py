@@ -1,5 +1,5 @@
 # This process in the job: init, shutdown, rank, size, process sets, timeline. Holds the one engine of the process.
-# Touches config, engine, errors, groups, native, reference, observe and rendezvous.
+# Touches config, engine, errors, groups, native, reference, observe, rendezvous and tuning.
 """`init()` joins the job and starts the engine; everything else asks the world that it made."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import dataclasses
 import itertools
+import logging
 import os
 import threading
 from collections import Counter
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import errors
-from .config import Config, environment
+from .config import Config, cache_directory, environment, given
 from .engine import Engine, Outcome
 from .groups import GroupTable, ProcessSet, as_sets, global_process_set
 from .native import NativeEngine
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
     from .launch.clusters import Found
     from .launch.clusters.meeting import Meeting
     from .rendezvous.session import Session
+    from .tuning.live import Tuner
 
 LINGER_S = 2.0  # what shutdown gives to bytes under way
 DYNAMIC = "dynamic"
+
+_log = logging.getLogger("farandole")
 
 
 @dataclass
@@ -57,6 +61,7 @@ class World:
         self.meeting = meeting  # of a job that another launcher started
         self.groups = GroupTable(engine)
         self.timeline: Timeline | None = None
+        self.tuner: Tuner | None = None  # on rank 0 of a job with autotune
         self.handles: dict[int, Pending] = {}
         self.repeats: dict[Any, Any] = {}  # operations that scripts call again and again (torch/repeats.py)
         self._numbers = itertools.count(1)
@@ -77,9 +82,29 @@ class World:
         if timeline is not None:
             timeline.stop()
 
+    def tune(self) -> None:
+        """Does what the settings say about tuning."""
+        config, engine = self.config, self.engine
+        if not (config.autotune or config.tune_at_init) or engine.size == 1:
+            return
+        if not engine.tuning():
+            if engine.rank == 0:
+                _log.warning("the Python reference engine has nothing to tune")
+            return
+        from .tuning import first, live, search  # only who tunes pays for it
+
+        hosts = self.session.hosts
+        choices = search.choices(config, len(set(hosts)), given())
+        if config.tune_at_init:
+            first.tune(engine, config, hosts, choices, cache_directory(config))
+        if config.autotune and engine.rank == 0:
+            self.tuner = live.Tuner(engine, config, choices)
+
     def close(self) -> None:
         """Leaves the job and frees everything; in a forked child it only forgets."""
         self.untrace()
+        if self.tuner is not None:
+            self.tuner.stop()
         # Peers that died, or a fork, must not keep this process from going.
         with contextlib.suppress(errors.HorovodInternalError):
             self.engine.leave(LINGER_S)
@@ -120,6 +145,7 @@ class Runtime:
             world = _connect(config, found)
             try:
                 world.groups.add(process_sets)
+                world.tune()
                 if config.timeline and config.timeline.lower() != DYNAMIC and world.engine.rank == 0:
                     world.trace(config.timeline, config.timeline_mark_cycles)
             except BaseException:

@@ -366,6 +366,8 @@ def check(request: Request, ranks: Sequence[int] | None, rank: int) -> None:
         if kind == Kind.JOIN and request.group != 0:
             raise ValueError("join works on the global process set alone")
         return
+    if kind == Kind.TUNE:
+        raise ValueError("the Python reference engine has nothing to tune")
     if (given if kind != Kind.RECEIVE else output) is None:
         raise ValueError(f"{kind.name} needs an array")
     for array in (given, output):
