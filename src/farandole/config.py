@@ -178,6 +178,7 @@ class Config:
         None, "number of pods of a Kubernetes indexed job; makes JOB_COMPLETION_INDEX the rank", minimum=1
     )
     elastic: bool = _worker(False, "ranks may come and go", "HOROVOD_ELASTIC")
+    worker: int = _worker(-1, "this process's number in the life of an elastic job", minimum=-1)
 
     # Speed.
     engine: str = _setting(

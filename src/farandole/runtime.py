@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,10 +27,12 @@ from .observe.timeline import Timeline
 if TYPE_CHECKING:
     from .launch.clusters import Found
     from .launch.clusters.meeting import Meeting
+    from .rendezvous.messages import Updated
     from .rendezvous.session import Session
 
 LINGER_S = 2.0  # what shutdown gives to bytes under way
 DYNAMIC = "dynamic"
+PLACE = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")  # what changes with the generation
 
 
 @dataclass
@@ -76,18 +79,42 @@ class World:
         if timeline is not None:
             timeline.stop()
 
-    def close(self) -> None:
-        """Leaves the job and frees everything; in a forked child it only forgets."""
+    def close(self, again: bool = False) -> None:
+        """Leaves the job and frees everything; in a forked child it only forgets. `again`: to come back at once."""
         self.untrace()
         # Peers that died, or a fork, must not keep this process from going.
         with contextlib.suppress(errors.HorovodInternalError):
             self.engine.leave(LINGER_S)
-        self.session.close()
+        self.session.close(again)
         if self.meeting is not None:
             self.meeting.close()
         self.engine.close()
         self.groups.clear()
         self.handles.clear()
+
+
+class Notifications:
+    """What the coordinator of an elastic job last said about this generation. Filled by the session's thread."""
+
+    def __init__(self) -> None:
+        self._pending: tuple[int, int, float | None] = (0, 0, None)
+
+    def pending(self) -> tuple[int, int, float | None]:
+        """(stamp, result, deadline): somebody wants to come (2) or has to go (1), or both (3); (0, 0, None): nobody.
+
+        `deadline` (time.monotonic) is set when those who go want to save something first. Other ranks may not have
+        heard it yet: all act when the largest stamp of all ranks is not 0. A new generation begins with nothing.
+        """
+        return self._pending
+
+    def hear(self, message: Updated) -> None:
+        _, result, deadline = self._pending
+        if message.drain_ms:
+            deadline = time.monotonic() + message.drain_ms / 1000
+        self._pending = (message.stamp, result | message.result, deadline)
+
+    def clear(self) -> None:
+        self._pending = (0, 0, None)
 
 
 class Runtime:
@@ -97,6 +124,8 @@ class Runtime:
         self._lock = threading.RLock()
         self._world: World | None = None
         self._registered = False
+        self._opened: tuple[Config, list[ProcessSet], Found | None] | None = None
+        self.notifications = Notifications()
 
     @property
     def initialized(self) -> bool:
@@ -115,15 +144,8 @@ class Runtime:
             if self._world is not None:
                 return
             log.configure(config)
-            world = _connect(config, found)
-            try:
-                world.groups.add(process_sets)
-                if config.timeline and config.timeline.lower() != DYNAMIC and world.engine.rank == 0:
-                    world.trace(config.timeline, config.timeline_mark_cycles)
-            except BaseException:
-                world.close()
-                raise
-            self._world = world
+            self._world = self._join(config, process_sets, found, 0)
+            self._opened = (config, process_sets, found)
             if not self._registered:
                 self._registered = True
                 atexit.register(self.at_exit, config.report_fd, os.getpid())
@@ -133,6 +155,41 @@ class Runtime:
             if self._world is not None:
                 self._world.close()
                 self._world = None  # only now: a close that was interrupted can be called again
+            self._opened = None
+
+    def reset(self, commit: int = 0) -> None:
+        """Leaves this generation and joins the next, in this process; blocks until there is one.
+
+        `commit` says how far this rank's state has come: rank 0 of the next generation is one that has come furthest.
+        Process sets that were given to init and still fit the world are there again; others are gone. Raises Removed
+        when an elastic job has no place for this process any more. In a job that is not elastic it is shutdown and
+        init, and fails when a rank is gone for good.
+        """
+        with self._lock:
+            if self._opened is None:
+                raise errors.NotInitialized
+            world, self._world = self._world, None
+            if world is not None:
+                world.close(again=True)
+            self._world = self._join(*self._opened, commit)
+
+    def _join(self, config: Config, process_sets: list[ProcessSet], found: Found | None, commit: int) -> World:
+        while True:
+            self.notifications.clear()
+            world: World | None = None
+            try:
+                world = _connect(config, found, commit, self.notifications.hear)
+                size = world.engine.size
+                world.groups.add([one for one in process_sets if config.worker < 0 or max(one.ranks or [0]) < size])
+                _begin_timeline(world, config)
+                return world
+            except BaseException as error:
+                again = config.worker >= 0 and isinstance(error, errors.HorovodInternalError)
+                if world is not None:
+                    world.close(again)
+                # Somebody has died again meanwhile; the coordinator knows, and there will be one more generation.
+                if not again or getattr(error, "final", False):
+                    raise
 
     def at_exit(self, report_fd: int | None, pid: int) -> None:
         # First: leaving makes other ranks fail, and the launcher should know by then who fell by itself.
@@ -145,13 +202,13 @@ class Runtime:
         self._lock = threading.RLock()
 
 
-def _connect(config: Config, found: Found | None) -> World:
+def _connect(config: Config, found: Found | None, commit: int, updated: Callable[[Updated], None]) -> World:
     """Meets the other ranks and starts the engine; closes what it opened when something fails."""
     meeting: Meeting | None = None
     if found is None:
         from .rendezvous.mesh import join  # `import farandole` stays quick
 
-        session = join(config)
+        session = join(config, commit=commit)
     else:
         from .launch.clusters.meeting import meet
 
@@ -160,18 +217,27 @@ def _connect(config: Config, found: Found | None) -> World:
     engine: Engine | None = None
     try:
         config = dataclasses.replace(config if meeting is None else meeting.config, tcp_streams=session.streams)
+        if session.place:
+            config = dataclasses.replace(config, **dict(zip(PLACE, session.place, strict=True)))
         engine = _make_engine(config, session.rank, session.hosts, session.generation)
         session.hand_over(engine)
-        session.serve(engine, meeting.hub_lost if meeting is not None else None)
+        session.serve(engine, meeting.hub_lost if meeting is not None else None, updated)
         engine.start(config.start_timeout)
         return World(config, engine, session, meeting)
     except BaseException:
         if engine is not None:
             engine.close()
-        session.close()
+        session.close(config.worker >= 0)
         if meeting is not None:
             meeting.close()
         raise
+
+
+def _begin_timeline(world: World, config: Config) -> None:
+    if config.timeline and config.timeline.lower() != DYNAMIC and world.engine.rank == 0:
+        # A later generation of an elastic job keeps what earlier ones have written.
+        later = f".{world.session.generation}" if config.worker >= 0 and world.session.generation > 1 else ""
+        world.trace(config.timeline + later, config.timeline_mark_cycles)
 
 
 def _make_engine(config: Config, rank: int, hosts: Sequence[int], generation: int) -> Engine:
