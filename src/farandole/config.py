@@ -241,6 +241,16 @@ class Config:
     )
     links: str = _setting("auto", "tcp forbids shared memory inside the host", choices=("auto", "tcp"))
 
+    # Elastic training.
+    virtual_size: int = _setting(
+        0,
+        "parts of a step, a power of two, whose gradients are added in the same order whatever the number of ranks; "
+        "0: each rank is one part",
+        minimum=0,
+        maximum=1 << 20,
+        yaml="elastic.virtual_size",
+    )
+
     # Groups.
     dynamic_process_sets: bool = _setting(
         False, "process sets may be added and removed after init", "HOROVOD_DYNAMIC_PROCESS_SETS"

@@ -47,6 +47,7 @@ from ..runtime import (
     start_timeline,
     stop_timeline,
 )
+from . import elastic
 from .autograd import (
     allgather,
     allreduce,
@@ -130,6 +131,7 @@ __all__ = [
     "cuda_built",
     "ddl_built",
     "device",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
