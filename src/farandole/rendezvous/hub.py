@@ -146,7 +146,7 @@ class Hub:
         def ended(reason: str) -> None:
             self._channels.pop(name, None)
             self._loop.at(name, None, lambda: None)
-            self._deliver(self._rounds.gone(name, reason))
+            self._deliver(self._rounds.gone(name, reason, time.monotonic()))
 
         self._channels[name] = Channel(self._loop, sock, proven, heard, ended)
 
@@ -172,4 +172,4 @@ class Hub:
         channel = self._channels.pop(name, None)
         if channel is not None:
             channel.close()
-            self._deliver(self._rounds.gone(name, "it was sent away"))
+            self._deliver(self._rounds.gone(name, "it was sent away", time.monotonic()))
