@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import threading
 import time
@@ -365,7 +366,7 @@ def _read_signed(place: str) -> Any:
 
 
 def _read_checked(folder: str, name: str, size: int, chunk: int, digests: Any) -> Any:
-    if os.path.basename(name) != name or chunk < 1 or not isinstance(digests, list):
+    if re.fullmatch(r"part-\d{5}\.safetensors", name) is None or chunk < 1 or not isinstance(digests, list):
         raise Damaged(f"the manifest speaks of a part that cannot be: {name!r}")
     with open(os.path.join(folder, name), "rb") as file:
         there = os.fstat(file.fileno()).st_size
