@@ -124,6 +124,23 @@ def test_row_19_killed_at_every_system_call(memory: Path) -> None:
     assert kills > 150
 
 
+@pytest.mark.chaos
+def test_row_19_killed_a_thousand_times_in_a_row(memory: Path) -> None:
+    draw = random.Random(19)
+    good, number, kills = 0, 0, 0
+    while kills < 800:  # the test above has the rest of the thousand
+        number += 1
+        if killed_writer(memory, number, draw.randrange(60), draw.random() < 0.5):
+            kills += 1
+            now = found(memory)
+            assert now in (good, number)
+            good = now
+        else:
+            good = number
+            assert found(memory) == number
+    assert number > kills  # some came to their end
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     if os.geteuid() != 0:
