@@ -62,7 +62,9 @@ class VirtualSteps:
         if given:
             raise ValueError(f"shards {sorted(given)} are not this rank's; take them from a loader of the same size")
         total = self._total([node for _, _, node in tree.nodes])
-        self._tell(len(tree.nodes))
+        if not self._told:
+            self._told = True
+            logger.info("%s", self.describe_cost())
         loss = self._deliver(total)
         self.optimizer.step()
         return loss
@@ -116,20 +118,15 @@ class VirtualSteps:
             at += size
         return float(total[-1])
 
-    def _tell(self, nodes: int) -> None:
-        """What it costs here, once."""
-        if self._told:
-            return
-        self._told = True
-        row = self._length * torch.empty(0, dtype=self._dtype).element_size()
+    def describe_cost(self) -> str:
+        """One line about what it costs on this rank."""
         world = runtime.world.engine
-        logger.info("%s", self.describe_cost(row, nodes, world.size))
-
-    def describe_cost(self, row: int, nodes: int, size: int) -> str:
-        """One line for the log."""
-        passes = len(dealt(self.virtual_size, runtime.world.engine.rank, size))
-        peak = (passes.bit_length() + 1) * row + (2 * nodes * row if size > 1 else 0)
+        own = dealt(self.virtual_size, world.rank, world.size)
+        row = self._length * torch.empty(0, dtype=self._dtype).element_size()
+        nodes = len(widths(own))
+        sums = (len(own).bit_length() + 1) * row
+        moved = 0 if world.size == 1 else (nodes + 1) * row
         return (
-            f"virtual_size={self.virtual_size} on {size} ranks: {passes} backward passes per step here, up to "
-            f"{peak / 1e6:.1f} MB for sums, {(nodes + 1) * row / 1e6 if size > 1 else 0:.1f} MB sent per step"
+            f"virtual_size={self.virtual_size}, {world.size} ranks: {len(own)} backward passes per step here, "
+            f"{(sums + 2 * moved) / 1e6:.2f} MB for sums, {moved / 1e6:.2f} MB sent per step"
         )
