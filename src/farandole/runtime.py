@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import threading
@@ -18,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors
 from .config import Config, environment
+from .elastic.policy import Times
 from .engine import Engine, Outcome
 from .groups import GroupTable, ProcessSet, as_sets, global_process_set
-from .native import NativeEngine
+from .native import NativeEngine, Pulse
 from .observe import ending, log
 from .observe.timeline import Timeline
 
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
     from .rendezvous.session import Session
 
 LINGER_S = 2.0  # what shutdown gives to bytes under way
+DRAIN_S = 30.0  # for saving when the launcher is gone; its --drain-timeout may end it earlier
 DYNAMIC = "dynamic"
+SAVING_AT = 8  # of the memory file with signs of life: launch/watch.py reads it
 PLACE = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")  # what changes with the generation
 
 
@@ -108,12 +112,18 @@ class Notifications:
         return self._pending
 
     def hear(self, message: Updated) -> None:
+        """The session has heard it."""
         _, result, deadline = self._pending
         if message.drain_ms:
             deadline = time.monotonic() + message.drain_ms / 1000
         self._pending = (message.stamp, result | message.result, deadline)
 
+    def drain(self, seconds: float) -> None:
+        """All have to go."""
+        self._pending = (self._pending[0] + 1, self._pending[1] | 1, time.monotonic() + seconds)
+
     def clear(self) -> None:
+        """A new generation begins."""
         self._pending = (0, 0, None)
 
 
@@ -126,6 +136,9 @@ class Runtime:
         self._registered = False
         self._opened: tuple[Config, list[ProcessSet], Found | None] | None = None
         self.notifications = Notifications()
+        self._pulse: Pulse | None = None  # of an elastic job
+        self._saving = False  # there is something to save before this process goes
+        self._launcher_lost = False
 
     @property
     def initialized(self) -> bool:
@@ -153,9 +166,13 @@ class Runtime:
     def close(self) -> None:
         with self._lock:
             if self._world is not None:
+                self._unguard()
                 self._world.close()
                 self._world = None  # only now: a close that was interrupted can be called again
             self._opened = None
+            if self._pulse is not None:
+                self._pulse.stop()
+                self._pulse = None
 
     def reset(self, commit: int = 0) -> None:
         """Leaves this generation and joins the next, in this process; blocks until there is one.
@@ -170,7 +187,10 @@ class Runtime:
                 raise errors.NotInitialized
             world, self._world = self._world, None
             if world is not None:
+                self._unguard()
                 world.close(again=True)
+            if self._launcher_lost:
+                raise errors.Removed("the launcher is gone")
             self._world = self._join(*self._opened, commit)
 
     def _join(self, config: Config, process_sets: list[ProcessSet], found: Found | None, commit: int) -> World:
@@ -178,7 +198,10 @@ class Runtime:
             self.notifications.clear()
             world: World | None = None
             try:
-                world = _connect(config, found, commit, self.notifications.hear)
+                self._show_life(config)
+                world = _connect(config, found, commit, self)
+                if self._pulse is not None:
+                    self._pulse.guard(world.engine, int(Times(config.suspect_seconds).revoke * 1000))
                 size = world.engine.size
                 world.groups.add([one for one in process_sets if config.worker < 0 or max(one.ranks or [0]) < size])
                 _begin_timeline(world, config)
@@ -186,10 +209,34 @@ class Runtime:
             except BaseException as error:
                 again = config.worker >= 0 and isinstance(error, errors.HorovodInternalError)
                 if world is not None:
+                    self._unguard()
                     world.close(again)
                 # Somebody has died again meanwhile; the coordinator knows, and there will be one more generation.
                 if not again or getattr(error, "final", False):
                     raise
+
+    def _show_life(self, config: Config) -> None:
+        if config.pulse_fd is not None and self._pulse is None:
+            beat = int(Times(config.suspect_seconds).beat * 1000)
+            self._pulse = Pulse(config.pulse_fd, config.agent_pulse_fd, beat, config.library)
+
+    def _unguard(self) -> None:
+        if self._pulse is not None:
+            self._pulse.guard(None)
+
+    def tell_saving(self, saving: bool) -> None:
+        """Tells the agent whether this rank wants time to save something when the launcher is gone."""
+        self._saving = saving
+        if self._opened is not None and (fd := self._opened[0].pulse_fd) is not None:
+            os.pwrite(fd, bytes([saving]), SAVING_AT)
+
+    def hub_lost(self, engine: Engine, reason: str) -> None:
+        """The launcher of an elastic job is gone: ranks that have something to save do so at a step all agree on."""
+        if self._saving:
+            self._launcher_lost = True
+            self.notifications.drain(DRAIN_S)
+        else:
+            engine.revoke(errors.ABORTED, -1, f"the connection to the launcher was lost: {reason}")
 
     def at_exit(self, report_fd: int | None, pid: int) -> None:
         # First: leaving makes other ranks fail, and the launcher should know by then who fell by itself.
@@ -202,7 +249,7 @@ class Runtime:
         self._lock = threading.RLock()
 
 
-def _connect(config: Config, found: Found | None, commit: int, updated: Callable[[Updated], None]) -> World:
+def _connect(config: Config, found: Found | None, commit: int, owner: Runtime) -> World:
     """Meets the other ranks and starts the engine; closes what it opened when something fails."""
     meeting: Meeting | None = None
     if found is None:
@@ -218,10 +265,14 @@ def _connect(config: Config, found: Found | None, commit: int, updated: Callable
     try:
         config = dataclasses.replace(config if meeting is None else meeting.config, tcp_streams=session.streams)
         if session.place:
-            config = dataclasses.replace(config, **dict(zip(PLACE, session.place, strict=True)))
+            place: dict[str, Any] = dict(zip(PLACE, session.place, strict=True))
+            config = dataclasses.replace(config, **place)
         engine = _make_engine(config, session.rank, session.hosts, session.generation)
         session.hand_over(engine)
-        session.serve(engine, meeting.hub_lost if meeting is not None else None, updated)
+        lost = meeting.hub_lost if meeting is not None else None
+        if session.place:
+            lost = functools.partial(owner.hub_lost, engine)
+        session.serve(engine, lost, owner.notifications.hear)
         engine.start(config.start_timeout)
         return World(config, engine, session, meeting)
     except BaseException:

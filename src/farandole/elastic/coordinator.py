@@ -1,5 +1,5 @@
 # The coordinator of an elastic job: who is in, who is waited for, who may come; the only issuer of generations.
-# Pure: no sockets, no processes; time is an argument. Uses policy.py and the rounds of the rendezvous.
+# Pure: no sockets, no processes; time is an argument. Uses members.py, policy.py and the rounds of the rendezvous.
 """`Coordinator` is `Rounds` whose members come and go.
 
 What ranks say comes in through `message` and `gone`, what the launcher knows through `hosts_found`, `ended`, `silent`
@@ -11,10 +11,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 
-from farandole.elastic import policy
+import farandole.elastic.policy as policy
+from farandole.elastic.members import Act, Drop, Host, Kill, Life, Over, Say, Slot, Start, Worker
 from farandole.elastic.policy import Candidate, Limits, Times
 from farandole.rendezvous.messages import Again, Broken, Hello, Leave, Lost, Message, Removed, Sorry, Updated, Welcome
 from farandole.rendezvous.rounds import LINK_SECONDS, LONGEST_TEXT, Phase, Round, Rounds, Sends, number_in_order
@@ -24,113 +23,6 @@ RETURN_SECONDS = 10.0  # between leaving one generation and asking for the next
 COMPLAINT_SECONDS = 0.3  # for others to complain as well
 LEFT_SECONDS = 2.0  # who leaves in good order may come again; so long the next generation waits for it
 RESET_LIMIT_TEXT = "the ranks have changed again, after as many resets as --reset-limit {limit} allows"
-
-
-class Life(Enum):
-    """Where a worker is. A type for each state; what may follow is said where it is set."""
-
-    STARTING = "starting"  # its process runs; it has not asked for a generation yet
-    READY = "ready"  # it has said Hello and waits
-    IN = "in"  # member of the generation that runs, or is being made
-    RETURNING = "returning"  # it has left a generation and is about to say Hello
-    OUT = "out"  # evicted, or its connection ended: alive perhaps, waited for by nobody
-    LEFT = "left"  # it has left for good and will end
-    GONE = "gone"  # its process has ended
-
-
-@dataclass
-class Worker:
-    """One process, from its start to its end."""
-
-    number: int
-    host: str
-    index: int
-    started: float
-    life: Life = Life.STARTING
-    member: int | None = None  # its connection
-    hello: Hello | None = None
-    rank: int = -1  # in the generation it was in last
-    generation: int = 0  # the last one that ran with it; 0: none
-    changed: float = 0.0  # when its life last changed
-    leaving: float | None = None  # its slot is being taken away; by then it has to be gone
-    barred: float = 0.0  # until then it is taken into no generation
-    complaints: int = 0
-    dismissed: bool = False  # told to go, so that its end is no failure
-
-    def become(self, life: Life, now: float) -> None:
-        self.life = life
-        self.changed = now
-
-
-@dataclass
-class Slot:
-    """A place for one process on a host."""
-
-    worker: int | None = None
-    failures: int = 0
-    not_before: float = 0.0
-
-
-@dataclass
-class Host:
-    """A host that discovery has named."""
-
-    name: str
-    slots: int
-    listed: bool = True
-    up: bool = True  # its agent can be reached
-    drained: bool = False  # it asked to be left alone
-    places: list[Slot] = field(default_factory=list)
-    failures: int = 0
-    not_before: float = 0.0
-
-    @property
-    def usable(self) -> bool:
-        return self.listed and self.up and not self.drained
-
-
-# What the launcher shall do.
-
-
-@dataclass(frozen=True)
-class Start:
-    """Start a process in this slot."""
-
-    worker: int
-    host: str
-    index: int
-
-
-@dataclass(frozen=True)
-class Kill:
-    """End this process."""
-
-    worker: int
-
-
-@dataclass(frozen=True)
-class Drop:
-    """Close this connection."""
-
-    member: int
-
-
-@dataclass(frozen=True)
-class Say:
-    """Tell people."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Over:
-    """The job has ended; `failed` with the reason."""
-
-    failed: bool
-    text: str
-
-
-Act = Start | Kill | Drop | Say | Over
 
 
 class Coordinator(Rounds):
@@ -147,12 +39,14 @@ class Coordinator(Rounds):
         self.acts: list[Act] = []
         self.over: Over | None = None
         self.finishing = False  # somebody has ended well: nobody else is started
+        self.drained = False  # a host has asked to be left alone
         self.runs = 0  # generations that have run
         self.last = 0  # the newest generation that has run
         self.commit = 0  # how far the state had come when it began
         self._draw = draw or random.Random()
         self._now = 0.0
         self._numbers = 0
+        self._suspects: set[int] = set()  # workers that are silent
         self._stamp = 0
         self._told: set[tuple[int, int]] = set()  # (worker, REMOVED or ADDED) of which members know
         self._broken = False  # the running generation has lost somebody
@@ -231,7 +125,26 @@ class Coordinator(Rounds):
         """A host has to go within so many seconds."""
         self._now = now
         self.hosts[name].drained = True
+        self.drained = True
         return self._go_on(seconds)
+
+    def quiet(self, number: int, seconds: float, state: str, now: float) -> Sends:
+        """An agent says how long a worker has been silent, and the kernel's letter for its process; 0: it is not."""
+        self._now = now
+        worker = self.workers.get(number)
+        if worker is None or worker.life in (Life.OUT, Life.GONE) or not seconds:
+            self._suspects.discard(number)
+            return []
+        text = f"has shown no sign of life for {seconds:.1f} s ({policy.STATES.get(state, 'it does not run')})"
+        if number not in self._suspects:
+            self._suspects.add(number)
+            self.acts.append(Say(f"{self.name(worker)} {text}"))
+        members = [one.number for one in self.members]
+        most = policy.most_fell_silent(len(self._suspects.intersection(members)), len(members))
+        if seconds < self.times.evict or (seconds < self.times.stubborn and (most or state == "D")):
+            return []
+        self._suspects.discard(number)
+        return self.silent(number, text, now)
 
     def silent(self, number: int, text: str, now: float) -> Sends:
         """A worker has shown no sign of life for the time of eviction."""
@@ -546,6 +459,8 @@ class Coordinator(Rounds):
 
     def _needed(self, worker: Worker) -> bool:
         """Whether it has to stay, though its slot goes, until somebody else has the state."""
+        if not any(host.usable for host in self.hosts.values()):
+            return False  # there is nobody to give it to
         stay = (Life.IN, Life.READY, Life.RETURNING)
         others = (one for one in self.workers.values() if one.life in stay and one.leaving is None)
         return self._holds(worker) and not any(map(self._holds, others))
@@ -692,6 +607,9 @@ class Coordinator(Rounds):
             return
         if self.runs:
             if not any(map(self._holds, alive)):
+                if self.drained and not any(host.usable for host in self.hosts.values()):
+                    self._end_job(False, "")
+                    return
                 self._end_job(True, "every rank that had the state of the job has ended")
                 return
         elif not [w for w in alive if w.life is not Life.STARTING]:
@@ -725,7 +643,7 @@ def _places(hosts: Sequence[str]) -> list[tuple[int, ...]]:
     counts = Counter(hosts)
     order = list(counts)
     seen: Counter[str] = Counter()
-    found = []
+    found: list[tuple[int, ...]] = []
     for rank, host in enumerate(hosts):
         local = seen[host]
         seen[host] += 1

@@ -13,6 +13,7 @@ LONGEST_BACKOFF = 30.0  # seconds between two starts of a slot that fails
 GOOD_LIFE = 60.0  # seconds after which a slot's earlier failures are forgotten
 MOST_FAILURES = 10  # of one slot in a row; then it stays empty
 MOST_FAILURES_AT_START = 3  # for each slot, before anybody has come; then the command itself is wrong
+STATES = {"T": "its process is stopped", "D": "its process waits in the kernel", "S": "its process sleeps"}
 COOLDOWN_BOUNDS = (1, 3600)  # seconds that --blacklist-cooldown-range may name
 
 
@@ -31,6 +32,11 @@ class Times:
     def evict(self) -> float:
         """A silent rank or host is out."""
         return self.suspect * 2.5
+
+    @property
+    def stubborn(self) -> float:
+        """One that waits in the kernel, or fell silent together with most others, is out."""
+        return self.suspect * 15
 
     @property
     def lease(self) -> float:

@@ -19,7 +19,7 @@ from farandole.rendezvous import sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.flow import Loop, Stream
 from farandole.rendezvous.links import Doors, Weaver
-from farandole.rendezvous.messages import Leave, Lost, Message, NoLink, Offer, Updated, Wanted, Wish
+from farandole.rendezvous.messages import Again, Leave, Lost, Message, NoLink, Offer, Updated, Wanted, Wish
 from farandole.rendezvous.secret import Secret
 
 ON_DEMAND_SECONDS = 30.0  # a link that is wished for must stand after this time
@@ -85,6 +85,7 @@ class Session:
         self._calling: dict[int, Weaver] = {}  # peers whose door is being knocked at
         self._early: list[Message] = []  # what the hub said before there was an engine to tell
         self._lost_early: str | None = None
+        self._evicted = False
         self._thread: threading.Thread | None = None
         self._closing = False
         _SESSIONS.add(self)
@@ -190,6 +191,9 @@ class Session:
             self._revoke(errors.PEER_LOST, message.rank, message.text)
         elif isinstance(message, Updated):
             self._updated(message)
+        elif isinstance(message, Again):
+            self._evicted = True
+            self._revoke(errors.REVOKED, -1, message.text)
 
     def ended(self, reason: str) -> None:
         """The hub is gone: the launcher died or is about to end the job."""
@@ -197,6 +201,8 @@ class Session:
             return
         if self._engine is None:
             self._lost_early = reason
+        elif self._evicted:
+            return
         elif self._hub_lost is not None:
             self._hub_lost(reason)
         else:

@@ -10,7 +10,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from farandole.elastic.coordinator import Coordinator, Drop, Kill, Life, Over, Say, Start
+from farandole.elastic.coordinator import Coordinator
+from farandole.elastic.members import Drop, Kill, Life, Over, Say, Start
 from farandole.elastic.policy import Limits, Times
 from farandole.rendezvous.messages import (
     Again,
@@ -234,7 +235,9 @@ class Simulation:
             process.rank = message.place[0]
             ranks = {w.rank: w.number for w in self.coordinator.workers.values() if w.life is Life.IN}
             process.members = tuple(ranks.get(rank, -1) for rank in range(message.place[1]))
-            self.after(self.delay(), lambda: self.awake(process, lambda: self.up(process, Proved(message.generation, (), ""))))
+            self.after(
+                self.delay(), lambda: self.awake(process, lambda: self.up(process, Proved(message.generation, (), "")))
+            )
         elif isinstance(message, Agreed):
             self.link(process)
         elif isinstance(message, Started):
@@ -256,7 +259,12 @@ class Simulation:
         generation = process.generation
         if blocked:
             text = Broken(generation, blocked[0], "no way")
-            self.after(4.0, lambda: self.awake(process, lambda: self.up(process, text) if process.generation == generation else None))
+            self.after(
+                4.0,
+                lambda: self.awake(
+                    process, lambda: self.up(process, text) if process.generation == generation else None
+                ),
+            )
         else:
             self.after(self.delay(), lambda: self.awake(process, lambda: self.up(process, Linked(generation))))
 
@@ -269,7 +277,9 @@ class Simulation:
         """The user's thread gets the error when it next looks, and resets."""
         if process.running and not process.revoked and process.generation == generation:
             process.revoked = True
-            self.after(self.random.uniform(0.001, 0.3), lambda: self.awake(process, lambda: self.reset(process, generation)))
+            self.after(
+                self.random.uniform(0.001, 0.3), lambda: self.awake(process, lambda: self.reset(process, generation))
+            )
 
     def reset(self, process: Process, generation: int) -> None:
         if process.running and process.generation == generation:
@@ -289,7 +299,9 @@ class Simulation:
         if process.host in self.apart:
             self.after(0.5, lambda: self.report(process, code))
         else:
-            self.after(self.delay() * 5, lambda: self.deliver(self.coordinator.ended(process.worker, code, "died", self.now)))
+            self.after(
+                self.delay() * 5, lambda: self.deliver(self.coordinator.ended(process.worker, code, "died", self.now))
+            )
 
     # Training: a step is committed by each member at its own moment, once all have taken part.
 
@@ -355,7 +367,9 @@ class Simulation:
         if applied == set(self.began[generation]):
             # The last one to apply it may have slept meanwhile; the others have then gone on from here.
             other = self.committed.setdefault(step, generation)
-            assert other == generation, f"split brain: step {step} has two contents, of generations {other}, {generation}"
+            assert other == generation, (
+                f"split brain: step {step} has two contents, of generations {other}, {generation}"
+            )
 
     # Faults.
 
@@ -485,7 +499,11 @@ class Simulation:
     def check_alive(self, before: int) -> None:
         """When the faults are over, all who can be in are in, and the work goes on."""
         coordinator = self.coordinator
-        lives = {one.number: (one.life.value, one.host, one.rank) for one in coordinator.workers.values() if one.life is not Life.GONE}
+        lives = {
+            one.number: (one.life.value, one.host, one.rank)
+            for one in coordinator.workers.values()
+            if one.life is not Life.GONE
+        }
         assert max(self.committed, default=0) > before + 10, f"the job stands still: {lives}"
         slots = sum(
             min(host.slots, sum(place.failures < 10 for place in host.places))

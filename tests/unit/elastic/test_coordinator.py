@@ -9,7 +9,8 @@ import random
 import pytest
 
 from farandole.elastic import policy
-from farandole.elastic.coordinator import Coordinator, Drop, Kill, Life, Over, Say, Start
+from farandole.elastic.coordinator import Coordinator
+from farandole.elastic.members import Drop, Kill, Life, Over, Say, Start
 from farandole.elastic.policy import Candidate, Limits, Times
 from farandole.rendezvous.messages import (
     Again,
@@ -32,7 +33,9 @@ from farandole.rendezvous.messages import (
 class Game:
     """A coordinator, and the connections of its workers: worker n speaks over connection 10 n + (how often it came)."""
 
-    def __init__(self, np: int = 3, hosts: str = "a:2,b:1", least: int = 1, most: int | None = None, **more: object) -> None:
+    def __init__(
+        self, np: int = 3, hosts: str = "a:2,b:1", least: int = 1, most: int | None = None, **more: object
+    ) -> None:
         limits = Limits(np, least, most, **more)  # type: ignore[arg-type]
         self.coordinator = Coordinator(limits, "1", Times(), random.Random(1))
         self.now = 0.0
@@ -184,7 +187,11 @@ def test_a_host_that_goes_takes_its_ranks_along_and_nobody_else() -> None:
     game = Game()
     game.begin(0, 1, 2)
     told = game.hosts("b:1")
-    assert [(worker, message.result) for worker, message in told if isinstance(message, Updated)] == [(0, 1), (1, 1), (2, 1)]
+    assert [(worker, message.result) for worker, message in told if isinstance(message, Updated)] == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+    ]
     for worker in (0, 1, 2):
         game.say(worker, Leave(1, 1))
     assert [type(m) for _, m in game.hello(0, 1)] == [Removed] and [type(m) for _, m in game.hello(1, 1)] == [Removed]
