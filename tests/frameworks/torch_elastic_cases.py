@@ -185,6 +185,37 @@ def sampler_and_loader_take_rank_0s_place() -> None:
     state.on_reset()
 
 
+@case
+def a_batch_counts_when_the_optimizer_has_stepped() -> None:
+    model = small_model()
+    optimizer = wrap(model, backward_passes_per_step=2)
+    loader = hvd.elastic.ElasticDataLoader(range(50), 2)
+    state = TorchState(model=model, optimizer=optimizer, loader=loader)
+    state.sync()
+    one = 2 * hvd.size()
+    for batch, _ in enumerate(loader):
+        state.commit()  # before this batch has been used
+        assert loader.state_dict() == {"epoch": 0, "cursor": (batch - batch % 2) * one}, batch
+        model(torch.ones(2, 3, dtype=torch.float64)).sum().backward()
+        if batch % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+        if batch == 4:
+            break
+    before = [param.detach().clone() for param in model.parameters()]
+    state.on_reset()  # the fifth batch has left gradients and no step
+    assert loader.cursor == 4 * one and all(param.grad is None for param in model.parameters())
+    assert not optimizer._gradients.pending
+    for _ in loader:
+        model(torch.ones(2, 3, dtype=torch.float64)).sum().backward()
+        model(torch.ones(2, 3, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loader.state_dict() == {"epoch": 1, "cursor": 0}
+    assert not torch.equal(before[0], next(iter(model.parameters())))
+    equal_everywhere(model)
+
+
 # --- sharded parts ---------------------------------------------------------------------------------------------------
 
 

@@ -66,7 +66,7 @@ class _Round:
 
 
 class ElasticDataLoader:
-    """Batches of a map-style dataset for this rank. Put it into the state and commit after the step.
+    """Batches of a map-style dataset for this rank; put it into the state, beside the optimizer.
 
     `batch_size` is per rank. What is left at the end of an epoch is dealt out evenly: `weight` makes up for it (the
     mean loss of the batch is multiplied by it, with op=Average), and a rank without samples gets one with weight 0.
@@ -104,29 +104,49 @@ class ElasticDataLoader:
         self.indices: list[int] = []
         self._options = {name: value for name, value in options.items() if name not in _REFUSED}
         self._round: _Round | None = None
+        self._stepped: tuple[int, int] | None = None  # epoch and cursor of the last step of an optimizer
 
     # --- where it is -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch, and how many of its samples are done; a batch counts from when it is handed out."""
-        return {"epoch": self.epoch, "cursor": self.cursor}
+        """The epoch, and how many of its samples are done.
+
+        Beside an optimizer in the same state a batch is done when that has stepped; else when it is handed out.
+        """
+        epoch, cursor = (self.epoch, self.cursor) if self._stepped is None else self._stepped
+        return {"epoch": epoch, "cursor": cursor}
+
+    def follow_steps(self) -> None:
+        """From now on batches count when `stepped` is called."""
+        self._stepped = self.epoch, self.cursor
+
+    def stepped(self) -> None:
+        """All batches that were handed out stand behind the model now."""
+        if self._stepped is not None:
+            self._stepped = self.epoch, self.cursor
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Goes on from there, with the ranks that are there now."""
         self.reset()
-        self.epoch, self.cursor = state_dict["epoch"], state_dict["cursor"]
+        self._go_to(state_dict["epoch"], state_dict["cursor"])
+
+    def _go_to(self, epoch: int, cursor: int) -> None:
+        self.epoch, self.cursor = epoch, cursor
+        self.stepped()
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the beginning of an epoch, unless it is in it already."""
         if epoch != self.epoch:
             self.reset()
-            self.epoch, self.cursor = epoch, 0
+            self._go_to(epoch, 0)
 
     def reset(self) -> None:
-        """Ends what is under way: batches that were fetched ahead are thrown away, and have never counted."""
+        """Ends what is under way, and goes back to what is done: batches that were fetched ahead never counted."""
         if self._round is not None:
             self._round.close()
             self._round = None
+        if self._stepped is not None:
+            self.epoch, self.cursor = self._stepped
 
     @property
     def parts(self) -> int:
@@ -180,7 +200,7 @@ class ElasticDataLoader:
                 self.weight = share.weight * current.size
                 yield data[0]
             if self._round is current:
-                self.epoch, self.cursor = self.epoch + 1, 0
+                self._go_to(self.epoch + 1, 0)
         finally:
             current.close()
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +95,14 @@ class OptimizerStateHandler(_CopyingHandler):
     def restore(self) -> None:
         """Also forgets gradients: they belong to a step that was never finished."""
         super().restore()
+        self.forget_gradients()
+
+    def forget_gradients(self) -> None:
+        """None is left, and none is under way."""
+        gradients = getattr(self.value, "_gradients", None)
+        if gradients is not None:
+            with contextlib.suppress(Exception):  # what failed belongs to a world that is gone
+                gradients.drain()
         for group in self.value.param_groups:
             for param in group["params"]:
                 param.grad = None
@@ -148,12 +157,33 @@ class TorchState(ObjectState):
         for name, handler in self._handlers.items():
             object.__setattr__(self, name, handler.value)
         plain = {name: value for name, value in kwargs.items() if name not in self._handlers}
+        self._hooks: list[Any] = []
         super().__init__(broadcast_object, rank, **plain)
+        self._follow_steps()
 
     def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
         if name != "_handlers" and name in self._handlers:
             self._handlers[name].set_value(value)
-        super().__setattr__(name, value)
+            self._follow_steps()
+
+    def _follow_steps(self) -> None:
+        """A batch of a loader counts when an optimizer has stepped: then it stands behind the model."""
+        for hook in self._hooks:
+            hook.remove()
+        loaders = self._values(ElasticDataLoader)
+        optimizers = self._values(torch.optim.Optimizer) if loaders else []
+
+        def stepped(*_: Any) -> None:
+            for loader in loaders:
+                loader.stepped()
+
+        self._hooks = [optimizer.register_step_post_hook(stepped) for optimizer in optimizers]
+        for loader in loaders if optimizers else []:
+            loader.follow_steps()
+
+    def _values(self, kind: type) -> list[Any]:
+        return [handler.value for handler in self._handlers.values() if isinstance(handler.value, kind)]
 
     def save(self) -> None:
         """Keeps a copy in memory, on this rank alone."""
@@ -174,10 +204,12 @@ class TorchState(ObjectState):
         super().sync()
 
     def reset(self) -> None:
-        """Samplers and loaders deal out what is left to the ranks that are there now."""
+        """Samplers and loaders deal out what is left to the ranks that are there now; no step is half done."""
         for handler in self._handlers.values():
-            if isinstance(handler.value, (ElasticSampler, ElasticDataLoader)):
-                handler.value.reset()
+            if isinstance(handler, OptimizerStateHandler):
+                handler.forget_gradients()
+        for source in (*self._values(ElasticSampler), *self._values(ElasticDataLoader)):
+            source.reset()
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
