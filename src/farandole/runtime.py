@@ -219,6 +219,7 @@ class Runtime:
         if config.pulse_fd is not None and self._pulse is None:
             beat = int(Times(config.suspect_seconds).beat * 1000)
             self._pulse = Pulse(config.pulse_fd, config.agent_pulse_fd, beat, config.library)
+            os.pwrite(config.pulse_fd, bytes([self._saving]), SAVING_AT)
 
     def _unguard(self) -> None:
         if self._pulse is not None:

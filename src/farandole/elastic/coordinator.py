@@ -171,7 +171,7 @@ class Coordinator(Rounds):
         if code == 0:
             self.finishing = True
         else:
-            self._failed(worker, slot if mine else None)
+            self._failed(worker, slot if mine else None, policy.killed_from_outside(code, text))
         return sends + self._go_on()
 
     def tick(self, now: float) -> Sends:
@@ -386,9 +386,9 @@ class Coordinator(Rounds):
         self._complaints, self._judge_at = [], None
         return sends
 
-    def _failed(self, worker: Worker, slot: Slot | None) -> None:
+    def _failed(self, worker: Worker, slot: Slot | None, from_outside: bool) -> None:
         if slot is not None:
-            good = self._now - worker.started > policy.GOOD_LIFE and worker.generation > 0
+            good = worker.generation > 0 and (from_outside or self._now - worker.started > policy.GOOD_LIFE)
             slot.failures = 1 if good else slot.failures + 1
             slot.not_before = self._now + policy.backoff(slot.failures)
             if slot.failures == policy.MOST_FAILURES:
@@ -631,6 +631,10 @@ class Coordinator(Rounds):
             f"(--elastic-timeout); the hosts that can be reached have {slots} slots"
         )
         return text + (f"; not reached: {', '.join(down)}" if down else "")
+
+    def stop(self) -> None:
+        """The launcher ends the job: nothing is decided any more."""
+        self.over = self.over or Over(False, "")
 
     def _end_job(self, failed: bool, text: str) -> None:
         if self.over is None:

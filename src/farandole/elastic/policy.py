@@ -101,6 +101,15 @@ def backoff(failures: int) -> float:
     return 0.0 if failures <= 1 else min(LONGEST_BACKOFF, 2.0 ** min(failures - 2, 10))
 
 
+def killed_from_outside(code: int, text: str) -> bool:
+    """Whether somebody else ended a process, so that a new one may do better: not the kernel for lack of memory.
+
+    >>> killed_from_outside(137, "killed by SIGKILL"), killed_from_outside(137, "killed by the kernel (OOM)")
+    (True, False)
+    """
+    return code in (128 + 9, 128 + 15) and "OOM" not in text
+
+
 def cooldown(bounds: tuple[int, int], failures: int, draw: float) -> float:
     """Seconds that a host is out after its n-th failure; `draw` is a random number in [0, 1).
 

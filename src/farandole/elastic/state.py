@@ -68,6 +68,7 @@ class State:
     def register_save_callback(self, callback: Callable[[], Any]) -> None:
         """A function that is called once on each rank, after a commit, when ranks are asked to leave (SIGTERM)."""
         self._save_callbacks.append(callback)
+        runtime.tell_saving(True)
 
     def commit(self) -> None:
         """Keeps the state as it is now, to come back to after a loss; then looks for changes of hosts.

@@ -28,7 +28,7 @@ from farandole.rendezvous.hub import Hub
 from farandole.version import package_version
 
 LOOK_SECONDS = 1.0  # between two looks for hosts
-RETRY_SECONDS = 5.0  # before an agent that was lost is started again, more each time
+RETRY_SECONDS = 1.0  # before an agent that was lost is started again, more each time
 LONGEST_RETRY = 60.0
 KEPT_ENDINGS = 64  # that are looked at when the job fails
 
@@ -42,7 +42,7 @@ class Terms:
     times: Times = field(default_factory=Times)
 
 
-@dataclass
+@dataclass(eq=False)
 class Station:
     """A host of the job: its line, and what waits until that stands."""
 
@@ -446,6 +446,7 @@ class ElasticJob(Job):
 
     def _stop(self, grace: float, number: int) -> None:
         self._stop_looking.set()
+        self.coordinator.stop()
         super()._stop(grace, number)
 
     def _still_going(self) -> bool:
