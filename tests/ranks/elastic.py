@@ -31,6 +31,8 @@ faulthandler.dump_traceback_later(200, exit=True)
 finish = os.environ["DANCE_FINISH"]
 saves = os.environ.get("DANCE_SAVES", "")
 step, commits, weights = 0, 0, np.zeros(64)
+folder = os.environ.get("DANCE_LEDGER")
+ledger = open(f"{folder}/{os.environ['FARANDOLE_WORKER']}", "a") if folder else None
 
 def say(event, **more):
     now = time.monotonic()
@@ -41,6 +43,7 @@ def say(event, **more):
 def place():
     world = runtime.world
     return {"rank": hvd.rank(), "size": hvd.size(), "generation": world.session.generation, "step": step,
+            "host": world.config.hostname,
             "local": [hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()],
             "hash": hashlib.sha256(weights.tobytes()).hexdigest()[:16]}
 
@@ -79,8 +82,11 @@ while True:
         stamp, result, deadline = runtime.notifications.pending()
         mine = np.concatenate([[stamp, deadline is not None, os.path.exists(finish)], np.full(64, step % 7 + 1.0)])
         found = hvd.allreduce(mine, op=hvd.Max, name="step")
-        weights = weights * 0.5 + found[3:]
+        weights = weights * 0.5 + found[3:] + runtime.world.session.generation
         step, commits = step + 1, commits + 1
+        if ledger:
+            ledger.write(f"{runtime.world.session.generation} {hvd.size()} {step} {time.monotonic()}\\n")
+            ledger.flush()
         pause()
         time.sleep(0.005)
         if found[2]:
@@ -221,6 +227,22 @@ class Dance:
         assert len({(event["hash"], event["step"]) for event in ends}) == 1, ends
 
 
+def split_brains(folder: Path) -> tuple[list[int], int]:
+    """Steps that all members of two different generations have committed, and how many steps there are."""
+    done: dict[tuple[int, int], int] = {}
+    sizes: dict[int, int] = {}
+    for path in folder.iterdir():
+        for line in path.read_text().splitlines():
+            generation, size, step, _ = line.split()
+            sizes[int(generation)] = int(size)
+            done[int(generation), int(step)] = done.get((int(generation), int(step)), 0) + 1
+    owners: dict[int, set[int]] = {}
+    for (generation, step), count in done.items():
+        if count == sizes[generation]:
+            owners.setdefault(step, set()).add(generation)
+    return [step for step, found in owners.items() if len(found) > 1], len(owners)
+
+
 def kill(pid: int, number: int = signal.SIGKILL) -> float:
     """The moment of it."""
     moment = time.monotonic()
@@ -230,7 +252,9 @@ def kill(pid: int, number: int = signal.SIGKILL) -> float:
 
 def children_of(pid: int) -> list[int]:
     with contextlib.suppress(OSError):
-        text = "".join(Path(f"/proc/{pid}/task/{task}/children").read_text() for task in os.listdir(f"/proc/{pid}/task"))
+        text = "".join(
+            Path(f"/proc/{pid}/task/{task}/children").read_text() for task in os.listdir(f"/proc/{pid}/task")
+        )
         return [int(word) for word in text.split()]
     return []
 

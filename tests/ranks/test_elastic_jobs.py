@@ -1,6 +1,6 @@
 # Elastic jobs on one host: kills, stops, growth, removal, agents and launchers that die, drains. Real processes.
 # Touches the launcher as users type it.
-"""Each test names the rows of the table of faults that it stands for. Limits hold for nearly all; the rest is bounded."""
+"""Each test names the rows of the table of faults that it stands for. Limits hold for nearly all, bounds for all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def mostly(values: list[float], limit: float) -> None:
     assert len(late) <= max(1, len(values) // 20) and max(values) <= LATEST * limit, sorted(values)
 
 
-def after_a_loss(dance: Dance, moment: float, before: dict[int, dict], lost: set[int]) -> tuple[list[float], list[float]]:
+def after_a_loss(
+    dance: Dance, moment: float, before: dict[int, dict], lost: set[int]
+) -> tuple[list[float], list[float]]:
     """How long survivors took to know, and to be in a world without the lost."""
     survivors = {event["pid"] for event in before.values()} - lost
     generation = next(iter(before.values()))["generation"]
@@ -178,10 +180,6 @@ def test_row_24_hosts_come_and_go_by_discovery(tmp_path: Path) -> None:
         dance.finish()
 
 
-def agent_of(dance: Dance, pid: int) -> int:
-    return parent_of(pid)
-
-
 def test_rows_4_and_22_an_agent_dies_with_its_ranks_and_comes_back(tmp_path: Path) -> None:
     words = ["-np", "4", "--min-np", "1", "-H", "localhost:2,127.0.0.1:2"]
     with Dance(words, tmp_path, {"DANCE_CHILDREN": "1"}) as dance:
@@ -258,6 +256,46 @@ def test_row_38_ctrl_c_ends_an_elastic_job(tmp_path: Path) -> None:
         assert dance.process.wait(10) == 130
         assert time.monotonic() - moment < 3.0
         assert not alive(full[0]["pid"]) and not alive(full[1]["pid"])
+
+
+def count_to(target: int) -> tuple[int, int, int]:
+    import numpy as np
+
+    import farandole as hvd
+    from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
+    from farandole.runtime import runtime
+
+    hvd.init()
+    done = 0
+    while done < target:
+        try:
+            stamp = float(runtime.notifications.pending()[0])
+            found = hvd.allreduce(np.array([float(done), stamp]), op=hvd.Max, name="count")
+            done = int(found[0]) + 1
+            time.sleep(0.005)
+            if done == 50 and hvd.rank() == 1 and hvd.size() == 3 and runtime.world.session.generation == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if found[1]:
+                raise HostsUpdatedInterrupt
+        except (HorovodInternalError, HostsUpdatedInterrupt):
+            runtime.reset(done)
+    place = hvd.rank(), done, runtime.world.session.generation
+    hvd.shutdown()
+    return place
+
+
+def always_wrong() -> None:
+    raise KeyError("mine")
+
+
+def test_run_with_ranks_that_come_and_go() -> None:
+    import farandole
+
+    found = farandole.run(count_to, (600,), num_proc=3, min_num_proc=2)
+    assert [place[:2] for place in found] == [(0, 600), (1, 600)]
+    assert found[0][2] >= 3  # one died, one came
+    with pytest.raises(KeyError, match="mine"):
+        farandole.run(always_wrong, num_proc=2, min_num_proc=1, verbose=False)
 
 
 def test_limits_end_the_job_with_a_reason(tmp_path: Path) -> None:

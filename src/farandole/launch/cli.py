@@ -1,4 +1,4 @@
-# The `farandole` command: run, doctor, env, trace, bench; and `horovodrun`, which is `farandole run`.
+# The `farandole` command: run, doctor, env, trace, bench, discover; and `horovodrun`, which is `farandole run`.
 # Touches launch/run.py, tools/ and the environment of this process.
 """`farandole run -np 4 python train.py`."""
 
@@ -20,6 +20,7 @@ USAGE = """usage: farandole COMMAND ...
   env                    a block for bug reports
   trace FILE             summarise a timeline
   bench ...              measure collectives on this machine
+  discover KIND          print the hosts of a cluster, for elastic jobs: slurm, k8s, hostfile, mpijob
   --version              print the version
 """
 
@@ -130,5 +131,5 @@ def _tool(name: str, words: Sequence[str]) -> int:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
-    **{name: functools.partial(_tool, name) for name in ("doctor", "env", "trace", "bench")},
+    **{name: functools.partial(_tool, name) for name in ("doctor", "env", "trace", "bench", "discover")},
 }

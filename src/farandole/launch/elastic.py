@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from farandole.launch.blame import Ending
 from farandole.launch.discovery import Discovery, DiscoveryError
 from farandole.launch.hosts import Host
 from farandole.launch.job import GRACE_SECONDS, Job, Plan, encode_variables, parts
-from farandole.launch.line import Line, StartError
+from farandole.launch.line import Line, Pump, StartError
 from farandole.launch.output import Sink
 from farandole.launch.slots import Place
 from farandole.rendezvous import interfaces, orders
@@ -69,7 +69,9 @@ class ElasticJob(Job):
         on_call: Callable[[orders.Call], None] = lambda piece: None,
         on_ended: Callable[[int, int], None] = lambda rank, code: None,
         on_over: Callable[[], None] = lambda: None,
+        on_running: Callable[[int], None] = lambda worker: None,
     ) -> None:
+        self._on_running = on_running
         self._terms = terms
         self.coordinator = Coordinator(terms.limits, package_version(), terms.times)
         self._stations: dict[str, Station] = {}
@@ -103,6 +105,15 @@ class ElasticJob(Job):
         """How it goes, in a few words."""
         members = len(self.coordinator.members)
         return f"{members} ranks run, generation {self.coordinator.last}"
+
+    def send_call(self, rank: int, pieces: Iterator[orders.Call]) -> None:
+        """Pieces for one worker, as fast as it takes them. Safe from any thread."""
+
+        def act() -> None:
+            if rank in self._running_workers:
+                self._pumps.setdefault(rank, Pump(self._line(rank))).add(pieces)
+
+        self._loop.call(act)
 
     def close(self) -> None:
         """Kills what still runs and removes every trace. Calling it again does nothing."""
@@ -310,6 +321,7 @@ class ElasticJob(Job):
             self._deliver(self.coordinator.quiet(report.rank, report.silent_ms / 1000, report.state, time.monotonic()))
         elif isinstance(report, orders.Running):
             self._where[report.rank] = (line.name, report.pid)
+            self._on_running(report.rank)
         elif isinstance(report, orders.NotStarted):
             self._not_started(line, report)
         else:
