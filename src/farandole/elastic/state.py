@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from enum import IntFlag
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -155,6 +155,10 @@ class ObjectState(State):
 
     Values of class Sharded are each rank's own; all others are the same on all ranks.
     """
+
+    if TYPE_CHECKING:  # its attributes are what the script gave
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         super().__init__(bcast_object, get_rank)

@@ -21,6 +21,7 @@ USAGE = """usage: farandole COMMAND ...
   trace FILE             summarise a timeline
   bench ...              measure collectives on this machine
   discover KIND          print the hosts of a cluster, for elastic jobs: slurm, k8s, hostfile, mpijob
+  demo --kill            watch an elastic job lose a rank and get it back
   --version              print the version
 """
 
@@ -131,5 +132,5 @@ def _tool(name: str, words: Sequence[str]) -> int:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
-    **{name: functools.partial(_tool, name) for name in ("doctor", "env", "trace", "bench", "discover")},
+    **{name: functools.partial(_tool, name) for name in ("doctor", "env", "trace", "bench", "discover", "demo")},
 }
