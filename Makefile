@@ -5,8 +5,9 @@ SHELL := /bin/sh
 VENV_PYTHON := .venv/bin/python
 # Bench: more options, as in BENCH="collectives --ranks 2".
 BENCH ?=
-# Chaos: how often each cell of the fault table runs.
+# Chaos: how often each cell of the fault table runs; SEED=... replays the random part.
 N ?= 1
+SEED ?=
 
 .PHONY: help demo test bench chaos lint sanitize wheel clean
 
@@ -42,6 +43,8 @@ chaos:
 	@$(PYTHON) scripts/environment.py build test
 	@$(VENV_PYTHON) scripts/build.py tests
 	@CHAOS_N=$(N) $(VENV_PYTHON) -m pytest -q -p no:cacheprovider tests/chaos/test_streams.py tests/chaos/test_endings.py tests/chaos/more.py
+	@$(VENV_PYTHON) tests/chaos/elastic_faults.py --cells $$((300 * $(N))) --faults $$((60 * $(N))) --partitions $$((30 * $(N))) \
+		$(if $(SEED),--seed $(SEED)) --json build/chaos/elastic.json
 
 lint:
 	@$(PYTHON) scripts/environment.py build lint

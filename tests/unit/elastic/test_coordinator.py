@@ -183,6 +183,29 @@ def test_row_5_the_evicted_is_fenced_and_comes_back_or_leaves() -> None:
     assert not game.coordinator.finishing  # one that was sent away has not finished the job
 
 
+def test_rows_5_and_37_who_is_evicted_for_silence_and_who_not() -> None:
+    game = Game()
+    game.begin(0, 1, 2)
+    quiet = game.coordinator.quiet
+    assert game.take(quiet(1, 2.0, "T", game.now)) == []
+    assert any(isinstance(act, Say) and "2.0 s (its process is stopped)" in act.text for act in game.acts)
+    assert game.take(quiet(1, 0, "", game.now)) == []  # it is back
+    game.take(quiet(1, 2.0, "D", game.now))
+    assert game.take(quiet(1, 5.0, "D", game.now)) == []  # waits in the kernel
+    assert [type(m) for _, m in game.take(quiet(1, 30.0, "D", game.now))] == [Lost, Lost]
+    game = Game()
+    game.begin(0, 1, 2)
+    quiet = game.coordinator.quiet
+    for worker in (0, 1):
+        game.take(quiet(worker, 2.0, "T", game.now))
+    for worker in (0, 1):
+        assert game.take(quiet(worker, 5.0, "T", game.now)) == []  # most fell silent at once: suspect yourself
+    for worker in (0, 1):
+        game.take(quiet(worker, 0, "", game.now))
+    game.take(quiet(2, 2.0, "S", game.now))
+    assert [type(m) for _, m in game.take(quiet(2, 5.0, "S", game.now))] == [Lost, Lost]
+
+
 def test_a_host_that_goes_takes_its_ranks_along_and_nobody_else() -> None:
     game = Game()
     game.begin(0, 1, 2)
