@@ -145,6 +145,8 @@ def main() -> None:
     if MODE != "shards":
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, ledger={}, step=0, sizes=[], **source)
+    if os.environ.get("SAVES"):
+        state.register_save_callback(lambda: open(SCRATCH / f"saved.{os.getpid()}.{state.step}", "x").close())
     way = {"sampler": with_sampler, "loader": with_loader, "shards": with_shards}[MODE]
 
     @hvd.elastic.run

@@ -1,5 +1,5 @@
 # Elastic training with PyTorch while ranks are killed: real processes, real losses.
-# Touches elastic_jobs.py, elastic_training.py and the examples.
+# Touches tests/ranks/elastic_runs.py, elastic_training.py and horovod_script.py.
 """The ledger stays exact, the bits stay the same, and a Horovod script needs no change."""
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import random
 from pathlib import Path
 
 import pytest
-from elastic_jobs import HERE, ElasticRun
+from elastic_runs import ElasticRun
 
 pytest.importorskip("torch")
+HERE = Path(__file__).parent
 TRAINING = str(HERE / "elastic_training.py")
 TIMES = int(os.environ.get("CHAOS_N", "1"))
 
@@ -34,6 +35,24 @@ def test_row_25_the_ledger_through_random_kills(mode: str, tmp_path: Path) -> No
     assert len(results) == 3 and min(sizes) < 3 and sizes[0] == sizes[-1] == 3
     went_on = ", ".join(f"{seconds:.2f}" for seconds, _ in times)
     print(f"{mode}: {kills} kills, {len(results[0]['used'])} epochs; training went on after {went_on} s; {found}")
+
+
+@pytest.mark.ranks
+@pytest.mark.chaos
+@pytest.mark.slow
+def test_row_23_ranks_that_have_to_leave_save_first(tmp_path: Path) -> None:
+    with ElasticRun(tmp_path, [TRAINING, "loader", "101", "0", "1"], 4, "localhost:2,127.0.0.1:2", SAVES="1") as run:
+        before = run.until(lambda now: now["size"] == 4 and now["step"] > 10)
+        run.terminate_agent(3)
+        after = run.until(lambda now: now["size"] == 2 and now["step"] > before["step"] + 40)
+        assert set(after["pids"]) == set(before["pids"][:2])
+        assert run.finish() == 0, run.words()
+        found, sizes = run.verdict(), run.results()[0]["sizes"]
+        saved = [file.name.split(".")[1:] for file in tmp_path.glob("saved.*")]
+    # Once on each rank, and all at the same step.
+    assert sorted(int(pid) for pid, _ in saved) == sorted(before["pids"]) and len({step for _, step in saved}) == 1
+    assert (found.lost, found.duplicated, found.padded) == (0, 0, 0)
+    assert set(sizes) == {4, 2} and sizes.index(2) == int(saved[0][1])  # nothing was undone
 
 
 @pytest.mark.ranks

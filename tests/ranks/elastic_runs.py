@@ -19,15 +19,14 @@ from typing import Any
 
 from ledger import Verdict, judge
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).parents[2]
 LAUNCH = "import sys; from farandole.launch.cli import main; sys.exit(main())"
 
 
 class ElasticRun:
     """A running elastic job on this host; its launcher is killed when the test is over."""
 
-    def __init__(self, scratch: Path, program: Sequence[str], np: int = 3, least: int = 1) -> None:
+    def __init__(self, scratch: Path, program: Sequence[str], np: int = 3, hosts: str = "", **env: str) -> None:
         self.scratch = scratch
         self.np = np
         # For what data loaders of killed ranks leave; short, since they have sockets in it.
@@ -39,8 +38,9 @@ class ElasticRun:
             "OMP_NUM_THREADS": "1",
             "SCRATCH": str(scratch),
             "TMPDIR": self.temporary.name,
+            **env,
         }
-        bounds = ["-np", str(np), "--min-np", str(least), "--max-np", str(np), "-H", f"localhost:{np}"]
+        bounds = ["-np", str(np), "--min-np", "1", "--max-np", str(np), "-H", hosts or f"localhost:{np}"]
         command = [sys.executable, "-c", LAUNCH, "run", *bounds, sys.executable, *program]
         self.said = open(scratch / "said", "wb")  # noqa: SIM115
         self.process = subprocess.Popen(command, env=environment, stdout=self.said, stderr=self.said, cwd=ROOT)
@@ -78,10 +78,6 @@ class ElasticRun:
             time.sleep(0.005)
         return now
 
-    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
-        """Sends a signal to a rank, which must be there."""
-        os.kill(self.progress()["pids"][rank], number)
-
     def kill_at_random(self, draw: random.Random, full: bool = True) -> tuple[float, float]:
         """Kills a rank some steps from now; seconds until the others go on, and until all ranks are there again."""
         wanted = self.np if full else 2
@@ -95,6 +91,12 @@ class ElasticRun:
         if full:
             after = self.until(lambda later: later["size"] == self.np and later["generation"] > now["generation"])
         return gone_on, after["time"] - began
+
+    def terminate_agent(self, rank: int) -> None:
+        """What a scheduler does that wants a rank's host back."""
+        pid = self.progress()["pids"][rank]
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(parent, signal.SIGTERM)
 
     def finish(self, seconds: float = 60.0) -> int:
         """Asks the program to end; the launcher's exit code."""
