@@ -129,7 +129,12 @@ def cells(count: int, seed: int, folder: Path) -> list[Record]:
     """Row 1: SIGKILL at points of every collective, of every kind of rank, over both kinds of links."""
     draw = random.Random(seed)
     table = [
-        (link, kind, phase, victim) for link in LINKS for kind in KINDS for phase in PHASES for victim in range(RANKS)
+        (link, kind, phase, victim, planned)
+        for link in LINKS
+        for kind in KINDS
+        for phase in PHASES
+        for victim in range(RANKS)
+        for planned in (False, True)
     ]
     draw.shuffle(table)
     records: list[Record] = []
@@ -142,11 +147,11 @@ def cells(count: int, seed: int, folder: Path) -> list[Record]:
         with Dance(words, place, {"FARANDOLE_LIBRARY": str(CHAOS)}, program=CELLS) as dance:
             full = dance.world(RANKS)
             fired = 0
-            for number, (_, kind, phase, rank) in enumerate(mine, 1):
+            for number, (_, kind, phase, rank, planned) in enumerate(mine, 1):
                 if fired == wanted:
                     break
                 victim = full[rank]["pid"]
-                order = {"number": number, "kind": kind, "phase": phase, "pid": victim, "planned": draw.random() < 0.5}
+                order = {"number": number, "kind": kind, "phase": phase, "pid": victim, "planned": planned}
                 order["forked"] = int(draw.random() < 0.25)
                 with contextlib.closing(open(dance.orders.with_suffix(".new"), "w")) as file:
                     file.write(json.dumps(order))
@@ -222,7 +227,7 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
                     if len(doomed) == len(full):
                         continue
                     moment = kill(agent)
-                elif kind == "kill again":
+                elif kind == "kill again" and len(doomed) > 1:
                     kill(doomed[0])
                     time.sleep(draw.uniform(0.0, 0.05))  # while the others recover
                     moment = kill(doomed[1])
