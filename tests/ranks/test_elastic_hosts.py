@@ -105,6 +105,24 @@ def test_rows_11_and_13_two_hosts_that_cannot_hear_each_other(hosts: tuple[bed.B
         no_split_brain(dance)
 
 
+def test_row_17_slow_ranks_and_slow_links_are_not_evicted(hosts: tuple[bed.Bed, Path]) -> None:
+    """A rank that gets a tenth of its time, and a link of 10 Mbit/s."""
+    found, _ = hosts
+    with dance_over(hosts, "12") as dance:
+        full = dance.world(2, seconds=60)
+        found[1].shape("10mbit")
+        try:
+            pid = full[1]["pid"]
+            turn = f"kill -STOP {pid}; sleep 0.45; kill -CONT {pid}; sleep 0.05"
+            slow = f"for i in $(seq 14); do {turn}; done"
+            found[1].run(["sh", "-c", slow])
+        finally:
+            found[1].unshape()
+        assert dance.generation == full[0]["generation"] and not dance.said("evicted"), dance.tail()
+        dance.finish()
+        no_split_brain(dance)
+
+
 def test_rows_1_and_4_ranks_and_hosts_that_die_elsewhere(tmp_path: Path) -> None:
     with bed.hosts(3, ssh=True, visible=[tmp_path]) as found:
         deaths(found, tmp_path)
