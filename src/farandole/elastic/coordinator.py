@@ -196,28 +196,28 @@ class Coordinator(Rounds):
 
     def deadline(self) -> float | None:
         """The next moment at which `tick` must be called."""
-        moments = [one.deadline for one in self._rounds if one.phase is not Phase.RUNNING]
-        moments += [moment for moment in (self._judge_at,) if moment is not None]
+        # What `tick` alone does is due even if the moment has passed meanwhile.
+        due = [one.deadline for one in self._rounds if one.phase is not Phase.RUNNING]
+        due += [self._judge_at] if self._judge_at is not None else []
+        later: list[float] = []
         if self._below_since is not None:
-            moments.append(self._below_since + self.limits.elastic_timeout)
+            later.append(self._below_since + self.limits.elastic_timeout)
         if self._enough_since is not None and self.runs == 0:
-            moments.append(self._enough_since + FIRST_SECONDS)
+            later.append(self._enough_since + FIRST_SECONDS)
         for worker in self.workers.values():
             if worker.life is Life.RETURNING:
-                moments.append(worker.changed + RETURN_SECONDS)
+                due.append(worker.changed + RETURN_SECONDS)
             elif worker.life is Life.OUT:
-                moments.append(worker.changed + self.times.replace)
+                later.append(worker.changed + self.times.replace)
             elif worker.life is Life.LEFT:
-                moments.append(worker.changed + LEFT_SECONDS)
-            if worker.leaving is not None and worker.life is not Life.GONE:
-                moments.append(worker.leaving)
-            if worker.barred > self._now:
-                moments.append(worker.barred)
+                later.append(worker.changed + LEFT_SECONDS)
+            if worker.leaving is not None and worker.leaving < float("inf"):
+                due.append(worker.leaving)
+            later.append(worker.barred)
         for host in self.hosts.values():
             if host.usable and len(self._live()) < self.limits.most:
-                moments += [max(host.not_before, slot.not_before) for slot in host.places if slot.worker is None]
-        later = [moment for moment in moments if self._now < moment < float("inf")]
-        return min(later, default=None)
+                later += [max(host.not_before, slot.not_before) for slot in host.places if slot.worker is None]
+        return min([*due, *(moment for moment in later if moment > self._now)], default=None)
 
     # What ranks say.
 

@@ -126,7 +126,7 @@ class Executor:
             raise
         return _gather(futures)
 
-    def run_elastic(
+    def _run_elastic(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, terms: Terms
     ) -> list[Any]:
         """As `run`, once, in a job whose ranks come and go; the executor itself starts nobody."""
@@ -343,7 +343,7 @@ def run(
             SETTINGS["elastic_timeout"].default,
         )
         terms = Terms(limits, _discovery(host_discovery_script, slots, hosts, hostfile, executor.num_workers))
-        return executor.run_elastic(func, args, kwargs, terms)
+        return executor._run_elastic(func, args, kwargs, terms)
     with executor:
         return executor.run(func, args, kwargs)
 
