@@ -2,6 +2,7 @@
 // Touches os/ alone.
 #include "group/pulse.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "os/clock.h"
@@ -13,7 +14,6 @@ Pulse::Pulse(os::Descriptor mine, os::Descriptor theirs, std::int64_t beat_ms)
   if (theirs) theirs_ = os::SharedMemory::open(std::move(theirs), kBytes);
   mine_.close_file();
   theirs_.close_file();
-  if (theirs_) seen_ = word(theirs_)->load(std::memory_order_acquire);
   thread_ = os::start_thread("farandole-pulse", [this] { run(); });
 }
 
@@ -31,24 +31,22 @@ void Pulse::guard(std::int64_t lease_ms, std::function<void()> act) {
 }
 
 void Pulse::run() {
-  last_ns_ = os::now_ns();
+  last_ms_ = awake_ms_ = os::now_ns() / 1'000'000;
   while (stop_.load(std::memory_order_acquire) == 0) {
-    beat(os::now_ns());
+    beat(os::now_ns() / 1'000'000);
     os::futex_wait(&stop_, 0, beat_ms_ * 1'000'000);
   }
 }
 
-void Pulse::beat(std::int64_t now_ns) {
+void Pulse::beat(std::int64_t now_ms) {
   word(mine_)->fetch_add(1, std::memory_order_release);
   if (!theirs_) return;
-  const bool slept = now_ns - last_ns_ > 2 * beat_ms_ * 1'000'000;
-  last_ns_ = now_ns;
-  const std::uint64_t word_now = word(theirs_)->load(std::memory_order_acquire);
-  const bool moved = std::exchange(seen_, word_now) != word_now;
-  const std::int64_t silent = moved || slept ? 0 : silent_.load(std::memory_order_relaxed) + 1;
-  silent_.store(silent, std::memory_order_relaxed);
+  if (now_ms - std::exchange(last_ms_, now_ms) > 2 * beat_ms_) awake_ms_ = now_ms;
+  const auto heard = static_cast<std::int64_t>(word(theirs_)->load(std::memory_order_acquire));
+  const std::int64_t silent = now_ms - std::max(heard, awake_ms_);
+  silent_ms_.store(silent, std::memory_order_relaxed);
   std::lock_guard lock(mutex_);
-  if (act_ && silent * beat_ms_ >= lease_ms_) std::exchange(act_, nullptr)();
+  if (act_ && silent >= lease_ms_) std::exchange(act_, nullptr)();
 }
 
 }  // namespace farandole

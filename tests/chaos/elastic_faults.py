@@ -144,7 +144,7 @@ def cells(count: int, seed: int, folder: Path) -> list[Record]:
         place = folder / f"cells-{link}"
         place.mkdir()
         words = ["-np", str(RANKS), "--min-np", "1", "-H", hosts]
-        with Dance(words, place, {"FARANDOLE_LIBRARY": str(CHAOS)}, program=CELLS) as dance:
+        with Dance(words, place, {"FARANDOLE_LIBRARY": str(CHAOS), "DANCE_SECONDS": "7200"}, program=CELLS) as dance:
             full = dance.world(RANKS)
             fired = 0
             for number, (_, kind, phase, rank, planned) in enumerate(mine, 1):
@@ -191,7 +191,9 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
     script.chmod(0o755)
     records: list[Record] = []
     words = ["-np", "4", "--min-np", "1", "--host-discovery-script", str(script), "--drain-timeout", "5"]
-    with Dance(words, place, {"DANCE_LEDGER": str(place / "ledger"), "DANCE_CHILDREN": "1"}) as dance:
+    with Dance(
+        words, place, {"DANCE_SECONDS": "7200", "DANCE_LEDGER": str(place / "ledger"), "DANCE_CHILDREN": "1"}
+    ) as dance:
         full = dance.world(4)
         for _ in range(count):
             kind = draw.choice(["kill", "kill", "kill two", "stop", "stop long", "kill agent", "hosts", "kill again"])
@@ -258,7 +260,7 @@ def partitions(count: int, seed: int, folder: Path) -> list[Record]:
             return found[0].start(command, env, "/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
         names = ",".join(f"host{number}:1" for number in range(1, 5))
-        env = {"DANCE_LEDGER": str(place / "ledger"), "PATH": bed.PATH}
+        env = {"DANCE_SECONDS": "7200", "DANCE_LEDGER": str(place / "ledger"), "PATH": bed.PATH}
         with Dance(["-np", "4", "--min-np", "1", "-H", names], place, env, start=start) as dance:
             full = dance.world(4, seconds=60)
             for _ in range(count):

@@ -27,7 +27,7 @@ import numpy as np
 import farandole as hvd
 from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
 from farandole.runtime import runtime
-faulthandler.dump_traceback_later(200, exit=True)
+faulthandler.dump_traceback_later(float(os.environ.get("DANCE_SECONDS", "200")), exit=True)
 finish = os.environ["DANCE_FINISH"]
 saves = os.environ.get("DANCE_SAVES", "")
 step, commits, weights = 0, 0, np.zeros(64)

@@ -246,6 +246,21 @@ def test_row_23_sigterm_to_an_agent_drains_its_host_and_the_others_go_on(tmp_pat
         assert len(list(folder.iterdir())) == 6
 
 
+def test_row_12_ranks_that_hear_no_launcher_stop_at_the_end_of_their_lease(tmp_path: Path) -> None:
+    """The launcher is frozen: nobody can know whether others go on, so nobody does; then the same ranks come together."""
+    with Dance(["-np", "2", "--min-np", "1"], tmp_path) as dance:
+        full = dance.world(2)
+        moment = kill(dance.process.pid, signal.SIGSTOP)
+        time.sleep(7)
+        os.kill(dance.process.pid, signal.SIGCONT)
+        again = dance.world(2, full[0]["generation"])
+        assert {event["pid"] for event in again.values()} == {event["pid"] for event in full.values()}
+        stopped = [event["t"] - moment for event in dance.events if event["event"] == "lost"]
+        assert len(stopped) == 2 and 3.0 <= min(stopped) and max(stopped) <= 5.0, stopped
+        assert not dance.said("evicted") and not dance.said("silent")
+        dance.finish()
+
+
 def test_row_38_ctrl_c_ends_an_elastic_job(tmp_path: Path) -> None:
     with Dance(["-np", "2", "--min-np", "1", "--grace", "1"], tmp_path) as dance:
         full = dance.world(2)

@@ -202,9 +202,13 @@ class Mirror:
         holdings = self._holdings(newest)
         own = self._move(owners(everything, runtime.world.engine.size), sources, holdings)
         staged = Holding(own, self._copied(own), everything)
-        # Both ways to hold this commit are kept until all ranks have the new one: somebody may be lost right now.
-        self.held = {newest: self.held.get(newest, Holding(everything=everything))}
-        self.agreed, self._staged = newest, staged
+        # All ways to hold this commit are kept until every rank has the new one: somebody may be lost right now, and
+        # it need not be the first time.
+        before = Holding(everything=everything)
+        for holding in holdings:
+            before.own |= holding.own
+            before.copies |= holding.copies
+        self.held, self.agreed, self._staged = {newest: before}, newest, staged
         ops.barrier()
         self._settle(newest, staged)
         self._apply(own)

@@ -39,14 +39,10 @@ class Times:
         return self.suspect * 15
 
     @property
-    def lease(self) -> float:
-        """An agent that hears no launcher stops vouching for its ranks."""
-        return self.suspect * 2.0
-
-    @property
     def revoke(self) -> float:
-        """A rank whose agent does not vouch for it ends its generation; before others can have begun a new one."""
-        return self.suspect * 2.25
+        """A rank whose agent has not heard from the launcher for so long ends its generation: others may be about to
+        go on without it."""
+        return self.suspect * 2
 
     @property
     def replace(self) -> float:

@@ -30,6 +30,7 @@ from farandole.version import package_version
 LOOK_SECONDS = 1.0  # between two looks for hosts
 RETRY_SECONDS = 1.0  # before an agent that was lost is started again, more each time
 LONGEST_RETRY = 60.0
+GOOD_SECONDS = 10.0  # after which an agent's earlier ends are forgotten
 KEPT_ENDINGS = 64  # that are looked at when the job fails
 
 
@@ -53,6 +54,7 @@ class Station:
     failures: int = 0
     number: int = 0  # its agent's
     heard: float = 0.0  # when its agent spoke last
+    since: float = 0.0  # when it was ready
     silent: bool = False  # for so long that it is out
     suspected: bool = False
 
@@ -274,6 +276,8 @@ class ElasticJob(Job):
         self._part_with(station, str(error))
 
     def _part_with(self, station: Station, text: str) -> None:
+        if station.ready and time.monotonic() > station.since + GOOD_SECONDS:
+            station.failures = 0
         station.ready = False
         if station.line is not None:
             station.line.cut()
@@ -336,14 +340,13 @@ class ElasticJob(Job):
             return
         line.prepared = report
         station.ready = True
-        station.heard = time.monotonic()
+        station.heard = station.since = time.monotonic()
         times = self._terms.times
         seconds = (
             times.beat,
             times.suspect,
             times.evict,
             times.stubborn,
-            times.lease,
             self._terms.limits.drain_timeout,
         )
         line.send(orders.Watch(station.number, *(int(1000 * one) for one in seconds)))

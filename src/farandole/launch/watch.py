@@ -1,6 +1,6 @@
 # An agent's watch over its ranks: who is silent, for how long, and whether there is a reason.
 # Touches memory files and /proc; decides nothing but what to report.
-"""Each rank's pulse counts up a word in a memory file; the agent's own word tells the ranks that it hears the launcher.
+"""Each rank's pulse counts up a word in a memory file; the agent's own word tells the ranks when it heard the launcher.
 
 Silence is counted in the agent's own ticks: an agent that did not run itself for two beats starts anew. A rank that is
 traced by a debugger is never reported.
@@ -26,7 +26,7 @@ _WORD = struct.Struct("=Q")
 
 
 class Word:
-    """A memory file with a counter at its beginning."""
+    """A memory file with a number at its beginning."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("farandole-pulse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -36,17 +36,17 @@ class Word:
 
     @property
     def value(self) -> int:
-        """What it counts."""
+        """The number."""
         return int(_WORD.unpack_from(self._memory)[0])
+
+    @value.setter
+    def value(self, number: int) -> None:
+        _WORD.pack_into(self._memory, 0, number)
 
     @property
     def saving(self) -> bool:
         """Whether its writer has something to save before it goes."""
         return self._memory[SAVING] != 0
-
-    def count(self) -> None:
-        """One more."""
-        _WORD.pack_into(self._memory, 0, self.value + 1)
 
     def reader(self) -> int:
         """A descriptor that can only be read."""
@@ -76,11 +76,21 @@ class Watcher:
         self.times = times
         self.own = Word()
         self.own_reader = self.own.reader()
-        self.heard = 0.0  # when the launcher spoke last
+        self._heard = 0.0
         self._ranks: dict[int, Watched] = {}
         self._last = 0.0
         self._looks = 0
         self._limits = [limit / 1000 for limit in (times.suspect_ms, times.evict_ms, times.stubborn_ms)]
+
+    @property
+    def heard(self) -> float:
+        """When the launcher spoke last."""
+        return self._heard
+
+    @heard.setter
+    def heard(self, now: float) -> None:
+        self._heard = now
+        self.own.value = int(now * 1000)  # the ranks read it with the same clock
 
     @property
     def pause(self) -> float:
@@ -110,8 +120,6 @@ class Watcher:
                 one.since = now
         self._last = now
         self._looks += 1
-        if now - self.heard < self.times.lease_ms / 1000:
-            self.own.count()
         return self._looks % LOOKS == 0, list(self._reports(now, beat * SLACK))
 
     @property

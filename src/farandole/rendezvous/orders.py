@@ -143,7 +143,6 @@ class Watch:
     suspect_ms: int
     evict_ms: int
     stubborn_ms: int  # when nothing speaks for a rank any more
-    lease_ms: int  # without a word from the launcher for so long, the agent vouches for nobody
     drain_ms: int  # what ranks that have something to save get when the launcher is gone
 
 
