@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -83,8 +84,8 @@ class World:
         if timeline is not None:
             timeline.stop()
 
-    def close(self, again: bool = False) -> None:
-        """Leaves the job and frees everything; in a forked child it only forgets. `again`: to come back at once."""
+    def close(self, again: int = 0) -> None:
+        """Leaves the job and frees everything; in a forked child it only forgets. `again`: as for a session."""
         self.untrace()
         # Peers that died, or a fork, must not keep this process from going.
         with contextlib.suppress(errors.HorovodInternalError):
@@ -139,6 +140,8 @@ class Runtime:
         self._pulse: Pulse | None = None  # of an elastic job
         self._saving = False  # there is something to save before this process goes
         self._launcher_lost = False
+        self._asked = False  # by SIGTERM, to go
+        self._saved = False  # since then
 
     @property
     def initialized(self) -> bool:
@@ -188,9 +191,9 @@ class Runtime:
             world, self._world = self._world, None
             if world is not None:
                 self._unguard()
-                world.close(again=True)
-            if self._launcher_lost:
-                raise errors.Removed("the launcher is gone")
+                world.close(2 if self._asked and self._saved else 1)
+            if self._launcher_lost or (self._asked and self._saved):
+                raise errors.Removed("the launcher is gone" if self._launcher_lost else "somebody asked it to go")
             self._world = self._join(*self._opened, commit)
 
     def _join(self, config: Config, process_sets: list[ProcessSet], found: Found | None, commit: int) -> World:
@@ -205,12 +208,15 @@ class Runtime:
                 size = world.engine.size
                 world.groups.add([one for one in process_sets if config.worker < 0 or max(one.ranks or [0]) < size])
                 _begin_timeline(world, config)
+                self._saved = False
+                if self._asked:  # somebody was lost before all had saved
+                    self.notifications.drain(DRAIN_S)
                 return world
             except BaseException as error:
                 again = config.worker >= 0 and isinstance(error, errors.HorovodInternalError)
                 if world is not None:
                     self._unguard()
-                    world.close(again)
+                    world.close(int(again))
                 # Somebody has died again meanwhile; the coordinator knows, and there will be one more generation.
                 if not again or getattr(error, "final", False):
                     raise
@@ -226,10 +232,28 @@ class Runtime:
             self._pulse.guard(None)
 
     def tell_saving(self, saving: bool) -> None:
-        """Tells the agent whether this rank wants time to save something when the launcher is gone."""
+        """Whether this rank wants to save something before it goes: when the launcher is gone, or at SIGTERM.
+
+        SIGTERM then makes all ranks save at a step that they agree on, and this one leave.
+        """
         self._saving = saving
+        main = threading.current_thread() is threading.main_thread()
+        if saving and main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and self._elastic:
+            signal.signal(signal.SIGTERM, self._ask)
         if self._opened is not None and (fd := self._opened[0].pulse_fd) is not None:
             os.pwrite(fd, bytes([saving]), SAVING_AT)
+
+    def tell_saved(self) -> None:
+        """All ranks have saved: one that was asked to go does so at the next reset."""
+        self._saved = True
+
+    @property
+    def _elastic(self) -> bool:
+        return self._opened is not None and self._opened[0].worker >= 0
+
+    def _ask(self, _number: int, _frame: Any) -> None:
+        self._asked = True
+        self.notifications.drain(DRAIN_S)
 
     def hub_lost(self, engine: Engine, reason: str) -> None:
         """The launcher of an elastic job is gone: ranks that have something to save do so at a step all agree on."""
@@ -279,7 +303,7 @@ def _connect(config: Config, found: Found | None, commit: int, owner: Runtime) -
     except BaseException:
         if engine is not None:
             engine.close()
-        session.close(config.worker >= 0)
+        session.close(int(config.worker >= 0))
         if meeting is not None:
             meeting.close()
         raise

@@ -94,7 +94,7 @@ while True:
         if found[0]:
             if found[1] and saves:
                 with open(f"{saves}/{os.getpid()}-{step}", "x"):
-                    pass
+                    runtime.tell_saved()
             raise HostsUpdatedInterrupt
     except HorovodInternalError as error:
         say("lost", error=str(error), kind=type(error).__name__, blames=getattr(error, "rank", None), step=step)
@@ -119,7 +119,9 @@ class Dance:
         env: Mapping[str, str] | None = None,
         program: str = PROGRAM,
         start: Callable[..., subprocess.Popen[bytes]] | None = None,
+        command: Sequence[str] = (),
     ) -> None:
+        """`command`: other words for `farandole` than `run` and what ranks shall run."""
         self.finish_file = folder / "finish"
         self.orders = folder / "orders"
         self.orders.write_text("")
@@ -131,7 +133,7 @@ class Dance:
             "DANCE_ORDERS": str(self.orders),
             **(env or {}),
         }
-        command = [*RUN, *words, sys.executable, "-c", program]
+        command = [*RUN[:-1], *command] if command else [*RUN, *words, sys.executable, "-c", program]
         if start is not None:
             self.process = start(command, environment)
         else:

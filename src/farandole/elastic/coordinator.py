@@ -232,7 +232,7 @@ class Coordinator(Rounds):
         one, rank = place
         if isinstance(message, Leave):
             del self._places[member]
-            return self._leave(one, rank, bool(message.again)) + self._go_on()
+            return self._leave(one, rank, message.again) + self._go_on()
         if isinstance(message, Broken):
             return self._complain(one, rank, message)
         return super().message(member, message, now) + self._go_on()
@@ -291,10 +291,11 @@ class Coordinator(Rounds):
         host = self.hosts.get(worker.host)
         return host.places[worker.index] if host is not None and worker.index < len(host.places) else None
 
-    def _leave(self, one: Round, rank: int, again: bool) -> Sends:
+    def _leave(self, one: Round, rank: int, again: int) -> Sends:
         worker = self._member(one, rank)
         worker.member = None
-        worker.become(Life.RETURNING if again else Life.LEFT, self._now)
+        worker.dismissed = again == 2
+        worker.become(Life.RETURNING if again == 1 else Life.LEFT, self._now)
         if one.phase is not Phase.RUNNING:
             del one.members[rank]
             return self._end(one, f"rank {rank} left while the ranks were {one.phase.value}")

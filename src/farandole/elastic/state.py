@@ -123,7 +123,11 @@ class State:
             self._keep()
         if known[4]:
             self._save_before_leaving()
-        raise HostsUpdatedInterrupt(skip_sync=bool(known[2]) and not known[3])
+        raise HostsUpdatedInterrupt(skip_sync=bool(known[2]) and not known[3] and self._equal_without_sync())
+
+    def _equal_without_sync(self) -> bool:
+        """Whether ranks that stay need nothing from those that leave."""
+        return True
 
     def _save_before_leaving(self) -> None:
         for callback in self._save_callbacks:
@@ -131,6 +135,7 @@ class State:
                 callback()
             except Exception:
                 logger.exception("the save callback %r failed; this rank leaves nevertheless", callback)
+        runtime.tell_saved()
 
     # --- what each kind of state does --------------------------------------------------------------------------------
 
@@ -208,13 +213,15 @@ class ObjectState(State):
             setattr(self, name, value)
         self._take_over(commits)
 
+    def _equal_without_sync(self) -> bool:
+        return self._mirror is None  # what leaving ranks hold has to be dealt out anew
+
     def _take_over(self, commits: int) -> None:
         """The end of a sync: all ranks hold the same state, and call it the same commit."""
         if self._mirror is not None:
             self._mirror.recover()
             if self._mirror.agreed == 0:
-                self._mirror.prepare(1)
-                self._mirror.agree(1)
+                self._mirror.begin()
         self.save()
         self._commits = max(commits, 1)
 

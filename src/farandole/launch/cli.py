@@ -1,4 +1,4 @@
-# The `farandole` command: run, doctor, env, trace, bench, discover; and `horovodrun`, which is `farandole run`.
+# The `farandole` command: run, attach, doctor, env, trace, bench, discover; and `horovodrun`, which is `farandole run`.
 # Touches launch/run.py, tools/ and the environment of this process.
 """`farandole run -np 4 python train.py`."""
 
@@ -16,6 +16,7 @@ from farandole.version import package_version
 USAGE = """usage: farandole COMMAND ...
 
   run -np N COMMAND...   start N ranks of a command, here or on other hosts (horovodrun is the same)
+  attach [NAME]          show a job again that was started with --survive-launcher
   doctor [-H HOSTS]      is this host fit, and what lies between hosts?
   env                    a block for bug reports
   trace FILE             summarise a timeline
@@ -84,6 +85,10 @@ def _run(words: Sequence[str]) -> int:
         if ("" in plan.hosts or run.elastic(options)) and (problem := _missing(options.command[0])):
             run.say(problem)
             return 127
+        if options.survive_launcher:
+            from farandole.launch import survive
+
+            return survive.begin(lambda: run.run(plan, options), run.say)
         return run.run(plan, options)
     except option.Usage as error:
         run.say(f"{error}\nTry `horovodrun --help`.")
@@ -91,6 +96,13 @@ def _run(words: Sequence[str]) -> int:
     except StartError as error:
         run.say(str(error))
         return error.code
+
+
+def _attach(words: Sequence[str]) -> int:
+    from farandole.launch import run, survive
+
+    _open_streams()
+    return survive.attach(list(words), run.say)
 
 
 def _open_streams() -> None:
@@ -132,5 +144,6 @@ def _tool(name: str, words: Sequence[str]) -> int:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
+    "attach": _attach,
     **{name: functools.partial(_tool, name) for name in ("doctor", "env", "trace", "bench", "discover", "demo")},
 }

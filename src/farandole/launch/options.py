@@ -78,9 +78,16 @@ FLAGS = (
     Flag("cooldown", ("--blacklist-cooldown-range",), "elastic: seconds a failed host is out", "MIN MAX", "int", 2),
     Flag("discovery", ("--host-discovery-script",), "elastic: program that prints the hosts", "PROGRAM"),
     Flag("drain_timeout", ("--drain-timeout",), "elastic: seconds to save when ranks have to go (30)", "S", "float"),
+    Flag("survive_launcher", ("--survive-launcher",), "elastic: the job goes on when this process ends"),
 )
 ELASTIC = ("min_np", "max_np", "discovery")  # any of them makes a job elastic
-FOR_ELASTIC = ("slots_per_host", "reset_limit", "cooldown", "drain_timeout")  # these are for elastic jobs alone
+FOR_ELASTIC = (
+    "slots_per_host",
+    "reset_limit",
+    "cooldown",
+    "drain_timeout",
+    "survive_launcher",
+)  # these are for elastic jobs alone
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,24 @@ def divide(outer: Callable[[int], NoReturn]) -> None:
             os._exit(1)
 
 
+def detach(body: Callable[[], int]) -> None:
+    """Runs `body` in a process of its own session that belongs to nobody; its exit code is what `body` gives."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    code = 1
+    try:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, 0)
+        code = body()
+    finally:
+        os._exit(code)
+
+
 class Worker:
     """One running rank, in the agent. `stdout` and `stderr` are the reading ends of its pipes."""
 

@@ -129,7 +129,7 @@ class Leave:
     """Rank to hub: I leave in good order."""
 
     generation: int
-    again: int = 0  # 1: to say Hello at once, for the next generation
+    again: int = 0  # 1: to say Hello at once, for the next generation; 2: for good, because somebody asked it to go
 
 
 @dataclass(frozen=True)

@@ -126,10 +126,10 @@ class Session:
             self._wished.add(peer)
             loop.call(lambda: channel.send(Wish(self.generation, peer)))
 
-    def close(self, again: bool = False) -> None:
+    def close(self, again: int = 0) -> None:
         """Leaves the hub in good order and closes what was not handed over. Calling it again does nothing.
 
-        `again`: to come at once into the next generation of an elastic job.
+        `again`: 1 to come at once into the next generation of an elastic job, 2 to go because somebody asked for it.
         """
         _SESSIONS.discard(self)
         if self._loop is None or self._channel is None:
