@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_row_25_the_ledger_through_random_kills(mode: str, tmp_path: Path) -> No
 def test_row_23_ranks_that_have_to_leave_save_first(tmp_path: Path) -> None:
     with ElasticRun(tmp_path, [TRAINING, "loader", "101", "0", "1"], 4, "localhost:2,127.0.0.1:2", SAVES="1") as run:
         before = run.until(lambda now: now["size"] == 4 and now["step"] > 10)
-        run.terminate_agent(3)
+        run.hurt_agent(3, signal.SIGTERM)
         after = run.until(lambda now: now["size"] == 2 and now["step"] > before["step"] + 40)
         assert set(after["pids"]) == set(before["pids"][:2])
         assert run.finish() == 0, run.words()

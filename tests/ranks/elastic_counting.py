@@ -65,7 +65,6 @@ def train(state: Any) -> None:
 
 def main() -> None:
     hvd.init()
-    own = {key: 0 for key in range(COUNTERS) if key % hvd.size() == hvd.rank()}
     state = ObjectState(
         hvd.broadcast_object,
         hvd.rank,
@@ -75,7 +74,7 @@ def main() -> None:
         cursor=0,
         step=0,
         sizes=[],
-        counters=Sharded(own),
+        counters=Sharded(dict.fromkeys(range(COUNTERS), 0)),
         draws=RandomState(),
     )
     train(state)

@@ -92,11 +92,11 @@ class ElasticRun:
             after = self.until(lambda later: later["size"] == self.np and later["generation"] > now["generation"])
         return gone_on, after["time"] - began
 
-    def terminate_agent(self, rank: int) -> None:
-        """What a scheduler does that wants a rank's host back."""
+    def hurt_agent(self, rank: int, number: int) -> None:
+        """A signal to the agent of a rank's host: SIGTERM is what a scheduler sends that wants the host back."""
         pid = self.progress()["pids"][rank]
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(parent, signal.SIGTERM)
+        os.kill(parent, number)
 
     def finish(self, seconds: float = 60.0) -> int:
         """Asks the program to end; the launcher's exit code."""

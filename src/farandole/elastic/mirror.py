@@ -27,8 +27,9 @@ class LostShards(RuntimeError):
 class Sharded:
     """A dictionary of which each rank holds some keys: optimizer shards, say. Keys are numbers or texts.
 
-    When ranks come or go the keys of all ranks are dealt out anew: the i-th in order goes to rank i modulo size. Values
-    are whatever can be pickled.
+    When ranks come or go the keys of all ranks are dealt out anew: the i-th in order goes to rank i modulo size. Give
+    every rank all keys to begin with: one that is lost before the first commit then takes none of them away. Values are
+    whatever can be pickled.
 
     >>> moments = Sharded({0: [0.5], 1: [0.25]})
     >>> sorted(moments)
@@ -160,6 +161,12 @@ class Mirror:
         self.held: dict[int, Holding] = {}
         self._staged: Holding | None = None  # the agreed commit, dealt out anew; not yet known to be so everywhere
 
+    def begin(self) -> None:
+        """The first commit, of what the ranks were given, dealt out; a collective call."""
+        self.prepare(1)
+        self.agree(1)
+        self.recover()
+
     def prepare(self, number: int) -> None:
         """Makes commit `number` here and on this rank's partner; a collective call."""
         own = {(name, key): dumps(value) for name, part in self.parts.items() for key, value in part.collect().items()}
@@ -171,7 +178,7 @@ class Mirror:
         changed = np.array([self.agreed == 0 or new.own.keys() != old.own.keys()], dtype=np.int32)
         if ops.allreduce(changed, op=ops.Max, name="elastic.agree")[0]:
             everyones = allgather_object(list(new.own), name="elastic.items")
-            new.everything = [item for items in everyones for item in items]
+            new.everything = list(dict.fromkeys(item for items in everyones for item in items))
             ops.barrier()  # who knows what there is may be the only one left to tell
         else:
             new.everything = old.everything
