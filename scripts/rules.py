@@ -66,7 +66,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     | {"rendezvous", "observe", "tools", "launch/clusters", "elastic/coordinator", "elastic/members", "elastic/policy"},
     "launch/clusters": _BASE | {"rendezvous", "observe"},
     "__main__": {"launch"},
-    "tools": _RUNTIME | {"runtime", "groups", "ops", "launch", "__init__", "elastic"},
+    "tools": _RUNTIME | {"runtime", "groups", "ops", "launch", "launch/clusters", "__init__", "elastic"},
 }
 
 # Rooms named after a framework may import it; nobody else may.

@@ -167,7 +167,9 @@ def cells(count: int, seed: int, folder: Path) -> list[Record]:
                 fired += 1
                 follow(dance, record, full, moment, {victim}, RANKS)
                 records.append(record)
-                full = dance.members()
+                if fired % 50 == 0:
+                    print(f"  {fired} cells over {link}", flush=True)
+                full = dance.world(RANKS)
             dance.orders.write_text("")
             dance.finish()
     return records
@@ -237,7 +239,7 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
                     moment = [kill(pid) for pid in doomed][-1]
                 follow(dance, record, full, moment, set(doomed), sum(sizes.values()))
             records.append(record)
-            full = dance.members()
+            full = dance.world(sum(sizes.values()))
         dance.finish()
     twice, steps = split_brains(place / "ledger")
     assert not twice and steps > count, f"split brain at steps {twice}"

@@ -44,6 +44,7 @@ BLAME_SECONDS = 0.5  # the hub knows better than we do why a peer cannot be reac
 RETRY_SECONDS = 0.05
 REOPEN_SECONDS = 1.0
 MOST_ADDRESSES = 16  # of one host that others try
+QUICK_LINK_SECONDS = 5.0  # an elastic job rather goes on without a peer that cannot be reached
 KNOCK_SECONDS = 1.0  # an elastic rank knocks at the hub anew after this time: a broken network may heal
 MOST_FAILURES = 5  # of this rank's own, one after the other, before it gives up in an elastic job
 
@@ -301,9 +302,10 @@ class _Joining:
         """Makes the TCP links; all links of this rank, ready for the engine."""
         near, far = initial_links(self.rank, hosts)
         self.remote.want(far)
+        patience = time.monotonic() + QUICK_LINK_SECONDS if self.elastic else self.deadline
         for peer in sorted(far):
             if peer > self.rank:
-                self.remote.call(peer, welcome.remotes[peer], self.deadline)
+                self.remote.call(peer, welcome.remotes[peer], patience)
         while not self.remote.settled():
             if self.remote.failed:
                 break
