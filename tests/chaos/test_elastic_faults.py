@@ -25,14 +25,14 @@ def check(records: list[Record], count: int) -> None:
 
 
 def test_row_1_kills_at_points_of_collectives_in_jobs_that_regrow(tmp_path: Path) -> None:
-    records = cells(24 * N, SEED, tmp_path)
+    records = cells(16 * N, SEED, tmp_path)
     summary("cells", records)
-    check(records, 24 * N)
+    check(records, 16 * N)
     assert any("data loaders" in record.what for record in records)
 
 
 def test_rows_1_to_5_22_and_24_random_faults_one_after_the_other(tmp_path: Path) -> None:
-    records = faults(10 * N, SEED, tmp_path)
+    records = faults(8 * N, SEED, tmp_path)
     summary("faults", records)
     assert {"kill", "stop"} <= {record.what for record in records}
     check(records, len(records))

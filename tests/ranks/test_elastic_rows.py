@@ -55,7 +55,7 @@ fresh = True
     with Dance(["-np", "8", "--min-np", "1", "--start-timeout", "120"], tmp_path, program=program) as dance:
         dance.world(8, seconds=120)
         generation = dance.generation
-        time.sleep(min(60.0, 12.0 * N))
+        time.sleep(min(60.0, 8.0 * N))
         assert dance.generation == generation and not dance.said("evicted"), dance.tail()
 
 

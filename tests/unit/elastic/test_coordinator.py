@@ -254,6 +254,27 @@ def test_row_23_a_drain_names_its_deadline() -> None:
     assert {message for _, message in told} == {Updated(1, 1, policy.REMOVED, 7000)}
 
 
+def test_row_23_a_rank_that_was_asked_to_go_is_replaced_and_no_success() -> None:
+    game = Game()
+    game.begin(0, 1, 2)
+    game.started()
+    for worker in (0, 1, 2):
+        game.say(worker, Leave(1, 2 if worker == 1 else 1))
+    game.hello(0, 1)
+    assert game.link(game.hello(2, 1)) == {0: 0, 2: 1}  # nobody waits for it
+    game.ended(1, 0)
+    assert not game.coordinator.finishing and game.started() == [3]
+
+
+def test_after_the_end_nothing_is_decided() -> None:
+    game = Game()
+    game.begin(0, 1, 2)
+    game.started()
+    game.coordinator.stop()
+    game.ended(1)
+    assert game.started() == [] and game.pass_time(100) == []
+
+
 def test_row_13_one_of_two_that_cannot_reach_each_other_waits() -> None:
     game = Game(hosts="a:1,b:1,c:1")
     game.hello(0), game.hello(1), game.hello(2)
