@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -24,25 +25,28 @@ RUNS = 4 * int(os.environ.get("CHAOS_N", "1"))
 def test_row_25_random_losses_lose_and_repeat_nothing(tmp_path: Path) -> None:
     seed = int(os.environ.get("CHAOS_SEED", "25"))
     draw = random.Random(seed)
-    kills = samples = 0
-    slowest = 0.0
+    records = []
     for number in range(RUNS):
         length, batch, interval = draw.randrange(20, 200), draw.randrange(1, 6), draw.randrange(1, 8)
         ranks = draw.randrange(2, 5)
         hosts = "" if number % 2 else f"localhost:{(ranks + 1) // 2},127.0.0.1:{ranks // 2}"
         what = f"seed {seed}, run {number}: {ranks} ranks, {length} samples, {batch}, commits every {interval}"
         with ElasticRun(tmp_path / str(number), [PROGRAM, str(length), str(batch), str(interval)], ranks, hosts) as run:
-            print(what, flush=True)
-            for _ in range(draw.randrange(1, 5)):
-                slowest = max(slowest, run.kill_at_random(draw, full=False)[0])
-                kills += 1
+            went_on = [run.kill_at_random(draw, full=False)[0] for _ in range(draw.randrange(1, 5))]
             assert run.finish() == 0, what + run.words()
             found, results = run.verdict(), run.results()
         assert (found.lost, found.duplicated) == (0, 0), what
         for one in results:
             assert one["counters"] == [[key, one["steps"]] for key in range(7)], what
-        samples += sum(map(sum, results[0]["used"]))
-    print(f"seed {seed}: {RUNS} jobs, {kills} kills, {samples} samples: lost 0, duplicated 0; on after {slowest:.2f} s")
+        samples = sum(map(sum, results[0]["used"]))
+        records.append({"ranks": ranks, "hosts": hosts, "samples": samples, "epochs": len(results[0]["used"])})
+        records[-1] |= {"went_on_s": went_on, "sizes": sorted(set(results[0]["sizes"])), **vars(found)}
+    times = [seconds for record in records for seconds in record["went_on_s"]]
+    print(
+        f"seed {seed}: {RUNS} jobs, {len(times)} kills: lost 0, duplicated 0; training went on after {max(times):.2f} s"
+    )
+    if os.environ.get("CHAOS_JSON"):
+        Path(os.environ["CHAOS_JSON"]).write_text(json.dumps({"seed": seed, "jobs": records}, indent=1))
 
 
 @pytest.mark.ranks
