@@ -169,6 +169,25 @@ def handlers_of_ones_own() -> None:
 
 
 @case
+def schedulers_keep_their_optimizer() -> None:
+    model = small_model()
+    optimizer = wrap(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    state = TorchState(model=model, optimizer=optimizer, scheduler=scheduler, scaler=torch.amp.GradScaler("cpu"))
+    state.sync()
+    train(model, optimizer, 1)
+    scheduler.step()
+    state.commit()
+    scheduler.step()
+    state.restore()
+    assert state.scheduler is scheduler and scheduler.optimizer is optimizer and scheduler.last_epoch == 1
+    if hvd.rank():
+        scheduler.last_epoch = 7
+    state.sync()
+    assert scheduler.last_epoch == 1
+
+
+@case
 def sampler_and_loader_take_rank_0s_place() -> None:
     sampler, loader = hvd.elastic.ElasticSampler(range(50)), hvd.elastic.ElasticDataLoader(range(50), 2)
     state = TorchState(sampler=sampler, loader=loader)

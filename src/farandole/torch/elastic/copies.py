@@ -1,10 +1,9 @@
 # Copies of trees with tensors in them, in memory that the next copy uses again; and torch's tensors in checkpoints.
-# Touches torch and elastic/trees.
+# Touches torch, trees and elastic/trees.
 """A commit happens often: it copies bytes, and allocates nothing after the first time."""
 
 from __future__ import annotations
 
-import copy
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +13,7 @@ import torch
 
 from ...elastic import trees
 from ...elastic.safetensors import Block, Damaged
-
-
-@dataclass(frozen=True)
-class _Place:
-    number: int
+from ..trees import join, split
 
 
 @dataclass
@@ -34,20 +29,19 @@ class Copy:
         """A copy of `tree`, in this one's memory unless somebody reads it."""
         with self.lock:
             free = list(self.tensors) if self.readers == 0 else []
-        tensors: list[torch.Tensor] = []
-        rest = _hollow(tree, tensors, {})
+        rest, tensors = split(tree)
         copies = []
         with torch.no_grad():
             for place, tensor in enumerate(tensors):
                 old = free[place] if place < len(free) else None
                 if old is None or not _fits(old, tensor):
-                    old = torch.empty_like(tensor, memory_format=torch.preserve_format)
-                copies.append(old.copy_(tensor, non_blocking=False))
+                    old = torch.empty_like(tensor.detach(), memory_format=torch.preserve_format)
+                copies.append(old.copy_(tensor.detach()))
         return Copy(rest, copies)
 
     def tree(self, fresh: bool = False) -> Any:
         """The tree again; `fresh`: with tensors of its own."""
-        return _fill(self.rest, self.tensors, fresh)
+        return join(self.rest, [tensor.clone() for tensor in self.tensors] if fresh else self.tensors)
 
     def pin(self) -> None:
         with self.lock:
@@ -68,29 +62,6 @@ def _fits(old: torch.Tensor, new: torch.Tensor) -> bool:
         and old.device == new.device
         and old.layout == new.layout == torch.strided
     )
-
-
-def _hollow(value: Any, tensors: list[torch.Tensor], seen: dict[int, int]) -> Any:
-    if isinstance(value, torch.Tensor):
-        if id(value) not in seen:
-            seen[id(value)] = len(tensors)
-            tensors.append(value.detach())
-        return _Place(seen[id(value)])
-    if isinstance(value, dict):
-        return {key: _hollow(item, tensors, seen) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_hollow(item, tensors, seen) for item in value)
-    return copy.deepcopy(value)
-
-
-def _fill(value: Any, tensors: list[torch.Tensor], fresh: bool) -> Any:
-    if isinstance(value, _Place):
-        return tensors[value.number].clone() if fresh else tensors[value.number]
-    if isinstance(value, dict):
-        return {key: _fill(item, tensors, fresh) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_fill(item, tensors, fresh) for item in value)
-    return copy.deepcopy(value)
 
 
 # --- in checkpoints --------------------------------------------------------------------------------------------------

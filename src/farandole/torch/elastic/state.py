@@ -112,12 +112,16 @@ class OptimizerStateHandler(_CopyingHandler):
         broadcast_optimizer_state(self.value, 0)
 
 
-class SamplerStateHandler(_CopyingHandler):
-    """How far a sampler or a loader has come."""
+class _SmallStateHandler(_CopyingHandler):
+    """State that travels by pickle: of schedulers and scalers, whose objects hold the optimizer and cannot."""
 
     def sync(self) -> None:
-        """Takes rank 0's place, with the ranks that are there now."""
-        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0, "elastic.sampler"))
+        """Takes rank 0's state."""
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0, "elastic.state"))
+
+
+class SamplerStateHandler(_SmallStateHandler):
+    """How far a sampler or a loader has come; it goes on from there with the ranks that are there now."""
 
 
 _registry: list[tuple[type, type[StateHandler]]] = [
@@ -125,6 +129,8 @@ _registry: list[tuple[type, type[StateHandler]]] = [
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
     (ElasticDataLoader, SamplerStateHandler),
+    (torch.optim.lr_scheduler.LRScheduler, _SmallStateHandler),
+    (torch.amp.GradScaler, _SmallStateHandler),
 ]
 
 
@@ -146,8 +152,8 @@ def _handler_of(value: Any) -> StateHandler | None:
 class TorchState(ObjectState):
     """`TorchState(model=model, optimizer=optimizer, epoch=0, batch=0)`: what an elastic script commits.
 
-    Modules, optimizers, ElasticSamplers and ElasticDataLoaders are handled by their state, everything else by value.
-    Assigning a handled attribute keeps the new object at once.
+    Modules, optimizers, ElasticSamplers, ElasticDataLoaders, learning rate schedulers and GradScalers are handled by
+    their state, everything else by value. Assigning a handled attribute keeps the new object at once.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
