@@ -341,10 +341,12 @@ def main() -> int:
             if count:
                 records = act(count, seed, Path(folder))
                 results[name] = {**summary(name, records), "records": [asdict(record) for record in records]}
-    results["steal_s"] = round(steal() - before, 2)
+                results["steal_s"] = round(steal() - before, 2)
+                results["load"] = os.getloadavg()
+                if given.json is not None:
+                    given.json.parent.mkdir(parents=True, exist_ok=True)
+                    given.json.write_text(json.dumps(results, indent=1) + "\n")
     if given.json is not None:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(results, indent=1, allow_nan=True) + "\n")
         print(f"raw results in {given.json}")
     return 0
 

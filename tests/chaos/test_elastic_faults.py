@@ -14,7 +14,7 @@ from elastic_faults import LIMITS, Record, cells, faults, p99, summary
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 SEED = 20261115
 N = int(os.environ.get("CHAOS_N", "1"))
-SLACK = 4.0  # for what a busy machine adds to a handful of measurements; the driver's own report holds the limits
+SLACK = 10.0  # for what a busy machine adds to a handful of measurements; the driver's own report holds the limits
 
 
 def check(records: list[Record], count: int) -> None:
