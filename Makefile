@@ -15,7 +15,7 @@ help:
 	@echo "make demo      train on handwritten digits with 1 and with 2 processes, beside DDP"
 	@echo "make test      build everything and run every test"
 	@echo "make bench     everything beside Gloo, MPI and memcpy, with the targets; BENCH=--quick: a minute"
-	@echo "make chaos     kill ranks everywhere, N=10 times each"
+	@echo "make chaos     kill ranks everywhere, N=10 times each; random faults in elastic jobs, SEED=... replays"
 	@echo "make lint      style, types, and the rules of the house"
 	@echo "make sanitize  C++ tests under address, undefined behaviour and thread sanitizers"
 	@echo "make wheel     wheels for x86_64 and aarch64, and one tried in a bare environment"
