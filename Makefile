@@ -44,7 +44,7 @@ chaos:
 	@$(VENV_PYTHON) scripts/build.py tests
 	@CHAOS_N=$(N) $(VENV_PYTHON) -m pytest -q -p no:cacheprovider tests/chaos/test_streams.py tests/chaos/test_endings.py tests/chaos/more.py
 	@$(VENV_PYTHON) tests/chaos/elastic_faults.py --cells $$((300 * $(N))) --faults $$((60 * $(N))) --partitions $$((30 * $(N))) \
-		$(if $(SEED),--seed $(SEED)) --json build/chaos/elastic.json
+		--soak $$((40 * $(N))) $(if $(SEED),--seed $(SEED)) --json build/chaos/elastic.json
 
 lint:
 	@$(PYTHON) scripts/environment.py build lint

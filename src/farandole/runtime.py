@@ -181,7 +181,8 @@ class Runtime:
         """Leaves this generation and joins the next, in this process; blocks until there is one.
 
         `commit` says how far this rank's state has come: rank 0 of the next generation is one that has come furthest.
-        Process sets that were given to init and still fit the world are there again; others are gone. Raises Removed
+        Process sets that were given to init and still are a part of the world are there again; others are gone, with a
+        process_set_id of None, and so is one that would be all of it: that is the global one. Raises Removed
         when an elastic job has no place for this process any more. In a job that is not elastic it is shutdown and
         init, and fails when a rank is gone for good.
         """
@@ -205,8 +206,7 @@ class Runtime:
                 world = _connect(config, found, commit, self)
                 if self._pulse is not None:
                     self._pulse.guard(world.engine, int(Times(config.suspect_seconds).revoke * 1000))
-                size = world.engine.size
-                world.groups.add([one for one in process_sets if config.worker < 0 or max(one.ranks or [0]) < size])
+                world.groups.add([one for one in process_sets if config.worker < 0 or _fits(one, world.engine.size)])
                 _begin_timeline(world, config)
                 self._saved = False
                 if self._asked:  # somebody was lost before all had saved
@@ -307,6 +307,11 @@ def _connect(config: Config, found: Found | None, commit: int, owner: Runtime) -
         if meeting is not None:
             meeting.close()
         raise
+
+
+def _fits(process_set: ProcessSet, size: int) -> bool:
+    ranks = process_set.ranks or []
+    return len(ranks) < size and max(ranks, default=0) < size
 
 
 def _begin_timeline(world: World, config: Config) -> None:

@@ -84,6 +84,20 @@ def cell():
 CELLS = PROGRAM.replace("def pause():", OPERATE + "\ndef pause():\n    cell()\n    return\n\ndef nothing():", 1)
 
 
+# Many small tensors (fusion), half precision (compression), a process set, tuning: all at once.
+FEATURES = """
+def pause():
+    hvd.grouped_allreduce([np.full(64 + 13 * n, 1.0, np.float32) for n in range(24)], op=hvd.Sum, name="many")
+    hvd.allreduce(np.ones(4096, np.float16), op=hvd.Sum, name="half")
+    if pair.process_set_id is not None and hvd.rank() in (0, 1):
+        hvd.allreduce(np.ones(512, np.float32), op=hvd.Sum, name="pair", process_set=pair)
+
+def nothing():"""
+SOAK = PROGRAM.replace("def pause():", FEATURES, 1).replace(
+    "hvd.init()", "pair = hvd.ProcessSet([0, 1])\nhvd.init(process_sets=[pair])", 1
+)
+
+
 @dataclass
 class Record:
     """One fault and what followed, in seconds."""
@@ -295,6 +309,59 @@ def partitions(count: int, seed: int, folder: Path) -> list[Record]:
     return records
 
 
+def belongings(pid: int) -> dict[str, int]:
+    """What a process holds: descriptors, threads, and kilobytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    memory = int(status.partition("VmRSS:")[2].split()[0])
+    return {
+        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+        "threads": len(os.listdir(f"/proc/{pid}/task")),
+        "kB": memory,
+    }
+
+
+def soak(count: int, seed: int, folder: Path) -> list[Record]:
+    """Faults 15 s apart in a job that uses everything: no hang, no leak, at least 90 % of the undisturbed speed."""
+    draw = random.Random(seed)
+    place = folder / "soak"
+    (place / "ledger").mkdir(parents=True)
+    env = {"DANCE_SECONDS": "7200", "DANCE_LEDGER": str(place / "ledger"), "DANCE_CHILDREN": "1"}
+    records: list[Record] = []
+    with Dance(["-np", "3", "--min-np", "1", "--autotune"], place, env, program=SOAK) as dance:
+        full = dance.world(3)
+
+        def steps() -> int:
+            return split_brains(place / "ledger")[1]
+
+        time.sleep(2)
+        began, first = time.monotonic(), steps()
+        time.sleep(15)
+        alone = (steps() - first) / (time.monotonic() - began)
+        watched = [dance.process.pid, parent_of(full[0]["pid"])]  # the launcher and the agent
+        before = [belongings(pid) for pid in watched]
+        began, first = time.monotonic(), steps()
+        for _ in range(count):
+            next_one = time.monotonic() + 15.0
+            victim = full[draw.randrange(3)]["pid"]
+            record = Record("kill")
+            follow(dance, record, full, kill(victim), {victim}, 3)
+            records.append(record)
+            time.sleep(max(0.0, next_one - time.monotonic()))
+            full = dance.world(3)
+        speed = (steps() - first) / (time.monotonic() - began) / alone
+        after = [belongings(pid) for pid in watched]
+        print(
+            f"soak: {speed:.0%} of the undisturbed speed; launcher and agent before {before}, after {after}", flush=True
+        )
+        for one, other in zip(before, after, strict=True):
+            assert other["descriptors"] <= one["descriptors"] and other["threads"] <= one["threads"], (one, other)
+        records[-1].note = f"speed {speed:.3f}"
+        dance.finish()
+    twice, _ = split_brains(place / "ledger")
+    assert not twice, f"split brain at steps {twice}"
+    return records
+
+
 def p99(values: list[float]) -> float:
     known = sorted(value for value in values if not math.isnan(value))
     return known[max(0, math.ceil(0.99 * len(known)) - 1)] if known else math.nan
@@ -328,6 +395,7 @@ def main() -> int:
     parser.add_argument("--cells", type=int, default=300)
     parser.add_argument("--faults", type=int, default=60)
     parser.add_argument("--partitions", type=int, default=30)
+    parser.add_argument("--soak", type=int, default=40)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--json", type=Path, default=None)
     given = parser.parse_args()
@@ -336,7 +404,7 @@ def main() -> int:
     before = steal()
     results: dict[str, Any] = {"seed": seed, "machine": platform.machine(), "cores": os.cpu_count(), "limits": LIMITS}
     with tempfile.TemporaryDirectory(prefix="farandole-chaos-") as folder:
-        for name, act in (("cells", cells), ("faults", faults), ("partitions", partitions)):
+        for name, act in (("cells", cells), ("faults", faults), ("partitions", partitions), ("soak", soak)):
             count = getattr(given, name)
             if count:
                 records = act(count, seed, Path(folder))
