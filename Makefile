@@ -5,8 +5,9 @@ SHELL := /bin/sh
 VENV_PYTHON := .venv/bin/python
 # Bench: more options, as in BENCH="collectives --ranks 2".
 BENCH ?=
-# Chaos: how often each cell of the fault table runs.
+# Chaos: how often each cell of the fault table runs; SEED=... replays the random part.
 N ?= 1
+SEED ?=
 
 .PHONY: help demo test bench chaos lint sanitize wheel clean
 
@@ -14,7 +15,7 @@ help:
 	@echo "make demo      train on handwritten digits with 1 and with 2 processes, beside DDP"
 	@echo "make test      build everything and run every test"
 	@echo "make bench     everything beside Gloo, MPI and memcpy, with the targets; BENCH=--quick: a minute"
-	@echo "make chaos     kill ranks everywhere, N=10 times each"
+	@echo "make chaos     kill ranks everywhere, N=10 times each; random faults in elastic jobs, SEED=... replays"
 	@echo "make lint      style, types, and the rules of the house"
 	@echo "make sanitize  C++ tests under address, undefined behaviour and thread sanitizers"
 	@echo "make wheel     wheels for x86_64 and aarch64, and one tried in a bare environment"
@@ -42,6 +43,8 @@ chaos:
 	@$(PYTHON) scripts/environment.py build torch test
 	@$(VENV_PYTHON) scripts/build.py tests
 	@CHAOS_N=$(N) $(VENV_PYTHON) -m pytest -q -p no:cacheprovider tests/chaos/test_streams.py tests/chaos/test_endings.py tests/chaos/more.py
+	@$(VENV_PYTHON) tests/chaos/elastic_faults.py --cells $$((300 * $(N))) --faults $$((60 * $(N))) --partitions $$((30 * $(N))) \
+		--soak $$((40 * $(N))) $(if $(SEED),--seed $(SEED)) --json build/chaos/elastic.json
 
 lint:
 	@$(PYTHON) scripts/environment.py build lint

@@ -20,6 +20,8 @@ MODULES = {
     "farandole": "On NumPy arrays, and on CPU tensors of any library that speaks DLPack.",
     "farandole.torch": "On PyTorch tensors; `horovod.torch` is the same module. It has these beside what it shares "
     "with `farandole`: init, rank, size, process sets, errors, reductions and so on.",
+    "farandole.torch.elastic": "Training that goes on when ranks come and go: [elastic.md](elastic.md). "
+    "`horovod.torch.elastic` is the same module.",
 }
 ALIASES = {"NoneCompressor": "Compression.none"}  # how users name a default
 HEAD = """# The public names

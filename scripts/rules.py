@@ -51,7 +51,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "observe": _BASE,
     "groups": _BASE,
     "tuning": _BASE,
-    "runtime": _RUNTIME | {"groups", "tuning", "launch/clusters"},
+    "runtime": _RUNTIME | {"groups", "tuning", "launch/clusters", "elastic/policy"},
     "arrays": _BASE,
     "pending": _RUNTIME | {"runtime", "groups", "arrays"},
     "reductions": _RUNTIME | {"runtime", "groups", "arrays", "pending"},
@@ -59,13 +59,29 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "objects": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops"},
     "__init__": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects", "launch"},
     "autoload": {"torch"},
+    "elastic": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects"},
     "torch": _RUNTIME
-    | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects", "launch/clusters", "autoload"},
+    | {
+        "runtime",
+        "groups",
+        "arrays",
+        "pending",
+        "reductions",
+        "ops",
+        "objects",
+        "launch/clusters",
+        "autoload",
+        "elastic",
+    },
     "compat": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions"},
-    "launch": _BASE | {"rendezvous", "observe", "tools", "launch/clusters"},
+    "elastic/policy": _BASE,
+    "elastic/members": _BASE | {"rendezvous"},
+    "elastic/coordinator": _BASE | {"rendezvous", "elastic/policy", "elastic/members"},
+    "launch": _BASE
+    | {"rendezvous", "observe", "tools", "launch/clusters", "elastic/coordinator", "elastic/members", "elastic/policy"},
     "launch/clusters": _BASE | {"rendezvous", "observe"},
     "__main__": {"launch"},
-    "tools": _RUNTIME | {"runtime", "groups", "ops", "launch", "__init__"},
+    "tools": _RUNTIME | {"runtime", "groups", "ops", "launch", "launch/clusters", "__init__", "elastic"},
 }
 
 # Rooms named after a framework may import it; nobody else may.

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <new>
 #include <string>
 
 #include "engine/engine.h"
+#include "group/pulse.h"
 #include "kernel/kernel.h"
 #include "os/clock.h"
 #include "os/memory.h"
@@ -23,8 +25,16 @@ struct farandole_engine {
   farandole::Engine engine;
 };
 
+struct farandole_pulse {
+  farandole_pulse(int32_t mine, int32_t theirs, int64_t beat_ms)
+      : pulse(farandole::os::Descriptor(mine), farandole::os::Descriptor(theirs), beat_ms) {}
+  farandole::Pulse pulse;
+};
+
 namespace {
 
+constexpr const char* kNoLease =
+    "the agent of this host has not heard from the launcher for too long: others may have gone on without this rank";
 constexpr std::size_t kLongestName = 4096;
 
 int code_of(const Error& error) { return static_cast<int>(error.code); }
@@ -211,6 +221,27 @@ EXPORT int farandole_revoke(farandole_engine* engine, int32_t code, int32_t rank
     return {};
   }));
 }
+
+EXPORT int farandole_pulse_start(int32_t mine, int32_t theirs, int64_t beat_ms, farandole_pulse** pulse, char* error,
+                                 size_t capacity) {
+  return report(guarded([&]() -> Error {
+                  *pulse = new farandole_pulse(mine, theirs, beat_ms);
+                  return {};
+                }),
+                error, capacity);
+}
+
+EXPORT void farandole_pulse_guard(farandole_pulse* pulse, farandole_engine* engine, int64_t lease_ms) {
+  std::function<void()> act;
+  if (engine != nullptr) {
+    act = [engine] { farandole_revoke(engine, static_cast<int>(Code::revoked), -1, kNoLease); };
+  }
+  pulse->pulse.guard(lease_ms, std::move(act));
+}
+
+EXPORT int64_t farandole_pulse_silence(farandole_pulse* pulse) { return pulse->pulse.silence_ms(); }
+
+EXPORT void farandole_pulse_stop(farandole_pulse* pulse) { delete pulse; }
 
 EXPORT void farandole_destroy(farandole_engine* engine) {
   // In a forked child its thread and descriptors do not exist: nothing may be joined or closed, only forgotten.

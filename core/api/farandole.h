@@ -60,6 +60,18 @@ int farandole_revoke(farandole_engine* engine, int32_t code, int32_t rank, const
 /* After leave (called if needed). No other call may be running. In a forked child it only forgets the object. */
 void farandole_destroy(farandole_engine* engine);
 
+/* The pulse of this process in an elastic job: a thread that adds one, every `beat_ms`, to the word at the beginning of
+ * the memory file `mine` (4096 bytes), and reads in that of `theirs` (-1: there is none) when the agent last heard from
+ * the launcher, in milliseconds of the monotonic clock. Takes over both descriptors. */
+typedef struct farandole_pulse farandole_pulse;
+int farandole_pulse_start(int32_t mine, int32_t theirs, int64_t beat_ms, farandole_pulse** pulse, char* error,
+                          size_t capacity);
+/* Revokes everything in `engine` when that is `lease_ms` ago. Null: nobody is guarded any more; to be called before the
+ * engine is destroyed. */
+void farandole_pulse_guard(farandole_pulse* pulse, farandole_engine* engine, int64_t lease_ms);
+int64_t farandole_pulse_silence(farandole_pulse* pulse); /* milliseconds since then */
+void farandole_pulse_stop(farandole_pulse* pulse);       /* not in a forked child */
+
 typedef struct farandole_request {
   int32_t kind;   /* base/kind.h: 0 allreduce 1 allgather 2 broadcast 3 alltoall 4 reducescatter 5 barrier 6 join
                      7 add_group 8 remove_group 9 send 10 receive 11 tune */

@@ -90,7 +90,11 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
   return memory;
 }
 
-SharedMemory SharedMemory::open(Descriptor file, std::size_t bytes) {
+SharedMemory SharedMemory::open(Descriptor file, std::size_t bytes) { return adopt(std::move(file), bytes, false); }
+
+SharedMemory SharedMemory::write(Descriptor file, std::size_t bytes) { return adopt(std::move(file), bytes, true); }
+
+SharedMemory SharedMemory::adopt(Descriptor file, std::size_t bytes, bool writable) {
   struct stat status{};
   if (fstat(file.get(), &status) != 0) fail("cannot look at a shared memory file", errno);
   if (!S_ISREG(status.st_mode) || static_cast<std::size_t>(status.st_size) != bytes) {
@@ -101,7 +105,7 @@ SharedMemory SharedMemory::open(Descriptor file, std::size_t bytes) {
     throw Failure(Code::precondition, "a shared memory file is not sealed against shrinking");
   }
   SharedMemory memory;
-  memory.data_ = map(file.get(), bytes, PROT_READ);
+  memory.data_ = map(file.get(), bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ);
   memory.bytes_ = bytes;
   memory.file_ = std::move(file);
   return memory;

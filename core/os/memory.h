@@ -19,6 +19,8 @@ class SharedMemory {
   // Somebody else's file, read-only. Throws Failure(precondition) when its size is not `bytes` or it could still
   // shrink.
   static SharedMemory open(Descriptor file, std::size_t bytes);
+  // A file that somebody else has made for this process to write. Throws as `open` does.
+  static SharedMemory write(Descriptor file, std::size_t bytes);
   ~SharedMemory();
   SharedMemory(SharedMemory&&) noexcept;
   SharedMemory& operator=(SharedMemory&&) noexcept;
@@ -30,6 +32,8 @@ class SharedMemory {
   explicit operator bool() const { return data_ != nullptr; }
 
  private:
+  static SharedMemory adopt(Descriptor file, std::size_t bytes, bool writable);
+
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
   Descriptor file_;

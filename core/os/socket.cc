@@ -89,6 +89,10 @@ void make_nonblocking(int fd) {
 // The buffers are left to the kernel: asking for a size ends its own tuning, which goes far beyond net.core.rmem_max.
 void tune_tcp(int fd) {
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  int silence = 0;
+  socklen_t size = sizeof silence;
+  getsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silence, &size);
+  if (silence > 0) return;  // whoever made the connection has chosen how long a silent peer is waited for
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 20);
   set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 10);

@@ -186,6 +186,9 @@ class Config:
         None, "number of pods of a Kubernetes indexed job; makes JOB_COMPLETION_INDEX the rank", minimum=1
     )
     elastic: bool = _worker(False, "ranks may come and go", "HOROVOD_ELASTIC")
+    pulse_fd: int | None = _worker(None, "descriptor of the memory file with this rank's signs of life", minimum=0)
+    agent_pulse_fd: int | None = _worker(None, "descriptor of the one with its agent's signs of life", minimum=0)
+    worker: int = _worker(-1, "this process's number in the life of an elastic job", minimum=-1)
 
     autoload: bool = _setting(True, "torch's own import makes the torch.distributed backend known")
 
@@ -300,6 +303,16 @@ class Config:
         None, "where tune_at_init keeps what it has found; none: farandole in the user's cache directory"
     )
 
+    # Elastic training.
+    virtual_size: int = _setting(
+        0,
+        "parts of a step, a power of two, whose gradients are added in the same order whatever the number of ranks; "
+        "0: each rank is one part",
+        minimum=0,
+        maximum=1 << 20,
+        yaml="elastic.virtual_size",
+    )
+
     # Groups.
     dynamic_process_sets: bool = _setting(
         False, "process sets may be added and removed after init", "HOROVOD_DYNAMIC_PROCESS_SETS"
@@ -308,6 +321,13 @@ class Config:
     # Times.
     start_timeout: float = _setting(
         30.0, "how long init waits for all ranks", "HOROVOD_START_TIMEOUT", unit="seconds", minimum=0
+    )
+    suspect_seconds: float = _setting(
+        2.0,
+        "elastic: a silent rank or host is named after this time, and out after 2.5 times as much",
+        unit="seconds",
+        minimum=0.5,
+        maximum=3600,
     )
     stall_note_seconds: float = _setting(
         5.0, "one line about a tensor that some ranks have not submitted; 0 never", unit="seconds", minimum=0
@@ -415,7 +435,7 @@ class Config:
     disable_nvtx_ranges: bool = _setting(False, "accepted; there are no NVTX ranges", "HOROVOD_DISABLE_NVTX_RANGES")
     elastic_timeout: float = _setting(
         600.0,
-        "how long an elastic job waits for enough slots; there are no elastic jobs yet",
+        "how long an elastic job waits for --min-np ranks (at the start: -np) before it gives up",
         "HOROVOD_ELASTIC_TIMEOUT",
         unit="seconds",
         minimum=0,

@@ -84,6 +84,14 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
+class Removed(SystemExit):
+    """An elastic job has no place for this process any more; unless somebody catches it, it ends with exit code 0."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(0)
+        self.message = message
+
+
 class HorovodVersionMismatchError(ImportError):
     """A framework's version is not the one that was built against."""
 

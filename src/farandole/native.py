@@ -78,6 +78,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "farandole_tuning": (INT, (POINTER, POINTER)),
     "farandole_trace": (INT, (POINTER, INT, INT)),
     "farandole_trace_drain": (LONG, (POINTER, POINTER, LONG)),
+    "farandole_pulse_start": (INT, (INT, INT, LONG, POINTER, POINTER, ctypes.c_size_t)),
+    "farandole_pulse_guard": (None, (POINTER, POINTER, LONG)),
+    "farandole_pulse_silence": (LONG, (POINTER,)),
+    "farandole_pulse_stop": (None, (POINTER,)),
     # In the test library alone:
     "farandole_chaos_set": (INT, (POINTER, TEXT, TEXT, INT)),
     "farandole_chaos_fired": (LONG, (POINTER, TEXT)),
@@ -505,6 +509,39 @@ class NativeEngine:
     def chaos_fired(self, point: str) -> int:
         """How often the failpoint has fired."""
         return int(self._call(self._library.farandole_chaos_fired, point.encode()))
+
+
+class Pulse:
+    """A native thread that shows signs of life in one memory file, and looks for the agent's in another."""
+
+    def __init__(self, mine: int, theirs: int | None, beat_ms: int, library: str | None = None) -> None:
+        self._library = load(library)
+        self._pointer = ctypes.c_void_p()
+        self._pid = os.getpid()
+        error = ctypes.create_string_buffer(ERROR_BYTES)
+        others = os.dup(theirs) if theirs is not None else -1
+        code = self._library.farandole_pulse_start(
+            os.dup(mine), others, beat_ms, ctypes.byref(self._pointer), error, len(error)
+        )
+        if code:
+            raise errors.translate(code, error.value.decode(errors="replace"))
+
+    def guard(self, engine: object, lease_ms: int = 0) -> None:
+        """Revokes all in `engine` when the agent has been silent for so long; None before the engine is closed."""
+        if self._pointer and self._pid == os.getpid():
+            pointer = engine._pointer if isinstance(engine, NativeEngine) else None
+            self._library.farandole_pulse_guard(self._pointer, pointer, lease_ms)
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which the agent has been silent."""
+        return int(self._library.farandole_pulse_silence(self._pointer)) / 1000
+
+    def stop(self) -> None:
+        """Ends the thread; calling it again does nothing, nor does calling it in a forked child."""
+        pointer, self._pointer = self._pointer, ctypes.c_void_p()
+        if pointer and self._pid == os.getpid():
+            self._library.farandole_pulse_stop(pointer)
 
 
 _engines: weakref.WeakSet[NativeEngine] = weakref.WeakSet()

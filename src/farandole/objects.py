@@ -44,6 +44,18 @@ def _packed(value: Any) -> tuple[Array, Exception | None]:
     return np.frombuffer(to.getbuffer(), dtype=np.uint8), None
 
 
+def dumps(value: Any) -> bytes:
+    """An object as bytes, for `loads` on another rank of the job."""
+    to = io.BytesIO()
+    _dump(value, to)
+    return to.getvalue()
+
+
+def loads(data: Any) -> Any:
+    """The object that another rank of the job has made bytes of; never for bytes from anywhere else."""
+    return pickle.loads(data)
+
+
 def _part(name: str | None, part: str) -> str | None:
     return None if name is None else f"{name}.{part}"
 

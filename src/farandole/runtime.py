@@ -7,10 +7,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import os
+import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,20 +21,25 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors
 from .config import Config, cache_directory, environment, given
+from .elastic.policy import Times
 from .engine import Engine, Outcome
 from .groups import GroupTable, ProcessSet, as_sets, global_process_set
-from .native import NativeEngine
+from .native import NativeEngine, Pulse
 from .observe import ending, log
 from .observe.timeline import Timeline
 
 if TYPE_CHECKING:
     from .launch.clusters import Found
     from .launch.clusters.meeting import Meeting
+    from .rendezvous.messages import Updated
     from .rendezvous.session import Session
     from .tuning.live import Tuner
 
 LINGER_S = 2.0  # what shutdown gives to bytes under way
+DRAIN_S = 30.0  # for saving when the launcher is gone; its --drain-timeout may end it earlier
 DYNAMIC = "dynamic"
+SAVING_AT = 8  # of the memory file with signs of life: launch/watch.py reads it
+PLACE = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")  # what changes with the generation
 
 _log = logging.getLogger("farandole")
 
@@ -100,21 +108,51 @@ class World:
         if config.autotune and engine.rank == 0:
             self.tuner = live.Tuner(engine, config, choices)
 
-    def close(self) -> None:
-        """Leaves the job and frees everything; in a forked child it only forgets."""
+    def close(self, again: int = 0) -> None:
+        """Leaves the job and frees everything; in a forked child it only forgets. `again`: as for a session."""
         self.untrace()
         if self.tuner is not None:
             self.tuner.stop()
         # Peers that died, or a fork, must not keep this process from going.
         with contextlib.suppress(errors.HorovodInternalError):
             self.engine.leave(LINGER_S)
-        self.session.close()
+        self.session.close(again)
         if self.meeting is not None:
             self.meeting.close()
         self.engine.close()
         self.groups.clear()
         self.handles.clear()
         self.repeats.clear()
+
+
+class Notifications:
+    """What the coordinator of an elastic job last said about this generation. Filled by the session's thread."""
+
+    def __init__(self) -> None:
+        self._pending: tuple[int, int, float | None] = (0, 0, None)
+
+    def pending(self) -> tuple[int, int, float | None]:
+        """(stamp, result, deadline): somebody wants to come (2) or has to go (1), or both (3); (0, 0, None): nobody.
+
+        `deadline` (time.monotonic) is set when those who go want to save something first. Other ranks may not have
+        heard it yet: all act when the largest stamp of all ranks is not 0. A new generation begins with nothing.
+        """
+        return self._pending
+
+    def hear(self, message: Updated) -> None:
+        """The session has heard it."""
+        _, result, deadline = self._pending
+        if message.drain_ms:
+            deadline = time.monotonic() + message.drain_ms / 1000
+        self._pending = (message.stamp, result | message.result, deadline)
+
+    def drain(self, seconds: float) -> None:
+        """All have to go."""
+        self._pending = (self._pending[0] + 1, self._pending[1] | 1, time.monotonic() + seconds)
+
+    def clear(self) -> None:
+        """A new generation begins."""
+        self._pending = (0, 0, None)
 
 
 class Runtime:
@@ -124,6 +162,13 @@ class Runtime:
         self._lock = threading.RLock()
         self._world: World | None = None
         self._registered = False
+        self._opened: tuple[Config, list[ProcessSet], Found | None] | None = None
+        self.notifications = Notifications()
+        self._pulse: Pulse | None = None  # of an elastic job
+        self._saving = False  # there is something to save before this process goes
+        self._launcher_lost = False
+        self._asked = False  # by SIGTERM, to go
+        self._saved = False  # since then
 
     @property
     def initialized(self) -> bool:
@@ -142,16 +187,8 @@ class Runtime:
             if self._world is not None:
                 return
             log.configure(config)
-            world = _connect(config, found)
-            try:
-                world.groups.add(process_sets)
-                world.tune()
-                if config.timeline and config.timeline.lower() != DYNAMIC and world.engine.rank == 0:
-                    world.trace(config.timeline, config.timeline_mark_cycles)
-            except BaseException:
-                world.close()
-                raise
-            self._world = world
+            self._world = self._join(config, process_sets, found, 0)
+            self._opened = (config, process_sets, found)
             if not self._registered:
                 self._registered = True
                 atexit.register(self.at_exit, config.report_fd, os.getpid())
@@ -159,8 +196,100 @@ class Runtime:
     def close(self) -> None:
         with self._lock:
             if self._world is not None:
+                self._unguard()
                 self._world.close()
                 self._world = None  # only now: a close that was interrupted can be called again
+            self._opened = None
+            if self._pulse is not None:
+                self._pulse.stop()
+                self._pulse = None
+
+    def reset(self, commit: int = 0) -> None:
+        """Leaves this generation and joins the next, in this process; blocks until there is one.
+
+        `commit` says how far this rank's state has come: rank 0 of the next generation is one that has come furthest.
+        Process sets that were given to init and still are a part of the world are there again; others are gone, with a
+        process_set_id of None, and so is one that would be all of it: that is the global one. Raises Removed
+        when an elastic job has no place for this process any more. In a job that is not elastic it is shutdown and
+        init, and fails when a rank is gone for good.
+        """
+        with self._lock:
+            if self._opened is None:
+                raise errors.NotInitialized
+            world, self._world = self._world, None
+            if world is not None:
+                self._unguard()
+                world.close(2 if self._asked and self._saved else 1)
+            if self._launcher_lost or (self._asked and self._saved):
+                raise errors.Removed("the launcher is gone" if self._launcher_lost else "somebody asked it to go")
+            self._world = self._join(*self._opened, commit)
+
+    def _join(self, config: Config, process_sets: list[ProcessSet], found: Found | None, commit: int) -> World:
+        while True:
+            self.notifications.clear()
+            world: World | None = None
+            try:
+                self._show_life(config)
+                world = _connect(config, found, commit, self)
+                if self._pulse is not None:
+                    self._pulse.guard(world.engine, int(Times(config.suspect_seconds).revoke * 1000))
+                world.groups.add([one for one in process_sets if config.worker < 0 or _fits(one, world.engine.size)])
+                world.tune()
+                _begin_timeline(world, config)
+                self._saved = False
+                if self._asked:  # somebody was lost before all had saved
+                    self.notifications.drain(DRAIN_S)
+                return world
+            except BaseException as error:
+                again = config.worker >= 0 and isinstance(error, errors.HorovodInternalError)
+                if world is not None:
+                    self._unguard()
+                    world.close(int(again))
+                # Somebody has died again meanwhile; the coordinator knows, and there will be one more generation.
+                if not again or getattr(error, "final", False):
+                    raise
+
+    def _show_life(self, config: Config) -> None:
+        if config.pulse_fd is not None and self._pulse is None:
+            beat = int(Times(config.suspect_seconds).beat * 1000)
+            self._pulse = Pulse(config.pulse_fd, config.agent_pulse_fd, beat, config.library)
+            os.pwrite(config.pulse_fd, bytes([self._saving]), SAVING_AT)
+
+    def _unguard(self) -> None:
+        if self._pulse is not None:
+            self._pulse.guard(None)
+
+    def tell_saving(self, saving: bool) -> None:
+        """Whether this rank wants to save something before it goes: when the launcher is gone, or at SIGTERM.
+
+        SIGTERM then makes all ranks save at a step that they agree on, and this one leave.
+        """
+        self._saving = saving
+        main = threading.current_thread() is threading.main_thread()
+        if saving and main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and self._elastic:
+            signal.signal(signal.SIGTERM, self._ask)
+        if self._opened is not None and (fd := self._opened[0].pulse_fd) is not None:
+            os.pwrite(fd, bytes([saving]), SAVING_AT)
+
+    def tell_saved(self) -> None:
+        """All ranks have saved: one that was asked to go does so at the next reset."""
+        self._saved = True
+
+    @property
+    def _elastic(self) -> bool:
+        return self._opened is not None and self._opened[0].worker >= 0
+
+    def _ask(self, _number: int, _frame: Any) -> None:
+        self._asked = True
+        self.notifications.drain(DRAIN_S)
+
+    def hub_lost(self, engine: Engine, reason: str) -> None:
+        """The launcher of an elastic job is gone: ranks that have something to save do so at a step all agree on."""
+        if self._saving:
+            self._launcher_lost = True
+            self.notifications.drain(DRAIN_S)
+        else:
+            engine.revoke(errors.ABORTED, -1, f"the connection to the launcher was lost: {reason}")
 
     def at_exit(self, report_fd: int | None, pid: int) -> None:
         # First: leaving makes other ranks fail, and the launcher should know by then who fell by itself.
@@ -173,13 +302,13 @@ class Runtime:
         self._lock = threading.RLock()
 
 
-def _connect(config: Config, found: Found | None) -> World:
+def _connect(config: Config, found: Found | None, commit: int, owner: Runtime) -> World:
     """Meets the other ranks and starts the engine; closes what it opened when something fails."""
     meeting: Meeting | None = None
     if found is None:
         from .rendezvous.mesh import join  # `import farandole` stays quick
 
-        session = join(config)
+        session = join(config, commit=commit)
     else:
         from .launch.clusters.meeting import meet
 
@@ -188,18 +317,36 @@ def _connect(config: Config, found: Found | None) -> World:
     engine: Engine | None = None
     try:
         config = dataclasses.replace(config if meeting is None else meeting.config, tcp_streams=session.streams)
+        if session.place:
+            place: dict[str, Any] = dict(zip(PLACE, session.place, strict=True))
+            config = dataclasses.replace(config, **place)
         engine = _make_engine(config, session.rank, session.hosts, session.generation)
         session.hand_over(engine)
-        session.serve(engine, meeting.hub_lost if meeting is not None else None)
+        lost = meeting.hub_lost if meeting is not None else None
+        if session.place:
+            lost = functools.partial(owner.hub_lost, engine)
+        session.serve(engine, lost, owner.notifications.hear)
         engine.start(config.start_timeout)
         return World(config, engine, session, meeting)
     except BaseException:
         if engine is not None:
             engine.close()
-        session.close()
+        session.close(int(config.worker >= 0))
         if meeting is not None:
             meeting.close()
         raise
+
+
+def _fits(process_set: ProcessSet, size: int) -> bool:
+    ranks = process_set.ranks or []
+    return len(ranks) < size and max(ranks, default=0) < size
+
+
+def _begin_timeline(world: World, config: Config) -> None:
+    if config.timeline and config.timeline.lower() != DYNAMIC and world.engine.rank == 0:
+        # A later generation of an elastic job keeps what earlier ones have written.
+        later = f".{world.session.generation}" if config.worker >= 0 and world.session.generation > 1 else ""
+        world.trace(config.timeline + later, config.timeline_mark_cycles)
 
 
 def _make_engine(config: Config, rank: int, hosts: Sequence[int], generation: int) -> Engine:

@@ -19,6 +19,7 @@ EMPTY = ""  # a package that only holds others
 MODULES = {
     "horovod.common": EMPTY,
     "horovod.common.basics": "farandole.compat",
+    "horovod.common.elastic": "farandole.elastic",
     "horovod.common.exceptions": "farandole.errors",
     "horovod.common.process_sets": "farandole",
     "horovod.common.util": "farandole.compat",
@@ -26,6 +27,9 @@ MODULES = {
     "horovod.runner.launch": "farandole.launch.cli",
     "horovod.torch": "farandole.torch",
     "horovod.torch.compression": "farandole.torch.compression",
+    "horovod.torch.elastic": "farandole.torch.elastic",
+    "horovod.torch.elastic.sampler": "farandole.torch.elastic.sampler",
+    "horovod.torch.elastic.state": "farandole.torch.elastic.state",
     "horovod.torch.functions": "farandole.torch.functions",
     "horovod.torch.mpi_ops": "farandole.torch",
     "horovod.torch.optimizer": "farandole.torch.optimizer",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from test_elastic_ledger import test_row_25_random_losses_lose_and_repeat_nothing  # noqa: F401
 from test_faults import test_killing_any_rank_at_any_point_is_seen_by_all_survivors  # noqa: F401
 from test_launch_hosts import (  # noqa: F401
     test_rows_21_22_whoever_is_killed_nothing_is_left_on_any_host,

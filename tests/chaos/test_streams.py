@@ -39,7 +39,7 @@ def sum_until_it_fails(engine: Engine, rank: int) -> int:
 
 
 @pytest.mark.parametrize("action", ["corrupt", "truncate"])
-def test_a_damaged_stream_ends_the_job_and_never_a_wrong_sum(action: str) -> None:
+def test_row_15_a_damaged_stream_ends_the_job_and_never_a_wrong_sum(action: str) -> None:
     for number in range(FAULTS):
         with chaotic(TCP) as world:
             victim = world.engines[number % world.size]
@@ -51,7 +51,7 @@ def test_a_damaged_stream_ends_the_job_and_never_a_wrong_sum(action: str) -> Non
 
 
 @pytest.mark.parametrize("hosts", [[0, 1, 2], [0, 0, 1]], ids=["tcp", "both"])
-def test_streams_that_move_few_bytes_at_a_time_are_slow_and_right(hosts: list[int]) -> None:
+def test_row_16_streams_that_move_few_bytes_at_a_time_are_slow_and_right(hosts: list[int]) -> None:
     def body(engine: Engine, rank: int) -> int:
         engine.chaos_set("stream.short", "short")  # type: ignore[attr-defined]
         for turn in range(5):

@@ -59,7 +59,7 @@ DISAGREEMENTS = {
 
 @pytest.mark.parametrize("links", LINKS)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_disagreement_is_an_error_on_all_ranks_and_the_job_goes_on(engine: str, links: str) -> None:
+def test_row_9_disagreement_is_an_error_on_all_ranks_and_the_job_goes_on(engine: str, links: str) -> None:
     with World(LINKS[links], engine) as world:
         for what, (one, two, message) in DISAGREEMENTS.items():
             for odd in range(world.size):
@@ -244,7 +244,7 @@ needs_native = pytest.mark.skipif("native" not in ENGINES, reason="the native li
 
 
 @needs_native
-def test_stall_report_names_the_tensor_and_the_ranks(log: Listener) -> None:
+def test_row_10_stall_report_names_the_tensor_and_the_ranks(log: Listener) -> None:
     settings = {"stall_note_seconds": 0.05, "stall_check_time_seconds": 0.15}
     with World([0, 0, 1, 1], **settings) as world:
         handles = {rank: world.engines[rank].submit([Request(Kind.ALLREDUCE, "lonely", ONES, ONES.copy())])[0]

@@ -102,6 +102,22 @@ def test_sparse_gradients_touch_few_rows() -> None:
     assert float(accuracy) > 50
 
 
+def test_the_elastic_examples(tmp_path: Path) -> None:
+    said = run([*RANKS, "--min-np", "1"], EXAMPLES / "elastic_horovod.py", "--epochs", "3")
+    (accuracy,) = re.findall(r"accuracy ([\d.]+)% after 3 epochs on 2 ranks", said)
+    assert float(accuracy) > 80
+    digests = [
+        re.findall(r"after (\d) epochs, weights (\w+)", run(launcher, EXAMPLES / "elastic_exact.py", *options))
+        for launcher, options in (
+            ([], ["--epochs", "1", "--checkpoints", str(tmp_path)]),
+            ([*RANKS, "--min-np", "1"], ["--epochs", "2", "--checkpoints", str(tmp_path)]),
+            ([], ["--epochs", "2"]),
+        )
+    ]
+    # One process and its checkpoint, then two: the same weights as one process from the beginning.
+    assert digests[0] != digests[1] == digests[2] and digests[2][0][0] == "2"
+
+
 def test_the_guide_from_horovod(tmp_path: Path) -> None:
     (script,) = blocks("from-horovod.md", "python")
     (diff,) = blocks("from-horovod.md", "diff")

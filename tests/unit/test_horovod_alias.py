@@ -43,6 +43,11 @@ NAMES = {
     "horovod.torch.sync_batch_norm": "SyncBatchNorm",
     "horovod.common.basics": "HorovodBasics",
     "horovod.common.process_sets": SETS,
+    "horovod.common.elastic": "State ObjectState run_fn notification_manager HostUpdateResult",
+    "horovod.torch.elastic": "run TorchState ElasticSampler state sampler",
+    "horovod.torch.elastic.state": """TorchState StateHandler ModelStateHandler OptimizerStateHandler
+        SamplerStateHandler get_handler_registry set_handler_registry""",
+    "horovod.torch.elastic.sampler": "ElasticSampler",
     "horovod.common.exceptions": "HorovodInternalError HostsUpdatedInterrupt HorovodVersionMismatchError",
     "horovod.common.util": UTIL,
 }

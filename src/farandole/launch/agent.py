@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from farandole.launch import environment, evidence, guard, spawn
+from farandole.launch import environment, evidence, guard, spawn, watch
 from farandole.rendezvous import interfaces, orders, sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.flow import READ, Duplex, Flow, Loop, Stream, receive, send
@@ -71,6 +71,10 @@ class Agent:
         self._secret_fd = self._secret.to_descriptor()
         self._channel = Channel(loop, line, proven, self._heard, self._end, codec=orders)
         self._memory = evidence.Memory()
+        self._watcher: watch.Watcher | None = None  # of an elastic job
+        self._hub = ""  # where it is reached
+        self._knocking = False
+        self._orphaned = False  # the launcher is gone, and ranks save what they have
         self._listen_to_signals()
         loop.watch(guard_line, READ, lambda _: self._end("the guard is gone"))
 
@@ -80,7 +84,44 @@ class Agent:
             self._loop.turn()
 
     def _end(self, _reason: str) -> None:
-        self._over = True
+        if self._watcher is None or not self._watcher.saving or self._orphaned:
+            self._over = True
+            return
+        # The ranks have seen it themselves: they agree on a step, save, and end.
+        self._orphaned = True
+        self._loop.at("orphaned", time.monotonic() + self._watcher.times.drain_ms / 1000, lambda: self._end("late"))
+        self._unwritten = 0
+        self._full = False
+        self._listen()
+        self._collect()
+
+    # Signs of life, in an elastic job.
+
+    def _watch_ranks(self, order: orders.Watch) -> None:
+        self._watcher = watch.Watcher(order)
+        self._watcher.heard = time.monotonic()
+        self._look()
+
+    def _look(self) -> None:
+        watcher = self._watcher
+        assert watcher is not None
+        now = time.monotonic()
+        due, reports = watcher.look(now)
+        for report in reports:
+            self._channel.send(report)
+        if due:
+            self._channel.send(orders.Tick(watcher.own.value))
+            if watcher.cut_off and not self._knocking and self._hub:
+                # A line that was cut may take long to come back by itself; a new connection does not.
+                self._knocking = True
+                flow = knock(self._hub, self._secret, watcher.times.agent)
+                self._loop.spawn(flow, now + 2 * watcher.times.beat_ms / 1000, self._knocked)
+        self._loop.at("look", now + watcher.pause, self._look)
+
+    def _knocked(self, answered: bool | None, _error: Exception | None) -> None:
+        self._knocking = False
+        if answered and self._watcher is not None:
+            self._watcher.heard = time.monotonic()
 
     def _listen_to_signals(self) -> None:
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -106,7 +147,11 @@ class Agent:
             orders.Signal: self._signal,
             orders.Call: self._pass_on,
             orders.Written: self._written,
+            orders.Watch: self._watch_ranks,
+            orders.Tick: lambda _: None,
         }
+        if self._watcher is not None:
+            self._watcher.heard = time.monotonic()
         act[type(order)](order)
 
     # Before the ranks.
@@ -138,6 +183,7 @@ class Agent:
             self._loop.spawn(knock(address, self._secret), deadline, functools.partial(tried, address))
 
     def _prepared(self, address: str, reason: str, own: tuple[str, ...]) -> None:
+        self._hub = address
         self._port, port = sockets.hold_port()
         cores = len(os.sched_getaffinity(0))
         self._channel.send(orders.Prepared(address, reason, own, port, cores))
@@ -157,6 +203,12 @@ class Agent:
         variables[b"FARANDOLE_SECRET_FD"] = b"%d" % self._secret_fd
         variables[b"FARANDOLE_REPORT_FD"] = b"%d" % writer
         variables[b"FARANDOLE_PRIVATE_DIRECTORY"] = os.fsencode(self._directory)
+        word: watch.Word | None = None
+        if self._watcher is not None:
+            word = watch.Word()
+            inherit += [word.fd, self._watcher.own_reader]
+            variables[b"FARANDOLE_PULSE_FD"] = b"%d" % word.fd
+            variables[b"FARANDOLE_AGENT_PULSE_FD"] = b"%d" % self._watcher.own_reader
         near = far = None
         if order.calls:
             near, far = sockets.pair()
@@ -168,6 +220,8 @@ class Agent:
             os.close(reader)
             if near is not None:
                 near.close()
+            if word is not None:
+                word.close()
             self._channel.send(orders.NotStarted(order.rank, error.errno or 0, _explain(error, self._command[0])))
             return
         finally:
@@ -175,6 +229,8 @@ class Agent:
             if far is not None:
                 far.close()
         rank = self._ranks[order.rank] = _Rank(worker, reader, None)
+        if self._watcher is not None and word is not None:
+            self._watcher.add(order.rank, worker.pid, word)
         self._listen(order.rank)
         self._channel.send(orders.Running(order.rank, worker.pid))
         if near is not None:
@@ -209,6 +265,10 @@ class Agent:
         report = (_read(rank.report, REPORT_BYTES) or b"").decode(errors="replace")
         self._report(orders.Ended(number, code, report, cause if code == 128 + signal.SIGKILL else ""))
         rank.close()
+        if self._watcher is not None:
+            self._watcher.forget(number)
+        if self._orphaned and not self._ranks:
+            self._over = True
 
     # What the ranks print and return. The line to the launcher itself is always read: signals come by it, and its end.
 
@@ -247,6 +307,8 @@ class Agent:
         self._pass_output(number, stream, data)
 
     def _pass_output(self, number: int, stream: int, data: bytes) -> None:
+        if self._orphaned:
+            return
         before = self._unwritten
         self._unwritten += len(data)
         self._report(orders.Output(number, stream, data))

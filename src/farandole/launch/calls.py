@@ -16,7 +16,7 @@ from farandole.observe.ending import blames
 from farandole.rendezvous.orders import Call
 
 PIECE_BYTES = 256 << 10
-FUNCTION, RESULT, ERROR = 0, 1, 2
+FUNCTION, RESULT, ERROR, END = 0, 1, 2, 3  # END: the worker ends, well unless there are bytes
 
 
 class RemoteTraceback(Exception):

@@ -1,4 +1,4 @@
-# The `farandole` command: run, doctor, env, trace, bench; and `horovodrun`, which is `farandole run`.
+# The `farandole` command: run, attach, doctor, env, trace, bench, discover; and `horovodrun`, which is `farandole run`.
 # Touches launch/run.py, tools/ and the environment of this process.
 """`farandole run -np 4 python train.py`."""
 
@@ -16,10 +16,13 @@ from farandole.version import package_version
 USAGE = """usage: farandole COMMAND ...
 
   run -np N COMMAND...   start N ranks of a command, here or on other hosts (horovodrun is the same)
+  attach [NAME]          show a job again that was started with --survive-launcher
   doctor [-H HOSTS]      is this host fit, and what lies between hosts?
   env                    a block for bug reports
   trace FILE             summarise a timeline
   bench ...              measure collectives on this machine
+  discover KIND          print the hosts of a cluster, for elastic jobs: slurm, k8s, hostfile, mpijob
+  demo --kill            watch an elastic job lose a rank and get it back
   --version              print the version
 """
 
@@ -79,9 +82,13 @@ def _run(words: Sequence[str]) -> int:
         if options.dry_run:
             print(run.dry_run(plan, options), end="")
             return 0
-        if "" in plan.hosts and (problem := _missing(options.command[0])):
+        if ("" in plan.hosts or run.elastic(options)) and (problem := _missing(options.command[0])):
             run.say(problem)
             return 127
+        if options.survive_launcher:
+            from farandole.launch import survive
+
+            return survive.begin(lambda: run.run(plan, options), run.say)
         return run.run(plan, options)
     except option.Usage as error:
         run.say(f"{error}\nTry `horovodrun --help`.")
@@ -89,6 +96,13 @@ def _run(words: Sequence[str]) -> int:
     except StartError as error:
         run.say(str(error))
         return error.code
+
+
+def _attach(words: Sequence[str]) -> int:
+    from farandole.launch import run, survive
+
+    _open_streams()
+    return survive.attach(list(words), run.say)
 
 
 def _open_streams() -> None:
@@ -130,5 +144,6 @@ def _tool(name: str, words: Sequence[str]) -> int:
 
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
-    **{name: functools.partial(_tool, name) for name in ("doctor", "env", "trace", "bench")},
+    "attach": _attach,
+    **{name: functools.partial(_tool, name) for name in ("doctor", "env", "trace", "bench", "discover", "demo")},
 }

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import signal
@@ -16,9 +17,12 @@ from types import TracebackType
 from typing import Any
 
 from farandole.config import SETTINGS
+from farandole.elastic.policy import Limits
 from farandole.errors import RankFailed
-from farandole.launch import calls, hosts, ssh
+from farandole.launch import calls, discovery, hosts, ssh
 from farandole.launch.blame import describe
+from farandole.launch.elastic import Terms
+from farandole.launch.elastic_run import ElasticRun
 from farandole.launch.hosts import Host
 from farandole.launch.job import Job, Plan
 from farandole.launch.line import StartError, package_place
@@ -99,15 +103,9 @@ class Executor:
     def start(self) -> Executor:
         """Starts the workers; a second call does nothing."""
         if self._job is None:
-            sinks: list[Sink] = [self._tails]
-            if self._output_filename is not None:
-                self._files = Files(self._output_filename, self.num_workers)
-                sinks.append(self._files)
-            if self._verbose:
-                targets: list[Target] = [_Screen("stdout"), _Screen("stderr")]
-                sinks.append(Marked(self.num_workers, targets))
+            sink = self._sink()
             try:
-                self._job = Job(self._plan, Tee(*sinks), on_call=self._heard, on_ended=self._ended, on_over=self._over)
+                self._job = Job(self._plan, sink, on_call=self._heard, on_ended=self._ended, on_over=self._over)
             except StartError as error:
                 self.shutdown()
                 raise RuntimeError(str(error)) from None
@@ -127,6 +125,26 @@ class Executor:
             self._interrupt(futures)
             raise
         return _gather(futures)
+
+    def _run_elastic(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, terms: Terms
+    ) -> list[Any]:
+        """As `run`, once, in a job whose ranks come and go; the executor itself starts nobody."""
+        plan = dataclasses.replace(self._plan, places=[], hosts=[])
+        try:
+            return ElasticRun(_pack_call(fn, args, kwargs)).run(plan, terms, self._sink())
+        finally:
+            self.shutdown()
+
+    def _sink(self) -> Sink:
+        sinks: list[Sink] = [self._tails]
+        if self._output_filename is not None:
+            self._files = Files(self._output_filename, self.num_workers)
+            sinks.append(self._files)
+        if self._verbose:
+            targets: list[Target] = [_Screen("stdout"), _Screen("stderr")]
+            sinks.append(Marked(self.num_workers, targets))
+        return Tee(*sinks)
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -291,16 +309,21 @@ def run(
 
     The arguments are those of `horovod.run`. `verbose=False` hides what the ranks print.
     """
-    elastic = (min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script, min_np, max_np)
-    if any(value is not None for value in elastic):
-        raise ValueError("elastic jobs (min_num_proc, max_num_proc, host_discovery_script ...) are not there yet")
+    least = min_num_proc if min_np is None else min_np
+    most = max_num_proc if max_np is None else max_np
+    elastic = any(value is not None for value in (least, most, host_discovery_script))
+    if not elastic and any(value is not None for value in (slots, reset_limit, cooldown_range)):
+        raise ValueError("slots, reset_limit and cooldown_range are for elastic jobs: give min_num_proc as well")
     if use_gloo and use_mpi:
         raise ValueError("use_gloo and use_mpi exclude each other")
     if use_mpi or mpi_args:
         raise ValueError("run() starts its ranks with our own agents; for mpirun use `horovodrun --mpi`")
+    if host_discovery_script is not None and (hosts is not None or hostfile is not None):
+        raise ValueError("host_discovery_script, hosts and hostfile exclude each other")
+    named = hosts if host_discovery_script is None else f"localhost:{num_proc if np is None else np}"
     executor = Executor(
         num_proc if np is None else np,
-        hosts,
+        named,
         hostfile=hostfile,
         start_timeout=start_timeout,
         ssh_port=ssh_port,
@@ -310,8 +333,29 @@ def run(
         output_filename=output_filename,
         verbose=verbose is not False,
     )
+    if elastic:
+        limits = Limits(
+            executor.num_workers,
+            executor.num_workers if least is None else least,
+            most,
+            reset_limit,
+            None if cooldown_range is None else (cooldown_range[0], cooldown_range[1]),
+            SETTINGS["elastic_timeout"].default,
+        )
+        terms = Terms(limits, _discovery(host_discovery_script, slots, hosts, hostfile, executor.num_workers))
+        return executor._run_elastic(func, args, kwargs, terms)
     with executor:
         return executor.run(func, args, kwargs)
+
+
+def _discovery(
+    script: str | None, slots: int | None, hosts_given: str | None, hostfile: str | None, count: int
+) -> discovery.Discovery:
+    if script is not None:
+        return discovery.Script(script, slots)
+    if hostfile is not None:
+        return discovery.Hostfile(hostfile)
+    return discovery.Fixed(hosts.parse(hosts_given) if hosts_given is not None else [Host("localhost", count)])
 
 
 def _pack_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:

@@ -115,6 +115,14 @@ class Job:
         """The name of a rank's host."""
         return self._plan.places[rank].hostname
 
+    def pid_of(self, rank: int) -> int:
+        """The process of a rank."""
+        return self.pids[rank]
+
+    def words(self) -> str:
+        """How it goes, in a few words."""
+        return f"{self.codes.count(None)} of {self.size} ranks run"
+
     @property
     def verdict(self) -> blame.Verdict | None:
         """Who is to blame."""
@@ -243,9 +251,9 @@ class Job:
         said: set[str] = set()
         for line in self._lines.values():
             variables = environment.forwarded(plan.environ, bool(line.host))
-            for part in _parts(_encode(variables), "an environment variable"):
+            for part in parts(encode_variables(variables), "an environment variable"):
                 line.send(orders.Environment(part))
-            for part in _parts(map(os.fsencode, plan.command), "a word of the command"):
+            for part in parts(map(os.fsencode, plan.command), "a word of the command"):
                 line.send(orders.Command(part))
         for place, host in zip(plan.places, plan.hosts, strict=True):
             line = self._lines[host]
@@ -258,7 +266,7 @@ class Job:
             if plan.extra:
                 more.update(plan.extra[place.rank])
             directory = os.fsencode(plan.directory)
-            line.send(orders.Launch(place.rank, directory, _encode(more), int(plan.calls)))
+            line.send(orders.Launch(place.rank, directory, encode_variables(more), int(plan.calls)))
         for text in sorted(said):
             self._say(text)
 
@@ -405,7 +413,7 @@ class Job:
 
     def _run(self) -> None:
         try:
-            while None in self.codes and not self._closed:
+            while self._still_going() and not self._closed:
                 self._loop.turn()
             self._finish_output()
         except Exception:
@@ -417,6 +425,9 @@ class Job:
                 self.failure = (verdict.rank, verdict.code)
             self._over.set()
             self._on_over()
+
+    def _still_going(self) -> bool:
+        return None in self.codes
 
     def _finish_output(self) -> None:
         """Waits until all of it is written; once somebody wants us to end, not for long."""
@@ -439,11 +450,12 @@ class NotStarted(StartError):
         self.number = report.number
 
 
-def _encode(variables: Mapping[str, str]) -> tuple[bytes, ...]:
+def encode_variables(variables: Mapping[str, str]) -> tuple[bytes, ...]:
+    """As orders carry them."""
     return tuple(os.fsencode(f"{name}={value}") for name, value in variables.items())
 
 
-def _parts(entries: Iterable[bytes], what: str) -> list[tuple[bytes, ...]]:
+def parts(entries: Iterable[bytes], what: str) -> list[tuple[bytes, ...]]:
     """Small enough for one message each."""
     parts: list[list[bytes]] = [[]]
     size = 0

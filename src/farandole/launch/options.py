@@ -73,12 +73,21 @@ FLAGS = (
     Flag("disable_cache", ("--disable-cache",), "accepted; nothing is kept between runs"),
     Flag("min_np", ("--min-np", "--min-num-proc"), "elastic: fewest ranks", "N", "int"),
     Flag("max_np", ("--max-np", "--max-num-proc"), "elastic: most ranks", "N", "int"),
-    Flag("slots_per_host", ("--slots-per-host", "--slots"), "elastic: slots of hosts that are found", "N", "int"),
+    Flag("slots_per_host", ("--slots-per-host", "--slots"), "elastic: slots of a found host", "N", "int"),
     Flag("reset_limit", ("--reset-limit",), "elastic: how often ranks may come and go", "N", "int"),
     Flag("cooldown", ("--blacklist-cooldown-range",), "elastic: seconds a failed host is out", "MIN MAX", "int", 2),
     Flag("discovery", ("--host-discovery-script",), "elastic: program that prints the hosts", "PROGRAM"),
+    Flag("drain_timeout", ("--drain-timeout",), "elastic: seconds to save when ranks have to go (30)", "S", "float"),
+    Flag("survive_launcher", ("--survive-launcher",), "elastic: the job goes on when this process ends"),
 )
-ELASTIC = ("min_np", "max_np", "slots_per_host", "reset_limit", "cooldown", "discovery")
+ELASTIC = ("min_np", "max_np", "discovery")  # any of them makes a job elastic
+FOR_ELASTIC = (
+    "slots_per_host",
+    "reset_limit",
+    "cooldown",
+    "drain_timeout",
+    "survive_launcher",
+)  # these are for elastic jobs alone
 
 
 @dataclass(frozen=True)
@@ -299,6 +308,7 @@ def usage() -> str:
         "",
         "  horovodrun -np 4 python train.py",
         "  horovodrun -np 8 -H host1:4,host2:4 python train.py",
+        "  horovodrun -np 4 --min-np 2 --host-discovery-script ./hosts.sh python train.py     (elastic)",
         "",
     ]
     for flag in FLAGS:

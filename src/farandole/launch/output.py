@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
 LONGEST_LINE = 64 << 10  # longer ones are cut, so that a rank without line ends fills no memory
 STREAMS = ("stdout", "stderr")
@@ -41,6 +41,24 @@ class Target(Protocol):
     def flush(self) -> None:
         """Nothing is held back."""
         ...
+
+
+T = TypeVar("T")
+
+
+class _Grown(dict[int, T]):
+    """An entry for each rank; those of workers that an elastic job starts later are made when they are asked for."""
+
+    def __init__(self, size: int, make: Callable[[], T]) -> None:
+        super().__init__((rank, make()) for rank in range(size))
+        self._make = make
+
+    def __missing__(self, rank: int) -> T:
+        return self.setdefault(rank, self._make())
+
+
+def _tail() -> collections.deque[bytes]:
+    return collections.deque(maxlen=TAIL_LINES)
 
 
 class Lines:
@@ -72,18 +90,21 @@ class Marked:
         colours: Sequence[bool] = (False, False),
         clock: Callable[[], str] = lambda: "",
         around: Callable[[Callable[[], None]], None] = lambda write: write(),
+        name: Callable[[int], int] = lambda rank: rank,
     ) -> None:
         self._targets = targets
         self._colours = colours
         self._clock = clock
         self._around = around
-        self._lines = [(Lines(), Lines()) for _ in range(size)]
+        self._name = name  # what a worker of an elastic job is called in the mark: its rank of the moment
+        self._lines = _Grown(size, lambda: (Lines(), Lines()))
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Writes what has become whole."""
         lines = self._lines[rank][stream].feed(data)
         if not lines:
             return
+        rank = self._name(rank)
         mark = f"{self._clock()}[{rank}]<{STREAMS[stream]}>:"
         if self._colours[stream]:
             mark = f"\x1b[{COLOURS[rank % len(COLOURS)]}m{mark}\x1b[0m"
@@ -112,7 +133,7 @@ class Kept:
     """Keeps what each rank printed."""
 
     def __init__(self, size: int) -> None:
-        self._data = [(bytearray(), bytearray()) for _ in range(size)]
+        self._data = _Grown(size, lambda: (bytearray(), bytearray()))
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Adds it."""
@@ -127,27 +148,33 @@ class Files:
     """Writes `directory/rank.N/stdout` and `stderr`, N padded so that names sort."""
 
     def __init__(self, directory: str | Path, size: int) -> None:
-        self._files: list[tuple[BinaryIO, BinaryIO]] = []
-        width = len(str(size - 1))
+        self._directory = Path(directory)
+        self._width = len(str(size - 1))
+        self._files: dict[int, tuple[BinaryIO, BinaryIO]] = {}
         try:
             for rank in range(size):
-                place = Path(directory) / f"rank.{rank:0{width}d}"
-                place.mkdir(parents=True, exist_ok=True)
-                # Unbuffered: what a rank said last is in the file even if this process is killed.
-                out, err = (open(place / name, "wb", buffering=0) for name in STREAMS)  # noqa: SIM115
-                self._files.append((out, err))
+                self._open(rank)
         except OSError:
             self.close()
             raise
 
+    def _open(self, rank: int) -> tuple[BinaryIO, BinaryIO]:
+        place = self._directory / f"rank.{rank:0{self._width}d}"
+        place.mkdir(parents=True, exist_ok=True)
+        # Unbuffered: what a rank said last is in the file even if this process is killed.
+        out, err = (open(place / name, "wb", buffering=0) for name in STREAMS)  # noqa: SIM115
+        self._files[rank] = (out, err)
+        return out, err
+
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Writes all of it, or says why not."""
+        file = (self._files.get(rank) or self._open(rank))[stream]
         while data:
-            data = data[self._files[rank][stream].write(data) :]
+            data = data[file.write(data) :]
 
     def close(self) -> None:
         """Closes every file."""
-        for pair in self._files:
+        for pair in self._files.values():
             for file in pair:
                 file.close()
 
@@ -156,9 +183,8 @@ class Tails:
     """The last lines of each stream of each rank."""
 
     def __init__(self, size: int) -> None:
-        self._lines = [(Lines(), Lines()) for _ in range(size)]
-        empty = [collections.deque[bytes](maxlen=TAIL_LINES) for _ in range(2 * size)]
-        self._tails = list(zip(empty[::2], empty[1::2], strict=True))
+        self._lines = _Grown(size, lambda: (Lines(), Lines()))
+        self._tails = _Grown(size, lambda: (_tail(), _tail()))
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Keeps what has become whole."""

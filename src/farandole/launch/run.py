@@ -18,11 +18,13 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from farandole.launch import environment, foreign, hosts, spawn, ssh
+from farandole.elastic.policy import Limits, Times
+from farandole.launch import discovery, environment, foreign, hosts, spawn, ssh
+from farandole.launch.elastic import ElasticJob, Terms
 from farandole.launch.hosts import Host
 from farandole.launch.job import Job, Plan
 from farandole.launch.line import StartError, package_place
-from farandole.launch.options import ELASTIC, Options, Usage
+from farandole.launch.options import ELASTIC, FLAGS, FOR_ELASTIC, Options, Usage
 from farandole.launch.output import Files, Marked, Raw, Sink, StatusLine, Tails, Tee, screens, time_of_day
 from farandole.launch.slots import places
 from farandole.rendezvous import interfaces
@@ -62,27 +64,70 @@ def chosen_hosts(options: Options) -> list[Host]:
 
 def check(options: Options) -> None:
     """Usage when options do not go together."""
+    if options.np is None and elastic(options):
+        options.values["np"] = options.min_np or options.max_np
     if options.np is None:
         raise Usage("how many ranks? Say it with -np, e.g. horovodrun -np 2 python train.py")
     if options.np < 1:
         raise Usage(f"-np {options.np}: a job has at least one rank")
-    for name in ELASTIC:
-        if getattr(options, name) is not None:
-            raise Usage("elastic jobs (--min-np, --max-np, --host-discovery-script, ...) are not there yet")
+    for name in FOR_ELASTIC:
+        if getattr(options, name) is not None and not elastic(options):
+            word = next(flag.words[0] for flag in FLAGS if flag.name == name)
+            raise Usage(f"{word} is for elastic jobs; make it one with --min-np, --max-np or --host-discovery-script")
+    if elastic(options) and (options.mpi or options.jsrun):
+        raise Usage("elastic jobs are started by our own agents: leave --mpi and --jsrun out")
     if sum(bool(getattr(options, name)) for name in ("gloo", "mpi", "jsrun")) > 1:
         raise Usage("--gloo, --mpi and --jsrun exclude each other")
     if not options.command and not (options.print_config or options.dry_run):
         raise Usage("there is no command to run, e.g. horovodrun -np 2 python train.py")
-    for name, least in (("threads", 1), ("grace", 0), ("ssh_port", 1)):
+    for name, least in (
+        ("threads", 1), ("grace", 0), ("ssh_port", 1), ("drain_timeout", 0), ("slots_per_host", 1)
+    ):  # fmt: skip
         value = getattr(options, name)
         if value is not None and value < least:
             raise Usage(f"--{name.replace('_', '-')} {value}: expected at least {least}")
 
 
+def elastic(options: Options) -> bool:
+    """Whether ranks may come and go."""
+    return any(getattr(options, name) is not None for name in ELASTIC)
+
+
+def make_terms(options: Options) -> Terms | None:
+    """What makes the job elastic; None when it is not."""
+    if not elastic(options):
+        return None
+    if options.discovery is not None and (options.hosts is not None or options.hostfile is not None):
+        raise Usage("--host-discovery-script, -H and --hostfile exclude each other")
+    cooldown = tuple(options.cooldown) if options.cooldown is not None else None
+    try:
+        limits = Limits(
+            np=options.np,
+            min_np=options.np if options.min_np is None else options.min_np,
+            max_np=options.max_np,
+            reset_limit=options.reset_limit,
+            cooldown=cooldown,
+            elastic_timeout=float(options.settings["elastic_timeout"].value),
+            drain_timeout=30.0 if options.drain_timeout is None else options.drain_timeout,
+        )
+    except ValueError as error:
+        raise Usage(str(error)) from None
+    found: discovery.Discovery
+    if options.discovery is not None:
+        found = discovery.Script(options.discovery, options.slots_per_host)
+    elif options.hostfile is not None and options.hosts is None:
+        chosen_hosts(options)  # a file that is wrong from the start is an error at once
+        found = discovery.Hostfile(options.hostfile)
+    else:
+        found = discovery.Fixed(chosen_hosts(options))
+    return Terms(limits, found, Times(float(options.settings["suspect_seconds"].value)))
+
+
 def make_plan(options: Options, environ: dict[str, str]) -> Plan:
     """What will run where."""
     try:
-        names = hosts.assign(chosen_hosts(options), options.np)
+        # Where the ranks of an elastic job run is decided later, and again and again.
+        names = [] if elastic(options) else hosts.assign(chosen_hosts(options), options.np)
     except ValueError as error:
         raise Usage(str(error)) from None
     local = {name: interfaces.is_this_host(name) for name in dict.fromkeys(names)}
@@ -123,6 +168,9 @@ def wanted_interfaces(options: Options) -> tuple[str, ...]:
 
 def dry_run(plan: Plan, options: Options) -> str:
     """The page of --dry-run."""
+    terms = make_terms(options)
+    if terms is not None:
+        return _elastic_dry_run(plan, terms)
     lines = [f"{len(plan.places)} ranks of: {' '.join(plan.command)}", f"in {plan.directory}", "", "rank  host"]
     for place, host in zip(plan.places, plan.hosts, strict=True):
         where = place.hostname if host else f"{place.hostname} (here)"
@@ -137,6 +185,23 @@ def dry_run(plan: Plan, options: Options) -> str:
     sample = environment.of_place(plan.places[0], ("ADDRESS", 0))
     lines += ["", "variables of rank 0, beside those of this shell:"]
     lines += [f"  {name}={value}" for name, value in {**sample, **options.variables()}.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _elastic_dry_run(plan: Plan, terms: Terms) -> str:
+    limits = terms.limits
+    try:
+        found = terms.discovery.find()
+    except discovery.DiscoveryError as error:
+        raise StartError(str(error)) from None
+    most = "as many as there are slots" if limits.max_np is None else str(limits.max_np)
+    lines = [
+        f"an elastic job of: {' '.join(plan.command)}",
+        f"in {plan.directory}",
+        "",
+        f"{limits.np} ranks to start with, at least {limits.min_np}, at most {most}",
+        *(f"{host.name}: {host.slots} slots" for host in found),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -185,7 +250,6 @@ class Reporter:
     """Where the output goes and what is said at the end."""
 
     def __init__(self, options: Options, size: int) -> None:
-        self._size = size
         self._tails = Tails(size)
         self._files: list[Files] = []
         self._job: Job | None = None
@@ -208,8 +272,11 @@ class Reporter:
             colours = [terminal and not plain for terminal in terminals]
             clock = time_of_day if options.timestamps else lambda: ""
             around = self._status.around if self._status is not None else lambda write: write()
-            sinks.append(Marked(size, targets, colours, clock, around))
+            sinks.append(Marked(size, targets, colours, clock, around, self._name))
         self.sink = Tee(*sinks)
+
+    def _name(self, number: int) -> int:
+        return self._job.rank_of(number) if isinstance(self._job, ElasticJob) else number
 
     def _file_sink(self, directory: Path, size: int) -> Files:
         try:
@@ -235,8 +302,7 @@ class Reporter:
     def _words(self) -> str:
         if self._job is None:  # the first ranks print while the last are being started
             return "farandole: starting"
-        running = self._job.codes.count(None)
-        return f"farandole: {running} of {self._size} ranks run"
+        return f"farandole: {self._job.words()}"
 
     def close(self) -> None:
         """The last lines of the screen are the job's."""
@@ -264,11 +330,13 @@ class Reporter:
         if last:
             tell("\n".join([f"\n----- rank {verdict.rank}: last lines -----", *last, "-----\n"]))
         say("Horovod detected that one or more processes exited with non-zero status; the first was:")
-        say(f"rank {verdict.rank} (process {job.pids[verdict.rank]} on {host}) failed first: {verdict.text}")
+        say(f"rank {verdict.rank} (process {job.pid_of(verdict.rank)} on {host}) failed first: {verdict.text}")
         if verdict.collateral:
             named = ", ".join(map(str, sorted(verdict.collateral)[:BACKLOG_OF_COLLATERAL]))
             more = " ..." if len(verdict.collateral) > BACKLOG_OF_COLLATERAL else ""
             say(f"collateral, because rank {verdict.rank} was gone: rank {named}{more}")
+        if job.reason:
+            say(job.reason)
         if self.log_directory is not None:
             say(f"logs are in {self.log_directory}")
 
@@ -325,14 +393,15 @@ def _signals() -> Iterator[None]:
 
 def run(plan: Plan, options: Options) -> int:
     """Starts the job and stays until its end; the exit code."""
-    reporter = Reporter(options, len(plan.places))
+    terms = make_terms(options)
+    reporter = Reporter(options, options.np)
     if reporter.log_directory is not None:
         write_log(reporter.log_directory, plan, options)
         timeline = str(reporter.log_directory / "timeline.json")
         if options.settings["timeline"].value is None:
             plan.environ["FARANDOLE_TIMELINE"] = timeline  # type: ignore[index]  # ours: make_plan made it
     try:
-        with _signals(), Job(plan, reporter.sink, say) as job:
+        with _signals(), _job(plan, terms, reporter.sink) as job:
             reporter.watch(job)
             if options.verbose:
                 _tell_places(job)
@@ -347,6 +416,10 @@ def run(plan: Plan, options: Options) -> int:
     except _Signalled as stop:  # while the job was starting
         reporter.close()
         return 128 + stop.number
+
+
+def _job(plan: Plan, terms: Terms | None, sink: Sink) -> Job:
+    return Job(plan, sink, say) if terms is None else ElasticJob(plan, terms, sink, say)
 
 
 def _tell_places(job: Job) -> None:

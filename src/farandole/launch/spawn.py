@@ -42,6 +42,24 @@ def divide(outer: Callable[[int], NoReturn]) -> None:
             os._exit(1)
 
 
+def detach(body: Callable[[], int]) -> None:
+    """Runs `body` in a process of its own session that belongs to nobody; its exit code is what `body` gives."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    code = 1
+    try:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, 0)
+        code = body()
+    finally:
+        os._exit(code)
+
+
 class Worker:
     """One running rank, in the agent. `stdout` and `stderr` are the reading ends of its pipes."""
 
@@ -127,6 +145,46 @@ def output_of(command: Sequence[str]) -> str:
     return done.stdout + done.stderr
 
 
+class Script:
+    """A short program that is run now and then, such as one that finds hosts."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    def run(self, seconds: float) -> tuple[int, str, str]:
+        """Its exit code, output and errors. TimeoutError when it takes longer; OSError when it cannot be run."""
+        self._process = subprocess.Popen(
+            [self._command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            if self._closed:
+                self._kill()
+            out, err = self._process.communicate(timeout=seconds)
+            return self._process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"it did not end within {seconds:g} s") from None
+        finally:
+            self._kill()
+            self._process.communicate()
+
+    def close(self) -> None:
+        """Ends it if it runs. Safe from any thread."""
+        self._closed = True
+        self._kill()
+
+    def _kill(self) -> None:
+        process = self._process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 def become_program(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """This process goes on as another program."""
     os.execvpe(command[0], list(command), dict(environment))
@@ -181,7 +239,7 @@ def end_orphans(rank: int, session: int, others: Mapping[int, int]) -> None:
 
 
 def _owner(pid: int, session: int, rank: int, others: Mapping[int, int]) -> int | None:
-    """The rank that a process belongs to: by its session, or by the variable that its rank gave it."""
+    """The rank (of an elastic job: the worker) that a process belongs to: by its session, or by its variable."""
     with contextlib.suppress(OSError):
         found = os.getsid(pid)
         if found == session:
@@ -189,9 +247,11 @@ def _owner(pid: int, session: int, rank: int, others: Mapping[int, int]) -> int 
         if found in others:
             return others[found]
     with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/environ", "rb") as file:
-        for entry in file.read().split(b"\0"):
-            if entry.startswith(b"FARANDOLE_RANK="):
-                return int(entry.partition(b"=")[2])
+        entries = file.read().split(b"\0")
+        for name in (b"FARANDOLE_WORKER=", b"FARANDOLE_RANK="):
+            for entry in entries:
+                if entry.startswith(name):
+                    return int(entry.partition(b"=")[2])
     return None
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 
 from farandole.config import Config
+from farandole.errors import Removed
 from farandole.launch import calls
 from farandole.rendezvous import orders, sockets
 from farandole.rendezvous.channel import Channel
@@ -25,11 +26,12 @@ class Worker:
 
     def __init__(self, config: Config) -> None:
         assert config.calls_fd is not None and config.secret_fd is not None
-        self.rank = config.rank
+        self.rank = config.worker if config.worker >= 0 else config.rank  # what its agent calls it
         self._loop = Loop()
         self._calls: list[tuple[int, bytes]] = []
         self._parts = calls.Assembly()
         self._over = False
+        self._dismissed: int | None = None  # the exit code to end with
         self._reason = ""
         sock = sockets.inherited(config.calls_fd)
         me = Greeting(Role.WORKER, self.rank, NOBODY)
@@ -45,13 +47,17 @@ class Worker:
             while self._calls:
                 number, data = self._calls.pop(0)
                 self._reply(number, *self._call(data))
+            if self._dismissed is not None:
+                sys.exit(self._dismissed)
         # Whoever ends the job kills us. This is read only when something else went wrong.
         sys.exit(f"farandole: the channel for calls has ended: {self._reason}")
 
     def _heard(self, piece: orders.Call) -> None:
         self._channel.send(orders.Taken(self.rank))
         data = self._parts.add(piece)
-        if data is not None:
+        if data is not None and piece.kind == calls.END:
+            self._dismissed = int(bool(data))
+        elif data is not None:
             self._calls.append((piece.call, data))
 
     def _ended(self, reason: str) -> None:
@@ -66,6 +72,8 @@ class Worker:
             value = calls.unpack(function)(*args, **kwargs)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             return calls.RESULT, calls.pack(value)
+        except Removed:
+            raise  # an elastic job has no place for this process any more
         except BaseException as error:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             return calls.ERROR, calls.pack_error(error)

@@ -10,14 +10,14 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from farandole.rendezvous import sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.door import MOST_STRANGERS, Door
 from farandole.rendezvous.flow import Flow, Loop
 from farandole.rendezvous.handshake import NOBODY, Greeting, Proven, Role, VersionMismatch, answer
-from farandole.rendezvous.messages import Message, Sorry
+from farandole.rendezvous.messages import Again, Message, Removed, Sorry
 from farandole.rendezvous.rounds import Rounds, Sends
 from farandole.rendezvous.secret import Secret
 
@@ -34,10 +34,23 @@ class Hub:
     them leaves, and may come again, it listens where it did before.
     """
 
-    def __init__(self, secret: Secret, size: int, addresses: str | Sequence[str], package: str) -> None:
+    def __init__(
+        self,
+        secret: Secret,
+        size: int,
+        addresses: str | Sequence[str],
+        package: str,
+        rounds: Rounds | None = None,
+        loop: Loop | None = None,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`rounds`: who decides, if it is not the usual one; `loop`: whose thread does the work; `after` each event."""
         self._secret = secret
-        self._rounds = Rounds(size, package)
-        self._loop = Loop()
+        self._rounds = rounds or Rounds(size, package)
+        self._loop = loop or Loop()
+        self._guest = loop is not None  # in a loop that somebody else turns
+        self._after = after
+        self.on_agent: Callable[[int], None] = lambda number: None  # an agent has knocked
         self._names = itertools.count(1)
         self._channels: dict[int, Channel] = {}
         self._closing = False
@@ -51,7 +64,8 @@ class Hub:
                 self._doors.append(self._door(address))
         except BaseException:
             self._close_doors()
-            self._loop.close()
+            if not self._guest:
+                self._loop.close()
             raise
         self.addresses = [door.address for door in self._doors]
 
@@ -66,13 +80,26 @@ class Hub:
         return self._refused_before + sum(door.refused for door in self._doors)
 
     def start(self) -> None:
-        """Begins to answer, on a thread of its own."""
+        """Begins to answer, on a thread of its own unless it is a guest in somebody's loop."""
+        if self._guest:
+            for door in self._doors:
+                door.open()
+            return
         self._thread = threading.Thread(target=self._run, name="farandole-hub", daemon=True)
         self._thread.start()
 
     def absent(self, rank: int, reason: str) -> None:
         """Tells those who wait that this rank will not come. Safe from any thread."""
-        self._loop.call(lambda: self._deliver(self._rounds.absent(rank, reason)))
+        self._loop.call(lambda: self.deliver(self._rounds.absent(rank, reason)))
+
+    def drop(self, name: int) -> None:
+        """Closes a connection; who decides knows it already. In the loop."""
+        channel = self._channels.pop(name, None)
+        if channel is not None:
+            self._loop.at(name, None, lambda: None)
+            # Read before the end: the launcher lives, and has gone on without this rank.
+            channel.send(Again("the others have gone on without this rank"))
+            channel.close()
 
     def close(self) -> None:
         """Stops, closes every connection, removes the socket's file."""
@@ -80,14 +107,16 @@ class Hub:
         def stop() -> None:
             self._closing = True
 
-        self._loop.call(stop)
+        if not self._guest:
+            self._loop.call(stop)
         if self._thread is not None:
             self._thread.join()
         self._close_doors()
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
-        self._loop.close()
+        if not self._guest:
+            self._loop.close()
 
     def _run(self) -> None:
         for door in self._doors:
@@ -137,26 +166,28 @@ class Hub:
     def _admit(self, sock: socket.socket, proven: Proven) -> None:
         if proven.peer.role is Role.AGENT:
             sock.close()
+            self.on_agent(proven.peer.rank)
             return
         name = next(self._names)
 
         def heard(message: Message) -> None:
-            self._deliver(self._rounds.message(name, message, time.monotonic()))
+            self.deliver(self._rounds.message(name, message, time.monotonic()))
 
         def ended(reason: str) -> None:
             self._channels.pop(name, None)
             self._loop.at(name, None, lambda: None)
-            self._deliver(self._rounds.gone(name, reason))
+            self.deliver(self._rounds.gone(name, reason, time.monotonic()))
 
         self._channels[name] = Channel(self._loop, sock, proven, heard, ended)
 
-    def _deliver(self, sends: Sends) -> None:
+    def deliver(self, sends: Sends) -> None:
+        """Sends what has been decided. In the loop."""
         for name, message in sends:
             channel = self._channels.get(name)
             if channel is None:
                 continue
             channel.send(message)
-            if isinstance(message, Sorry):
+            if isinstance(message, Sorry | Again | Removed):
                 # Closing now could destroy the message on its way; the rank hangs up when it has read it.
                 self._loop.at(name, time.monotonic() + GOODBYE_SECONDS, functools.partial(self._hang_up, name))
         self._loop.at("rounds", self._rounds.deadline(), self._tick)
@@ -164,12 +195,13 @@ class Hub:
             self._close_doors()
         elif not self._rounds.complete() and not self._doors:
             self._open_doors()
+        self._after()
 
     def _tick(self) -> None:
-        self._deliver(self._rounds.tick(time.monotonic()))
+        self.deliver(self._rounds.tick(time.monotonic()))
 
     def _hang_up(self, name: int) -> None:
         channel = self._channels.pop(name, None)
         if channel is not None:
             channel.close()
-            self._deliver(self._rounds.gone(name, "it was sent away"))
+            self.deliver(self._rounds.gone(name, "it was sent away", time.monotonic()))

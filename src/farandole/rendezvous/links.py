@@ -229,6 +229,11 @@ class Weaver:
         self.failed: dict[int, str] = {}
         self.starved: OSError | None = None  # why nobody could be let in, lately
 
+    def become(self, rank: int, size: int) -> None:
+        """In an elastic job a rank learns its number only when the round is complete."""
+        self._rank = rank
+        self._size = size
+
     def door(self, addresses: str) -> Doors:
         """Listens for the lower ones of the wanted ranks, at each address; hears them once it is opened."""
         most = MOST_STRANGERS + self._size * self.streams  # all peers may knock at once

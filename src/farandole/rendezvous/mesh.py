@@ -13,13 +13,26 @@ import time
 from typing import TypeVar
 
 from farandole.config import Config
-from farandole.errors import HorovodInternalError
+from farandole.errors import HorovodInternalError, Removed
 from farandole.rendezvous import interfaces, sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.flow import Flow, Loop, pause
 from farandole.rendezvous.handshake import NOBODY, Greeting, Proven, Refused, Role, VersionMismatch, call
 from farandole.rendezvous.links import Doors, Weaver, initial_links
-from farandole.rendezvous.messages import Agreed, Failed, Hello, Linked, Message, Proved, Sorry, Started, Welcome
+from farandole.rendezvous.messages import (
+    Again,
+    Agreed,
+    Broken,
+    Failed,
+    Hello,
+    Linked,
+    Message,
+    Proved,
+    Sorry,
+    Started,
+    Welcome,
+)
+from farandole.rendezvous.messages import Removed as RemovedMessage
 from farandole.rendezvous.secret import Secret
 from farandole.rendezvous.session import Links, Session, close_streams
 from farandole.version import package_version
@@ -31,6 +44,9 @@ BLAME_SECONDS = 0.5  # the hub knows better than we do why a peer cannot be reac
 RETRY_SECONDS = 0.05
 REOPEN_SECONDS = 1.0
 MOST_ADDRESSES = 16  # of one host that others try
+QUICK_LINK_SECONDS = 5.0  # an elastic job rather goes on without a peer that cannot be reached
+KNOCK_SECONDS = 1.0  # an elastic rank knocks at the hub anew after this time: a broken network may heal
+MOST_FAILURES = 5  # of this rank's own, one after the other, before it gives up in an elastic job
 
 log = logging.getLogger("farandole.rendezvous")
 M = TypeVar("M", Welcome, Agreed, Started)
@@ -39,11 +55,18 @@ M = TypeVar("M", Welcome, Agreed, Started)
 class JoinFailed(HorovodInternalError):
     """The ranks did not come together; the message names those who are to blame."""
 
+    final = True  # to try once more would not help
 
-def join(config: Config, secret: Secret | None = None, package: str = "") -> Session:
+
+class _TryAgain(Exception):
+    """This attempt of an elastic job has failed, and the next one may do better."""
+
+
+def join(config: Config, secret: Secret | None = None, package: str = "", commit: int = 0) -> Session:
     """Joins the next round of the job that `config` describes; blocks until every link of every rank stands.
 
-    Without a hub it is a world of one. `secret` is for tests that have ranks as threads.
+    Without a hub it is a world of one. `secret` is for tests that have ranks as threads. In an elastic job `commit`
+    says how far this rank's state has come; Removed when there is no place for it any more.
     """
     if config.rendezvous is None:
         if config.size != 1:
@@ -56,22 +79,38 @@ def join(config: Config, secret: Secret | None = None, package: str = "") -> Ses
         if config.secret_fd is None:
             raise ValueError("FARANDOLE_SECRET_FD is not set: start the ranks with `farandole run`")
         secret = Secret.read(config.secret_fd)
-    sockets.be_patient(config.gloo_timeout_seconds)
-    joining = _Joining(config, config.rendezvous, secret, package or package_version())
-    try:
-        return joining.run()
-    except (OSError, EOFError, Refused, VersionMismatch) as error:
-        text = f"rank {config.rank} could not join its job: {sockets.explain(error)}"
-        joining.tell(text)
-        raise JoinFailed(text) from error
-    finally:
-        joining.clean_up()
+    elastic = config.worker >= 0
+    if elastic:
+        sockets.be_quick()
+    else:
+        sockets.be_patient(config.gloo_timeout_seconds)
+    deadline = time.monotonic() + config.elastic_timeout
+    failures = 0
+    while True:
+        joining = _Joining(config, config.rendezvous, secret, package or package_version(), commit)
+        try:
+            return joining.run()
+        except _TryAgain as error:
+            log.debug("worker %d comes anew: %s", config.worker, error)
+        except (OSError, EOFError, Refused, VersionMismatch) as error:
+            who = f"worker {config.worker}" if elastic else f"rank {config.rank}"
+            text = f"{who} could not join its job: {sockets.explain(error)}"
+            joining.tell(text)
+            failures += joining.channel is not None
+            known = isinstance(error, Refused | VersionMismatch) or failures >= MOST_FAILURES
+            if not elastic or known or time.monotonic() > deadline:
+                raise JoinFailed(text) from error
+            time.sleep(RETRY_SECONDS)
+        finally:
+            joining.clean_up()
 
 
 class _Joining:
-    def __init__(self, config: Config, rendezvous: str, secret: Secret, package: str) -> None:
+    def __init__(self, config: Config, rendezvous: str, secret: Secret, package: str, commit: int) -> None:
         self.config = config
-        self.rank = config.rank
+        self.elastic = config.worker >= 0
+        self.commit = commit
+        self.rank = config.worker if self.elastic else config.rank  # until the hub gives an elastic rank its place
         self.rendezvous = rendezvous
         self.secret = secret
         self.package = package
@@ -88,13 +127,20 @@ class _Joining:
         self.deadline = time.monotonic() + config.start_timeout + SLACK_SECONDS
 
     def run(self) -> Session:
-        patience = max(HUB_SECONDS, self.config.start_timeout)
+        patience = KNOCK_SECONDS if self.elastic else max(HUB_SECONDS, self.config.start_timeout)
         sock, proven = self.loop.finish(self.call_hub(), time.monotonic() + patience)
         self.channel = Channel(self.loop, sock, proven, self.heard, self.hung_up)
         listen_at = self.listen_at(sock)
         self.listen(listen_at)
         self.channel.send(self.hello())
+        if self.elastic:
+            self.deadline = float("inf")  # a newcomer may wait until somebody goes
         welcome = self.expect(Welcome)
+        if self.elastic:
+            self.deadline = time.monotonic() + SLACK_SECONDS
+            self.rank = welcome.place[0]
+            for weaver in (self.local, self.remote):
+                weaver.become(*welcome.place[:2])
         self.local.generation = self.remote.generation = welcome.generation
         self.remote.streams = welcome.streams
         for door in self.doors:
@@ -114,6 +160,7 @@ class _Joining:
             self.channel,
             listen_at,
             welcome.names,
+            welcome.place,
         )
         self.session = session
         for message in self.inbox:  # somebody may already wish for a link, or be gone
@@ -178,6 +225,8 @@ class _Joining:
             streams=self.remote.streams,
             local=self.doors[0].address,
             remote=self.doors[1].address,
+            worker=config.worker,
+            commit=self.commit,
         )
 
     def heard(self, message: Message) -> None:
@@ -197,6 +246,10 @@ class _Joining:
         for message in self.inbox:
             if isinstance(message, Sorry):
                 raise JoinFailed(message.text)
+            if isinstance(message, Again):
+                raise _TryAgain(message.text)
+            if isinstance(message, RemovedMessage):
+                raise Removed(message.text)
         for place, message in enumerate(self.inbox):
             if isinstance(message, kind):
                 del self.inbox[place]
@@ -204,6 +257,8 @@ class _Joining:
         for weaver in (self.local, self.remote):
             if weaver.starved is not None:
                 raise weaver.starved
+        if self.ended is not None and self.elastic:
+            raise _TryAgain(f"the connection to the launcher was lost: {self.ended}")
         if self.ended is not None:
             raise JoinFailed(f"rank {self.rank} lost the connection to the launcher while it joined: {self.ended}")
         if time.monotonic() > self.deadline:
@@ -247,9 +302,10 @@ class _Joining:
         """Makes the TCP links; all links of this rank, ready for the engine."""
         near, far = initial_links(self.rank, hosts)
         self.remote.want(far)
+        patience = time.monotonic() + QUICK_LINK_SECONDS if self.elastic else self.deadline
         for peer in sorted(far):
             if peer > self.rank:
-                self.remote.call(peer, welcome.remotes[peer], self.deadline)
+                self.remote.call(peer, welcome.remotes[peer], patience)
         while not self.remote.settled():
             if self.remote.failed:
                 break
@@ -275,6 +331,9 @@ class _Joining:
             self.loop.turn(moment)
         peer, why = next(iter(self.remote.failed.items()))
         text = f"rank {self.rank} could not reach rank {peer} on {welcome.names[peer]}: {why}"
+        if self.elastic and self.channel is not None:
+            self.channel.send(Broken(welcome.generation, peer, text))
+            self.expect(Started)  # raises: the hub decides who has to go
         self.tell(text)
         raise JoinFailed(text)
 

@@ -25,6 +25,8 @@ class Hello:
     streams: int  # TCP connections to each peer on another host, if this is rank 0
     local: str  # where ranks of the same host reach it
     remote: str  # where others do: one or more addresses, with commas between them
+    worker: int = -1  # the number of this process in the life of an elastic job
+    commit: int = 0  # how far its state has come; 0: it has none
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Welcome:
     locals: tuple[str, ...]
     remotes: tuple[str, ...]
     streams: int  # TCP connections between two ranks of different hosts
+    # rank, size, local rank, local size, cross rank, cross size of who reads this, in an elastic job
+    place: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,7 @@ class Leave:
     """Rank to hub: I leave in good order."""
 
     generation: int
+    again: int = 0  # 1: to say Hello at once, for the next generation; 2: for good, because somebody asked it to go
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,39 @@ class Lost:
 
     generation: int
     rank: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Again:
+    """Hub to rank: this attempt has failed; come anew."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Updated:
+    """Hub to rank: hosts or workers wait to come or have to go; reset at the next step that all agree on."""
+
+    generation: int
+    stamp: int  # counts the changes of a job, from 1
+    result: int  # 1: some go, 2: some come, 3: both
+    drain_ms: int  # those who go have this long to save; 0: nobody is in a hurry
+
+
+@dataclass(frozen=True)
+class Removed:
+    """Hub to rank: there is no place for this process any more; end quietly."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Rank to hub: I have no link to this peer, though both of us reach you."""
+
+    generation: int
+    peer: int
     text: str
 
 
@@ -151,6 +189,10 @@ Message = (
     | NoLink
     | Leave
     | Lost
+    | Again
+    | Updated
+    | Removed
+    | Broken
 )
 
 _CODEC = Codec(typing.get_args(Message))

@@ -134,9 +134,37 @@ class Taken:
     rank: int
 
 
+@dataclass(frozen=True)
+class Watch:
+    """Launcher to agent: this job is elastic; tick, and watch the ranks' signs of life. Times are milliseconds."""
+
+    agent: int  # its number, for when it has to knock at the hub's door
+    beat_ms: int  # between two ticks
+    suspect_ms: int
+    evict_ms: int
+    stubborn_ms: int  # when nothing speaks for a rank any more
+    drain_ms: int  # what ranks that have something to save get when the launcher is gone
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Launcher to agent and back: I am here."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """Agent to launcher: a rank has shown no sign of life for so long; 0: it has again."""
+
+    rank: int
+    silent_ms: int
+    state: str  # of its process, as the kernel names it: T stopped, D waits in the kernel, ...
+
+
 Order = (
     Prepare | Prepared | Environment | Command | Launch | Running | NotStarted | Output | Written | Ended | Signal
-    | Asked | Call | Taken
+    | Asked | Call | Taken | Watch | Tick | Quiet
 )  # fmt: skip
 
 _CODEC = Codec(typing.get_args(Order))

@@ -39,11 +39,11 @@ def reach(addresses: Sequence[str], secret: Secret, seconds: float) -> tuple[str
     return (found[0] if found else None), "; ".join(reasons)
 
 
-def knock(address: str, secret: Secret) -> Flow[bool]:
-    """True when the hub of this job answers there; an error otherwise."""
+def knock(address: str, secret: Secret, agent: int = 0) -> Flow[bool]:
+    """True when the hub of this job answers there; an error otherwise. It hears which `agent` it is."""
     sock = yield from sockets.connect(address)
     try:
-        yield from call(sock, secret, Greeting(Role.AGENT, 0, NOBODY), Role.HUB)
+        yield from call(sock, secret, Greeting(Role.AGENT, agent, NOBODY), Role.HUB)
     finally:
         sock.close()
     return True

@@ -134,7 +134,7 @@ class Rounds:
             return self._offer(one, rank, message)
         return self._end(one, f"rank {rank} sent a {type(message).__name__} while {one.phase.value}")
 
-    def gone(self, member: int, reason: str) -> Sends:
+    def gone(self, member: int, reason: str, now: float = 0.0) -> Sends:
         """A member's connection has ended."""
         place = self._places.pop(member, None)
         if place is None:
@@ -212,7 +212,7 @@ class Rounds:
         one.phase = Phase.PROVING
         one.deadline = now + LINK_SECONDS
         hellos = [one.hellos[rank] for rank in range(self.size)]
-        one.hosts = _number([hello.host if hello.sharing else rank for rank, hello in enumerate(hellos)])
+        one.hosts = number_in_order([hello.host if hello.sharing else rank for rank, hello in enumerate(hellos)])
         return one.tell(
             Welcome(
                 one.generation,
@@ -236,14 +236,14 @@ class Rounds:
         entries: list[object] = [
             ("rank", index) if host in one.divided else ("host", host) for index, host in enumerate(one.hosts)
         ]
-        one.hosts = _number(entries)
+        one.hosts = number_in_order(entries)
         one.phase = Phase.LINKING
         one.done.clear()
         return one.tell(Agreed(one.generation, tuple(one.hosts), "; ".join(one.reasons)))
 
     def _linked(self, one: Round, rank: int) -> Sends:
         one.done.add(rank)
-        if len(one.done) < self.size:
+        if set(one.members) - one.done:
             return []
         one.phase = Phase.RUNNING
         return one.tell(Started(one.generation))
@@ -291,7 +291,7 @@ class Rounds:
         return sends
 
 
-def _number(entries: Iterable[object]) -> list[int]:
+def number_in_order(entries: Iterable[object]) -> list[int]:
     """Numbers entries in the order of their first appearance."""
     numbers: dict[object, int] = {}
     return [numbers.setdefault(entry, len(numbers)) for entry in entries]

@@ -19,7 +19,7 @@ from farandole.rendezvous import sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.flow import Loop, Stream
 from farandole.rendezvous.links import Doors, Weaver
-from farandole.rendezvous.messages import Leave, Lost, Message, NoLink, Offer, Wanted, Wish
+from farandole.rendezvous.messages import Again, Leave, Lost, Message, NoLink, Offer, Updated, Wanted, Wish
 from farandole.rendezvous.secret import Secret
 
 ON_DEMAND_SECONDS = 30.0  # a link that is wished for must stand after this time
@@ -62,11 +62,13 @@ class Session:
         channel: Channel | None = None,
         listen_at: str = "",
         names: Sequence[str] = (),
+        place: Sequence[int] = (),
     ) -> None:
         self.rank = rank
         self.size = len(hosts)
         self.hosts = list(hosts)
         self.names = list(names)  # the host name of each rank
+        self.place = tuple(place)  # rank, size, local rank ... of this generation, in an elastic job
         self.generation = generation
         self.links = links
         self.streams = streams  # of a link over TCP
@@ -76,12 +78,14 @@ class Session:
         self._listen_at = listen_at
         self._engine: LinkTaker | None = None
         self._hub_lost: Callable[[str], None] | None = None
+        self._updated: Callable[[Updated], None] = lambda message: None
         self._doors: dict[int, tuple[Doors, Weaver]] = {}
         self._wished: set[int] = set()  # peers whose link the engine needs
         self._linked: set[int] = set()  # peers whose link the engine has
         self._calling: dict[int, Weaver] = {}  # peers whose door is being knocked at
         self._early: list[Message] = []  # what the hub said before there was an engine to tell
         self._lost_early: str | None = None
+        self._evicted = False
         self._thread: threading.Thread | None = None
         self._closing = False
         _SESSIONS.add(self)
@@ -95,12 +99,21 @@ class Session:
                 engine.add_link(peer, streams.pop(0), kind)
             del self.links[peer]
 
-    def serve(self, engine: LinkTaker, hub_lost: Callable[[str], None] | None = None) -> None:
-        """Makes links on demand from now on, on a thread. `hub_lost(reason)`: instead of revoking the generation."""
+    def serve(
+        self,
+        engine: LinkTaker,
+        hub_lost: Callable[[str], None] | None = None,
+        updated: Callable[[Updated], None] = lambda message: None,
+    ) -> None:
+        """Makes links on demand from now on, on a thread. `hub_lost(reason)`: instead of revoking the generation.
+
+        `updated(message)` hears, on that thread, that somebody wants to come or has to go.
+        """
         if self._channel is None or self._loop is None or self._thread is not None:
             return
         self._engine = engine
         self._hub_lost = hub_lost
+        self._updated = updated
         self._thread = threading.Thread(target=self._run, name="farandole-session", daemon=True)
         self._loop.call(self._catch_up)
         self._thread.start()
@@ -113,8 +126,11 @@ class Session:
             self._wished.add(peer)
             loop.call(lambda: channel.send(Wish(self.generation, peer)))
 
-    def close(self) -> None:
-        """Leaves the hub in good order and closes what was not handed over. Calling it again does nothing."""
+    def close(self, again: int = 0) -> None:
+        """Leaves the hub in good order and closes what was not handed over. Calling it again does nothing.
+
+        `again`: 1 to come at once into the next generation of an elastic job, 2 to go because somebody asked for it.
+        """
         _SESSIONS.discard(self)
         if self._loop is None or self._channel is None:
             self._close_links()
@@ -135,7 +151,7 @@ class Session:
         self._doors.clear()
         self._calling.clear()
         if self._channel.open:
-            self._channel.send(Leave(self.generation))
+            self._channel.send(Leave(self.generation, int(again)))
             _say_goodbye(self._channel.sock)
             self._channel.close()
         self._loop.close()
@@ -173,6 +189,11 @@ class Session:
                 self._fail(message.peer, message.text)
         elif isinstance(message, Lost):
             self._revoke(errors.PEER_LOST, message.rank, message.text)
+        elif isinstance(message, Updated):
+            self._updated(message)
+        elif isinstance(message, Again):
+            self._evicted = True
+            self._revoke(errors.REVOKED, -1, message.text)
 
     def ended(self, reason: str) -> None:
         """The hub is gone: the launcher died or is about to end the job."""
@@ -180,6 +201,8 @@ class Session:
             return
         if self._engine is None:
             self._lost_early = reason
+        elif self._evicted:
+            return
         elif self._hub_lost is not None:
             self._hub_lost(reason)
         else:

@@ -17,6 +17,7 @@ from farandole.rendezvous.flow import WRITE, Flow, Wait, pause
 BACKLOG = 1024
 SILENCE_SECONDS = 60  # a static job: a peer that does not acknowledge for this long is lost
 LOCAL, TCP = 0, 1  # kinds of links, as the core numbers them
+QUICK_SECONDS = 4  # an elastic job: below the time after which a silent host is given up
 _silence_seconds = SILENCE_SECONDS  # HOROVOD_GLOO_TIMEOUT_SECONDS raises it
 _LONGEST_PATH = 100  # the kernel's limit for unix sockets is 108
 _CREDENTIALS = struct.Struct("3i")
@@ -190,6 +191,12 @@ def be_patient(seconds: float) -> None:
     """From now on a peer may be silent for longer than SILENCE_SECONDS; less has no effect."""
     global _silence_seconds
     _silence_seconds = max(SILENCE_SECONDS, round(seconds))
+
+
+def be_quick() -> None:
+    """From now on a peer that is silent for QUICK_SECONDS is gone: an elastic job goes on without it."""
+    global _silence_seconds
+    _silence_seconds = QUICK_SECONDS
 
 
 def tune(sock: socket.socket) -> None:

@@ -47,6 +47,7 @@ from ..runtime import (
     start_timeline,
     stop_timeline,
 )
+from . import elastic
 from .autograd import (
     allgather,
     allreduce,
@@ -133,6 +134,7 @@ __all__ = [
     "ddl_built",
     "ddp_hook",
     "device",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

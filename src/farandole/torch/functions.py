@@ -1,10 +1,9 @@
 # The state of models and optimizers from one rank to all; objects come from the NumPy layer.
-# Touches torch, memory, ops, sharding and objects.
+# Touches torch, memory, ops, sharding, trees and objects.
 """Called once before training, so that all ranks begin with the same parameters and optimizer state."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from ..runtime import runtime
 from . import memory
 from .ops import begin_broadcast, synchronize
 from .sharding import Shares
+from .trees import join, split
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -63,36 +63,6 @@ def _broadcast_all(pairs: list[tuple[str | None, torch.Tensor]], root_rank: int,
         raise failure
 
 
-@dataclass(frozen=True)
-class _Hole:
-    """Where a tensor stands in the state while its bytes travel apart from it."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def _hollow(value: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return _Hole(tuple(value.shape), value.dtype)
-    if isinstance(value, dict):
-        return {key: _hollow(item, tensors) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_hollow(item, tensors) for item in value)
-    return value
-
-
-def _fill(value: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(value, _Hole):
-        tensors.append(torch.empty(value.shape, dtype=value.dtype))
-        return tensors[-1]
-    if isinstance(value, dict):
-        return {key: _fill(item, tensors) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_fill(item, tensors) for item in value)
-    return value
-
-
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int,
@@ -108,17 +78,19 @@ def broadcast_optimizer_state(
         raise TypeError(f"optimizer is a {type(optimizer).__name__}; expected a torch.optim.Optimizer")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of torch.optim.LBFGS cannot be broadcast")
-    tensors: list[torch.Tensor] = []
     # Of a sharded optimizer every rank has a part: all have to ask for the whole.
     sharded = isinstance(getattr(optimizer, "_gradients", None), Shares)
     whole = optimizer.state_dict() if sharded or runtime.world.engine.rank == root_rank else {}
     if runtime.world.engine.rank == root_rank:
-        broadcast_object(_hollow(whole, tensors), root_rank, "optimizer_state", process_set)
+        rest, tensors = split(whole)
+        kinds = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        broadcast_object((rest, kinds), root_rank, "optimizer_state", process_set)
         _broadcast_all(_numbered(tensors), root_rank, process_set)
         return
-    state = _fill(broadcast_object(None, root_rank, "optimizer_state", process_set), tensors)
+    rest, kinds = broadcast_object(None, root_rank, "optimizer_state", process_set)
+    tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in kinds]
     _broadcast_all(_numbered(tensors), root_rank, process_set)
-    optimizer.load_state_dict(state)
+    optimizer.load_state_dict(join(rest, tensors))
 
 
 def _numbered(tensors: list[torch.Tensor]) -> list[tuple[str | None, torch.Tensor]]:

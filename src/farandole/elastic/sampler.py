@@ -1,0 +1,92 @@
+# The order of an epoch's samples, and who takes which of them: pure functions of seed, epoch, cursor and membership.
+# Touches NumPy alone.
+"""A position in the order is the only thing to remember: ranks may come and go between any two steps.
+
+>>> [share.count for share in shares(cursor=8, length=11, batches=4, batch_size=2)]
+[1, 1, 1, 0]
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_MASK = (1 << 64) - 1
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser: different numbers give different numbers, spread over all 64 bits."""
+    values = (values ^ (values >> np.uint64(30))) * _FIRST
+    values = (values ^ (values >> np.uint64(27))) * _SECOND
+    mixed: NDArray[np.uint64] = values ^ (values >> np.uint64(31))
+    return mixed
+
+
+def mixed_seed(*numbers: int) -> int:
+    """One seed of 63 bits out of several numbers; the same on every machine and for ever."""
+    state = np.zeros(1, dtype=np.uint64)
+    for number in numbers:
+        state = _mixed(state + _GOLDEN + np.array([number & _MASK], dtype=np.uint64))
+    return int(state[0]) >> 1
+
+
+def order(length: int, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
+    """The samples of an epoch in the order in which they are taken.
+
+    Sorted by a mixture of (seed, epoch, number) and not by a library's generator: a cursor in a checkpoint means the
+    same samples whatever version reads it.
+    """
+    if not shuffle:
+        return np.arange(length, dtype=np.int64)
+    start = np.uint64(mixed_seed(seed, epoch))
+    keys = _mixed(start + _GOLDEN * np.arange(1, length + 1, dtype=np.uint64))
+    return np.argsort(keys, kind="stable").astype(np.int64)
+
+
+def horovod_order(length: int, seed: int, epoch: int, shuffle: bool = True) -> list[int]:
+    """The order that ElasticSampler has by its contract."""
+    indices = list(range(length))
+    if shuffle:
+        random.Random(seed + epoch).shuffle(indices)
+    return indices
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one of the parts of a step takes: `count` samples of the order from `start` on."""
+
+    start: int
+    count: int
+    total: int  # samples of the whole step
+
+    @property
+    def weight(self) -> float:
+        """This part's share of the step's samples; 0 for who has none and only takes part."""
+        return self.count / self.total
+
+
+def shares(cursor: int, length: int, batches: int, batch_size: int) -> list[Share]:
+    """The step at `cursor` in `batches` parts: full batches, or what is left, dealt out as evenly as it goes."""
+    total = min(batches * batch_size, length - cursor)
+    if total <= 0:
+        return []
+    least, more = divmod(total, batches)
+    counts = [least + (part < more) for part in range(batches)]
+    starts = np.cumsum([0, *counts[:-1]])
+    return [Share(cursor + int(start), count, total) for start, count in zip(starts, counts, strict=True)]
+
+
+def next_cursor(cursor: int, length: int, batches: int, batch_size: int) -> int:
+    """Where the step after the one at `cursor` begins."""
+    return min(cursor + batches * batch_size, length)
+
+
+def dealt(count: int, rank: int, size: int) -> range:
+    """Which of `count` things in a row belong to a rank: neighbours, and of each rank about as many."""
+    return range(count * rank // size, count * (rank + 1) // size)

@@ -1,0 +1,483 @@
+# An elastic job: agents and workers come and go as the coordinator decides and discovery finds.
+# Touches lines, the hub, the loop's thread and the thread of discovery; decides through elastic/coordinator.py.
+"""`ElasticJob(plan, terms, sink)` is a `Job` whose ranks change. Worker numbers stand where other jobs have ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from farandole.elastic.coordinator import Coordinator
+from farandole.elastic.members import Drop, Kill, Over, Say, Start
+from farandole.elastic.policy import Limits, Times
+from farandole.launch import blame, environment
+from farandole.launch.blame import Ending
+from farandole.launch.discovery import Discovery, DiscoveryError
+from farandole.launch.hosts import Host
+from farandole.launch.job import GRACE_SECONDS, Job, Plan, encode_variables, parts
+from farandole.launch.line import Line, Pump, StartError
+from farandole.launch.output import Sink
+from farandole.launch.slots import Place
+from farandole.rendezvous import interfaces, orders
+from farandole.rendezvous.hub import Hub
+from farandole.version import package_version
+
+LOOK_SECONDS = 1.0  # between two looks for hosts
+RETRY_SECONDS = 1.0  # before an agent that was lost is started again, more each time
+LONGEST_RETRY = 60.0
+GOOD_SECONDS = 10.0  # after which an agent's earlier ends are forgotten
+KEPT_ENDINGS = 64  # that are looked at when the job fails
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What makes a job elastic."""
+
+    limits: Limits
+    discovery: Discovery
+    times: Times = field(default_factory=Times)
+
+
+@dataclass(eq=False)
+class Station:
+    """A host of the job: its line, and what waits until that stands."""
+
+    name: str
+    line: Line | None = None
+    ready: bool = False
+    waiting: list[Start] = field(default_factory=list)
+    failures: int = 0
+    number: int = 0  # its agent's
+    heard: float = 0.0  # when its agent spoke last
+    since: float = 0.0  # when it was ready
+    silent: bool = False  # for so long that it is out
+    suspected: bool = False
+
+
+class ElasticJob(Job):
+    """A running elastic job; `wait()` gives 0 when the ranks ended well."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        terms: Terms,
+        sink: Sink,
+        say: Callable[[str], None] = lambda line: None,
+        on_call: Callable[[orders.Call], None] = lambda piece: None,
+        on_ended: Callable[[int, int], None] = lambda rank, code: None,
+        on_over: Callable[[], None] = lambda: None,
+        on_running: Callable[[int], None] = lambda worker: None,
+    ) -> None:
+        self._on_running = on_running
+        self._terms = terms
+        self.coordinator = Coordinator(terms.limits, package_version(), terms.times)
+        self._stations: dict[str, Station] = {}
+        self._old: list[Line] = []  # of hosts that are not in the job any more
+        self._where: dict[int, tuple[str, int]] = {}  # worker -> its host and process
+        self._running_workers: set[int] = set()
+        self._looking: threading.Thread | None = None
+        self._stop_looking = threading.Event()
+        self._trouble_said = ""
+        self._ticked = 0.0
+        self._ticks = 0
+        self._numbers = 0
+        super().__init__(plan, sink, say, on_call, on_ended, on_over)
+
+    # What users call.
+
+    def rank_of(self, worker: int) -> int:
+        """What a worker is called at this moment."""
+        known = self.coordinator.workers.get(worker)
+        return known.rank if known is not None and known.rank >= 0 else worker
+
+    def host_of(self, rank: int) -> str:
+        """The name of a worker's host."""
+        return self._where.get(rank, ("?", 0))[0]
+
+    def pid_of(self, rank: int) -> int:
+        """The process of a worker."""
+        return self._where.get(rank, ("?", 0))[1]
+
+    def words(self) -> str:
+        """How it goes, in a few words."""
+        members = len(self.coordinator.members)
+        return f"{members} ranks run, generation {self.coordinator.last}"
+
+    def send_call(self, rank: int, pieces: Iterator[orders.Call]) -> None:
+        """Pieces for one worker, as fast as it takes them. Safe from any thread."""
+
+        def act() -> None:
+            if rank in self._running_workers:
+                self._pumps.setdefault(rank, Pump(self._line(rank))).add(pieces)
+
+        self._loop.call(act)
+
+    def close(self) -> None:
+        """Kills what still runs and removes every trace. Calling it again does nothing."""
+        self._stop_looking.set()
+        self._terms.discovery.close()
+        if self._looking is not None:
+            self._looking.join()
+        for line in self._old:
+            line.cut()
+        super().close()
+        for line in self._old:
+            line.close()
+        self._old.clear()
+
+    # Starting.
+
+    def _start(self) -> None:
+        try:
+            found = self._terms.discovery.find()
+        except DiscoveryError as error:
+            raise StartError(str(error)) from None
+        self._open_hub_at(found)
+        deadline = time.monotonic() + self._plan.start_timeout
+        self._found(found)
+        while self._stations and not any(one.ready for one in self._stations.values()):
+            if self._trouble is not None and not any(one.line for one in self._stations.values()):
+                raise self._trouble
+            if time.monotonic() > deadline:
+                raise StartError(f"no host answered within {self._plan.start_timeout:g} s; raise --start-timeout")
+            self._loop.turn(deadline)
+        self._thread = threading.Thread(target=self._run, name="farandole-job", daemon=True)
+        self._thread.start()
+        if not self._terms.discovery.fixed:
+            self._looking = threading.Thread(target=self._look, name="farandole-discovery", daemon=True)
+            self._looking.start()
+
+    def _open_hub_at(self, found: list[Host]) -> None:
+        here = all(interfaces.is_this_host(host.name) for host in found) and self._terms.discovery.fixed
+        try:
+            addresses = [] if here else [f"tcp:{one}" for one in interfaces.candidates(self._plan.interfaces)]
+        except ValueError as error:
+            raise StartError(str(error)) from None
+        size = self._terms.limits.np
+        self._hub = Hub(
+            self._secret,
+            size,
+            addresses or ["tcp:127.0.0.1"],
+            package_version(),
+            rounds=self.coordinator,
+            loop=self._loop,
+            after=self._act,
+        )
+        self._hub.on_agent = self._knocked
+        self._hub.start()
+        self._tick()
+
+    # Signs of life. Silence is counted in our own ticks: a launcher that did not run itself starts anew.
+
+    def _tick(self) -> None:
+        now, times = time.monotonic(), self._terms.times
+        late = now - self._ticked > 2 * times.beat
+        self._ticked = now
+        self._ticks += 1
+        for station in list(self._stations.values()):
+            if station.line is None or not station.ready:
+                continue
+            station.line.send(orders.Tick(self._ticks))
+            if late:
+                station.heard = now
+            silence = now - station.heard
+            if silence >= times.suspect and not station.suspected:
+                station.suspected = True
+                self._say(f"no word from {station.name} for {silence:.1f} s")
+            if silence >= times.evict and not station.silent:
+                station.silent = True
+                self._deliver(self.coordinator.host_silent(station.name, now))
+            if silence >= times.stubborn:
+                self._part_with(station, f"no word from it for {silence:.0f} s")
+        self._loop.at("tick", now + times.beat, self._tick)
+
+    def _heard_from(self, station: Station) -> None:
+        station.heard = time.monotonic()
+        station.suspected = False
+        if station.silent:
+            station.silent = False
+            self._say(f"{station.name} is back")
+            self._deliver(self.coordinator.host_up(station.name, station.heard))
+
+    def _knocked(self, number: int) -> None:
+        for station in self._stations.values():
+            if station.number == number and station.ready:
+                self._heard_from(station)
+                return
+
+    def _look(self) -> None:
+        """Asks for hosts, on a thread of its own: a script may take its time."""
+        while not self._stop_looking.wait(LOOK_SECONDS):
+            try:
+                found = self._terms.discovery.find()
+            except DiscoveryError as error:
+                text = str(error)
+                self._loop.call(lambda text=text: self._say_once(text))  # type: ignore[misc]
+                continue
+            self._loop.call(lambda found=found: self._found(found))  # type: ignore[misc]
+
+    def _say_once(self, text: str) -> None:
+        if text != self._trouble_said and not self._stopped:
+            self._trouble_said = text
+            if text:
+                self._say(f"{text}; the hosts stay as they are")
+
+    def _found(self, found: list[Host]) -> None:
+        self._say_once("")
+        if self._stopped:
+            return
+        for host in found:
+            if host.name not in self._stations:
+                self._numbers += 1
+                self._stations[host.name] = Station(host.name, number=self._numbers)
+                self._connect(self._stations[host.name])
+        self._deliver(self.coordinator.hosts_found([(one.name, one.slots) for one in found], time.monotonic()))
+        for name in [name for name, host in self.coordinator.hosts.items() if not host.listed]:
+            if name in self._stations and not self._workers_of(name):
+                self._dismiss(self._stations.pop(name))
+
+    def _workers_of(self, name: str) -> list[int]:
+        return [worker for worker in self._running_workers if self._where[worker][0] == name]
+
+    def _dismiss(self, station: Station) -> None:
+        """A host without workers that discovery does not name any more."""
+        self._loop.at(station, None, lambda: None)
+        del self.coordinator.hosts[station.name]
+        if station.line is not None:
+            station.line.cut()
+            self._lines.pop(station.name, None)
+            self._old.append(station.line)
+
+    def _connect(self, station: Station) -> None:
+        host = "" if interfaces.is_this_host(station.name) else station.name
+        try:
+            line = station.line = Line(self._loop, host, self._plan.way, self._secret, self._heard, self._lost)
+        except StartError as error:
+            self._unreachable(station, error)
+            return
+        line.name = station.name
+        self._lines[station.name] = line
+
+        def opened() -> None:
+            assert self._hub is not None
+            line.send(orders.Prepare(tuple(self._hub.addresses), self._plan.interfaces))
+
+        deadline = time.monotonic() + self._plan.start_timeout
+        line.open(deadline, opened, lambda error: self._unreachable(station, error))
+
+    def _unreachable(self, station: Station, error: StartError) -> None:
+        """A host cannot be used now; it is tried again while discovery names it."""
+        self._trouble_with(error)
+        self._part_with(station, str(error))
+
+    def _part_with(self, station: Station, text: str) -> None:
+        if station.ready and time.monotonic() > station.since + GOOD_SECONDS:
+            station.failures = 0
+        station.ready = False
+        if station.line is not None:
+            station.line.cut()
+            self._lines.pop(station.name, None)
+            self._old.append(station.line)
+            station.line = None
+        station.waiting.clear()
+        for worker in self._workers_of(station.name):
+            self._running_workers.discard(worker)
+        if self._stopped or self.coordinator.over is not None:
+            return
+        station.failures += 1
+        seconds = min(LONGEST_RETRY, RETRY_SECONDS * 2.0 ** (station.failures - 1))
+        if self._thread is not None:
+            self._say(f"{station.name} is out, and is tried again in {seconds:g} s: {text}")
+        if station.name in self.coordinator.hosts:
+            self._deliver(self.coordinator.host_lost(station.name, text, time.monotonic()))
+        self._loop.at(station, time.monotonic() + seconds, lambda: self._try_again(station))
+
+    def _try_again(self, station: Station) -> None:
+        host = self.coordinator.hosts.get(station.name)
+        if host is not None and host.listed and not self._stopped:
+            self._connect(station)
+        elif self._stations.get(station.name) is station:
+            del self._stations[station.name]
+
+    # What agents say, in the loop.
+
+    def _line(self, rank: int) -> Line:
+        station = self._stations.get(self.host_of(rank))
+        return station.line if station is not None and station.line is not None else _NoLine()  # type: ignore[return-value]
+
+    def _running(self) -> list[int]:
+        return sorted(self._running_workers)
+
+    def _heard(self, line: Line, report: Any) -> None:
+        station = self._stations.get(line.name)
+        if station is not None and station.line is line:
+            self._heard_from(station)
+        if isinstance(report, orders.Prepared):
+            self._prepared(line, report)
+        elif isinstance(report, orders.Tick):
+            pass
+        elif isinstance(report, orders.Quiet):
+            self._deliver(self.coordinator.quiet(report.rank, report.silent_ms / 1000, report.state, time.monotonic()))
+        elif isinstance(report, orders.Running):
+            self._where[report.rank] = (line.name, report.pid)
+            self._on_running(report.rank)
+        elif isinstance(report, orders.NotStarted):
+            self._not_started(line, report)
+        else:
+            super()._heard(line, report)
+
+    def _prepared(self, line: Line, report: orders.Prepared) -> None:
+        station = self._stations.get(line.name)
+        if station is None or station.line is not line:
+            return
+        if not report.address:
+            self._unreachable(station, StartError(f"{line.name} cannot reach the launcher: {report.reason}"))
+            return
+        line.prepared = report
+        station.ready = True
+        station.heard = station.since = time.monotonic()
+        times = self._terms.times
+        seconds = (
+            times.beat,
+            times.suspect,
+            times.evict,
+            times.stubborn,
+            self._terms.limits.drain_timeout,
+        )
+        line.send(orders.Watch(station.number, *(int(1000 * one) for one in seconds)))
+        plan = self._plan
+        variables = encode_variables(environment.forwarded(plan.environ, bool(line.host)))
+        for part in parts(variables, "an environment variable"):
+            line.send(orders.Environment(part))
+        for part in parts(map(os.fsencode, plan.command), "a word of the command"):
+            line.send(orders.Command(part))
+        self._deliver(self.coordinator.host_up(station.name, time.monotonic()))
+        waiting, station.waiting = station.waiting, []
+        for start in waiting:
+            self._launch(station, start)
+
+    def _launch(self, station: Station, start: Start) -> None:
+        line = station.line
+        if line is None or not station.ready:
+            station.waiting.append(start)
+            return
+        assert line.prepared is not None
+        if start.worker not in self.coordinator.workers:
+            return  # it was given up before it began
+        slots = self.coordinator.hosts[start.host].slots
+        np = self._terms.limits.np
+        place = Place(min(start.worker, np - 1), np, start.index, max(slots, start.index + 1), 0, 1, start.host)
+        said: set[str] = set()
+        address = line.prepared.addresses[0] if line.prepared.addresses else "127.0.0.1"
+        variables = {
+            **environment.of_place(place, (address, line.prepared.port)),
+            "FARANDOLE_RENDEZVOUS": line.prepared.address,
+            "FARANDOLE_ELASTIC": "1",
+            "HOROVOD_ELASTIC": "1",
+            "FARANDOLE_WORKER": str(start.worker),
+            **self._threads(line.prepared.cores, slots, said),
+        }
+        if self._plan.interfaces:
+            variables["FARANDOLE_NETWORK_INTERFACES"] = ",".join(self._plan.interfaces)
+        self._where[start.worker] = (start.host, 0)
+        self._running_workers.add(start.worker)
+        directory = os.fsencode(self._plan.directory)
+        line.send(orders.Launch(start.worker, directory, encode_variables(variables), int(self._plan.calls)))
+
+    def _not_started(self, line: Line, report: orders.NotStarted) -> None:
+        where = f" on {line.name}" if line.host else ""
+        self._running_workers.discard(report.rank)
+        if not self.coordinator.runs and len(self._stations) == 1:
+            self._fail(-1, 127, f"cannot run the command{where}: {report.text}")
+            return
+        self._say(f"cannot run the command{where}: {report.text}")
+        self._deliver(self.coordinator.ended(report.rank, 127, report.text, time.monotonic()))
+
+    def _ended(self, report: orders.Ended) -> None:
+        if report.rank not in self._running_workers:
+            return
+        self._running_workers.discard(report.rank)
+        self._pumps.pop(report.rank, None)
+        ending = Ending.read(report.rank, report.code, self._stopped, report.cause, report.report)
+        worker = self.coordinator.workers.get(report.rank)
+        if worker is None or not worker.dismissed:
+            self.endings = [*self.endings[-KEPT_ENDINGS:], ending]
+        text = f"has ended ({blame.describe(report.code, report.cause)})"
+        if ending.failed and worker is not None and not worker.dismissed and worker.leaving is None:
+            self._say(f"{self.coordinator.name(worker)} {text}")
+        self._deliver(self.coordinator.ended(report.rank, report.code, text, time.monotonic()))
+        if ending.code == 0:
+            self._on_ended(report.rank, report.code)
+
+    def _was_asked(self, line: Line, number: int) -> None:
+        """Somebody wants a host back, as schedulers do with SIGTERM: its ranks save and go, the others go on."""
+        if self._stopped or line.name not in self.coordinator.hosts:
+            return
+        seconds = self._terms.limits.drain_timeout
+        self._say(f"the agent on {line.name} got {signal.Signals(number).name}: its ranks have {seconds:g} s to leave")
+        self._deliver(self.coordinator.drain(line.name, seconds, time.monotonic()))
+
+    def _lost(self, line: Line, reason: str) -> None:
+        station = self._stations.get(line.name)
+        if station is not None and station.line is line:
+            error = StartError(f"its agent was lost: {reason}{line.last_words()}")
+            self._trouble_with(error)
+            self._part_with(station, str(error))
+
+    # What the coordinator decides.
+
+    def _deliver(self, sends: Any) -> None:
+        if self._hub is not None:
+            self._hub.deliver(sends)
+
+    def _act(self) -> None:
+        for act in self.coordinator.take_acts():
+            if isinstance(act, Start):
+                self._launch(self._stations[act.host], act)
+            elif isinstance(act, Kill):
+                self._line(act.worker).send(orders.Signal(act.worker, signal.SIGKILL, 1))
+            elif isinstance(act, Drop):
+                assert self._hub is not None
+                self._hub.drop(act.member)
+            elif isinstance(act, Say):
+                self._say(act.text)
+            elif isinstance(act, Over):
+                self._finish(act)
+
+    def _finish(self, over: Over) -> None:
+        if self._stopped:
+            return
+        if over.failed:
+            verdict = self.verdict
+            guilty, code = (verdict.rank, verdict.code) if verdict is not None else (-1, 1)
+            self._fail(guilty, code, over.text)
+        else:
+            self._stop(GRACE_SECONDS, signal.SIGTERM)
+
+    def _stop(self, grace: float, number: int) -> None:
+        self._stop_looking.set()
+        self.coordinator.stop()
+        super()._stop(grace, number)
+
+    def _still_going(self) -> bool:
+        if self._stopped:
+            return bool(self._running_workers)
+        return True
+
+
+class _NoLine:
+    """Of a host that is gone."""
+
+    host = name = ""
+    backlog = 0
+
+    def send(self, order: Any) -> None:
+        pass
+
+    def when_drained(self, act: Callable[[], None]) -> None:
+        pass

@@ -1,0 +1,68 @@
+# `run(function, min_num_proc=...)`: a function in the workers of an elastic job, those that come later included.
+# Touches launch/elastic.py; functions and results travel as in executor.py.
+"""Every worker gets the function when it starts, and ends when it has answered."""
+
+from __future__ import annotations
+
+from farandole.errors import RankFailed
+from farandole.launch import calls
+from farandole.launch.elastic import ElasticJob, Terms
+from farandole.launch.job import Plan
+from farandole.launch.line import StartError
+from farandole.launch.output import Sink
+from farandole.rendezvous.orders import Call
+
+FUNCTION_CALL, LAST_CALL = 1, 2
+
+
+class ElasticRun:
+    """One function, one elastic job."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._parts = calls.Assembly()
+        self._results: dict[int, tuple[int, bytes]] = {}  # worker -> its rank and what it returned
+        self._failures: list[calls.Failure] = []
+        self._job: ElasticJob | None = None
+        self._early: list[int] = []
+
+    def run(self, plan: Plan, terms: Terms, sink: Sink) -> list[object]:
+        """What the function returned, by rank; the first of them when there were more than at least had to be."""
+        try:
+            job = ElasticJob(plan, terms, sink, on_call=self._heard, on_running=self._running)
+        except StartError as error:
+            raise RuntimeError(str(error)) from None
+        with job:
+            self._job = job
+            for worker in self._early:
+                self._running(worker)
+            code = job.wait()
+            if code or not self._results:
+                self._raise(job, code)
+        in_order = [data for _, data in sorted(self._results.values(), key=lambda one: one[0])]
+        return [calls.unpack(data) for data in in_order[: terms.limits.min_np]]
+
+    def _running(self, worker: int) -> None:
+        if self._job is None:
+            self._early.append(worker)
+        else:
+            self._job.send_call(worker, calls.cut(worker, FUNCTION_CALL, calls.FUNCTION, self._data))
+
+    def _heard(self, piece: Call) -> None:
+        data = self._parts.add(piece)
+        if data is None or self._job is None:
+            return
+        if piece.kind == calls.RESULT:
+            self._results[piece.rank] = (self._job.rank_of(piece.rank), data)
+        else:
+            self._failures.append(calls.unpack_error(self._job.rank_of(piece.rank), data))
+        code = b"" if piece.kind == calls.RESULT else b"1"
+        self._job.send_call(piece.rank, calls.cut(piece.rank, LAST_CALL, calls.END, code))
+
+    def _raise(self, job: ElasticJob, code: int) -> None:
+        guilty = sorted(self._failures, key=lambda one: one.blames is not None)
+        if guilty:
+            raise guilty[0].error
+        verdict = job.verdict
+        rank = verdict.rank if verdict is not None else -1
+        raise RankFailed(job.reason or "the ranks ended before they answered", rank=rank, code=code)

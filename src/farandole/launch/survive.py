@@ -1,0 +1,154 @@
+# Jobs that outlive the launcher people see: a steward in a session of its own runs the job, launchers come and look.
+# Touches a folder of the user's, and processes through spawn.py.
+"""`--survive-launcher`: `begin(run)` starts the steward and shows what it prints; `attach(name)` does so later.
+
+A job is a folder that nobody else can read: `steward` (its process), `stdout`, `stderr`, and `exit` once it is over. A
+launcher that shows a job may end in any way; a steward that ends takes the job with it, as a launcher always does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+from farandole.launch import spawn
+
+LOOK_SECONDS = 0.05
+KEEP_SECONDS = 86400.0  # the folder of a job that ended and that nobody looked at
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)  # SIGHUP is what a job like this survives
+LOST = 1
+
+
+def above() -> Path:
+    """Where the folders of jobs are."""
+    place = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "farandole" / "jobs"
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return place
+
+
+def begin(run: Callable[[], int], say: Callable[[str], None]) -> int:
+    """Has a steward run the job and shows it; the exit code."""
+    _sweep()
+    folder = above() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    folder.mkdir(mode=0o700)
+    spawn.detach(lambda: _steward(folder, run))
+    deadline = time.monotonic() + 10
+    while not (folder / "steward").exists():
+        if time.monotonic() > deadline:
+            say("the steward of the job did not start")
+            return LOST
+        time.sleep(LOOK_SECONDS)
+    say(f"the job goes on without this process: `farandole attach {folder.name}` shows it again")
+    return show(folder, say)
+
+
+def attach(words: list[str], say: Callable[[str], None]) -> int:
+    """`farandole attach [NAME]`: shows a job again; the exit code is the job's."""
+    jobs = sorted(path for path in above().iterdir() if (path / "steward").exists())
+    if words and words[0] in ("-h", "--help"):
+        print("usage: farandole attach [NAME | --list]     (the newest job when there is no name)")
+        return 0
+    if words == ["--list"]:
+        for path in jobs:
+            state = f"ended with {_code(path)}" if _code(path) is not None else "runs" if _alive(path) else "lost"
+            print(f"{path.name}  {state}")
+        return 0
+    chosen = [path for path in jobs if path.name == words[0]] if words else jobs[-1:]
+    if not chosen:
+        say(f"there is no job {words[0]}; see `farandole attach --list`" if words else "there is no job to attach to")
+        return 2
+    return show(chosen[0], say)
+
+
+def show(folder: Path, say: Callable[[str], None]) -> int:
+    """What the job has printed and prints, until it is over."""
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(open(folder / name, "rb", buffering=0)) for name in ("stdout", "stderr")]
+        stack.enter_context(_signals_to(int((folder / "steward").read_text())))
+        while True:
+            code, gone = _code(folder), not _alive(folder)
+            moved = False
+            for number, file in enumerate(files, 1):
+                while data := file.read(1 << 16):
+                    moved = True
+                    _write(number, data)
+            if code is None and gone:
+                code = _code(folder)  # it may have been written while we looked
+                if code is None and not moved:
+                    say("the steward of the job has died, and the job with it")
+                    shutil.rmtree(folder, ignore_errors=True)
+                    return LOST
+            elif code is not None and not moved:
+                shutil.rmtree(folder, ignore_errors=True)
+                return code
+            if not moved:
+                time.sleep(LOOK_SECONDS)
+
+
+def _steward(folder: Path, run: Callable[[], int]) -> int:
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(file, number)
+        os.close(file)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    spawn.become("farandole-job")
+    _put(folder / "steward", str(os.getpid()))
+    code = LOST
+    try:
+        code = run()
+    finally:
+        _put(folder / "exit", str(code))
+    return code
+
+
+def _put(path: Path, text: str) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    new.rename(path)
+
+
+def _code(folder: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        return int((folder / "exit").read_text())
+    return None
+
+
+def _alive(folder: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        pid = int((folder / "steward").read_text())
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "farandole-job"
+    return False
+
+
+def _write(number: int, data: bytes) -> None:
+    view = memoryview(data)
+    with contextlib.suppress(BrokenPipeError):
+        while view:
+            view = view[os.write(number, view) :]
+
+
+@contextlib.contextmanager
+def _signals_to(steward: int) -> Iterator[None]:
+    def arrive(number: int, _frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(steward, number)
+
+    before = {number: signal.signal(number, arrive) for number in PASSED_ON}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _sweep() -> None:
+    for path in above().iterdir():
+        with contextlib.suppress(OSError):
+            if not _alive(path) and time.time() - path.stat().st_mtime > KEEP_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,102 @@
+# Copies of trees with tensors in them, in memory that the next copy uses again; and torch's tensors in checkpoints.
+# Touches torch, trees and elastic/trees.
+"""A commit happens often: it copies bytes, and allocates nothing after the first time."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...elastic import trees
+from ...elastic.safetensors import Block, Damaged
+from ..trees import join, split
+
+
+@dataclass
+class Copy:
+    """A tree as it was: its tensors apart, and the rest of it with places where they stood."""
+
+    rest: Any = None
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    readers: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, tree: Any) -> Copy:
+        """A copy of `tree`, in this one's memory unless somebody reads it."""
+        with self.lock:
+            free = list(self.tensors) if self.readers == 0 else []
+        rest, tensors = split(tree)
+        copies = []
+        with torch.no_grad():
+            for place, tensor in enumerate(tensors):
+                old = free[place] if place < len(free) else None
+                if old is None or not _fits(old, tensor):
+                    old = torch.empty_like(tensor.detach(), memory_format=torch.preserve_format)
+                copies.append(old.copy_(tensor.detach()))
+        return Copy(rest, copies)
+
+    def tree(self, fresh: bool = False) -> Any:
+        """The tree again; `fresh`: with tensors of its own."""
+        return join(self.rest, [tensor.clone() for tensor in self.tensors] if fresh else self.tensors)
+
+    def pin(self) -> None:
+        with self.lock:
+            self.readers += 1
+
+    def release(self) -> None:
+        with self.lock:
+            self.readers -= 1
+
+    def bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+
+def _fits(old: torch.Tensor, new: torch.Tensor) -> bool:
+    return bool(
+        old.shape == new.shape
+        and old.dtype == new.dtype
+        and old.device == new.device
+        and old.layout == new.layout == torch.strided
+    )
+
+
+# --- in checkpoints --------------------------------------------------------------------------------------------------
+
+_NAMES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+}
+for _dtype, _name in (("float8_e4m3fn", "F8_E4M3"), ("float8_e5m2", "F8_E5M2")):
+    if hasattr(torch, _dtype):
+        _NAMES[getattr(torch, _dtype)] = _name
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+def _to_block(tensor: torch.Tensor) -> Block:
+    if tensor.layout != torch.strided or tensor.dtype not in _NAMES:
+        raise TypeError(f"a tensor of {tensor.dtype}, {tensor.layout} cannot be written to a checkpoint")
+    whole = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
+    return Block(_NAMES[tensor.dtype], tuple(tensor.shape), whole.reshape(-1).view(torch.uint8).numpy())
+
+
+def _from_block(block: Block) -> torch.Tensor:
+    if block.dtype not in _DTYPES:
+        raise Damaged(f"torch has no {block.dtype}")
+    data = np.array(block.data)  # its own memory, aligned
+    return torch.from_numpy(data).view(_DTYPES[block.dtype]).reshape(block.shape)
+
+
+trees.KINDS["torch"] = trees.Kind(lambda value: isinstance(value, torch.Tensor), _to_block, _from_block)

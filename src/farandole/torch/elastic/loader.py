@@ -1,0 +1,212 @@
+# ElasticDataLoader: every sample of an epoch exactly once, whoever comes and goes, and no padding.
+# Touches torch, elastic/sampler, elastic/virtual and runtime.
+"""One cursor in the order of the epoch is all there is to remember; batches that workers fetched ahead do not count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from ...elastic.sampler import Share, dealt, mixed_seed, next_cursor, order, shares
+from ...elastic.virtual import checked_size
+from ...runtime import runtime
+
+__all__ = ["ElasticDataLoader", "Shard"]
+
+_REFUSED = {
+    "sampler": "the loader has its own order",
+    "batch_sampler": "the loader has its own order",
+    "drop_last": "no sample is left out",
+    "persistent_workers": "workers end when ranks come or go",
+}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of the virtual_size parts of a step."""
+
+    number: int
+    weight: float  # its share of the step's samples
+    seed: int  # a function of the loader's seed, the place in the epoch and the shard's number
+    indices: list[int]
+    data: Any
+
+
+class _Fetches:
+    """The batches that this rank fetches, in order; made as they are asked for."""
+
+    def __init__(self, loader: ElasticDataLoader) -> None:
+        self.steps = loader.plan()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in self.steps:
+            for _, indices, _ in step:
+                yield indices
+
+
+class _Round:
+    """One pass over what is left of an epoch; over when ranks change."""
+
+    def __init__(self, loader: ElasticDataLoader) -> None:
+        self.size = runtime.world.engine.size
+        self.batches: Any = iter(loader.make_loader())
+
+    def next(self) -> Any:
+        if self.batches is None:
+            raise RuntimeError("the ranks have changed since this loop began; begin a new one over the loader")
+        return next(self.batches)
+
+    def close(self) -> None:
+        self.batches = None  # the last reference: worker processes end with it
+
+
+class ElasticDataLoader:
+    """Batches of a map-style dataset for this rank; put it into the state, beside the optimizer.
+
+    `batch_size` is per rank. What is left at the end of an epoch is dealt out evenly: `weight` makes up for it (the
+    mean loss of the batch is multiplied by it, with op=Average), and a rank without samples gets one with weight 0.
+    `indices` are the samples that count. An epoch that was interrupted goes on where it was; when it ends, `epoch`
+    counts up by itself.
+
+    With `virtual_size` (a power of two; None: the setting of that name) a step is a list of this rank's Shards, for
+    VirtualSteps, and `batch_size` is per shard. `options` go to torch's DataLoader.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        virtual_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        for name, reason in _REFUSED.items():
+            if options.get(name):
+                raise ValueError(f"ElasticDataLoader takes no {name}: {reason}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: expected at least 1")
+        if virtual_size is None:
+            virtual_size = runtime.world.config.virtual_size
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.virtual_size = checked_size(virtual_size) if virtual_size else 0
+        self.epoch = 0
+        self.cursor = 0
+        self.weight = 1.0
+        self.indices: list[int] = []
+        self._options = {name: value for name, value in options.items() if name not in _REFUSED}
+        self._round: _Round | None = None
+        self._stepped: tuple[int, int] | None = None  # epoch and cursor of the last step of an optimizer
+
+    # --- where it is -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, int]:
+        """The epoch, and how many of its samples are done.
+
+        Beside an optimizer in the same state a batch is done when that has stepped; else when it is handed out.
+        """
+        epoch, cursor = (self.epoch, self.cursor) if self._stepped is None else self._stepped
+        return {"epoch": epoch, "cursor": cursor}
+
+    def follow_steps(self) -> None:
+        """From now on batches count when `stepped` is called."""
+        self._stepped = self.epoch, self.cursor
+
+    def stepped(self) -> None:
+        """All batches that were handed out stand behind the model now."""
+        if self._stepped is not None:
+            self._stepped = self.epoch, self.cursor
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Goes on from there, with the ranks that are there now."""
+        self.reset()
+        self._go_to(state_dict["epoch"], state_dict["cursor"])
+
+    def _go_to(self, epoch: int, cursor: int) -> None:
+        self.epoch, self.cursor = epoch, cursor
+        self.stepped()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Goes to the beginning of an epoch, unless it is in it already."""
+        if epoch != self.epoch:
+            self.reset()
+            self._go_to(epoch, 0)
+
+    def reset(self) -> None:
+        """Ends what is under way, and goes back to what is done: batches that were fetched ahead never counted."""
+        if self._round is not None:
+            self._round.close()
+            self._round = None
+        if self._stepped is not None:
+            self.epoch, self.cursor = self._stepped
+
+    @property
+    def parts(self) -> int:
+        """How many parts a step has."""
+        return self.virtual_size or runtime.world.engine.size
+
+    def __len__(self) -> int:
+        """Steps that are left in this epoch, with the ranks that are there now."""
+        return math.ceil((len(self.dataset) - self.cursor) / (self.parts * self.batch_size))
+
+    # --- what it gives -----------------------------------------------------------------------------------------------
+
+    def plan(self) -> Iterator[list[tuple[int, list[int], Share]]]:
+        """For each step that is left: the number, samples and share of each part that this rank fetches."""
+        length, cursor, parts, size = len(self.dataset), self.cursor, self.parts, self.batch_size
+        world = runtime.world.engine
+        own = dealt(parts, world.rank, world.size) if self.virtual_size else range(world.rank, world.rank + 1)
+        samples = order(length, self.seed, self.epoch, self.shuffle)
+        while step := shares(cursor, length, parts, size):
+            taken = []
+            for number in own:
+                share = step[number]
+                if share.count:
+                    taken.append((number, samples[share.start : share.start + share.count].tolist(), share))
+                elif not self.virtual_size:  # it has to take part: any sample will do, it counts for nothing
+                    taken.append((number, samples[cursor : cursor + 1].tolist(), share))
+            yield taken
+            cursor = next_cursor(cursor, length, parts, size)
+
+    def make_loader(self) -> Any:
+        """torch's loader over what this rank fetches."""
+        options = dict(self._options)
+        if "generator" not in options:
+            # Without one of its own it would draw from the generator that dropout uses.
+            options["generator"] = torch.Generator().manual_seed(mixed_seed(self.seed, self.epoch, self.cursor))
+        return DataLoader(self.dataset, batch_sampler=_Fetches(self), **options)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.reset()
+        current = self._round = _Round(self)
+        try:
+            for step in self.plan():
+                data = [current.next() for _ in step]
+                cursor = self.cursor
+                self.cursor = next_cursor(cursor, len(self.dataset), self.parts, self.batch_size)
+                if self.virtual_size:
+                    yield self._shards(cursor, step, data)
+                    continue
+                [(_, indices, share)] = step
+                self.indices = indices if share.count else []
+                self.weight = share.weight * current.size
+                yield data[0]
+            if self._round is current:
+                self._go_to(self.epoch + 1, 0)
+        finally:
+            current.close()
+
+    def _shards(self, cursor: int, step: list[tuple[int, list[int], Share]], data: list[Any]) -> list[Shard]:
+        self.indices = [index for _, indices, _ in step for index in indices]
+        return [
+            Shard(number, share.weight, mixed_seed(self.seed, self.epoch, cursor, number), indices, content)
+            for (number, indices, share), content in zip(step, data, strict=True)
+        ]

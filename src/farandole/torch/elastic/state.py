@@ -1,0 +1,263 @@
+# TorchState: models, optimizers, samplers and plain objects that survive the loss of ranks.
+# Touches torch, elastic/state, functions, copies, sampler, loader and runtime.
+"""A handler for each kind of value says how it is kept, restored and given to others; scripts may add their own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...elastic.mirror import RandomState
+from ...elastic.state import ObjectState
+from ...runtime import rank
+from ..functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from .copies import Copy
+from .loader import ElasticDataLoader
+from .sampler import ElasticSampler
+
+__all__ = [
+    "ModelStateHandler",
+    "OptimizerStateHandler",
+    "SamplerStateHandler",
+    "StateHandler",
+    "TorchRandomState",
+    "TorchState",
+    "get_handler_registry",
+    "set_handler_registry",
+]
+
+
+class StateHandler:
+    """How a value of one kind is kept in memory, restored, and given by rank 0 to the others."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def save(self) -> None:
+        """Keeps a copy."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Goes back to the copy."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Takes rank 0's."""
+        raise NotImplementedError
+
+    def set_value(self, value: Any) -> None:
+        """Another object takes its place, and is kept as it is."""
+        self.value = value
+        self.save()
+
+
+class _CopyingHandler(StateHandler):
+    """Keeps `value.state_dict()`."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.copy = Copy()
+        self.save()
+
+    def save(self) -> None:
+        self.copy = self.copy.take(self.value.state_dict())
+
+    def restore(self) -> None:
+        self.value.load_state_dict(self.copy.tree(fresh=True))
+
+    def load(self, tree: Any) -> None:
+        """Takes what a checkpoint has."""
+        self.value.load_state_dict(tree)
+
+
+class ModelStateHandler(_CopyingHandler):
+    """Parameters and buffers of a module."""
+
+    def restore(self) -> None:
+        """Copies the values back into the module's own tensors."""
+        self.value.load_state_dict(self.copy.tree())
+
+    def sync(self) -> None:
+        """Takes rank 0's values, in place."""
+        state = self.value.state_dict()
+        broadcast_parameters({name: item for name, item in state.items() if isinstance(item, torch.Tensor)}, 0)
+        rest = {name: item for name, item in state.items() if not isinstance(item, torch.Tensor)}
+        if rest:
+            self.value.load_state_dict(broadcast_object(rest, 0, "elastic.model"), strict=False)
+
+
+class OptimizerStateHandler(_CopyingHandler):
+    """State and options of an optimizer."""
+
+    def restore(self) -> None:
+        """Also forgets gradients: they belong to a step that was never finished."""
+        super().restore()
+        self.forget_gradients()
+
+    def forget_gradients(self) -> None:
+        """None is left, and none is under way."""
+        gradients = getattr(self.value, "_gradients", None)
+        if gradients is not None:
+            with contextlib.suppress(Exception):  # what failed belongs to a world that is gone
+                gradients.drain()
+        for group in self.value.param_groups:
+            for param in group["params"]:
+                param.grad = None
+
+    def sync(self) -> None:
+        """Takes rank 0's state and options."""
+        broadcast_optimizer_state(self.value, 0)
+
+
+class _SmallStateHandler(_CopyingHandler):
+    """State that travels by pickle: of schedulers and scalers, whose objects hold the optimizer and cannot."""
+
+    def sync(self) -> None:
+        """Takes rank 0's state."""
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0, "elastic.state"))
+
+
+class SamplerStateHandler(_SmallStateHandler):
+    """How far a sampler or a loader has come; it goes on from there with the ranks that are there now."""
+
+
+_registry: list[tuple[type, type[StateHandler]]] = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+    (ElasticDataLoader, SamplerStateHandler),
+    (torch.optim.lr_scheduler.LRScheduler, _SmallStateHandler),
+    (torch.amp.GradScaler, _SmallStateHandler),
+]
+
+
+def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
+    """Pairs of a class and the handler for its objects; the first that fits is taken."""
+    return _registry
+
+
+def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
+    """Replaces the pairs."""
+    global _registry
+    _registry = registry
+
+
+def _handler_of(value: Any) -> StateHandler | None:
+    return next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)
+
+
+class TorchState(ObjectState):
+    """`TorchState(model=model, optimizer=optimizer, epoch=0, batch=0)`: what an elastic script commits.
+
+    Modules, optimizers, ElasticSamplers, ElasticDataLoaders, learning rate schedulers and GradScalers are handled by
+    their state, everything else by value. Assigning a handled attribute keeps the new object at once.
+    """
+
+    def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
+        kwargs = {"model": model, "optimizer": optimizer, **kwargs}
+        handlers = {name: _handler_of(value) for name, value in kwargs.items()}
+        self._handlers = {name: handler for name, handler in handlers.items() if handler is not None}
+        for name, handler in self._handlers.items():
+            object.__setattr__(self, name, handler.value)
+        plain = {name: value for name, value in kwargs.items() if name not in self._handlers}
+        self._hooks: list[Any] = []
+        super().__init__(broadcast_object, rank, **plain)
+        self._follow_steps()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name != "_handlers" and name in self._handlers:
+            self._handlers[name].set_value(value)
+            self._follow_steps()
+
+    def _follow_steps(self) -> None:
+        """A batch of a loader counts when an optimizer has stepped: then it stands behind the model."""
+        for hook in self._hooks:
+            hook.remove()
+        loaders = self._values(ElasticDataLoader)
+        optimizers = self._values(torch.optim.Optimizer) if loaders else []
+
+        def stepped(*_: Any) -> None:
+            for loader in loaders:
+                loader.stepped()
+
+        self._hooks = [optimizer.register_step_post_hook(stepped) for optimizer in optimizers]
+        for loader in loaders if optimizers else []:
+            loader.follow_steps()
+
+    def _values(self, kind: type) -> list[Any]:
+        return [handler.value for handler in self._handlers.values() if isinstance(handler.value, kind)]
+
+    def save(self) -> None:
+        """Keeps a copy in memory, on this rank alone."""
+        for handler in self._handlers.values():
+            handler.save()
+        super().save()
+
+    def restore(self) -> None:
+        """Goes back to the last copy."""
+        for handler in self._handlers.values():
+            handler.restore()
+        super().restore()
+
+    def sync(self) -> None:
+        """Gives every rank rank 0's state as it is now."""
+        for handler in self._handlers.values():
+            handler.sync()
+        super().sync()
+
+    def reset(self) -> None:
+        """Samplers and loaders deal out what is left to the ranks that are there now; no step is half done."""
+        for handler in self._handlers.values():
+            if isinstance(handler, OptimizerStateHandler):
+                handler.forget_gradients()
+        for source in (*self._values(ElasticSampler), *self._values(ElasticDataLoader)):
+            source.reset()
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _copies(self) -> dict[str, Copy]:
+        return {name: handler.copy for name, handler in self._handlers.items() if isinstance(handler, _CopyingHandler)}
+
+    def _saved_tree(self) -> dict[str, Any]:
+        return {**super()._saved_tree(), **{name: copy.tree() for name, copy in self._copies().items()}}
+
+    def _load_tree(self, tree: dict[str, Any]) -> None:
+        for name, value in tree.items():
+            handler = self._handlers.get(name)
+            if isinstance(handler, _CopyingHandler):
+                handler.load(value)
+        super()._load_tree({name: value for name, value in tree.items() if name not in self._handlers})
+
+    def _pin(self) -> Callable[[], None]:
+        copies = list(self._copies().values())
+        for copy in copies:
+            copy.pin()
+
+        def release() -> None:
+            for copy in copies:
+                copy.release()
+
+        return release
+
+    def _saved_bytes(self) -> int:
+        return super()._saved_bytes() + sum(copy.bytes() for copy in self._copies().values())
+
+
+class TorchRandomState(RandomState):
+    """The generators of Python, NumPy and torch, one set for each rank number."""
+
+    def capture(self) -> Any:
+        """The generators' states."""
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        return super().capture(), torch.get_rng_state(), cuda
+
+    def set(self, value: Any) -> None:
+        """Sets the generators to what `capture` gave."""
+        super().set(value[0])
+        torch.set_rng_state(value[1])
+        if value[2]:
+            torch.cuda.set_rng_state_all(value[2])

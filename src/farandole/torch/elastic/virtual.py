@@ -1,0 +1,132 @@
+# VirtualSteps: training whose bits do not depend on the number of ranks, nor on who came and went.
+# Touches torch, elastic/virtual, autograd's collectives and runtime.
+"""Each shard of a step has its own backward pass; gradients are added by one fixed tree over the shards."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from ...elastic.sampler import dealt
+from ...elastic.virtual import Tree, checked_size, widths
+from ...runtime import runtime
+from ..autograd import allgather, alltoall
+from .loader import Shard
+
+__all__ = ["VirtualSteps"]
+
+logger = logging.getLogger("farandole")
+
+
+class VirtualSteps:
+    """Steps of an optimizer over the shards that an ElasticDataLoader with `virtual_size` gives.
+
+    Final weights are equal to the bit for any number of ranks and any history of losses, on equal machines, for models
+    whose forward pass depends on nothing but weights and input (no BatchNorm). The optimizer is torch's own, not a
+    DistributedOptimizer.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, virtual_size: int | None = None) -> None:
+        if hasattr(optimizer, "skip_synchronize"):
+            raise ValueError("optimizer is a DistributedOptimizer; VirtualSteps adds the gradients up by itself")
+        norms = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        if norms:
+            warnings.warn(
+                f"{', '.join(norms[:3])}: BatchNorm depends on the number of ranks, and so will the weights",
+                stacklevel=2,
+            )
+        size = runtime.world.config.virtual_size if virtual_size is None else virtual_size
+        self.virtual_size = checked_size(size)
+        self.optimizer = optimizer
+        self.params = [param for group in optimizer.param_groups for param in group["params"]]
+        kinds = {(param.dtype, param.device) for param in self.params}
+        if len(kinds) != 1:
+            raise ValueError(f"the parameters have several types or devices, which VirtualSteps cannot add up: {kinds}")
+        [(self._dtype, self._device)] = kinds
+        self._sizes = [param.numel() for param in self.params]
+        # After the gradients: which parameters had one, and the loss.
+        self._length = sum(self._sizes) + len(self.params) + 1
+        self._told = False
+
+    def step(self, shards: Sequence[Shard], loss_of: Callable[..., torch.Tensor]) -> float:
+        """One step: `loss_of(*data)` is the mean loss of a shard's samples. Gives the mean over all samples."""
+        tree: Tree[torch.Tensor] = Tree(torch.Tensor.add_)
+        given = {shard.number: shard for shard in shards}
+        world = runtime.world.engine
+        for number in dealt(self.virtual_size, world.rank, world.size):
+            tree.push(number, 1, self._contribution(given.pop(number, None), loss_of))
+        if given:
+            raise ValueError(f"shards {sorted(given)} are not this rank's; take them from a loader of the same size")
+        total = self._total([node for _, _, node in tree.nodes])
+        if not self._told:
+            self._told = True
+            logger.info("%s", self.describe_cost())
+        loss = self._deliver(total)
+        self.optimizer.step()
+        return loss
+
+    def _contribution(self, shard: Shard | None, loss_of: Callable[..., torch.Tensor]) -> torch.Tensor:
+        """The weighted gradients of a shard in one row; zeros of one without samples."""
+        row = torch.zeros(self._length, dtype=self._dtype, device=self._device)
+        if shard is None or not shard.weight:
+            return row
+        for param in self.params:
+            param.grad = None
+        torch.manual_seed(shard.seed)  # dropout
+        data = shard.data if isinstance(shard.data, (list, tuple)) else (shard.data,)
+        loss = loss_of(*data) * shard.weight
+        loss.backward()
+        at = 0
+        for place, (param, size) in enumerate(zip(self.params, self._sizes, strict=True)):
+            if param.grad is not None:
+                row[at : at + size] = param.grad.detach().reshape(-1)
+                row[len(row) - 1 - len(self.params) + place] = 1
+            at += size
+        row[-1] = loss.detach()
+        return row
+
+    def _total(self, nodes: list[torch.Tensor]) -> torch.Tensor:
+        """The sum over all ranks' nodes, by the tree: each rank adds up its slice of the row, and gathers the rest."""
+        world = runtime.world.engine
+        if world.size == 1:
+            return nodes[0]
+        slices = [dealt(self._length, rank, world.size) for rank in range(world.size)]
+        splits = torch.tensor([len(nodes) * len(one) for one in slices], dtype=torch.int32)
+        parcels = [node[one.start : one.stop] for one in slices for node in nodes]
+        sent = torch.cat(parcels) if nodes else torch.empty(0, dtype=self._dtype, device=self._device)
+        received, _ = alltoall(sent, splits, name="elastic.virtual")
+        tree: Tree[torch.Tensor] = Tree(torch.Tensor.add_)
+        own = len(slices[world.rank])
+        at = 0
+        for rank in range(world.size):
+            for first, width in widths(dealt(self.virtual_size, rank, world.size)):
+                tree.push(first, width, received[at : at + own])
+                at += own
+        [(_, _, mine)] = tree.nodes
+        gathered: torch.Tensor = allgather(mine, name="elastic.virtual")
+        return gathered
+
+    def _deliver(self, total: torch.Tensor) -> float:
+        at = 0
+        used = total[len(total) - 1 - len(self.params) : -1]
+        for place, (param, size) in enumerate(zip(self.params, self._sizes, strict=True)):
+            param.grad = total[at : at + size].view_as(param) if used[place] > 0 else None
+            at += size
+        return float(total[-1])
+
+    def describe_cost(self) -> str:
+        """One line about what it costs on this rank."""
+        world = runtime.world.engine
+        own = dealt(self.virtual_size, world.rank, world.size)
+        row = self._length * torch.empty(0, dtype=self._dtype).element_size()
+        nodes = len(widths(own))
+        sums = (len(own).bit_length() + 1) * row
+        moved = 0 if world.size == 1 else (nodes + 1) * row
+        return (
+            f"virtual_size={self.virtual_size}, {world.size} ranks: {len(own)} backward passes per step here, "
+            f"{(sums + 2 * moved) / 1e6:.2f} MB for sums, {moved / 1e6:.2f} MB sent per step"
+        )

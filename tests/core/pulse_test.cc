@@ -1,0 +1,110 @@
+// The pulse: counts while the process runs, sees its agent's word stand still, calls its guard once.
+// Touches os/ and group/.
+#include "group/pulse.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "base/error.h"
+#include "check.h"
+#include "os/clock.h"
+
+namespace {
+
+using farandole::Pulse;
+using farandole::os::Descriptor;
+
+struct File {
+  explicit File(bool sealed = true) : fd(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
+    CHECK(ftruncate(fd, Pulse::kBytes) == 0);
+    if (sealed) CHECK(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+    word = static_cast<std::atomic<std::uint64_t>*>(
+        mmap(nullptr, Pulse::kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+  }
+  ~File() {
+    munmap(word, Pulse::kBytes);
+    close(fd);
+  }
+  Descriptor copy() const { return Descriptor(dup(fd)); }
+  int fd;
+  std::atomic<std::uint64_t>* word;
+};
+
+void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
+
+template <class Done>
+bool within(int ms, Done done) {
+  for (int waited = 0; waited < ms && !done(); waited += 2) sleep_ms(2);
+  return done();
+}
+
+}  // namespace
+
+TEST(it_counts_and_stops_at_zero) {
+  File mine, theirs;
+  {
+    Pulse pulse(mine.copy(), theirs.copy(), 5);
+    CHECK(within(5000, [&] { return *mine.word >= 3; }));
+  }
+  CHECK(*mine.word == 0);
+}
+
+TEST(the_guard_is_called_once_when_the_agent_hears_nothing_more) {
+  File mine, theirs;
+  std::atomic<int> called{0};
+  std::atomic<bool> beat{true};
+  std::thread agent([&] {
+    while (beat) {
+      *theirs.word = farandole::os::now_ns() / 1'000'000;
+      sleep_ms(2);
+    }
+  });
+  Pulse pulse(mine.copy(), theirs.copy(), 20);
+  pulse.guard(1000, [&] { ++called; });
+  sleep_ms(1500);
+  CHECK(called == 0);
+  beat = false;
+  agent.join();
+  CHECK(within(10'000, [&] { return called == 1; }));
+  CHECK(pulse.silence_ms() >= 1000);
+  sleep_ms(100);
+  CHECK(called == 1);
+  pulse.guard(0, nullptr);
+  *theirs.word = farandole::os::now_ns() / 1'000'000 + 1000;
+  CHECK(within(5000, [&] { return pulse.silence_ms() < 1000; }));
+}
+
+TEST(a_guard_that_was_taken_back_is_not_called) {
+  File mine, theirs;
+  std::atomic<int> called{0};
+  Pulse pulse(mine.copy(), theirs.copy(), 5);
+  pulse.guard(100'000, [&] { ++called; });
+  pulse.guard(0, nullptr);
+  sleep_ms(50);
+  CHECK(called == 0);
+}
+
+TEST(without_an_agent_nobody_is_watched) {
+  File mine;
+  std::atomic<int> called{0};
+  Pulse pulse(mine.copy(), Descriptor(), 5);
+  pulse.guard(10, [&] { ++called; });
+  CHECK(within(5000, [&] { return *mine.word >= 5; }));
+  CHECK(called == 0 && pulse.silence_ms() == 0);
+}
+
+TEST(a_file_that_could_shrink_is_refused) {
+  File mine(false);
+  bool refused = false;
+  try {
+    Pulse pulse(mine.copy(), Descriptor(), 5);
+  } catch (const farandole::Failure&) {
+    refused = true;
+  }
+  CHECK(refused);
+}

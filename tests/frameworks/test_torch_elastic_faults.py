@@ -1,0 +1,91 @@
+# Elastic training with PyTorch while ranks are killed: real processes, real losses.
+# Touches tests/ranks/elastic_runs.py, elastic_training.py and horovod_script.py.
+"""The ledger stays exact, the bits stay the same, and a Horovod script needs no change."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+from elastic_runs import ElasticRun
+
+pytest.importorskip("torch")
+HERE = Path(__file__).parent
+TRAINING = str(HERE / "elastic_training.py")
+TIMES = int(os.environ.get("CHAOS_N", "1"))
+
+
+@pytest.mark.ranks
+@pytest.mark.chaos
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sampler", "loader"])
+def test_row_25_the_ledger_through_random_kills(mode: str, tmp_path: Path) -> None:
+    draw = random.Random(25)
+    kills = 2 * TIMES
+    with ElasticRun(tmp_path, [TRAINING, mode, "101", "0", "1"]) as run:
+        times = [run.kill_at_random(draw, full=False) for _ in range(kills)]
+        run.until(lambda now: now["size"] == run.np)
+        assert run.finish() == 0, run.words()
+        found, results = run.verdict(), run.results()
+    assert (found.lost, found.duplicated) == (0, 0)
+    assert found.padded < 3 if mode == "sampler" else found.padded == 0
+    sizes = results[0]["sizes"]
+    assert len(results) == 3 and min(sizes) < 3 and sizes[0] == sizes[-1] == 3
+    went_on = ", ".join(f"{seconds:.2f}" for seconds, _ in times)
+    print(f"{mode}: {kills} kills, {len(results[0]['used'])} epochs; training went on after {went_on} s; {found}")
+
+
+@pytest.mark.ranks
+@pytest.mark.chaos
+@pytest.mark.slow
+def test_row_23_ranks_that_have_to_leave_save_first(tmp_path: Path) -> None:
+    with ElasticRun(tmp_path, [TRAINING, "loader", "101", "0", "1"], 4, "localhost:2,127.0.0.1:2", SAVES="1") as run:
+        before = run.until(lambda now: now["size"] == 4 and now["step"] > 10)
+        run.hurt_agent(3, signal.SIGTERM)
+        after = run.until(lambda now: now["size"] == 2 and now["step"] > before["step"] + 40)
+        assert set(after["pids"]) == set(before["pids"][:2])
+        assert run.finish() == 0, run.words()
+        found, sizes = run.verdict(), run.results()[0]["sizes"]
+        saved = [file.name.split(".")[1:] for file in tmp_path.glob("saved.*")]
+    # Once on each rank, and all at the same step.
+    assert sorted(int(pid) for pid, _ in saved) == sorted(before["pids"]) and len({step for _, step in saved}) == 1
+    assert (found.lost, found.duplicated, found.padded) == (0, 0, 0)
+    assert set(sizes) == {4, 2} and sizes.index(2) == int(saved[0][1])  # nothing was undone
+
+
+@pytest.mark.ranks
+@pytest.mark.chaos
+@pytest.mark.slow
+def test_row_26_faults_change_no_bit(tmp_path: Path) -> None:
+    draw = random.Random(26)
+    weights = set()
+    for name, kills in (("calm", 0), ("stormy", 2)):
+        with ElasticRun(tmp_path / name, [TRAINING, "shards", "150", "40", "0"]) as run:
+            for _ in range(kills):
+                run.kill_at_random(draw, full=False)
+            assert run.process.wait(100) == 0, run.words()
+            assert run.verdict().lost == run.verdict().duplicated == run.verdict().padded == 0
+            weights.add(run.results()[0]["weights"])
+            sizes = set(run.results()[0]["sizes"])
+        assert sizes == {3} if kills == 0 else len(sizes) > 1
+    assert len(weights) == 1
+
+
+@pytest.mark.ranks
+@pytest.mark.chaos
+@pytest.mark.slow
+def test_a_horovod_script_unchanged_through_20_kills(tmp_path: Path) -> None:
+    draw = random.Random(7)
+    with ElasticRun(tmp_path, [str(HERE / "horovod_script.py")], np=4) as run:
+        times = [run.kill_at_random(draw, full=False)[0] for _ in range(20)]
+        assert run.finish() == 0, run.words()
+        results = run.results()
+    assert len(results) >= 2 and max(len(one["changes"]) for one in results) >= 1
+    for one in results:
+        assert one["epochs"] > 1 and one["right"] > 0.9
+        # Every sample once per epoch, and fewer than four of them twice.
+        assert one["least"] >= one["epochs"] and one["extra"] < 4 * one["epochs"]
+    print(f"20 kills; the others went on after {max(times):.2f} s at most: {results[0]}")

@@ -1,0 +1,271 @@
+# An elastic job for the tests: the real launcher as users type it, ranks that step and report, faults from outside.
+# Touches processes and the files it is given.
+"""`Dance(words, tmp_path)` starts `farandole run`; its ranks report every change of their world as a line of JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import farandole
+
+SOURCE = str(Path(farandole.__file__).parents[1])
+RUN = [sys.executable, "-m", "farandole", "run"]
+# Steps until the file FINISH is there. `weights` is the state: every step changes it, so that two histories differ.
+PROGRAM = """
+import ctypes, faulthandler, hashlib, json, os, sys, threading, time
+import numpy as np
+import farandole as hvd
+from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
+from farandole.runtime import runtime
+faulthandler.dump_traceback_later(float(os.environ.get("DANCE_SECONDS", "200")), exit=True)
+finish = os.environ["DANCE_FINISH"]
+saves = os.environ.get("DANCE_SAVES", "")
+step, commits, weights = 0, 0, np.zeros(64)
+folder = os.environ.get("DANCE_LEDGER")
+ledger = open(f"{folder}/{os.environ['FARANDOLE_WORKER']}", "a") if folder else None
+
+def say(event, **more):
+    now = time.monotonic()
+    line = {"event": event, "t": now, "pid": os.getpid(), "worker": int(os.environ["FARANDOLE_WORKER"]), **more}
+    sys.stdout.write("dance " + json.dumps(line) + "\\n")
+    sys.stdout.flush()
+
+def place():
+    world = runtime.world
+    return {"rank": hvd.rank(), "size": hvd.size(), "generation": world.session.generation, "step": step,
+            "host": world.config.hostname,
+            "local": [hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()],
+            "hash": hashlib.sha256(weights.tobytes()).hexdigest()[:16]}
+
+def sync():
+    global step, commits, weights
+    found = hvd.broadcast(np.concatenate([[step, commits], weights]), 0, name="sync")
+    step, commits, weights = int(found[0]), max(1, int(found[1])), found[2:].copy()
+
+def pause():
+    while open(os.environ["DANCE_ORDERS"]).read().strip() == f"gil {os.getpid()}":
+        say("gil")
+        ctypes.PyDLL(None).sleep(int(os.environ.get("DANCE_GIL", "7")))
+        say("no gil")
+        open(os.environ["DANCE_ORDERS"], "w").close()
+    if open(os.environ["DANCE_ORDERS"]).read().strip() == f"raise {os.getpid()}":
+        raise ValueError("the user's own error")
+
+hvd.init()
+if saves:
+    runtime.tell_saving(True)
+if os.environ.get("DANCE_CHILDREN"):
+    for kind in ("loader", "setsid"):
+        if os.fork() == 0:
+            if kind == "setsid":
+                os.setsid()
+            time.sleep(120)
+            os._exit(0)
+say("up", **place())
+fresh = True
+while True:
+    try:
+        if fresh:
+            sync()
+            fresh = False
+            say("world", **place())
+        stamp, result, deadline = runtime.notifications.pending()
+        mine = np.concatenate([[stamp, deadline is not None, os.path.exists(finish)], np.full(64, step % 7 + 1.0)])
+        found = hvd.allreduce(mine, op=hvd.Max, name="step")
+        weights = weights * 0.5 + found[3:] + runtime.world.session.generation
+        step, commits = step + 1, commits + 1
+        if ledger:
+            ledger.write(f"{runtime.world.session.generation} {hvd.size()} {step} {time.monotonic()}\\n")
+            ledger.flush()
+        pause()
+        time.sleep(0.005)
+        if found[2]:
+            break
+        if found[0]:
+            if found[1] and saves:
+                with open(f"{saves}/{os.getpid()}-{step}", "x"):
+                    runtime.tell_saved()
+            raise HostsUpdatedInterrupt
+    except HorovodInternalError as error:
+        say("lost", error=str(error), kind=type(error).__name__, blames=getattr(error, "rank", None), step=step)
+        runtime.reset(commits)
+        fresh = True
+    except HostsUpdatedInterrupt:
+        say("updated", result=result, step=step)
+        runtime.reset(commits)
+        fresh = True
+say("end", **place())
+hvd.shutdown()
+"""
+
+
+class Dance:
+    """A running elastic job. Use it as a context manager."""
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        folder: Path,
+        env: Mapping[str, str] | None = None,
+        program: str = PROGRAM,
+        start: Callable[..., subprocess.Popen[bytes]] | None = None,
+        command: Sequence[str] = (),
+    ) -> None:
+        """`command`: other words for `farandole` than `run` and what ranks shall run."""
+        self.finish_file = folder / "finish"
+        self.orders = folder / "orders"
+        self.orders.write_text("")
+        environment = {
+            "PYTHONPATH": SOURCE,
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "DANCE_FINISH": str(self.finish_file),
+            "DANCE_ORDERS": str(self.orders),
+            **(env or {}),
+        }
+        command = [*RUN[:-1], *command] if command else [*RUN, *words, sys.executable, "-c", program]
+        if start is not None:
+            self.process = start(command, environment)
+        else:
+            self.process = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.events: list[dict[str, Any]] = []
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, name="Thread-pytest-dance", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            text = line.decode(errors="replace").rstrip()
+            self.lines.append(text)
+            if "dance {" in text:
+                with contextlib.suppress(ValueError):
+                    self.events.append(json.loads(text.partition("dance ")[2]))
+
+    def __enter__(self) -> Dance:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.wait()
+        self._reader.join(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    # Looking.
+
+    def wait(self, done: Callable[[], Any], seconds: float = 30.0, what: str = "") -> Any:
+        """What `done()` gives, once it gives something."""
+        deadline = time.monotonic() + seconds
+        while not (found := done()):
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                if found := done():
+                    return found
+                raise TimeoutError(f"{what or 'it'} did not come about (exit {self.process.poll()}):\n" + self.tail())
+            time.sleep(0.002)
+        return found
+
+    def tail(self, count: int = 80) -> str:
+        return "\n".join(self.lines[-count:])
+
+    def said(self, word: str) -> list[str]:
+        """Lines of the launcher that have this word."""
+        return [line for line in self.lines if line.startswith("farandole:") and word in line]
+
+    @property
+    def generation(self) -> int:
+        return max((event["generation"] for event in self.events if event["event"] == "world"), default=0)
+
+    def members(self) -> dict[int, dict[str, Any]]:
+        """The newest world that all its members have reported, by rank."""
+        newest = self.generation
+        found = {e["rank"]: e for e in self.events if e["event"] == "world" and e["generation"] == newest}
+        return found if found and len(found) == next(iter(found.values()))["size"] else {}
+
+    def world(self, size: int, after: int = 0, seconds: float = 30.0) -> dict[int, dict[str, Any]]:
+        """Waits for a world of this size, in a generation after that one."""
+
+        def there() -> dict[int, dict[str, Any]]:
+            found = self.members()
+            return found if len(found) == size and self.generation > after else {}
+
+        found: dict[int, dict[str, Any]] = self.wait(there, seconds, f"a world of {size} after generation {after}")
+        assert len({event["hash"] for event in found.values()}) == 1 and len({e["step"] for e in found.values()}) == 1
+        return found
+
+    def of(self, pid: int, name: str = "") -> list[dict[str, Any]]:
+        return [event for event in self.events if event["pid"] == pid and name in ("", event["event"])]
+
+    def finish(self, seconds: float = 30.0) -> None:
+        """Lets the ranks end, and looks at how they did."""
+        members = self.members()
+        self.finish_file.touch()
+        assert self.process.wait(seconds) == 0, self.tail()
+        self._reader.join(10)
+        ends = [event for event in self.events if event["event"] == "end"]
+        assert {event["pid"] for event in ends} >= {event["pid"] for event in members.values()}, self.tail()
+        assert len({(event["hash"], event["step"]) for event in ends}) == 1, ends
+
+
+def split_brains(folder: Path) -> tuple[list[int], int]:
+    """Steps that all members of two different generations have committed, and how many steps there are."""
+    done: dict[tuple[int, int], int] = {}
+    sizes: dict[int, int] = {}
+    for path in folder.iterdir():
+        for line in path.read_text().splitlines():
+            generation, size, step, _ = line.split()
+            sizes[int(generation)] = int(size)
+            done[int(generation), int(step)] = done.get((int(generation), int(step)), 0) + 1
+    owners: dict[int, set[int]] = {}
+    for (generation, step), count in done.items():
+        if count == sizes[generation]:
+            owners.setdefault(step, set()).add(generation)
+    return [step for step, found in owners.items() if len(found) > 1], len(owners)
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> float:
+    """The moment of it."""
+    moment = time.monotonic()
+    os.kill(pid, number)
+    return moment
+
+
+def children_of(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        text = "".join(
+            Path(f"/proc/{pid}/task/{task}/children").read_text() for task in os.listdir(f"/proc/{pid}/task")
+        )
+        return [int(word) for word in text.split()]
+    return []
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False

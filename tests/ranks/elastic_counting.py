@@ -1,0 +1,95 @@
+# The quick program of the fault tests: NumPy alone, a ledger of samples and sharded counters beside the weights.
+# Touches farandole as users see it, and files in a scratch directory.
+"""Every step counts its samples and adds one to each sharded counter; at the end all of it must fit together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import farandole as hvd
+from farandole.elastic import ObjectState, RandomState, Sharded, run
+from farandole.elastic.sampler import next_cursor, order, shares
+from farandole.runtime import runtime
+
+SCRATCH = Path(os.environ["SCRATCH"])
+SAMPLES, BATCH, COMMIT_EVERY = (int(word) for word in sys.argv[1:4])
+COUNTERS = 7
+
+
+def step(state: Any) -> None:
+    samples = order(SAMPLES, 5, state.epoch)
+    share = shares(state.cursor, SAMPLES, hvd.size(), BATCH)[hvd.rank()]
+    mine = samples[share.start : share.start + share.count]
+    counts = hvd.allreduce(np.bincount(mine, minlength=SAMPLES).astype(np.int64), op=hvd.Sum, name="ledger")
+    state.weights = state.weights * 0.9 + counts
+    row = state.ledger.setdefault(state.epoch, np.zeros(SAMPLES, dtype=np.int64))
+    row += counts
+    for key in state.counters:
+        state.counters[key] += 1
+    state.cursor = next_cursor(state.cursor, SAMPLES, hvd.size(), BATCH)
+    state.step += 1
+    state.sizes.append(hvd.size())
+
+
+@run
+def train(state: Any) -> None:
+    pids = hvd.allgather_object(os.getpid(), name="pids")
+    for key in state.counters:  # what was dealt out belongs to this very step
+        assert state.counters[key] == state.step, (key, state.counters[key], state.step)
+    while True:
+        if state.cursor >= SAMPLES:
+            state.epoch, state.cursor = state.epoch + 1, 0
+        wish = np.array([state.cursor == 0 and (SCRATCH / "finish").exists()], dtype=np.int32)
+        if hvd.allreduce(wish, op=hvd.Max, name="finish")[0]:
+            return
+        step(state)
+        random.random()
+        if hvd.rank() == 0:
+            words = {"step": state.step, "size": hvd.size(), "pids": pids, "time": time.monotonic()}
+            words["generation"] = runtime.world.session.generation
+            (SCRATCH / "progress.new").write_text(json.dumps(words))
+            os.rename(SCRATCH / "progress.new", SCRATCH / "progress")
+        time.sleep(0.003)
+        if state.step % COMMIT_EVERY == 0:
+            state.commit()
+
+
+def main() -> None:
+    hvd.init()
+    state = ObjectState(
+        hvd.broadcast_object,
+        hvd.rank,
+        weights=np.zeros(SAMPLES),
+        ledger={},
+        epoch=0,
+        cursor=0,
+        step=0,
+        sizes=[],
+        counters=Sharded(dict.fromkeys(range(COUNTERS), 0)),
+        draws=RandomState(),
+    )
+    train(state)
+    counters = [pair for pairs in hvd.allgather_object(list(state.counters._values.items())) for pair in pairs]
+    result = {
+        "weights": hashlib.sha256(state.weights.tobytes()).hexdigest(),
+        "used": [state.ledger[epoch].tolist() for epoch in sorted(state.ledger)],
+        "padded": [[0]],
+        "sizes": state.sizes,
+        "steps": state.step,
+        "counters": sorted(counters),
+    }
+    (SCRATCH / f"result.{hvd.rank()}").write_text(json.dumps(result))
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+# Elastic jobs for the fault tests: started as a user would, watched through their files, and hurt.
+# Touches processes of its own jobs alone.
+"""`ElasticRun` starts `farandole run` with a program; `kill` takes a rank of it, `results` reads what it left."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ledger import Verdict, judge
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = "import sys; from farandole.launch.cli import main; sys.exit(main())"
+
+
+class ElasticRun:
+    """A running elastic job on this host; its launcher is killed when the test is over."""
+
+    def __init__(self, scratch: Path, program: Sequence[str], np: int = 3, hosts: str = "", **env: str) -> None:
+        self.scratch = scratch
+        self.np = np
+        # For what data loaders of killed ranks leave; short, since they have sockets in it.
+        self.temporary = tempfile.TemporaryDirectory()
+        scratch.mkdir(parents=True, exist_ok=True)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "src"),
+            "OMP_NUM_THREADS": "1",
+            "SCRATCH": str(scratch),
+            "TMPDIR": self.temporary.name,
+            **env,
+        }
+        bounds = ["-np", str(np), "--min-np", "1", "--max-np", str(np), "-H", hosts or f"localhost:{np}"]
+        command = [sys.executable, "-c", LAUNCH, "run", *bounds, sys.executable, *program]
+        self.said = open(scratch / "said", "wb")  # noqa: SIM115
+        self.process = subprocess.Popen(command, env=environment, stdout=self.said, stderr=self.said, cwd=ROOT)
+
+    def __enter__(self) -> ElasticRun:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.said.close()
+        self.temporary.cleanup()
+
+    def words(self) -> str:
+        """What the job has printed."""
+        return (self.scratch / "said").read_text(errors="replace")
+
+    def progress(self) -> dict[str, Any]:
+        """What rank 0 told last."""
+        try:
+            found: dict[str, Any] = json.loads((self.scratch / "progress").read_text())
+        except FileNotFoundError:
+            return {"step": -1, "size": 0, "generation": 0, "pids": []}
+        return found
+
+    def until(self, done: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> dict[str, Any]:
+        """Looks at the progress until it is so."""
+        deadline = time.monotonic() + seconds
+        while not done(now := self.progress()):
+            assert self.process.poll() is None, f"the job ended: {self.words()[-4000:]}"
+            assert time.monotonic() < deadline, f"still {now}: {self.words()[-4000:]}"
+            time.sleep(0.005)
+        return now
+
+    def kill_at_random(self, draw: random.Random, full: bool = True) -> tuple[float, float]:
+        """Kills a rank some steps from now; seconds until the others go on, and until all ranks are there again."""
+        wanted = self.np if full else 2
+        now = self.until(lambda now: now["size"] >= wanted)
+        steps = now["step"] + draw.randrange(1, 12)
+        now = self.until(lambda now: now["step"] >= steps and now["size"] >= wanted)
+        began = time.monotonic()
+        os.kill(now["pids"][draw.randrange(now["size"])], signal.SIGKILL)
+        after = self.until(lambda later: later["generation"] > now["generation"])
+        gone_on = after["time"] - began
+        if full:
+            after = self.until(lambda later: later["size"] == self.np and later["generation"] > now["generation"])
+        return gone_on, after["time"] - began
+
+    def hurt_agent(self, rank: int, number: int) -> None:
+        """A signal to the agent of a rank's host: SIGTERM is what a scheduler sends that wants the host back."""
+        pid = self.progress()["pids"][rank]
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(parent, number)
+
+    def finish(self, seconds: float = 60.0) -> int:
+        """Asks the program to end; the launcher's exit code."""
+        (self.scratch / "finish").touch()
+        return self.process.wait(seconds)
+
+    def results(self) -> list[dict[str, Any]]:
+        """What each rank left at the end."""
+        return [json.loads(file.read_text()) for file in sorted(self.scratch.glob("result.*"))]
+
+    def verdict(self) -> Verdict:
+        """What the ledger says; all ranks have the same one."""
+        results = self.results()
+        assert len(results) >= 1 and all(one["used"] == results[0]["used"] for one in results)
+        assert len({one["weights"] for one in results}) == 1
+        return judge(results[0]["used"], results[0]["padded"])

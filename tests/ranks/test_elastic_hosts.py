@@ -1,0 +1,159 @@
+# Elastic jobs over several hosts: partitions, links that die without a word, hosts that die. Namespaces and ssh.
+# Touches the bed of tests/bed.
+"""The launcher runs in the bed's first host. Rows 11 to 13 of the table of faults, and row 4 between hosts."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import bed
+import pytest
+from elastic import Dance, split_brains
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
+DETECT_S = 0.25
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[bed.Bed, Path]]:
+    folder = tmp_path_factory.mktemp("dance")
+    with bed.hosts(4, ssh=True, visible=[folder]) as found:
+        yield found, folder
+
+
+def dance_over(hosts: tuple[bed.Bed, Path], names: str, *words: str) -> Dance:
+    found, above = hosts
+    folder = above / str(len(list(above.iterdir())))
+    (folder / "ledger").mkdir(parents=True)
+
+    def start(command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        return found[0].start(command, env, "/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    listed = ",".join(f"host{name}:1" for name in names)
+    dance = Dance(
+        ["-np", str(len(names)), "--min-np", "1", "-H", listed, *words],
+        folder,
+        {"DANCE_LEDGER": str(folder / "ledger"), "PATH": bed.PATH},
+        start=start,
+    )
+    dance.folder = folder  # type: ignore[attr-defined]
+    return dance
+
+
+def no_split_brain(dance: Any, least: int = 10) -> None:
+    twice, steps = split_brains(dance.folder / "ledger")
+    assert not twice and steps >= least, (twice, steps)
+
+
+def workers(world: dict[int, dict[str, Any]]) -> set[int]:
+    return {event["worker"] for event in world.values()}
+
+
+def test_row_12_a_partition_has_one_side_that_goes_on_and_heals(hosts: tuple[bed.Bed, Path]) -> None:
+    """2|2 and 3|1: the side of the launcher goes on, the other stops by itself and comes back as new members."""
+    found, _ = hosts
+    recover, rejoin = [], []
+    with dance_over(hosts, "1234") as dance:
+        full = dance.world(4, seconds=60)
+        for cut in ([2, 3], [3]):
+            away = {full[rank]["worker"] for rank in cut}
+            found.partition([found[index] for index in cut])
+            moment = time.monotonic()
+            small = dance.world(4 - len(cut), full[0]["generation"])
+            assert workers(small) == workers(full) - away
+            recover.append(max(event["t"] for event in small.values()) - moment)
+            time.sleep(max(0.0, moment + 8.0 - time.monotonic()))
+            found.heal()
+            moment = time.monotonic()
+            full = dance.world(4, small[0]["generation"])
+            assert workers(full) == workers(small) | away  # the same processes
+            rejoin.append(max(event["t"] for event in full.values()) - moment)
+        print(f"recover {recover}, rejoin {rejoin}")
+        assert max(recover) <= 6.5 and max(rejoin) <= 4.0
+        dance.finish()
+        no_split_brain(dance)
+
+
+def test_rows_11_and_13_two_hosts_that_cannot_hear_each_other(hosts: tuple[bed.Bed, Path]) -> None:
+    """Both reach the launcher; one of the two is out, once, and comes back when it is over."""
+    found, _ = hosts
+    with dance_over(hosts, "123", "--suspect-seconds", "1") as dance:
+        full = dance.world(3, seconds=60)
+        # A half-open link both ways, then one way, then the other.
+        for both, pairs in (
+            (True, [(found[1], found[2]), (found[2], found[1])]),
+            (False, [(found[1], found[2])]),
+            (False, [(found[2], found[1])]),
+        ):
+            generation = full[0]["generation"]
+            for one, other in pairs:
+                one.run(["ip", "route", "add", "blackhole", f"{other.address}/32"])
+            moment = time.monotonic()
+            try:
+                small = dance.world(2, generation, seconds=40)
+                print(f"both={both}: {max(event['t'] for event in small.values()) - moment:.2f} s")
+                knew = [e["t"] - moment for e in dance.events if e["event"] == "lost" and e["t"] > moment]
+                assert min(knew) <= 5.5
+                assert {full[0]["worker"]} < workers(small)
+                time.sleep(3)
+                assert dance.generation == small[0]["generation"]  # no flip-flop
+            finally:
+                for one, other in pairs:
+                    one.run(["ip", "route", "del", "blackhole", f"{other.address}/32"])
+            full = dance.world(3, small[0]["generation"], seconds=40)
+        dance.finish()
+        no_split_brain(dance)
+
+
+def test_row_17_slow_ranks_and_slow_links_are_not_evicted(hosts: tuple[bed.Bed, Path]) -> None:
+    """A rank that gets a tenth of its time, and a link of 10 Mbit/s."""
+    found, _ = hosts
+    with dance_over(hosts, "12") as dance:
+        full = dance.world(2, seconds=60)
+        found[1].shape("10mbit")
+        try:
+            pid = full[1]["pid"]
+            turn = f"kill -STOP {pid}; sleep 0.45; kill -CONT {pid}; sleep 0.05"
+            slow = f"for i in $(seq 14); do {turn}; done"
+            found[1].run(["sh", "-c", slow])
+        finally:
+            found[1].unshape()
+        assert dance.generation == full[0]["generation"] and not dance.said("evicted"), dance.tail()
+        dance.finish()
+        no_split_brain(dance)
+
+
+def test_rows_1_and_4_ranks_and_hosts_that_die_elsewhere(tmp_path: Path) -> None:
+    with bed.hosts(3, ssh=True, visible=[tmp_path]) as found:
+        deaths(found, tmp_path)
+
+
+def deaths(found: bed.Bed, folder: Path) -> None:
+    detect = []
+    with dance_over((found, folder), "123") as dance:
+        full = dance.world(3, seconds=60)
+        for rank in (1, 2, 1):
+            generation, victim = full[0]["generation"], full[rank]["pid"]
+            moment = time.monotonic()
+            where = int(full[rank]["host"][-1]) - 1
+            found[where].run(["kill", "-9", str(victim)])
+            small = dance.world(2, generation)
+            left = workers(small)
+            detect += [e["t"] - moment for e in dance.events if e["event"] == "lost" and e["t"] > moment]
+            full = dance.world(3, small[0]["generation"])
+            assert left < workers(full)
+        generation = full[0]["generation"]
+        moment = time.monotonic()
+        found[2].kill()
+        small = dance.world(2, generation)
+        assert max(event["t"] for event in small.values()) - moment < 1.5 + 1.0
+        found[2].start_sshd()
+        full = dance.world(3, small[0]["generation"], seconds=60)
+        print(f"detect {sorted(detect)[-3:]}")
+        assert sorted(detect)[-2] <= DETECT_S + 0.3  # the kill itself takes its time to be sent
+        dance.finish()
+        no_split_brain(dance)

@@ -1,0 +1,382 @@
+# Elastic jobs on one host: kills, stops, growth, removal, agents and launchers that die, drains. Real processes.
+# Touches the launcher as users type it.
+"""Each test names the rows of the table of faults that it stands for. Limits hold for nearly all, bounds for all."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from elastic import SOURCE, Dance, alive, children_of, kill, parent_of
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(180)]
+DETECT_S, RECOVER_S, REPLACE_S = 0.1, 1.0, 3.0
+LATEST = 10.0  # times the limit, where a busy machine took its time
+
+
+def mostly(values: list[float], limit: float) -> None:
+    """Most keep the limit, and none is far beyond it; `make chaos` counts enough of them to speak of the 99th of 100."""
+    assert sorted(values)[len(values) // 2] <= limit and max(values) <= LATEST * limit, sorted(values)
+
+
+def after_a_loss(
+    dance: Dance, moment: float, before: dict[int, dict], lost: set[int]
+) -> tuple[list[float], list[float]]:
+    """How long survivors took to know, and to be in a world without the lost."""
+    survivors = {event["pid"] for event in before.values()} - lost
+    generation = next(iter(before.values()))["generation"]
+    dance.world(len(survivors), generation) if len(dance.members()) != len(before) else None
+    knew, went_on = [], []
+    for pid in survivors:
+        knew += [next(e["t"] for e in dance.of(pid, "lost") if e["t"] > moment) - moment]
+        went_on += [next(e["t"] for e in dance.of(pid, "world") if e["t"] > moment) - moment]
+    return knew, went_on
+
+
+def test_rows_1_and_3_kill_9_of_any_rank(tmp_path: Path) -> None:
+    """Survivors know at once, go on in their processes, and the world is full again by itself."""
+    detect, recover, replace = [], [], []
+    with Dance(["-np", "3", "--min-np", "1"], tmp_path, {"DANCE_CHILDREN": "1"}) as dance:
+        full = dance.world(3)
+        first_import = 0.0
+        for rank in (1, 2, 0, 0, 1, 2):
+            victim = full[rank]["pid"]
+            others = {event["pid"] for event in full.values()} - {victim}
+            step = max(event["step"] for event in full.values())
+            generation = full[0]["generation"]
+            moment = kill(victim)
+            small = dance.world(2, generation)
+            assert {event["pid"] for event in small.values()} == others  # the same processes
+            assert all(event["step"] >= step for event in small.values())
+            knew, went_on = after_a_loss(dance, moment, full, {victim})
+            detect += knew
+            recover += went_on
+            full = dance.world(3, small[0]["generation"])
+            [new] = [event for event in full.values() if event["pid"] not in others]
+            up = next(event for event in dance.of(new["pid"], "up"))
+            replace.append(max(event["t"] for event in full.values()) - moment)
+            first_import = max(first_import, up["t"] - moment)
+            assert alive(new["pid"]) and not alive(victim)
+        print(f"detect {max(detect):.3f} s, recover {max(recover):.3f} s, full again {max(replace):.2f} s")
+        mostly(detect, DETECT_S)
+        mostly(recover, RECOVER_S)
+        mostly(replace, REPLACE_S + 2.0)
+        blamed = {event["blames"] for event in dance.events if event["event"] == "lost"}
+        assert blamed == {0, 1, 2}
+        dance.finish()
+
+
+def test_row_2_several_at_once_and_again_during_recovery(tmp_path: Path) -> None:
+    with Dance(["-np", "4", "--min-np", "1"], tmp_path) as dance:
+        full = dance.world(4)
+        for rank in (1, 2, 3):
+            kill(full[rank]["pid"])
+        moment = time.monotonic()
+        small = dance.world(1, full[0]["generation"])
+        assert small[0]["pid"] == full[0]["pid"] and small[0]["t"] - moment < 2.0
+        full = dance.world(4, small[0]["generation"])
+        kill(full[0]["pid"])  # and the next one as soon as a survivor has heard of it
+        dance.wait(lambda: any(e["generation"] >= 0 for e in dance.of(full[1]["pid"], "world")))
+        dance.wait(lambda: dance.of(full[1]["pid"], "lost")[-1:] and dance.of(full[1]["pid"], "lost")[-1]["t"] > 0)
+        moment = kill(full[2]["pid"])
+        again = dance.world(4, full[0]["generation"])
+        assert {full[1]["pid"], full[3]["pid"]} <= {event["pid"] for event in again.values()}
+        dance.finish()
+
+
+def test_row_5_a_stopped_rank_is_evicted_fenced_and_comes_back(tmp_path: Path) -> None:
+    with Dance(["-np", "3", "--min-np", "1"], tmp_path) as dance:
+        full = dance.world(3)
+        victim = full[1]["pid"]
+        moment = kill(victim, signal.SIGSTOP)
+        small = dance.world(2, full[0]["generation"])
+        evicted = min(e["t"] for pid in (full[0]["pid"], full[2]["pid"]) for e in dance.of(pid, "lost")) - moment
+        print(f"evicted after {evicted:.2f} s")
+        assert 4.5 <= evicted <= 5.5
+        assert dance.said("no sign of life for 2") and dance.said("evicted")
+        ahead = small[0]["step"]
+        os.kill(victim, signal.SIGCONT)
+        full = dance.world(3, small[0]["generation"])
+        [back] = [event for event in full.values() if event["pid"] == victim]
+        assert back["step"] >= ahead and back["hash"] == full[0]["hash"]  # it took theirs, they nothing of it
+        dance.finish()
+
+
+def test_rows_7_and_37_who_only_seems_dead_stays(tmp_path: Path) -> None:
+    """The GIL held for longer than eviction takes; all frozen at once; a debugger attached to one."""
+    with Dance(["-np", "2", "--min-np", "1", "--stall-note-seconds", "2"], tmp_path) as dance:
+        full = dance.world(2)
+        dance.orders.write_text(f"gil {full[1]['pid']}")
+        dance.wait(lambda: dance.of(full[1]["pid"], "no gil"), 20)
+        assert any("rank 1" in line and "step" in line for line in dance.lines), dance.tail()  # named, not evicted
+        for event in full.values():
+            kill(event["pid"], signal.SIGSTOP)
+        time.sleep(8)
+        for event in full.values():
+            kill(event["pid"], signal.SIGCONT)
+        code = f"""
+import ctypes, os, sys, time
+ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+ptrace.argtypes = [ctypes.c_long] * 4
+if ptrace(16, {full[0]["pid"]}, 0, 0): sys.exit(f"cannot attach: {{ctypes.get_errno()}}")
+os.waitpid({full[0]["pid"]}, 0x40000000)
+time.sleep(7)
+ptrace(17, {full[0]["pid"]}, 0, 0)
+"""
+        attached = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+        assert attached.returncode == 0, attached.stderr
+        assert dance.generation == full[0]["generation"] and not dance.said("evicted"), dance.tail()
+        assert not [event for event in dance.events if event["event"] == "lost"]
+        dance.finish()
+
+
+def test_row_8_a_rank_that_raises_is_tried_again_and_one_that_always_does_ends_the_job(tmp_path: Path) -> None:
+    with Dance(["-np", "2", "--min-np", "1"], tmp_path) as dance:
+        full = dance.world(2)
+        dance.orders.write_text(f"raise {full[1]['pid']}")
+        dance.world(1, full[0]["generation"])
+        full = dance.world(2, full[0]["generation"] + 1)
+        dance.finish()
+    bad = "import farandole\nfarandole.init()\nraise ValueError('always')"
+    with Dance(["-np", "2", "--min-np", "1"], tmp_path, program=bad) as dance:
+        assert dance.process.wait(30) == 1
+        assert any("ValueError: always" in line for line in dance.lines), dance.tail()
+        assert dance.said("failed first")
+
+
+def test_row_24_hosts_come_and_go_by_discovery(tmp_path: Path) -> None:
+    """2 -> 4 -> 1 -> 3, then two changes within a second."""
+    listed, script = tmp_path / "hosts", tmp_path / "discover"
+    listed.write_text("localhost:2\n")
+    script.write_text(f"#!/bin/sh\ncat {listed}\n")
+    script.chmod(0o755)
+    words = ["-np", "2", "--min-np", "1", "--host-discovery-script", str(script)]
+    with Dance(words, tmp_path) as dance:
+        found = dance.world(2)
+        for text, size in (("localhost:2\n127.0.0.1:2", 4), ("127.0.0.1:1", 1), ("127.0.0.1:1\nlocalhost:2", 3)):
+            before = {event["pid"] for event in found.values()}
+            moment = time.monotonic()
+            listed.write_text(text)
+            found = dance.world(size, found[0]["generation"])
+            ups = [e["t"] for e in dance.events if e["event"] == "up" and e["pid"] not in before and e["t"] > moment]
+            if ups:  # the last newcomer was ready a moment before it was in
+                assert max(e["t"] for e in found.values()) - max(ups) < REPLACE_S
+            assert {e["pid"] for e in found.values()} & before  # somebody brought the state
+            assert found[0]["pid"] in before
+        listed.write_text("127.0.0.1:1\nlocalhost:1")
+        time.sleep(0.4)
+        listed.write_text("127.0.0.1:2\nlocalhost:2")
+        found = dance.world(4, found[0]["generation"])
+        assert [found[rank]["local"] for rank in range(4)] == [[0, 2, 0, 2], [1, 2, 0, 2], [0, 2, 1, 2], [1, 2, 1, 2]]
+        script.write_text("#!/bin/sh\necho oops >&2; exit 3\n")
+        dance.wait(lambda: dance.said("exit code 3"), 10)
+        dance.finish()
+
+
+def test_rows_4_and_22_an_agent_dies_with_its_ranks_and_comes_back(tmp_path: Path) -> None:
+    words = ["-np", "4", "--min-np", "1", "-H", "localhost:2,127.0.0.1:2"]
+    with Dance(words, tmp_path, {"DANCE_CHILDREN": "1"}) as dance:
+        full = dance.world(4)
+        first, second = parent_of(full[0]["pid"]), parent_of(full[3]["pid"])
+        assert first != second and parent_of(full[2]["pid"]) == second
+        doomed = [full[2]["pid"], full[3]["pid"]]
+        below = [child for pid in doomed for child in children_of(pid)]
+        moment = kill(second)
+        small = dance.world(2, full[0]["generation"])
+        assert {e["pid"] for e in small.values()} == {full[0]["pid"], full[1]["pid"]}
+        assert max(e["t"] for e in small.values()) - moment < 2.0
+        dance.wait(lambda: not any(map(alive, [*doomed, *below])), 2.0, "the end of all that was below the agent")
+        full = dance.world(4, small[0]["generation"])
+        assert len(dance.said("its agent was lost")) == 1  # one message for the host
+        dance.finish()
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_row_21_the_launcher_dies(tmp_path: Path, saves: bool) -> None:
+    """Without anything to save all is gone at once; with it, all ranks save at one step first, each once."""
+    folder = tmp_path / "saves"
+    folder.mkdir()
+    more = {"DANCE_CHILDREN": "1", **({"DANCE_SAVES": str(folder)} if saves else {})}
+    with Dance(["-np", "3", "--min-np", "1"], tmp_path, more) as dance:
+        full = dance.world(3)
+        pids = [event["pid"] for event in full.values()]
+        agent = parent_of(pids[0])
+        below = [*pids, agent, parent_of(agent), *(child for pid in pids for child in children_of(pid))]
+        moment = time.monotonic()
+        dance.process.kill()
+        deadline = moment + (10.0 if saves else 2.0)
+        while any(map(alive, below)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not [pid for pid in below if alive(pid)]
+        print(f"all gone after {time.monotonic() - moment:.2f} s")
+    names = sorted(path.name for path in folder.iterdir())
+    if saves:
+        assert sorted(int(name.partition("-")[0]) for name in names) == sorted(pids)
+        assert len({name.partition("-")[2] for name in names}) == 1  # one step
+    else:
+        assert not names
+
+
+def test_row_21_a_job_that_survives_its_launcher(tmp_path: Path) -> None:
+    """The launcher is killed; the job goes on, replaces a rank, and another launcher shows it to its end."""
+    home = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    with Dance(["-np", "2", "--min-np", "1", "--survive-launcher"], tmp_path, home) as dance:
+        full = dance.world(2)
+        dance.process.kill()
+        dance.process.wait()
+        assert all(alive(event["pid"]) for event in full.values())
+        kill(full[1]["pid"])
+        with Dance([], tmp_path, home, command=["attach"]) as again:
+            new = again.world(2, full[0]["generation"] + 1)
+            assert full[0]["pid"] in {event["pid"] for event in new.values()}
+            listed = subprocess.run(
+                [sys.executable, "-m", "farandole", "attach", "--list"],
+                capture_output=True,
+                text=True,
+                env={**os.environ, **home, "PYTHONPATH": SOURCE},
+            )
+            assert listed.stdout.endswith("runs\n")
+            again.finish()
+        assert not list((tmp_path / "state" / "farandole" / "jobs").iterdir())
+        assert not any(alive(event["pid"]) for event in new.values())
+
+
+def test_row_23_sigterm_to_an_agent_drains_its_host_and_the_others_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "saves"
+    folder.mkdir()
+    words = ["-np", "4", "--min-np", "1", "-H", "localhost:2,127.0.0.1:2", "--drain-timeout", "10"]
+    with Dance(words, tmp_path, {"DANCE_SAVES": str(folder), "DANCE_CHILDREN": "1"}) as dance:
+        full = dance.world(4)
+        doomed = [full[2]["pid"], full[3]["pid"]]
+        agent = parent_of(doomed[0])
+        kill(agent, signal.SIGTERM)
+        small = dance.world(2, full[0]["generation"])
+        assert {e["pid"] for e in small.values()} == {full[0]["pid"], full[1]["pid"]}
+        names = sorted(path.name for path in folder.iterdir())
+        assert sorted(int(name.partition("-")[0]) for name in names) == sorted(e["pid"] for e in full.values())
+        assert len({name.partition("-")[2] for name in names}) == 1  # one agreed step, once per rank
+        dance.wait(lambda: not any(map(alive, doomed)), 10.0)
+        assert not dance.said("has ended")  # they left in good order
+        other = parent_of(full[0]["pid"])
+        kill(other, signal.SIGTERM)  # the last one goes as well: the job is over, and well
+        assert dance.process.wait(20) == 0, dance.tail()
+        assert len(list(folder.iterdir())) == 6
+
+
+def test_row_23_sigterm_to_one_rank_and_to_all_of_them(tmp_path: Path) -> None:
+    """Every rank saves once, at one step; the one that was asked ends well and is replaced. Then the whole job."""
+    folder = tmp_path / "saves"
+    folder.mkdir()
+    with Dance(["-np", "3", "--min-np", "1"], tmp_path, {"DANCE_SAVES": str(folder), "DANCE_CHILDREN": "1"}) as dance:
+        full = dance.world(3)
+        kill(full[1]["pid"], signal.SIGTERM)
+        again = dance.world(3, full[0]["generation"] + 1)
+        names = [path.name.split("-") for path in folder.iterdir()]
+        assert sorted(int(pid) for pid, _ in names) == sorted(event["pid"] for event in full.values())
+        assert len({step for _, step in names}) == 1 and not dance.said("has ended")
+        assert {full[0]["pid"], full[2]["pid"]} < {event["pid"] for event in again.values()}
+        assert not alive(full[1]["pid"])
+        dance.process.send_signal(signal.SIGTERM)
+        assert dance.process.wait(20) == 128 + signal.SIGTERM
+        later = [path.name.split("-") for path in folder.iterdir()][:]
+        fresh = [name for name in later if name not in names]
+        assert sorted(int(pid) for pid, _ in fresh) == sorted(event["pid"] for event in again.values()), dance.tail()
+        assert len({step for _, step in fresh}) == 1
+
+
+def test_row_12_ranks_that_hear_no_launcher_stop_at_the_end_of_their_lease(tmp_path: Path) -> None:
+    """The launcher is frozen: nobody knows whether others go on, so nobody does; then the same ranks come together."""
+    with Dance(["-np", "2", "--min-np", "1"], tmp_path) as dance:
+        full = dance.world(2)
+        moment = kill(dance.process.pid, signal.SIGSTOP)
+        time.sleep(7)
+        os.kill(dance.process.pid, signal.SIGCONT)
+        again = dance.world(2, full[0]["generation"])
+        assert {event["pid"] for event in again.values()} == {event["pid"] for event in full.values()}
+        stopped = [event["t"] - moment for event in dance.events if event["event"] == "lost"]
+        assert len(stopped) == 2 and min(stopped) >= 3.0 and max(stopped) <= 5.0, stopped
+        assert not dance.said("evicted") and not dance.said("silent")
+        dance.finish()
+
+
+def test_row_38_ctrl_c_ends_an_elastic_job(tmp_path: Path) -> None:
+    with Dance(["-np", "2", "--min-np", "1", "--grace", "1"], tmp_path) as dance:
+        full = dance.world(2)
+        kill(full[1]["pid"], signal.SIGSTOP)  # the other one waits in a collective
+        time.sleep(0.5)
+        moment = time.monotonic()
+        dance.process.send_signal(signal.SIGINT)
+        assert dance.process.wait(10) == 130
+        assert time.monotonic() - moment < 3.0
+        assert not alive(full[0]["pid"]) and not alive(full[1]["pid"])
+
+
+def count_to(target: int) -> tuple[int, int, int]:
+    import numpy as np
+
+    import farandole as hvd
+    from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
+    from farandole.runtime import runtime
+
+    hvd.init()
+    done = 0
+    while done < target:
+        try:
+            stamp = float(runtime.notifications.pending()[0])
+            found = hvd.allreduce(np.array([float(done), stamp]), op=hvd.Max, name="count")
+            done = int(found[0]) + 1
+            time.sleep(0.005)
+            if done >= 50 and os.environ["FARANDOLE_WORKER"] == "1":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if found[1]:
+                raise HostsUpdatedInterrupt
+        except (HorovodInternalError, HostsUpdatedInterrupt):
+            runtime.reset(done)
+    place = hvd.rank(), done, runtime.world.session.generation
+    hvd.shutdown()
+    return place
+
+
+def always_wrong() -> None:
+    raise KeyError("mine")
+
+
+def test_run_with_ranks_that_come_and_go() -> None:
+    import farandole
+
+    found = farandole.run(count_to, (300,), num_proc=3, min_num_proc=2)
+    assert [place[:2] for place in found] == [(0, 300), (1, 300)] and found[0][2] >= 2  # one has died
+    with pytest.raises(KeyError, match="mine"):
+        farandole.run(always_wrong, num_proc=2, min_num_proc=1, verbose=False)
+
+
+def test_limits_end_the_job_with_a_reason(tmp_path: Path) -> None:
+    with Dance(["-np", "2", "--min-np", "1", "--reset-limit", "0"], tmp_path) as dance:
+        full = dance.world(2)
+        kill(full[1]["pid"])
+        assert dance.process.wait(20) != 0 and dance.said("--reset-limit 0"), dance.tail()
+    fails = "import os, sys\nos.environ['FARANDOLE_WORKER'] == '0' or sys.exit(3)\n"
+    from elastic import PROGRAM
+
+    words = ["-np", "2", "--min-np", "2", "--elastic-timeout", "2"]
+    with Dance(words, tmp_path, program=fails + PROGRAM) as dance:
+        assert dance.process.wait(30) == 3 and dance.said("-np"), dance.tail()
+
+
+def test_signs_of_life_cost_a_static_job_nothing(tmp_path: Path) -> None:
+    """A job that is not elastic has no pulse, no ticks, no memory file for them."""
+    code = "import os; print([name for name in os.environ if 'PULSE' in name or 'WORKER' in name], flush=True)"
+    done = subprocess.run(
+        [sys.executable, "-m", "farandole", "run", "-np", "2", sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        timeout=60,
+    )
+    assert done.stdout.count("[]") == 2 and ctypes.sizeof(ctypes.c_void_p) == 8

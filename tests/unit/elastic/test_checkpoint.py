@@ -1,0 +1,388 @@
+"""Checkpoints: whole or not there, whatever happens while they are written; damaged ones are refused, with the reason.
+Writers are real processes that are killed; full disks are small tmpfs (root). Row 19 and row 20 of the faults."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farandole.elastic import ObjectState, checkpoint, safetensors, trees
+from farandole.elastic.safetensors import Block, Damaged
+
+CALLS = ("open", "write", "fsync", "close", "rename", "mkdir", "unlink", "rmdir", "listdir")
+
+
+def make_state(**values: Any) -> ObjectState:
+    return ObjectState(lambda value: value, lambda: 0, **values)
+
+
+def blocks_of(number: int) -> dict[str, Block]:
+    return {"weights": Block("F32", (1000,), np.full(1000, number, dtype=np.float32).view(np.uint8))}
+
+
+def write(path: Path, number: int, keep: int = 2) -> None:
+    text = json.dumps({"sharded": [], "replicated": [["weights", ["array", "weights"]], ["number", number]]})
+    checkpoint.write(str(path), os.urandom(8).hex(), 0, 1, keep, number, blocks_of(number), text)
+
+
+def found(path: Path) -> int:
+    """The number of the checkpoint that is loaded, having looked at its contents; 0: none."""
+    loaded = checkpoint.load(str(path))
+    if loaded is None:
+        return 0
+    number, tree, _ = loaded
+    assert tree["number"] == number and (tree["weights"] == number).all() and tree["weights"].shape == (1000,)
+    return number
+
+
+# --- row 19 ----------------------------------------------------------------------------------------------------------
+
+
+def kill_at(place: int, half: bool) -> None:
+    """From now on this process is killed at its so-many-th system call; with `half`, a write does half of its work."""
+    left = place
+
+    def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                if half and name == "write":
+                    call(args[0], args[1][: len(args[1]) // 2])
+                elif half:
+                    call(*args, **kwargs)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **kwargs)
+
+        return stand_in
+
+    for name in CALLS:
+        setattr(os, name, wrapped(name, getattr(os, name)))
+
+
+def killed_writer(path: Path, number: int, place: int, half: bool) -> bool:
+    """A process that writes a checkpoint and is killed; False when it came to its end before."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kill_at(place, half)
+            write(path, number)
+        except BaseException:
+            os._exit(9)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert os.WEXITSTATUS(status) == 0
+    return False
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A directory in memory: what a killed process leaves does not depend on the disk, and hundreds are killed."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as place:
+        yield Path(place)
+
+
+@pytest.mark.chaos
+def test_row_19_killed_at_every_system_call(memory: Path) -> None:
+    kills = 0
+    for half in (False, True):
+        for before in (0, 1, 3):  # what was there already
+            place = 0
+            while True:
+                path = memory / f"{half}-{before}-{place}"
+                for number in range(1, before + 1):
+                    write(path, number)
+                if not killed_writer(path, 7, place, half):
+                    break
+                kills += 1
+                assert found(path) in (before, 7)
+                write(path, 8)  # the next writer cleans up and goes on
+                assert found(path) == 8
+                names = sorted(os.listdir(path))
+                assert all(name == ".lock" or name.startswith("checkpoint-") for name in names), names
+                assert len(names) <= 3
+                place += 1
+            assert found(path) == 7
+    print(f"{kills} writers killed, every checkpoint readable")
+    assert kills > 150
+
+
+@pytest.mark.chaos
+def test_row_19_killed_a_thousand_times_in_a_row(memory: Path) -> None:
+    draw = random.Random(19)
+    good, number, kills = 0, 0, 0
+    while kills < 800:  # the test above has the rest of the thousand
+        number += 1
+        if killed_writer(memory, number, draw.randrange(60), draw.random() < 0.5):
+            kills += 1
+            now = found(memory)
+            assert now in (good, number)
+            good = now
+        else:
+            good = number
+            assert found(memory) == number
+    assert number > kills  # some came to their end
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    path = tmp_path / "small"
+    path.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_row_19_the_disk_is_full(small_disk: Path) -> None:
+    state = make_state(weights=np.ones(60_000, dtype=np.float32))
+    state.commit()
+    path = str(small_disk / "run")
+    state.save_to(path, wait=True)
+    state.weights = np.ones(600_000, dtype=np.float32)
+    state.commit()
+    with pytest.raises(OSError, match="No space left") as caught:
+        state.save_to(path, wait=True)
+    assert caught.value.errno == errno.ENOSPC and caught.value.filename == path and "MB are free" in str(caught.value)
+    writing = state.save_to(path)  # in the background nothing is raised: training goes on
+    assert writing.settle(30) and isinstance(writing.error, OSError)
+    state.commit()
+    again = make_state(weights=None)
+    assert again.load_from(path) == 1 and again.weights.shape == (60_000,)
+    assert sorted(os.listdir(path)) == [".lock", "checkpoint-00000001"]
+    state.weights = np.zeros(60_000, dtype=np.float32)
+    state.commit()
+    state.save_to(path, wait=True)  # and goes on when there is room again
+    assert again.load_from(path) == 4 and (again.weights == 0).all()
+
+
+def test_row_19_read_only(small_disk: Path) -> None:
+    state = make_state(x=1)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(OSError, match="Read-only") as caught:
+        state.save_to(str(small_disk / "run"), wait=True)
+    assert str(small_disk) in str(caught.value)
+
+
+def test_row_19_slow_fsync_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (release.wait(30), fsync(handle)))
+    state = make_state(x=np.arange(10), step=0)
+    state.commit()
+    first = state.save_to(str(tmp_path))
+    for step in range(1, 4):
+        state.step = step
+        state.commit()
+        assert state.save_to(str(tmp_path)).skipped  # one at a time
+    assert not first.done
+    release.set()
+    first.wait(30)
+    state.save_to(str(tmp_path), wait=True)
+    assert [number for number, _ in checkpoint.finished(str(tmp_path))] == [1, 2]
+    again = make_state(x=None, step=-1)
+    assert again.load_from(str(tmp_path)) == 4 and again.step == 3
+    (tmp_path / "checkpoint-00000002" / "manifest.json").unlink()
+    assert again.load_from(str(tmp_path)) == 1 and again.step == 0  # the one that was slow holds its own commit
+
+
+def test_two_jobs_cannot_write_into_one_directory(tmp_path: Path) -> None:
+    with checkpoint._lock(str(tmp_path)), pytest.raises(OSError, match="another job is writing"):
+        write(tmp_path, 1)
+
+
+# --- row 20 ----------------------------------------------------------------------------------------------------------
+
+
+def damage(folder: Path, draw: random.Random) -> str:
+    victim = draw.choice([folder / "manifest.json", folder / "part-00000.safetensors"])
+    data = bytearray(victim.read_bytes())
+    kind = draw.choice(["flip", "truncate", "grow", "missing", "empty"])
+    if kind == "flip":
+        place = draw.randrange(len(data))
+        data[place] ^= 1 << draw.randrange(8)
+    elif kind == "truncate":
+        del data[draw.randrange(len(data)) :]
+    elif kind == "grow":
+        data += b"x"
+    elif kind == "empty":
+        data.clear()
+    if kind == "missing":
+        victim.unlink()
+    else:
+        victim.write_bytes(data)
+    return f"{kind} {victim.name}"
+
+
+def test_row_20_damaged_ones_are_refused_and_the_next_older_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    draw = random.Random(20)
+    for trial in range(150):
+        path = tmp_path / str(trial)
+        write(path, 1)
+        write(path, 2)
+        what = damage(path / "checkpoint-00000002", draw)
+        caplog.clear()
+        assert found(path) == 1, what
+        assert "checkpoint-00000002: " in caplog.text, what
+        damage(path / "checkpoint-00000001", draw)
+        with pytest.raises(Damaged, match="no good checkpoint"):
+            checkpoint.load(str(path))
+
+
+def headed(header: Any, body: bytes = b"") -> Any:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return np.frombuffer(len(text).to_bytes(8, "little") + text + body, dtype=np.uint8)
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        np.frombuffer(b"", dtype=np.uint8),
+        np.frombuffer((1 << 62).to_bytes(8, "little") + b"{}", dtype=np.uint8),
+        headed(b"{"),
+        headed(b"[" * 100_000),
+        headed([1]),
+        headed({"__metadata__": {"a": 1}}),
+        headed(entry(), b"short"),
+        headed(entry(), b"longer than it says"),
+        headed(entry(shape=[1 << 62, 4]), bytes(8)),
+        headed(entry(shape=[-1, -2]), bytes(8)),
+        headed(entry(shape=3), bytes(8)),
+        headed(entry(shape=[2.0]), bytes(8)),
+        headed(entry(shape=[True, True]), bytes(8)),
+        headed(entry(data_offsets=[8, 0]), bytes(8)),
+        headed(entry(data_offsets=[0, 8, 9]), bytes(8)),
+        headed(entry(dtype="F33"), bytes(8)),
+        headed(entry(dtype=["F32"]), bytes(8)),
+        headed(entry(more=1), bytes(8)),
+        headed({**entry(), "b": entry()["a"]}, bytes(8)),
+        headed({"a": 5}, bytes(8)),
+    ],
+    ids=range(20),
+)
+def test_row_20_hostile_headers(data: Any) -> None:
+    with pytest.raises(Damaged):
+        safetensors.parse(data)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200), st.integers(0, 300))
+def test_row_20_any_bytes(tail: bytes, length: int) -> None:
+    data = np.frombuffer(length.to_bytes(8, "little") + tail, dtype=np.uint8)
+    try:
+        blocks, _ = safetensors.parse(data)
+    except Damaged:
+        return
+    assert sum(block.data.size for block in blocks.values()) <= len(tail)
+
+
+def test_row_20_a_manifest_leads_nowhere_else(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    folder = tmp_path / "checkpoint-00000001"
+    for file in ("../../secret", "/etc/passwd", ".."):
+        part = {"file": file, "bytes": 1, "chunk_bytes": 1, "digests": []}
+        manifest = {"format": checkpoint.FORMAT, "version": 1, "commit": 1, "parts": [part]}
+        (folder / "manifest.json").write_bytes(bytes(checkpoint._signed(manifest)))
+        with pytest.raises(Damaged, match="cannot be"):
+            checkpoint.read(str(folder))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [["exec", "x"], ["array", "none"], ["dict", 5], [1], {"a": 1}, ["bytes", "%"], ["dict", [[["list", []], 1]]]],
+)
+def test_row_20_trees_that_nobody_has_written(code: Any) -> None:
+    with pytest.raises(Damaged):
+        trees.decode(code, {})
+
+
+# --- what they hold --------------------------------------------------------------------------------------------------
+
+
+def test_every_plain_value_comes_back(tmp_path: Path) -> None:
+    values = {
+        "nothing": None,
+        "numbers": [1, -(2**80), 2.5, float("inf"), True],
+        "texts": ("a", "ü\0", b"\x00\xff"),
+        "keys": {1: "one", "two": {3, 4}, (5, 6): frozenset("x"), None: {}},
+        "arrays": {name: np.arange(6).astype(name).reshape(2, 3) for name in ("int8", "uint16", "float16", "bool")},
+        "scalar": np.float32(1.5),
+        "empty": np.empty((0, 3)),
+        "big_endian": np.arange(3, dtype=">i4"),
+        "point": np.array(3.0),
+        "dotted": {"a.b": np.ones(1), "a": {"b": np.zeros(1)}},
+    }
+    state = make_state(**values)
+    state.commit()
+    state.save_to(str(tmp_path), wait=True)
+    again = make_state(**dict.fromkeys(values))
+    assert again.load_from(str(tmp_path)) == 1 and again.commits == 1
+    for name, value in values.items():
+        np.testing.assert_equal(getattr(again, name), value)
+    assert again.keys == values["keys"] and isinstance(again.scalar, np.float32) and again.point.shape == ()
+
+
+def test_what_cannot_be_held_is_named() -> None:
+    state = make_state(a={"b": [object()]})
+    with pytest.raises(TypeError, match=r"a\.b\.0 is a object"):
+        state.save_to("/nowhere")
+    with pytest.raises(TypeError, match="dtype object"):
+        make_state(a=np.array([{}])).save_to("/nowhere")
+    with pytest.raises(ValueError, match="keep=0"):
+        state.save_to("/nowhere", keep=0)
+
+
+def test_another_state_is_refused(tmp_path: Path) -> None:
+    make_state(a=1, b=2).save_to(str(tmp_path), wait=True)
+    with pytest.raises(ValueError, match="has b; this state has"):
+        make_state(a=1).load_from(str(tmp_path))
+    assert make_state(a=1).load_from(str(tmp_path / "nothing")) == 0
+
+
+def test_keeps_the_newest(tmp_path: Path) -> None:
+    state = make_state(step=0)
+    for step in range(6):
+        state.step = step
+        state.commit()
+        state.save_to(str(tmp_path), keep=2, wait=True)
+    assert [number for number, _ in checkpoint.finished(str(tmp_path))] == [5, 6]
+    assert oct(os.stat(tmp_path / "checkpoint-00000006").st_mode)[-3:] == "700"
+
+
+def test_the_formats_own_library_reads_it(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.numpy")
+    state = make_state(model={"0.weight": np.arange(6.0).reshape(2, 3), "flags": np.array([True, False])}, step=4)
+    state.save_to(str(tmp_path), wait=True)
+    file = tmp_path / "checkpoint-00000001" / "part-00000.safetensors"
+    theirs = library.load_file(file)
+    assert sorted(theirs) == ["model.0.weight", "model.flags"]
+    np.testing.assert_array_equal(theirs["model.0.weight"], state.model["0.weight"])
+    written = library.save({"x": np.ones(3, dtype=np.float16)}, {"a": "b"})
+    ours, metadata = safetensors.parse(np.frombuffer(written, dtype=np.uint8))
+    assert ours["x"].dtype == "F16" and ours["x"].shape == (3,) and metadata == {"a": "b"}

@@ -1,0 +1,93 @@
+"""Sharded state through random histories: ranks die in the middle of commits and of recoveries, new ones come.
+Ranks are threads that take turns (mirror_world.py); real ones die in tests/ranks/test_elastic_ledger.py."""
+
+from __future__ import annotations
+
+import os
+
+from mirror_world import Actor, Cast, Died
+
+from farandole.elastic.mirror import Mirror, Sharded
+from farandole.errors import HorovodInternalError
+
+KEYS = 5
+
+
+class Member:
+    """A rank's state: shards that all count steps."""
+
+    def __init__(self, actor: Actor) -> None:
+        self.actor = actor
+        self.part = Sharded(dict.fromkeys(range(KEYS), 0))
+        self.mirror = Mirror({"part": self.part})
+        self.commits = 0
+
+
+class History:
+    """One job, from its seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.cast = Cast(seed)
+        self.members = [Member(self.cast.newcomer()) for _ in range(self.cast.draw.randrange(2, 5))]
+        self.truth = {1: 0}  # commit -> what every shard holds
+        self.recovered: set[Actor] = set()
+        self.whole = True  # a second loss before the first has been made good may lose something
+        self.lost = 0
+
+    def part(self, actor: Actor) -> None:
+        """What a rank does in a generation: begins with the newest commit, and makes some more."""
+        member = next(one for one in self.members if one.actor is actor)
+        mirror = member.mirror
+        mirror.recover()
+        if mirror.agreed == 0:
+            mirror.begin()
+        member.commits = mirror.agreed
+        self.recovered.add(actor)
+        assert {member.part[key] for key in member.part} <= {self.truth[member.commits]}
+        for _ in range(4):
+            number = member.commits + 1
+            for key in member.part:
+                member.part[key] += 1
+            mirror.prepare(number)
+            mirror.agree(number)
+            member.commits = number
+            for key in member.part:
+                self.truth[number] = member.part[key]
+
+    def may_die(self) -> bool:
+        return self.whole or len(self.recovered) == len(self.members)
+
+    def generation(self) -> None:
+        draw, members = self.cast.draw, self.members
+        self.recovered.clear()
+        dies = draw.choice(members).actor if len(members) > 1 and draw.random() < 0.8 else None
+        hosts = sorted(draw.randrange(2) for _ in members)
+        self.cast.play([one.actor for one in members], hosts, self.part, dies, self.may_die)
+        for one in members:
+            error = one.actor.error
+            assert error is None or isinstance(error, (Died, HorovodInternalError)), repr(error)
+        gone = [one for one in members if isinstance(one.actor.error, Died)]
+        self.lost += len(gone)
+        self.whole = not gone and (self.whole or len(self.recovered) == len(members) > 1)
+        if len(self.recovered) == len(members) == 1:
+            self.whole = False  # one that is alone has nobody to keep its copies
+        self.members = sorted((one for one in members if one not in gone), key=lambda one: -one.commits)
+        for one in self.members:
+            one.mirror.restore()
+        newcomers = min(draw.randrange(0, 3), 4 - len(self.members))
+        self.members += [Member(self.cast.newcomer()) for _ in range(newcomers)]
+
+    def run(self) -> int:
+        """How many ranks it lost."""
+        restore = self.cast.install()
+        try:
+            for _ in range(self.cast.draw.randrange(2, 8)):
+                self.generation()
+        finally:
+            restore()
+        return self.lost
+
+
+def test_no_committed_part_is_ever_lost() -> None:
+    seeds = 60 * int(os.environ.get("CHAOS_N", "1"))
+    assert sum(History(seed).run() for seed in range(seeds)) > seeds

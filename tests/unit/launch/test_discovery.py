@@ -1,0 +1,88 @@
+# Where the hosts of an elastic job come from: a list, a file, a script; what is said when they are wrong.
+# Touches files and short programs.
+"""Lines that are no hosts never reach ssh: the corpus of hostile names is in test_hosts.py."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from farandole.launch.discovery import DiscoveryError, Fixed, Hostfile, Script, parse
+from farandole.launch.hosts import Host
+
+
+def script(folder: Path, body: str) -> str:
+    path = folder / "hosts.sh"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_script_prints_hosts_with_and_without_slots(tmp_path: Path) -> None:
+    found = Script(script(tmp_path, "echo a:2; echo b; echo '# none'; echo"), 3).find()
+    assert found == [Host("a", 2), Host("b", 3)]
+    assert Script(script(tmp_path, "echo a"), None).find() == [Host("a", 1)]
+    assert Script(script(tmp_path, "true"), 3).find() == []  # no host at this moment is an answer
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("echo oops >&2; exit 3", "exit code 3: oops"),
+        ("exit 1", "exit code 1: it said nothing"),
+        ("echo -- -oProxyCommand=x", "line 1"),
+        ("echo a:0", "no number of slots"),
+        ("kill -9 $$", "exit code -9"),
+    ],
+)
+def test_a_script_that_fails_says_why(tmp_path: Path, body: str, said: str) -> None:
+    with pytest.raises(DiscoveryError, match=said):
+        Script(script(tmp_path, body)).find()
+
+
+def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(DiscoveryError, match="No such file"):
+        Script(str(tmp_path / "none")).find()
+
+
+def test_a_script_that_hangs_ends_with_the_job(tmp_path: Path) -> None:
+    hanging = Script(script(tmp_path, f"touch {tmp_path}/up; sleep 60"))
+    failures: list[DiscoveryError] = []
+
+    def find() -> None:
+        try:
+            hanging.find()
+        except DiscoveryError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=find)
+    thread.start()
+    while not (tmp_path / "up").exists():
+        time.sleep(0.005)
+    began = time.monotonic()
+    hanging.close()
+    thread.join()
+    assert time.monotonic() - began < 5 and failures
+
+
+def test_a_hostfile_may_be_edited(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("a slots=2\n")
+    hosts = Hostfile(str(path))
+    assert hosts.find() == [Host("a", 2)] and not hosts.fixed
+    path.write_text("a slots=2\nb slots=1\n")
+    assert hosts.find() == [Host("a", 2), Host("b", 1)]
+    path.write_text("a slots=x\n")
+    with pytest.raises(DiscoveryError, match="line 1"):
+        hosts.find()
+    path.unlink()
+    with pytest.raises(DiscoveryError, match="cannot read"):
+        hosts.find()
+
+
+def test_fixed_and_parsed() -> None:
+    assert Fixed([Host("a", 1)]).find() == [Host("a", 1)] and Fixed([]).fixed
+    assert parse("a:2\n[::1]:3\n", "x", 9) == [Host("a", 2), Host("::1", 3)]
