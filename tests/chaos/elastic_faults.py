@@ -367,6 +367,12 @@ def p99(values: list[float]) -> float:
     return known[max(0, math.ceil(0.99 * len(known)) - 1)] if known else math.nan
 
 
+def plain(record: Record) -> dict[str, Any]:
+    """As JSON has it: what was not measured is null."""
+    found = asdict(record)
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in found.items()}
+
+
 def steal() -> float:
     """Seconds that this machine's processors worked for others, since it was started."""
     return int(Path("/proc/stat").read_text().split()[8]) / os.sysconf("SC_CLK_TCK")
@@ -408,7 +414,7 @@ def main() -> int:
             count = getattr(given, name)
             if count:
                 records = act(count, seed, Path(folder))
-                results[name] = {**summary(name, records), "records": [asdict(record) for record in records]}
+                results[name] = {**summary(name, records), "records": [plain(record) for record in records]}
                 results["steal_s"] = round(steal() - before, 2)
                 results["load"] = os.getloadavg()
                 if given.json is not None:

@@ -34,5 +34,5 @@ def test_row_1_kills_at_points_of_collectives_in_jobs_that_regrow(tmp_path: Path
 def test_rows_1_to_5_22_and_24_random_faults_one_after_the_other(tmp_path: Path) -> None:
     records = faults(8 * N, SEED, tmp_path)
     summary("faults", records)
-    assert {"kill", "stop"} <= {record.what for record in records}
+    assert len({record.what for record in records}) >= 3  # of the kinds
     check(records, len(records))

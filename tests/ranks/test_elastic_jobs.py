@@ -21,7 +21,7 @@ LATEST = 10.0  # times the limit, where a busy machine took its time
 
 
 def mostly(values: list[float], limit: float) -> None:
-    """Most keep the limit, and none is far beyond it; `make chaos` counts enough of them to speak of the 99th of 100."""
+    """Most keep the limit, and none is far beyond it; `make chaos` counts enough of them to speak of p99."""
     assert sorted(values)[len(values) // 2] <= limit and max(values) <= LATEST * limit, sorted(values)
 
 

@@ -214,8 +214,9 @@ class Coordinator(Rounds):
             if worker.leaving is not None and worker.leaving < float("inf"):
                 due.append(worker.leaving)
             later.append(worker.barred)
+        room = len(self._live()) < self.limits.most
         for host in self.hosts.values():
-            if host.usable and len(self._live()) < self.limits.most:
+            if host.usable and room:
                 later += [max(host.not_before, slot.not_before) for slot in host.places if slot.worker is None]
         return min([*due, *(moment for moment in later if moment > self._now)], default=None)
 

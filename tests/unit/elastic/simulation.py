@@ -35,7 +35,7 @@ STEP = 0.8
 FAULTS = ("kill", "kill", "stop", "stop", "partition", "cut", "hosts", "kill host", "late", "fail", "drain")
 
 
-@dataclass
+@dataclass(eq=False)
 class Wire:
     """A connection to the hub: first in, first out, late, and silent while its host is cut off."""
 
@@ -46,7 +46,7 @@ class Wire:
     down_at: float = 0.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Process:
     worker: int
     host: str
