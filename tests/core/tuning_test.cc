@@ -96,7 +96,7 @@ TEST(a_switch_within_a_step_changes_no_sum) {
       }
     });
     job.run([&](int rank) {
-      for (int number = 0; number < 200; ++number) step(job, rank, number);
+      for (int number = 0; number < 60; ++number) step(job, rank, number);
     });
     over = true;
     tuner.join();
