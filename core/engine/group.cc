@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "base/failpoint.h"
+#include "engine/engine.h"
 #include "os/clock.h"
 
 namespace farandole {
@@ -18,7 +19,8 @@ Group::Group(Services& services, std::uint32_t id, Topology topology)
       id_(id),
       topology_(std::move(topology)),
       recorder_(services.options().plan_capacity),
-      chunk_bytes_(services.tuning().chunk_bytes) {
+      // Members found a group at no agreed place of the order: some might tune before it, some after.
+      chunk_bytes_((id >= kFirstFounded ? services.options().tuning : services.tuning()).chunk_bytes) {
   const Options& options = services_.options();
   if (topology_.me == 0)
     coordinator_ = std::make_unique<negotiate::Coordinator>(

@@ -253,18 +253,24 @@ class NativeEngine:
         count = len(requests)
         handles = (ctypes.c_int64 * count)()
         arena = arenas.borrow()
+        held = False
         self._enter()
         try:
             base = pack(requests, arena)
             flags = bundle + 2 * prompt
+            held = True
             code = self._submit(self._pointer, base, count, flags, handles, arena.error, ERROR_BYTES)
             if code != errors.OK:
+                held = False
                 raise self._failure(code, arena.error)
             result = handles[:]
             for handle, request in zip(result, requests, strict=True):
                 self._pending[handle] = request
+            held = False
             return result
         finally:
+            if held:  # a signal handler has raised, and the core may use the memory
+                self._abandoned.extend(requests)
             arenas.spare.append(arena)
             self._exit()
 

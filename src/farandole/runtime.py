@@ -300,6 +300,8 @@ class Runtime:
     def after_fork(self) -> None:
         # Another thread may have been in init or shutdown when this child was made.
         self._lock = threading.RLock()
+        if signal.getsignal(signal.SIGTERM) == self._ask:  # data loaders and pools end their children by it
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _connect(config: Config, found: Found | None, commit: int, owner: Runtime) -> World:

@@ -111,6 +111,27 @@ def test_under_our_launcher(installed: dict[str, str]) -> None:
         assert [job.stdout(rank).strip() for rank in range(2)] == [f"{r} 2 [3.0, 3.0, 3.0, 3.0]" for r in range(2)]
 
 
+TWICE = """
+import torch, torch.distributed as dist
+import farandole.torch as hvd
+
+hvd.init()
+for _ in range(2):
+    dist.init_process_group("farandole")
+    pair = dist.new_group([0, 1])
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=pair)
+    print(int(tensor), flush=True)
+    dist.destroy_process_group()
+"""
+
+
+def test_it_may_begin_again_in_the_same_world(installed: dict[str, str]) -> None:
+    with local.start([sys.executable, "-c", TWICE], 2, env=installed, stop_on_failure=False) as job:
+        assert job.wait(60) == 0, job.stderr(0) + job.stderr(1)
+        assert [job.stdout(rank).split() for rank in range(2)] == [["2", "2"]] * 2
+
+
 def test_autoload_can_be_switched_off(installed: dict[str, str]) -> None:
     program = "import torch, torch.distributed as dist; print(dist.is_backend_available('farandole'))"
     assert python(program, installed).stdout == "True\n"

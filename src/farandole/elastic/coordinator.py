@@ -20,6 +20,7 @@ from farandole.rendezvous.rounds import LINK_SECONDS, LONGEST_TEXT, Phase, Round
 
 FIRST_SECONDS = 2.0  # -np ranks have come: so long the first generation waits for those that are just starting
 RETURN_SECONDS = 10.0  # between leaving one generation and asking for the next
+PARTING_SECONDS = 2.0  # between the end of a worker's connection and that of its process
 COMPLAINT_SECONDS = 0.3  # for others to complain as well
 LEFT_SECONDS = 2.0  # who leaves in good order may come again; so long the next generation waits for it
 RESET_LIMIT_TEXT = "the ranks have changed again, after as many resets as --reset-limit {limit} allows"
@@ -163,10 +164,12 @@ class Coordinator(Rounds):
             return []
         slot = self._slot(worker)
         mine = slot is not None and slot.worker == number
+        # One that was cut off or evicted did not end because the training did; one that just ended was never away long.
+        was_out = worker.life is Life.OUT and now > worker.changed + PARTING_SECONDS
         sends = self._bury(worker, text)
         if slot is not None and mine:
             slot.worker = None
-        if worker.dismissed or worker.leaving is not None:
+        if worker.dismissed or worker.leaving is not None or (code == 0 and was_out):
             return sends + self._go_on()
         if code == 0:
             self.finishing = True

@@ -101,11 +101,12 @@ class Script:
 
 
 def parse(text: str, name: str, slots: int | None) -> list[Host]:
-    """Lines `host:slots`, or `host` with `slots` of them; no line: no host. ValueError names the line that is wrong.
+    """Lines `host:slots`, or `host` with `slots` of them; no line, or no slots: no host. ValueError names a wrong line.
 
-    >>> parse("a:2\\nb", "x", 4)
+    >>> parse("a:2\\nb\\nc:0", "x", 4)
     [Host(name='a', slots=2), Host(name='b', slots=4)]
     """
+    text = "\n".join("" if line.rstrip().endswith(":0") else line for line in text.splitlines())
     if not text.strip():
         return []
     found = hosts.read(text, name)

@@ -247,6 +247,8 @@ class ElasticJob(Job):
     def _dismiss(self, station: Station) -> None:
         """A host without workers that discovery does not name any more."""
         self._loop.at(station, None, lambda: None)
+        # Some may be about to be started there.
+        self._deliver(self.coordinator.host_lost(station.name, "discovery does not name it any more", time.monotonic()))
         del self.coordinator.hosts[station.name]
         if station.line is not None:
             station.line.cut()

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -155,8 +158,15 @@ class Script:
 
     def run(self, seconds: float) -> tuple[int, str, str]:
         """Its exit code, output and errors. TimeoutError when it takes longer; OSError when it cannot be run."""
+        command = self._command
+        if os.path.exists(command):
+            if not os.access(command, os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            command = shlex.quote(command)
+        elif not command.split()[1:] and shutil.which(command) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         self._process = subprocess.Popen(
-            [self._command],
+            ["/bin/sh", "-c", command],  # arguments and pipes work as they do in Horovod
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -147,6 +147,7 @@ class Parcel(Bundle):
     @without_graph
     def load(self) -> None:
         """Copies the gradients in; stand-ins for parameters that are frozen."""
+        self.slot.request.pieces = None
         self._grads = [slot.param.grad for slot in self.slots]
         self._parts = self.views
         try:

@@ -266,6 +266,21 @@ def test_row_23_a_rank_that_was_asked_to_go_is_replaced_and_no_success() -> None
     assert not game.coordinator.finishing and game.started() == [3]
 
 
+def test_a_rank_that_was_evicted_and_ends_well_is_no_success_but_one_that_just_ended_is() -> None:
+    game = Game()
+    game.begin(0, 1, 2)
+    game.started()
+    game.take(game.coordinator.silent(1, "stopped", game.now))
+    game.pass_time(3.0)
+    game.ended(1, 0)
+    assert not game.coordinator.finishing
+    other = Game()
+    other.begin(0, 1, 2)
+    other.take(other.coordinator.gone(10, "closed", other.now))  # it said no goodbye
+    other.ended(1, 0)
+    assert other.coordinator.finishing
+
+
 def test_after_the_end_nothing_is_decided() -> None:
     game = Game()
     game.begin(0, 1, 2)

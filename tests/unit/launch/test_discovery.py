@@ -34,13 +34,21 @@ def test_a_script_prints_hosts_with_and_without_slots(tmp_path: Path) -> None:
         ("echo oops >&2; exit 3", "exit code 3: oops"),
         ("exit 1", "exit code 1: it said nothing"),
         ("echo -- -oProxyCommand=x", "line 1"),
-        ("echo a:0", "no number of slots"),
-        ("kill -9 $$", "exit code -9"),
+        ("echo a:x", "no number of slots"),
+        ("kill -9 $$", "exit code 137"),
     ],
 )
 def test_a_script_that_fails_says_why(tmp_path: Path, body: str, said: str) -> None:
     with pytest.raises(DiscoveryError, match=said):
         Script(script(tmp_path, body)).find()
+
+
+def test_a_script_may_have_arguments_and_hosts_without_slots(tmp_path: Path) -> None:
+    path = script(tmp_path, 'echo "$1:2"; echo gone:0')
+    assert Script(f"{path} a | grep -v b").find() == [Host("a", 2)]
+    spaced = tmp_path / "two words"
+    spaced.mkdir()
+    assert Script(script(spaced, "echo c:1")).find() == [Host("c", 1)]
 
 
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:

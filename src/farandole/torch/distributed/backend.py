@@ -16,7 +16,7 @@ from ...config import Config, environment
 from ...launch.clusters import ClusterError, Found, detect, settle
 from ...runtime import World, runtime
 from .collectives import Members
-from .group import Group, found
+from .group import Group, begin_anew, found
 
 
 def create(opts: Any, kind: type[Group] = Group) -> Group:
@@ -26,6 +26,7 @@ def create(opts: Any, kind: type[Group] = Group) -> Group:
         if not ranks:
             ours = not runtime.initialized
             world = _join(opts.store, opts.group_rank, opts.group_size)
+            begin_anew(world)
             members = Members(tuple(range(opts.group_size)), opts.group_rank)
             close = runtime.close if ours else lambda: None
             return kind(world, 0, members, opts.store, opts.timeout, opts.group_id, close)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import distributed as dist
@@ -26,6 +27,7 @@ from .tensors import only
 from .work import Operation, Watcher, Work
 
 FIRST_NUMBER = 1 << 20  # of groups that their members make; the core has those below for itself
+MOST_GROUPS = 1 << 16  # between init_process_group and destroy_process_group
 LEAVE, ABORT = 1, 2  # tags of REMOVE_GROUP: this rank leaves, or the group ends on all of its members
 SETTLED_ELEMENTS = 1 << 20
 MONITOR = 1 << 42  # tag of monitored_barrier; those of users have 32 bits
@@ -439,10 +441,20 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
 Kept = TypeVar("Kept", bound=Group)
 
 
+# How often torch.distributed has begun in a world: its store counts groups from 1 each time, the engine never forgets.
+_beginnings: WeakKeyDictionary[World, int] = WeakKeyDictionary()
+
+
+def begin_anew(world: World) -> None:
+    """A default group is made."""
+    _beginnings[world] = _beginnings.get(world, -1) + 1
+
+
 def found(kind: type[Kept], world: World, members: Members, store: Any, timeout: timedelta, name: str) -> Kept:
     """A group that its members alone make: the first draws its number, and the others read it in the group's store."""
     if members.me == 0:
-        number = FIRST_NUMBER + int(c10d._get_default_store().add("farandole/groups", 1))
+        count = int(c10d._get_default_store().add("farandole/groups", 1))
+        number = FIRST_NUMBER + (_beginnings[world] * MOST_GROUPS) + count
         store.set("farandole/number", str(number))
     else:
         number = int(store.get("farandole/number"))

@@ -169,7 +169,7 @@ class TorchState(ObjectState):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name != "_handlers" and name in self._handlers:
+        if name in self.__dict__.get("_handlers", ()):  # a subclass may set attributes of its own before there are any
             self._handlers[name].set_value(value)
             self._follow_steps()
 
