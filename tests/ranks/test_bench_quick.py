@@ -55,7 +55,9 @@ def test_every_part_runs_and_is_verified(tmp_path: Path) -> None:
     assert {row["what"] for row in rows if row["part"] == "collectives"} == set(OPERATIONS)
     for row in rows:
         mine = [name for name in row["values"] if name.startswith("farandole")]
-        assert mine and all(row["values"][name] and min(row["values"][name]) >= 0 for name in mine), row
+        # A difference of two single measurements may be anything.
+        sure = [name for name in mine if "less" not in name]
+        assert sure and all(row["values"][name] and min(row["values"][name]) >= 0 for name in sure), row
         if row["part"] in ("collectives", "crowd", "halves", "training", "hosts"):
             assert row["checked"] > 0, row
             assert "Gloo" in row["values"] or "DDP on Gloo" in row["values"], row

@@ -335,12 +335,19 @@ class Agent:
             if number in self._ranks:  # mostly it is just ending; one that goes on would never answer
                 self._loop.at(rank, time.monotonic() + PARTING_SECONDS, part)
 
+        def heard(order: Any) -> None:
+            if isinstance(order, orders.Call) and order.last:  # what was printed before a result comes before it
+                for descriptor, stream in rank.streams.items():
+                    if data := _read(descriptor):
+                        self._pass_output(number, stream, data)
+            self._report(order)
+
         def done(proven: Proven | None, error: Exception | None) -> None:
             if proven is None or number not in self._ranks:
                 near.close()
                 lost(str(error))
                 return
-            rank.calls = Channel(self._loop, near, proven, self._report, lost, codec=orders)
+            rank.calls = Channel(self._loop, near, proven, heard, lost, codec=orders)
             self._listen(number)
             early, rank.early = rank.early, []
             for order in early:

@@ -32,6 +32,7 @@ from farandole.rendezvous import interfaces
 from farandole.rendezvous.orders import Call
 
 FOLLOW_SECONDS = 1.0  # for the others to fail as well, when one has
+OUTPUT_SECONDS = 0.5  # for what ranks printed to be written before their results are given
 INTERRUPT_SECONDS = 3.0  # for functions to end after Ctrl-C; then the workers are killed
 
 
@@ -124,6 +125,8 @@ class Executor:
         except BaseException:
             self._interrupt(futures)
             raise
+        if self._job is not None:
+            self._job.settle(OUTPUT_SECONDS)  # a cell of a notebook shows what is written before it ends
         return _gather(futures)
 
     def _run_elastic(

@@ -167,6 +167,12 @@ class Job:
 
         self._loop.call(act)
 
+    def settle(self, seconds: float) -> None:
+        """Returns when the output that has come is written, or after that time."""
+        written = threading.Event()
+        self._writer.add(written.set)
+        written.wait(seconds)
+
     def draw(self, act: Callable[[], None]) -> None:
         """Calls `act` soon where output is written, unless some waits there. Safe from any thread."""
         self._loop.call(lambda: None if self._unwritten else self._writer.add(act))
