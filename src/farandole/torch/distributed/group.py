@@ -441,7 +441,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
 Kept = TypeVar("Kept", bound=Group)
 
 
-# How often torch.distributed has begun in a world: its store counts groups from 1 each time, the engine never forgets.
+# How often torch.distributed has begun in a world: its store may be a new one or the old one, the engine never forgets.
 _beginnings: WeakKeyDictionary[World, int] = WeakKeyDictionary()
 
 
@@ -452,12 +452,14 @@ def begin_anew(world: World) -> None:
 
 def found(kind: type[Kept], world: World, members: Members, store: Any, timeout: timedelta, name: str) -> Kept:
     """A group that its members alone make: the first draws its number, and the others read it in the group's store."""
+    beginning = _beginnings[world]
+    key = f"farandole/number/{beginning}"
     if members.me == 0:
         count = int(c10d._get_default_store().add("farandole/groups", 1))
-        number = FIRST_NUMBER + (_beginnings[world] * MOST_GROUPS) + count
-        store.set("farandole/number", str(number))
+        number = FIRST_NUMBER + beginning * MOST_GROUPS + count
+        store.set(key, str(number))
     else:
-        number = int(store.get("farandole/number"))
+        number = int(store.get(key))
     request = Request(Kind.ADD_GROUP, splits=[members.size, *sorted(members.ranks)], tag=number)
     [handle] = world.engine.submit([request], prompt=True)
     world.engine.wait(handle)
