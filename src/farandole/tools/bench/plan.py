@@ -38,7 +38,7 @@ class Plan:
     most_calls: int = 100
     host_bytes: int = 64 * MIB
     host_shapes: tuple[tuple[int, int], ...] = ((2, 1), (2, 2), (4, 1), (4, 2))
-    work_bytes: int = 8 * MIB  # one repeat of a small size calls until it has moved so much, or most_calls times
+    work_bytes: int = 40 * MIB  # one repeat of a small size calls until it has moved so much, or most_calls times
 
     def count(self, size: int) -> int:
         """Calls in one repeat."""
@@ -64,7 +64,7 @@ def lean(ranks: Sequence[int], cores: int, repeats: int) -> Plan:
         host_shapes=((2, 1), (4, 2)),
         fresh_others=False,
         most_calls=25,
-        work_bytes=2 * MIB,
+        work_bytes=16 * MIB,
     )
 
 

@@ -14,6 +14,7 @@ from .plan import Plan, Row, Samples, row
 from .processes import Failed
 
 NAMES = {"farandole": "farandole", "gloo": "DDP on Gloo", "peer": "other Horovod", "alone": "single"}
+IN_STEP = "single, in step"  # the same, but each step waits for the slowest: what no synchronous training can beat
 CLOSE = 1e-3  # how far gradients of two libraries may be apart, as a part of their length
 
 
@@ -55,6 +56,9 @@ def compare(yard: Yard, lanes: dict[str, Lane], case: str, steps: int, repeats: 
             amount = answers[0]["bytes"]
             if repeat > 0:
                 values[NAMES[name]].append(step(answers))
+            if repeat > 0 and name == "alone" and lane.ranks > 1:
+                waited = lane.ask("train", case=case, steps=steps, in_step=True)
+                values.setdefault(IN_STEP, []).append(step(waited))
     return values, amount
 
 

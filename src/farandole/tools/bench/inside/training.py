@@ -63,7 +63,7 @@ class Training:
         if order["case"] != self._name:
             self._load(order["case"])
         self._together.wait()
-        times = [self._step() for _ in range(order["steps"])]
+        times = [self._step(order.get("in_step", False)) for _ in range(order["steps"])]
         return {"times": times, "bytes": self._bytes, "gradients": self._probe, "digest": self._digest()}
 
     def trace(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -110,11 +110,14 @@ class Training:
         for _ in range(WARM_STEPS - 1):
             self._step()
 
-    def _step(self) -> float:
+    def _step(self, in_step: bool = False) -> float:
+        """Seconds of one step; `in_step`: until the slowest rank has ended it."""
         began = time.perf_counter()
         self._optimizer.zero_grad()
         self._loss(self._model(self._input), self._target).backward()
         self._optimizer.step()
+        if in_step:
+            self._together.wait()
         return time.perf_counter() - began
 
     def _gradients(self) -> list[float]:
