@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import importlib
+import mmap
 import os
 import warnings
 from typing import Any
+
+from .version import package_version
 
 NAME = "farandole"
 
@@ -17,12 +20,20 @@ def register() -> None:
     if os.environ.get("FARANDOLE_AUTOLOAD", "1").strip().lower() in ("0", "false", "no", "off"):
         return
     try:
-        library = os.path.join(os.path.dirname(__file__), "_native", "libfarandole.so")
-        if not os.path.exists(library):
-            raise FileNotFoundError(f"{library} does not exist; install the package again")
+        check(os.path.join(os.path.dirname(__file__), "_native", "libfarandole.so"))
         announce()
     except Exception as error:
         warnings.warn(f"farandole cannot be used as a backend of torch.distributed: {error}", stacklevel=2)
+
+
+def check(library: str) -> None:
+    """Raises when the library is missing or of another version; it is looked into, not loaded."""
+    if not os.path.exists(library):
+        raise FileNotFoundError(f"{library} does not exist; install the package again")
+    expected = package_version()
+    with open(library, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(f"farandole library {expected}\0".encode()) < 0:
+            raise RuntimeError(f"{library} is not of version {expected}; install the package again")
 
 
 def announce() -> None:

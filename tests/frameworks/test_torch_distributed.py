@@ -147,6 +147,16 @@ def test_a_broken_package_leaves_torch_alone(installed: dict[str, str], tmp_path
     assert done.stderr.count("UserWarning") == 1 and "libfarandole.so" in done.stderr, done.stderr
 
 
+def test_a_library_of_another_version_leaves_torch_alone(installed: dict[str, str], tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    shutil.copytree(Path(SOURCE) / "farandole", checkout / "src" / "farandole", ignore=shutil.ignore_patterns("*chaos*"))
+    (checkout / "VERSION").write_text("99.0\n")
+    environment = {**installed, "PYTHONPATH": f"{checkout / 'src'}:{tmp_path / 'site'}"}
+    done = python("import torch; print(torch.ones(2).sum())", environment)
+    assert done.returncode == 0 and done.stdout == "tensor(2.)\n", done.stderr
+    assert done.stderr.count("UserWarning") == 1 and "not of version 99.0" in done.stderr, done.stderr
+
+
 DEATH = """
 import os, signal, sys, time, torch, torch.distributed as dist
 from torch import nn

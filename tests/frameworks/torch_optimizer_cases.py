@@ -293,6 +293,68 @@ def missing_gradients_count_as_zeros() -> None:
 
 
 @case
+def one_hook_speaks_for_small_gradients() -> None:
+    """However the gradients come about: all at once, in parts, over old ones, more than once."""
+    n = hvd.size()
+    model = small_model()
+    optimizer = wrap(model)
+
+    def hooks() -> int:
+        return sum(bool(param._post_accumulate_grad_hooks) for param in model.parameters())
+
+    def check(steps: list[int], kept: bool = False) -> None:
+        wanted = expected_grads(model, steps, list(range(n)), 1 / n)
+        optimizer.zero_grad(set_to_none=not kept)
+        for step in steps:
+            backward(model, step)
+        optimizer.synchronize()
+        same(grads_of(model), wanted)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    assert hooks() == 4
+    check([0])
+    check([1])
+    assert hooks() == 1
+    check([2])
+    # A part of the model at a time, with the herald (in the last layer) in the first part, then in the second one.
+    for order in ((2, 0), (0, 2)):
+        wanted = expected_grads(model, [3], list(range(n)), 1 / n)
+        optimizer.zero_grad()
+        for layer in order:
+            loss = loss_on(model, 300 + hvd.rank())
+            layers = list(model[layer].parameters())
+            loss.backward(inputs=layers)
+        optimizer.synchronize()
+        same(grads_of(model), wanted)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    # Over gradients that are kept and filled with zeros nobody can tell what is new: every parameter has its hook again.
+    model = small_model()
+    optimizer = wrap(model)
+    for step in range(4):
+        check([step], kept=True)
+    assert hooks() == 4
+    model = small_model()
+    optimizer = wrap(model)
+    for step in range(3):
+        check([step])
+    optimizer.set_backward_passes_per_step(2)
+    assert hooks() == 4
+    check([4, 5])
+    optimizer.set_backward_passes_per_step(1)
+    check([6])
+    model = small_model()
+    optimizer = wrap(model)
+    for step in range(3):
+        check([step])
+    assert hooks() == 1
+    backward(model, 7)
+    raises(AssertionError, "backward_passes_per_step", backward, model, 8)
+    optimizer.synchronize()
+
+
+@case
 def no_gradient_at_all_on_a_rank() -> None:
     model = small_model()
     optimizer = wrap(model)

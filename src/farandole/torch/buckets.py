@@ -62,6 +62,8 @@ class Gradients:
         self._batches: list[Batch] = []
         self._question: Callable[[], None] | None = None  # about layouts, under way
         self._at_end = False  # flush() is called when the backward pass ends
+        self._turns = 0
+        self._heralded: list[Parcel] = []  # quiet ones that have begun to arrive
         self._lock = threading.Lock()  # hooks of parameters on several devices run in several threads
         self._world: weakref.ref[World] | None = None
         self._hooks: list[Any] = []
@@ -111,6 +113,7 @@ class Gradients:
         for slot in self._open:
             slot.agreed, slot.used = False, True
             self._address(slot)
+        self._attach()
 
     def _attach(self) -> None:
         """Hooks on parameters that want gradients and have none yet: new ones, and those that were frozen before."""
@@ -118,12 +121,27 @@ class Gradients:
             return
         reference = weakref.ref(self)
         for slot in self.slots.values():
-            if slot.hook is None and slot.param.requires_grad:
+            if slot.hook is None and slot.param.requires_grad and not _silent(slot):
                 slot.hook = slot.param.register_post_accumulate_grad_hook(_hook(reference, slot))
                 self._hooks.append(slot.hook)
 
+    def _quieten(self, parcel: Parcel) -> None:
+        """Takes the hooks away where they cost more than they bring: inside a host small gradients travel at once."""
+        if self.passes > 1 or not parcel.flat.is_cpu or runtime.world.config.cross_size > 1:
+            return
+        parcel.quiet = True
+        for slot in parcel.slots:
+            if slot.hook is not None and slot is not parcel.herald:
+                slot.hook.remove()
+                self._hooks.remove(slot.hook)
+                slot.hook = None
+
     def set_passes(self, passes: int) -> None:
         self.passes = passes
+        if passes > 1:  # each gradient counts its own
+            for parcel in self.parcels:
+                parcel.quiet = False
+            self._attach()
         for slot in self.slots.values():
             slot.delay = passes
 
@@ -154,9 +172,15 @@ class Gradients:
             bundle = slot.bundle
             if bundle is not None:
                 bundle.missing -= 1
+                if isinstance(bundle, Parcel) and bundle.quiet:
+                    bundle.quiet = bundle.untouched()
+                    if bundle.quiet:
+                        self._heralded.append(bundle)
+                    return
                 if bundle.missing:
                     return
             else:
+                slot.turn = self._turns = self._turns + 1
                 self._ready.append(slot)
                 self._ready_bytes += slot.bytes
                 if self._ready_bytes < BATCH_BYTES and len(self._ready) < BATCH_TENSORS:
@@ -172,8 +196,12 @@ class Gradients:
         self._at_end = False
         with self._lock:
             batch = self._take_ready()
+            heralded, self._heralded = self._heralded, []
         if batch:
             self._submit(batch)
+        for parcel in heralded:
+            if parcel.complete():  # or step() sends it, with zeros for what is missing
+                self._submit_bundle(parcel)
         if self._question is None:
             self._ask()
 
@@ -283,6 +311,7 @@ class Gradients:
         self._take_ready()
         self._question = None
         self._at_end = False
+        self._heralded = []
         passes = self.passes
         for slot in self.slots.values():
             slot.pending = False
@@ -292,6 +321,7 @@ class Gradients:
             made = parcels(self._unpacked, travelling)
             for parcel in made:
                 self._address(parcel.slot)
+                self._quieten(parcel)
             self.parcels += made
         self._unpacked = []
         for bundle in (*self.groups, *self.parcels):
@@ -370,6 +400,11 @@ class Gradients:
     def handles(self) -> dict[torch.Tensor, tuple[Any, Any]]:
         """Parameters whose gradients are under way, as Horovod shows them."""
         return {slot.param: (slot.name, slot.context) for slot in self.slots.values() if slot.pending}
+
+
+def _silent(slot: Slot) -> bool:
+    """Whether another's hook speaks for it."""
+    return isinstance(slot.bundle, Parcel) and slot.bundle.quiet and slot is not slot.bundle.herald
 
 
 def _hook(reference: weakref.ref[Gradients], slot: Slot) -> Callable[[torch.Tensor], None]:

@@ -49,6 +49,7 @@ class Slot:
         "pending",
         "request",
         "tensor",
+        "turn",
         "used",
     )
 
@@ -57,6 +58,7 @@ class Slot:
         self.given = given  # the user's name; the other is unique among the gradients of this world
         self.request = Request(Kind.ALLREDUCE, name)
         self.bytes = param.numel() * param.element_size()
+        self.turn = 0  # its place in the order of arrival when it last came alone
         self.delay = 1  # backward passes still to come before the gradient is complete
         self.bundle: Bundle | None = None
         self.hook: Any = None
@@ -120,28 +122,46 @@ class Parcel(Bundle):
             part.view(slot.param.shape)
             for slot, part in zip(slots, self.flat.split([slot.param.numel() for slot in slots]), strict=True)
         ]
+        self._params: list[Any] = [slot.param for slot in slots]
+        self._pieces = [number for slot in slots for number in (0, slot.bytes)]  # addresses and bytes
         self._grads: list[Any] = []  # those that were copied in, and
         self._parts: list[Any] = []  # where
         more = f" and {len(slots) - 1} more" if len(slots) > 1 else ""
         self.slot = Slot(self.flat, first.given, first.name + more)
+        # Hooks cost more than small gradients do: a quiet parcel has one, on its herald, and goes when backward ends.
+        self.quiet = False
+        self.herald = min(slots, key=lambda slot: slot.turn)
+
+    def untouched(self) -> bool:
+        """Whether no gradient but the herald's is there yet, so that those found later have come since."""
+        return sum(param.grad is not None for param in self._params) == 1
+
+    def complete(self) -> bool:
+        """Takes all gradients as arrived when all are there."""
+        if any(param.grad is None for param in self._params):
+            return False
+        for slot in self.slots:
+            slot.pending = True
+        self.missing = 0
+        return True
 
     def scatter(self) -> bool:
         """Lets the engine work on the gradients where they lie; False when they are not all of one plain kind."""
-        dtype = self.flat.dtype
-        pieces: list[int] = []
-        alive: list[Any] = []
-        for slot in self.slots:
-            grad = slot.param.grad
-            if not slot.pending or grad is None or grad.dtype is not dtype or grad.layout is not torch.strided:
+        if not self.flat.is_cpu or not all([slot.pending for slot in self.slots]):
+            return False
+        grads = [param.grad for param in self._params]
+        try:
+            plain = all(map(torch.Tensor.is_contiguous, grads)) and not any(map(torch.Tensor.is_neg, grads))
+            if not plain or {grad.dtype for grad in grads} != {self.flat.dtype}:
                 return False
-            if not grad.is_contiguous() or not grad.is_cpu or grad.is_neg():
-                return False
-            pieces += (grad.data_ptr(), slot.bytes)
-            # The storage too: `grad.data = other` gives it away while the engine still uses it.
-            alive.append((grad, grad.untyped_storage()))
+            self._pieces[::2] = map(torch.Tensor.data_ptr, grads)
+        except (RuntimeError, TypeError):  # a sparse one among them, or one that the script has taken away
+            return False
+        # The storages too: `grad.data = other` gives one away while the engine still uses it.
+        alive = (grads, list(map(torch.Tensor.untyped_storage, grads)))
         request = self.slot.request
         request.input = request.output = Span(0, tuple(self.flat.shape), alive, alive)
-        request.pieces = pieces
+        request.pieces = self._pieces
         return True
 
     @without_graph
