@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LISTS = ROOT / "scripts" / "requirements"
+OLDER = ROOT / "build" / "older-torch"  # the oldest torch that the tests run on, in an environment of its own
 
 # Programs that some tests run and that a bare Debian lacks, with their packages. Tests that miss one say so and are
 # skipped.
@@ -43,6 +44,7 @@ COST = {
     "lint": (30, 10),
     "wheel": (100, 30),
     "bench": (25, 10),
+    "older": (130, 60),
 }
 
 
@@ -69,14 +71,15 @@ def installer(packages: dict[str, str]) -> str:
     return f"install {packages['apt-get']} with your system's package manager"
 
 
-def create() -> None:
+def create(place: Path) -> None:
     """Makes the virtual environment, unless a working one is there."""
-    if PYTHON.exists() and subprocess.run([PYTHON, "-c", "import pip"], capture_output=True).returncode == 0:
+    python = place / "bin" / "python"
+    if python.exists() and subprocess.run([python, "-c", "import pip"], capture_output=True).returncode == 0:
         return
-    if VENV.exists():
-        print(f"setup: {VENV.name} does not work (moved, or its Python is gone): making it again", flush=True)
-        shutil.rmtree(VENV)
-    print(f"setup: creating {VENV.name} with Python {platform.python_version()}", flush=True)
+    if place.exists():
+        print(f"setup: {place.name} does not work (moved, or its Python is gone): making it again", flush=True)
+        shutil.rmtree(place)
+    print(f"setup: creating {place.name} with Python {platform.python_version()}", flush=True)
     try:
         # ensurepip is what Debian leaves out of python3.
         import ensurepip  # noqa: F401
@@ -84,9 +87,9 @@ def create() -> None:
     except ImportError:
         version = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
         stop(f"setup: this Python cannot make virtual environments; run: {installer({'apt-get': version})}")
-    made = subprocess.run([sys.executable, "-m", "venv", str(VENV)], capture_output=True, text=True)
+    made = subprocess.run([sys.executable, "-m", "venv", str(place)], capture_output=True, text=True)
     if made.returncode != 0:
-        shutil.rmtree(VENV, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
         last = ((made.stderr or made.stdout).strip().splitlines() or ["no output"])[-1]
         stop(f"setup: python -m venv failed: {last}")
 
@@ -107,24 +110,31 @@ def link_source() -> None:
             command.chmod(0o755)
 
 
-def stamp(name: str) -> Path:
+def stamp(place: Path, name: str) -> Path:
     """The file that says: this very list is installed. Another list has another hash."""
-    return VENV / f".installed-{name}-{hashlib.sha256((LISTS / f'{name}.txt').read_bytes()).hexdigest()[:16]}"
+    return place / f".installed-{name}-{hashlib.sha256((LISTS / f'{name}.txt').read_bytes()).hexdigest()[:16]}"
 
 
-def fill(names: list[str]) -> None:
+def fill(place: Path, names: list[str]) -> None:
     """Installs the lists that are not installed yet, all of them in one run of pip."""
-    missing = [name for name in names if not stamp(name).exists()]
+    missing = [name for name in names if not stamp(place, name).exists()]
     if not missing:
         return
     megabytes = sum(COST[name][0] for name in missing)
     seconds = sum(COST[name][1] for name in missing)
     print(
-        f"setup: installing {', '.join(missing)} into {VENV.name}: up to {megabytes} MB to download, about {seconds} s",
+        f"setup: installing {', '.join(missing)} into {place.name}: up to {megabytes} MB to download, about {seconds} s",
         flush=True,
     )
     began = time.monotonic()
-    command: list[str] = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command: list[str] = [
+        str(place / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     for name in missing:
         command += ["-r", str(LISTS / f"{name}.txt")]
     # Root in a container is fine: this is a private environment.
@@ -132,9 +142,9 @@ def fill(names: list[str]) -> None:
     if result.returncode != 0:
         stop(f"setup: pip could not install {', '.join(missing)} (see above); check the network and run make again")
     for name in missing:
-        for old in VENV.glob(f".installed-{name}-*"):
+        for old in place.glob(f".installed-{name}-*"):
             old.unlink()
-        stamp(name).touch()
+        stamp(place, name).touch()
     print(f"setup: done in {time.monotonic() - began:.0f} s", flush=True)
 
 
@@ -190,8 +200,12 @@ def main() -> None:
     (ROOT / "build").mkdir(exist_ok=True)
     with open(ROOT / "build" / "setup.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once: the second waits
-        create()
-        fill(sys.argv[1:])
+        lists = [name for name in sys.argv[1:] if name != "older"]
+        create(VENV)
+        fill(VENV, lists)
+        if "older" in sys.argv[1:] and platform.machine() == "aarch64":  # elsewhere it would bring gigabytes of CUDA
+            create(OLDER)
+            fill(OLDER, ["older"])
         if "test" in sys.argv[1:]:
             install_programs()
         link_source()

@@ -329,7 +329,7 @@ def one_hook_speaks_for_small_gradients() -> None:
         same(grads_of(model), wanted)
         with optimizer.skip_synchronize():
             optimizer.step()
-    # Over gradients that are kept and filled with zeros nobody can tell what is new: every parameter has its hook again.
+    # Over gradients that are kept and filled with zeros nobody can tell what is new: every one has its hook again.
     model = small_model()
     optimizer = wrap(model)
     for step in range(4):

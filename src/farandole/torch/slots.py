@@ -147,7 +147,7 @@ class Parcel(Bundle):
 
     def scatter(self) -> bool:
         """Lets the engine work on the gradients where they lie; False when they are not all of one plain kind."""
-        if not self.flat.is_cpu or not all([slot.pending for slot in self.slots]):
+        if not self.flat.is_cpu or not all(slot.pending for slot in self.slots):
             return False
         grads = [param.grad for param in self._params]
         try:

@@ -1,0 +1,42 @@
+# torch.distributed on Farandole with an older torch, in an environment that `make test` has made.
+# Touches farandole.launch and the cases.
+"""The newest torch is what the other tests run on; this one is what users who cannot move have."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+HERE = Path(__file__).parent
+PYTHON = HERE.parents[1] / "build" / "older-torch" / "bin" / "python"
+sys.path.insert(0, str(HERE))
+
+import distributed_cases  # noqa: E402, F401
+import distributed_job  # noqa: E402
+
+CASES = [name for name in distributed_job.CASES if name != "bad_input"]  # torch checks more than it did
+from distributed_runs import run, same  # noqa: E402
+
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.skipif(
+        not PYTHON.exists(), reason="no older torch: scripts/environment.py older makes it, on Arm alone"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("older")
+    # Gloo of the newer torch: the older one's ends the process when its input is bad.
+    gloo = run("distributed_cases", "gloo", 2, folder / "gloo")
+    return {"gloo": gloo, "farandole": run("distributed_cases", "farandole", 2, folder / "ours", python=str(PYTHON))}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_on_gloo(found: dict[str, list[dict[str, Any]]], name: str) -> None:
+    same(found, name)
