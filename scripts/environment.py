@@ -123,7 +123,7 @@ def fill(place: Path, names: list[str]) -> None:
     megabytes = sum(COST[name][0] for name in missing)
     seconds = sum(COST[name][1] for name in missing)
     print(
-        f"setup: installing {', '.join(missing)} into {place.name}: up to {megabytes} MB to download, about {seconds} s",
+        f"setup: installing {', '.join(missing)} into {place.name}: up to {megabytes} MB to fetch, about {seconds} s",
         flush=True,
     )
     began = time.monotonic()

@@ -58,7 +58,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "ops": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions"},
     "objects": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops"},
     "__init__": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects", "launch"},
-    "autoload": {"torch"},
+    "autoload": {"torch", "version"},
     "elastic": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects"},
     "torch": _RUNTIME
     | {
