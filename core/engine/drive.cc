@@ -230,6 +230,10 @@ void Engine::create_group(std::uint32_t id, Topology topology) {
     else
       early_requests_.push_back(std::move(requests));
   }
+  for (auto& [rank, progress] : left_) {  // before the group was made here
+    int member = group.topology().member_of(rank);
+    if (member >= 0) group.member_left(member, progress[id]);
+  }
   if (group.rings() == nullptr) return;
   for (int member : group.topology().my_host()) {
     int rank = group.topology().ranks[static_cast<std::size_t>(member)];

@@ -138,6 +138,7 @@ class Engine final : private Services, private link::Listener {
   void found_group(Operation& operation);
   void drop_group(std::uint32_t id);
   void abandon_group(std::uint32_t id, const Error& error);
+  void tell_abandoned(std::uint32_t id, const std::vector<int>& members, const std::string& why);
   bool awaits_founding(std::uint32_t id) const { return id >= next_group_ && dropped_.count(id) == 0; }
   void attach_segment(Group& group, int peer, os::Descriptor file);
   void note_milestones();

@@ -34,7 +34,22 @@ void Engine::found_group(Operation& operation) {
   auto id = static_cast<std::uint32_t>(operation.tag);
   if (all_groups_.count(id) != 0 || dropped_.count(id) != 0)
     throw Failure(Code::invalid_argument, "there is, or was, a group with the number " + std::to_string(id));
-  create_group(id, std::move(sets[0]));
+  std::vector<int> members = sets[0].ranks;
+  try {
+    create_group(id, std::move(sets[0]));
+  } catch (const Failure& failure) {
+    // The others may be making theirs: they must not wait for a member that has none.
+    all_groups_.erase(id);
+    groups_.erase(id);
+    dropped_.insert(id);
+    {
+      std::lock_guard lock(inbox_.mutex);
+      inbox_.members.erase(static_cast<std::int32_t>(id));
+    }
+    tell_abandoned(id, members, "rank " + std::to_string(options_.rank) + " could not make process set " +
+                                    std::to_string(id) + ": " + failure.error().message);
+    throw;
+  }
   operation.value = id;
   auto abandoned = early_abandoned_.find(id);
   if (abandoned == early_abandoned_.end()) return;
@@ -58,15 +73,19 @@ void Engine::drop_group(std::uint32_t id) {
 // Every operation of the group ends with the error, on every member, now and for later; other groups go on.
 void Engine::abandon_group(std::uint32_t id, const Error& error) {
   Group& group = *groups_.at(id);
-  wire::Writer writer;
-  writer.u32(id);
-  writer.text(error.message);
-  std::vector<std::byte> message = writer.take();
-  for (int rank : group.topology().ranks)
-    if (rank != options_.rank && messenger_->has(rank))
-      messenger_->control(rank, static_cast<std::uint32_t>(Control::abandon), message);
+  tell_abandoned(id, group.topology().ranks, error.message);
   group.close(error);
   end_transfers(static_cast<std::int32_t>(id), error);
+}
+
+void Engine::tell_abandoned(std::uint32_t id, const std::vector<int>& members, const std::string& why) {
+  wire::Writer writer;
+  writer.u32(id);
+  writer.text(why);
+  std::vector<std::byte> message = writer.take();
+  for (int rank : members)
+    if (rank != options_.rank && messenger_->has(rank))
+      messenger_->control(rank, static_cast<std::uint32_t>(Control::abandon), message);
 }
 
 void Engine::on_abandon(int peer, wire::Reader& reader) {

@@ -100,3 +100,81 @@ hvd.shutdown()
 """
     expected = {"sums": [6.0, 6.0], "gathered": list(range(6)), "received": 7, "swapped": True}
     assert jobs.run(body, 6, list("abcdef"), env=ENGINE[engine]) == [expected] * 6
+
+
+FOUNDED = """
+import os, resource, time
+from farandole.engine import DType, Kind, ReduceOp, Request
+from farandole.runtime import runtime
+
+def found():
+    engine = runtime.world.engine
+    [handle] = engine.submit([Request(Kind.ADD_GROUP, splits=[2, 0, 1], tag=(1 << 20) + 5)], prompt=True)
+    engine.wait(handle)
+
+def use():
+    engine, ones = runtime.world.engine, np.ones(1, dtype=np.float32)
+    request = Request(Kind.ALLREDUCE, "x", op=ReduceOp.SUM, group=(1 << 20) + 5, input=ones, output=ones)
+    request.dtype = DType.FLOAT32
+    [handle] = engine.submit([request], prompt=True)
+    engine.wait(handle)
+
+def error(call):
+    try:
+        call()
+    except Exception as error:
+        return str(error)
+    return ""
+"""
+
+
+def test_members_hear_of_a_group_that_one_of_them_cannot_make() -> None:
+    body = (
+        FOUNDED
+        + """
+hvd.init()
+if rank == 1:
+    used = max(int(number) for number in os.listdir("/proc/self/fd")) + 1
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used, before[1]))
+    fillers = []
+    while True:
+        try:
+            fillers.append(os.dup(0))
+        except OSError:
+            break
+    said = error(found)
+    for filler in fillers:
+        os.close(filler)
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    report(said=said)
+else:
+    said = error(found) or error(use)
+    report(said=said)
+hvd.allreduce(np.ones(1))  # the world goes on
+hvd.shutdown()
+"""
+    )
+    zero, one = jobs.run(body, 2)
+    assert "too few file descriptors" in one["said"], one
+    assert "rank 1 could not make process set" in zero["said"], zero
+
+
+def test_a_group_with_a_member_that_has_left_says_so() -> None:
+    body = (
+        FOUNDED
+        + """
+hvd.init()
+if rank == 1:
+    hvd.shutdown()
+    report(said="")
+else:
+    try:
+        hvd.allreduce(np.ones(1), name="until it has left")
+    except Exception:
+        pass
+    report(said=error(found) or error(use))
+"""
+    )
+    zero, _ = jobs.run(body, 2)
+    assert "rank 1 has been shut down" in zero["said"], zero
