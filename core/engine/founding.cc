@@ -46,8 +46,9 @@ void Engine::found_group(Operation& operation) {
       std::lock_guard lock(inbox_.mutex);
       inbox_.members.erase(static_cast<std::int32_t>(id));
     }
-    tell_abandoned(id, members, "rank " + std::to_string(options_.rank) + " could not make process set " +
-                                    std::to_string(id) + ": " + failure.error().message);
+    tell_abandoned(id, members,
+                   "rank " + std::to_string(options_.rank) + " could not make process set " + std::to_string(id) +
+                       ": " + failure.error().message);
     throw;
   }
   operation.value = id;
