@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ pytest.importorskip("torch")
 import torch
 import torch_binding
 from battery.run import chosen, judge, results
+
+from farandole.launch import local
+
+HERE = Path(__file__).parent
 
 pytestmark = [
     pytest.mark.ranks,
@@ -25,3 +30,16 @@ def test_battery(size: int) -> None:
     found = results(Path(torch_binding.__file__), size, "cuda")
     for case in chosen(torch_binding.TorchBinding("cuda"), torch_binding.table("cuda")):
         judge(found, case.name, size)
+
+
+# NCCL takes one rank for each GPU; Gloo stands in for it where ranks share one.
+@pytest.mark.parametrize(
+    "backend, ranks", [("farandole", 2), ("cpu:farandole,cuda:gloo", 2), ("cpu:farandole,cuda:nccl", 1)]
+)
+def test_torch_distributed(backend: str, ranks: int) -> None:
+    environment = {"PYTHONPATH": str(HERE.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(HERE / "torch_cuda_job.py"), backend]
+    with local.start(command, ranks, env=environment, stop_on_failure=False) as job:
+        assert job.wait(100) == 0, [job.stderr(rank)[-3000:] for rank in range(ranks)]
+        shown = ["all_reduce on cpu", "all_reduce on cuda", "DDP", "ddp_hook", "unsharded", "sharded"]
+        assert [job.stdout(rank).splitlines() for rank in range(ranks)] == [shown] * ranks
