@@ -98,6 +98,27 @@ def test_the_demo_runs_as_it_is(launcher: str) -> None:
     assert not left()
 
 
+SUM = """
+import json, os, torch, torch.distributed as dist
+import farandole.torch.distributed
+dist.init_process_group("farandole")
+tensor = torch.full((4,), float(dist.get_rank() + 1))
+dist.all_reduce(tensor)
+os.write(1, json.dumps({"rank": dist.get_rank(), "sum": tensor.tolist()}).encode() + b"\\n")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("launcher", MPIS)
+def test_torch_distributed_runs_on_it(launcher: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SUM)
+    with started(command(launcher, 2, str(script))) as job:
+        found = sorted(reports(finish(job)), key=lambda one: one["rank"])
+    assert found == [{"rank": rank, "sum": [3.0] * 4} for rank in range(2)]
+    assert not left()
+
+
 def test_jobs_at_once_do_not_meet_and_every_init_is_a_new_round() -> None:
     jobs = [(launcher, number) for launcher in MPIS for number in (1, 2)]
     with contextlib.ExitStack() as stack:

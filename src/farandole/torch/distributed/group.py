@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -64,7 +64,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         self._splits = 0
         self._counts: Counter[str] = Counter()
         self._seen: Counter[tuple[int, int]] = Counter()  # address and elements of large tensors
-        self._forgotten: list[Operation] = []  # whose Work nobody holds any more
+        self._forgotten: deque[Operation] = deque()  # whose Work nobody holds any more
         self._coalescing: list[Work] | None = None
         self._lock = threading.Lock()
 
@@ -106,7 +106,10 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
 
     def _look_after_forgotten(self) -> None:
         with self._lock:
-            self._forgotten = [operation for operation in self._forgotten if not operation.poll()]
+            for _ in range(len(self._forgotten)):  # more may be forgotten meanwhile, by any thread
+                operation = self._forgotten.popleft()
+                if not operation.poll():
+                    self._forgotten.append(operation)
 
     def place_of(self, rank: int) -> int:
         """The place in the group of a rank of the job."""
