@@ -16,6 +16,7 @@ from .lanes import RANK, Lane, Yard
 from .measure import Entrant, race
 from .plan import Plan, Row, row
 from .processes import PYTHON, Failed, Process
+from .report import STREAMS
 
 RATE = "1gbit"
 PROGRAMS = ("ip", "tc", "unshare", "nsenter")
@@ -174,7 +175,9 @@ def shape(plan: Plan, yard: Yard, hosts: Hosts, per_host: int) -> Iterator[Row]:
             lane = open_lanes.enter_context(others(yard, hosts, "gloo", per_host))
             runners.append(Entrant("Gloo", lane, allreduce))
         streams = open_lanes.enter_context(others(yard, hosts, "streams", 1))
-        for operation, name in (("both", "plain TCP, both ways"), ("one", "plain TCP, one way")):
+        for operation, name in (("both", STREAMS[0]), ("one", STREAMS[1]), ("all", STREAMS[2])):
+            if operation == "all" and hosts.count == 2:
+                continue  # the same as both ways
             plain = {"operation": operation, "interface": "numpy", "bytes": carried}
             runners.append(Entrant(name, streams, plain))
         values, checked = race(yard, runners, plan.repeats, order)

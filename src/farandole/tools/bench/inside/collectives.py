@@ -31,7 +31,7 @@ def wanted(operation: str, rank: int, size: int, count: int) -> Any:
     """What a rank must get."""
     if operation == "broadcast":
         return numbers(0, count)
-    if operation in ("both", "one"):  # streams give back what they have sent
+    if operation in ("both", "one", "all"):  # streams give back what they have sent
         return numbers(rank, count)
     if operation == "allgather":
         return np.concatenate([numbers(source, count) for source in range(size)])
