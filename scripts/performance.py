@@ -54,7 +54,7 @@ A target that a table below calls NOT MET is shown beside the limit that stands 
   nothing synchronous is faster. In `many` the rest is finding out, 400 times in a step, where a gradient of a few
   kilobytes lies; on x86 with all cores busy it is memory that all ranks use at once.
 - *Alltoall, 16 ranks.* Bytes pass shared memory, so each is copied twice: `copy by all` copies them once.
-- *Four hosts, direct.* Three hosts send to one port at the same time. `plain TCP, all at once` does the same and nothing
+- *Four hosts, direct.* Three hosts send to one port at the same time. `plain TCP, all at once` does that and nothing
   else; `ring` has one sender for each port, at the price of another order of additions.
 - *More ranks than cores, 16 cores.* Every hand-over waits for the scheduler; Gloo sleeps in the kernel anyway.
 

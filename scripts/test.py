@@ -26,13 +26,14 @@ def stages() -> list[Stage]:
     found = [
         Stage("rules of the house", [PYTHON, ROOT / "scripts" / "house.py"]),
         Stage("build the core and its tests", [PYTHON, ROOT / "scripts/build.py", "tests"], True),
+        Stage("compile the wheels, beside the tests", [PYTHON, ROOT / "scripts" / "wheel.py", "compile"], beside=True),
         Stage("C++ tests and the fuzz corpus", ctest),
         Stage("Python: unit", [*PYTEST, "-n", cores, "tests/unit"], environment=QUIET),
     ]
     for folder in ALONE:
         if (ROOT / "tests" / folder).is_dir() and any((ROOT / "tests" / folder).glob("test_*.py")):
             found.append(Stage(f"Python: {folder}", [*PYTEST, f"tests/{folder}"], environment=QUIET))
-    found.append(Stage("wheels for x86_64 and aarch64", [PYTHON, ROOT / "scripts" / "wheel.py"]))
+    found.append(Stage("wheels for x86_64 and aarch64", [PYTHON, ROOT / "scripts" / "wheel.py"], after=True))
     return found
 
 

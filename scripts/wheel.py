@@ -198,8 +198,12 @@ def trial(wheel: Path, horovod: Path) -> None:
 
 
 def main() -> None:
-    """Both platforms, then the one that runs here."""
+    """Both platforms, then the one that runs here; `compile`: what takes long, for the next time."""
     WORK.mkdir(parents=True, exist_ok=True)
+    if sys.argv[1:] == ["compile"]:
+        for machine in PLATFORMS:
+            build(machine)
+        return
     wheels = {}
     for machine in PLATFORMS:
         print(f"wheel: compiling for {machine}, glibc {GLIBC} (a minute or two the first time)", flush=True)
