@@ -40,3 +40,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_as_on_gloo(found: dict[str, list[dict[str, Any]]], name: str) -> None:
     same(found, name)
+
+
+@pytest.mark.parametrize("module", ["distributed_own_cases", "distributed_training_cases"])
+def test_what_gloo_has_not_and_training(tmp_path: Path, module: str) -> None:
+    for rank, found in enumerate(run(module, "farandole", 2, tmp_path / module, python=str(PYTHON))):
+        for name, result in found.items():
+            assert not isinstance(result, str), f"rank {rank}, {name}: {result}"

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -128,16 +127,3 @@ def test_pipeline_of_data_over_two_hosts(tmp_path: Path) -> None:
         assert done.stdout.count("pipeline_of_data_1f1b is done") == 4, done.stdout
         assert done.stdout.count("hsdp is done") == 4, done.stdout
         assert (hosts[1].counters() - before).sent > 10_000
-
-
-OTHER = os.environ.get("FARANDOLE_OTHER_TORCH")  # the python of an environment with another release
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(OTHER is None, reason="FARANDOLE_OTHER_TORCH names no python with another release of torch")
-@pytest.mark.parametrize("module", ["distributed_cases", "distributed_own_cases", "distributed_training_cases"])
-def test_another_release_of_torch(tmp_path: Path, module: str) -> None:
-    assert OTHER is not None and shutil.which(OTHER)
-    for rank, found in enumerate(run(module, "farandole", 2, tmp_path / module, python=OTHER)):
-        for name, result in found.items():
-            assert not isinstance(result, str), f"rank {rank}, {name}: {result}"
