@@ -33,7 +33,7 @@ class Again:
         callback = None if trainer is None else elastic.callback_of(trainer)
         if callback is None or trainer.state.fn != "fit":
             return function(*args, **kwargs)
-        return elastic.fit(callback, trainer, function, args, kwargs)
+        return elastic.fit(trainer, function, args, kwargs)
 
     def kill(self, signum: int) -> None:
         """There is nobody to kill: the launcher looks after the ranks."""

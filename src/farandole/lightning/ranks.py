@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import inspect
@@ -116,7 +117,8 @@ class Ranks:
     def _join_torch(self) -> None:
         world = runtime.world
         if self._world is not None and self._world is not world and dist.is_initialized():
-            dist.destroy_process_group()  # of ranks that have come and gone since
+            with contextlib.suppress(Exception):  # of ranks that have come and gone since
+                dist.destroy_process_group()
         self._world = world
         if dist.is_initialized() or not dist.is_available():
             return

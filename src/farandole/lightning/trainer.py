@@ -55,6 +55,7 @@ class TrainerRanks(Ranks):
         self.scale_lr = scale_lr
         self._normalised: list[Any] = []
         self._evened: list[Evened] = []
+        self._dealt: elastic.Dealt | None = None
         self._groups: list[tuple[Any, Any, int]] = []  # optimizer, its gradients, how many parameters it had
 
     # Lightning's half of this object.
@@ -62,6 +63,7 @@ class TrainerRanks(Ranks):
     lightning_module: Any
     optimizers: list[Any]
     lr_scheduler_configs: list[Any]
+    precision_plugin: Any
     _layer_sync: Any
 
     # --- before training ---------------------------------------------------------------------------------------------
@@ -139,7 +141,8 @@ class TrainerRanks(Ranks):
         if not trainer.training:
             return dataloader
         if elastic.callback_of(trainer) is not None:
-            return elastic.loader(dataloader, trainer)
+            self._dealt = elastic.loader(dataloader, trainer)
+            return self._dealt
         loader = evened(dataloader)
         self._evened = [*self._evened, loader] if isinstance(loader, Evened) else self._evened
         return loader
@@ -151,21 +154,31 @@ class TrainerRanks(Ranks):
         """Whether this rank has no batch while others have."""
         return bool(self._evened) and all(loader.idle for loader in self._evened)
 
+    @property
+    def _weight(self) -> float:
+        """What this rank's batch counts for: ranks may have fewer samples than others, or none."""
+        if self._dealt is not None:
+            return self._dealt.weight
+        return 0.0 if self._idle else 1.0
+
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The module's; a rank that has no batch computes nothing, unless the module steps by itself."""
         if self._idle and self.lightning_module.automatic_optimization:
-            return None
+            return torch.zeros((), device=self.root_device, requires_grad=True)  # no parameter is behind it
         base: Any = super()
         return base.training_step(*args, **kwargs)
 
-    def pre_backward(self, closure_loss: torch.Tensor) -> None:
-        """A rank without a batch adds nothing to what the others have."""
-        if self._idle:
-            closure_loss.register_hook(torch.zeros_like)
-
-    def post_backward(self, closure_loss: torch.Tensor) -> None:
-        """Gradients are those of all ranks from here on: for clipping, for precision, for whoever looks."""
-        self._reducer.synchronize(every=self.lightning_module.automatic_optimization)
+    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Gradients are those of all ranks before anybody looks: hooks of users, clipping, precision."""
+        module, precision = self.lightning_module, self.precision_plugin
+        weight = self._weight
+        if weight != 1.0:
+            closure_loss = closure_loss * weight
+        closure_loss = precision.pre_backward(closure_loss, module)
+        precision.backward(closure_loss, module, optimizer, *args, **kwargs)
+        self._reducer.synchronize(every=module.automatic_optimization)
+        whole: torch.Tensor = precision.post_backward(closure_loss, module)
+        return whole
 
     def block_backward_sync(self) -> Any:
         """Inside, gradients add up on each rank, and nothing is sent."""
@@ -175,16 +188,11 @@ class TrainerRanks(Ranks):
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
         """The optimizer's step, with closures that leave all ranks with the same gradients."""
-        automatic = self.lightning_module.automatic_optimization
-        if not automatic and self._reducer.pending(_params(optimizer)):
+        if not self.lightning_module.automatic_optimization and self._reducer.pending(_params(optimizer)):
             self._reducer.synchronize(every=False)  # somebody called loss.backward() instead of manual_backward
 
         def run() -> Any:
             loss = closure()
-            if loss is None and automatic:
-                # Nothing was computed here: the others' gradients count, and zeros from this rank.
-                self._reducer.synchronize(every=True)
-                return torch.zeros((), device=self.root_device)
             if isinstance(optimizer, torch.optim.LBFGS) and loss is not None:
                 # It decides by the loss how often it calls this: all ranks must see the same.
                 return allreduce_(torch.as_tensor(loss).detach().clone(), name="lightning.loss", op=Average)
@@ -219,7 +227,7 @@ class TrainerRanks(Ranks):
         """Lets go of the model."""
         self._reducer.forget()
         self._groups = []
-        self._evened = []
+        self._evened, self._dealt = [], None
         normalisation.revert(self._normalised)
         self._normalised = []
         base: Any = super()
