@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import pickle
 import random
 import sys
 from collections.abc import Callable
@@ -51,17 +50,17 @@ class OwnRanks:
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
         """Runs the function in all ranks; what rank 0 returned, and in `trainer` what became of it."""
-        if trainer is None and _does_nothing(args, function):
+        if trainer is None and _does_nothing(function):
             self._run_script_again()
         work = (function, args, kwargs, trainer, self._number, self._tree, _generators())
         self._executor = Executor(self._number)
         try:
             with self._executor as executor:
                 result, report = executor.run(_work, work)[0]
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
+        except (TypeError, AttributeError) as error:
             if "pickle" not in str(error):
                 raise
-            raise type(error)(
+            raise TypeError(
                 f"the model, data or callbacks cannot be sent to the ranks: {error}. "
                 f"Start the ranks yourself instead: farandole run -np {self._number} python train.py"
             ) from error
@@ -89,7 +88,7 @@ class OwnRanks:
         sys.exit(code)
 
 
-def _does_nothing(args: tuple[Any, ...], function: Any) -> bool:
+def _does_nothing(function: Any) -> bool:
     """Whether it is Fabric's own placeholder: `partial(fabric._wrap_with_setup, _do_nothing)`."""
     inner = getattr(function, "args", ())
     return bool(inner) and getattr(inner[0], "__name__", "") == "_do_nothing"
