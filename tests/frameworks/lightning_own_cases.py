@@ -253,9 +253,7 @@ def lightnings_ddp_on_ours() -> None:
     """DDPStrategy itself, with our backend below it."""
     assert dist.get_backend() == "farandole"
     module = fresh(Plain)
-    trainer("ddp", max_epochs=1, strategy=DDPStrategy(process_group_backend="farandole")).fit(
-        module, ordered(8 * SIZE)
-    )
+    trainer("ddp", max_epochs=1, strategy=DDPStrategy(process_group_backend="farandole")).fit(module, ordered(8 * SIZE))
     close(weights(module.net), plain(together()))
 
 
@@ -272,9 +270,7 @@ def lightnings_model_parallel_on_ours() -> None:
         def on_train_end(self) -> None:
             self.whole = {name: tensor.full_tensor() for name, tensor in self.net.state_dict().items()}
 
-    strategy = ModelParallelStrategy(
-        data_parallel_size=SIZE, tensor_parallel_size=1, process_group_backend="farandole"
-    )
+    strategy = ModelParallelStrategy(data_parallel_size=SIZE, tensor_parallel_size=1, process_group_backend="farandole")
     torch.manual_seed(3)
     module = Sharded()
     trainer("ddp", max_epochs=1, strategy=strategy).fit(module, ordered(8 * SIZE))
@@ -340,5 +336,3 @@ def empty_on_one_rank() -> None:
         assert "no batch at all" in str(error), error
     else:
         raise AssertionError("nobody complained")
-
-

@@ -38,7 +38,9 @@ class Ranks:
     def _begin(self, terms: dict[str, Any], unknown: dict[str, Any]) -> None:
         """The end of a constructor: `unknown` is what nobody knows."""
         if unknown:
-            known = [name for name in inspect.signature(type(self).__init__).parameters if name not in ("self", "unknown")]
+            known = [
+                name for name in inspect.signature(type(self).__init__).parameters if name not in ("self", "unknown")
+            ]
             name = next(iter(unknown))
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
@@ -101,7 +103,9 @@ class Ranks:
         """Who may print and write: Lightning looks at this in many places."""
         rank = self.cluster_environment.global_rank()
         shared = importlib.import_module("lightning_utilities.core.rank_zero").rank_zero_only
-        shared.rank = importlib.import_module(f"{trees.fabric_of(self.tree)}.utilities.rank_zero").rank_zero_only.rank = rank
+        shared.rank = importlib.import_module(
+            f"{trees.fabric_of(self.tree)}.utilities.rank_zero"
+        ).rank_zero_only.rank = rank
 
     def setup_environment(self) -> None:
         """Joins the job; called in each rank before anything else."""
@@ -148,7 +152,9 @@ class Ranks:
         text = str(reduce_op or "mean").lower().rpartition(".")[2]
         average = text in _MEANS
         if not average and not hasattr(dist.ReduceOp, text.upper()):
-            raise ValueError(f"reduce_op={reduce_op!r}: expected mean, sum, max, min, product or one of torch's ReduceOp")
+            raise ValueError(
+                f"reduce_op={reduce_op!r}: expected mean, sum, max, min, product or one of torch's ReduceOp"
+            )
         dist.all_reduce(tensor, dist.ReduceOp.SUM if average else getattr(dist.ReduceOp, text.upper()), group)
         if average:
             tensor.copy_(tensor / dist.get_world_size(group))

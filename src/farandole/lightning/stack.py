@@ -137,7 +137,9 @@ def trainer_options() -> list[str]:
                 tree = ast.parse(file.read())
             for node in ast.walk(tree):
                 if isinstance(node, ast.ClassDef) and node.name == "Trainer":
-                    [make] = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"]
+                    [make] = [
+                        item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"
+                    ]
                     return [argument.arg for argument in (*make.args.args[1:], *make.args.kwonlyargs)]
     return []
 

@@ -184,9 +184,7 @@ class TrainerRanks(Ranks):
         """Inside, gradients add up on each rank, and nothing is sent."""
         return self._reducer.blocked()
 
-    def optimizer_step(
-        self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
-    ) -> Any:
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """The optimizer's step, with closures that leave all ranks with the same gradients."""
         if not self.lightning_module.automatic_optimization and self._reducer.pending(_params(optimizer)):
             self._reducer.synchronize(every=False)  # somebody called loss.backward() instead of manual_backward
@@ -253,9 +251,7 @@ class HorovodRanks(TrainerRanks):
         scale_lr: bool = True,
         **options: Any,
     ) -> None:
-        super().__init__(
-            accelerator, parallel_devices, checkpoint_io, precision_plugin, scale_lr=scale_lr, **options
-        )
+        super().__init__(accelerator, parallel_devices, checkpoint_io, precision_plugin, scale_lr=scale_lr, **options)
 
 
 def _params(optimizer: Any) -> list[torch.Tensor]:

@@ -53,4 +53,3 @@ def evened(loader: Any) -> Any:
     if most_negative == 0:
         raise ValueError(f"a rank has no batch at all while another one has {longest}; each needs one at least")
     return Evened(loader, longest)
-
