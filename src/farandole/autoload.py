@@ -1,4 +1,4 @@
-# What torch runs at the end of its own import: the backend `farandole` becomes known, and Lightning's import is awaited.
+# What torch runs at the end of its own import: the backend `farandole` becomes known; Lightning's import is awaited.
 # Touches torch.distributed's registries alone; the backend itself is loaded when a group is made, Lightning never.
 """The entry point of `torch.backends`: it never raises, and FARANDOLE_AUTOLOAD=0 switches it off."""
 

@@ -1,6 +1,6 @@
 # A rank of an elastic job with Lightning: trains, kills itself where it is told, and counts every sample.
 # Touches Lightning, torch and the folder SCRATCH.
-"""`farandole run -np 3 --min-np 1 python lightning_elastic_job.py`: rank 1 dies in the first epoch, rank 0 in the third."""
+"""Under `farandole run -np 3 --min-np 1`: rank 1 dies in the first epoch, rank 0 in the third or so."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ import farandole.torch as hvd  # noqa: E402
 from farandole.lightning import ElasticCallback  # noqa: E402
 
 SCRATCH = Path(os.environ["SCRATCH"])
-COUNT, EPOCHS = 120, int(os.environ.get("EPOCHS", "4"))
+COUNT, EPOCHS = 120, int(os.environ.get("EPOCHS", "8"))
 DEATHS = {(1, 6): "first", (0, 32): "second"}  # rank and step
 
 

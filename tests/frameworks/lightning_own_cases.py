@@ -207,9 +207,10 @@ def learning_rates() -> None:
 @own
 def compressed() -> None:
     """Options of DistributedOptimizer are options of the strategy."""
-    module = fresh()
-    trainer("ours", strategy=FarandoleStrategy(compression=hvd.Compression.bf16)).fit(module, loader())
-    hvd.check_equal(module)
+    for compression in (hvd.Compression.fp16, "bf16"):
+        module = fresh()
+        trainer("ours", max_epochs=1, strategy=FarandoleStrategy(compression=compression)).fit(module, loader())
+        hvd.check_equal(module)
 
 
 @own
@@ -311,6 +312,7 @@ def bad_input() -> None:
         ({"compresion": None}, "did you mean 'compression'"),
         ({"nonsense": 1}, "there are accelerator"),
         ({"op": "mean"}, "Average or Sum"),
+        ({"compression": "zip"}, "expected one of none, fp16, bf16"),
     ):
         try:
             FarandoleStrategy(**wrong)

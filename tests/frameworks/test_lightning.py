@@ -62,7 +62,7 @@ def test_of_its_own(own: list[dict[str, Any]], name: str) -> None:
 
 
 def test_ranks_die_and_come_back(tmp_path: Path) -> None:
-    """Rank 1 in the first epoch, rank 0 in a later one: every sample counts once in each epoch, and one run is logged."""
+    """Rank 1 in the first epoch, rank 0 in a later one: every sample counts once in each epoch; one run is logged."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "SCRATCH": str(tmp_path)}
     command = [sys.executable, "-m", "farandole", "run", "-np", "3", "--min-np", "1", sys.executable]
     command.append(str(HERE / "lightning_elastic_job.py"))

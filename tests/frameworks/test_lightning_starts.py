@@ -170,7 +170,16 @@ def test_without_lightning_it_says_so(installed: dict[str, str]) -> None:
     assert "farandole.lightning needs lightning.pytorch, which is not installed: pip install" in text
 
 
-@pytest.mark.parametrize("communication", ["farandole", "gloo"])
+def test_an_old_lightning_is_refused(installed: dict[str, str], tmp_path: Path) -> None:
+    for place in ("lightning", "lightning/pytorch"):
+        (tmp_path / "site" / place).mkdir()
+        (tmp_path / "site" / place / "__init__.py").write_text('__version__ = "2.1.4"\n')
+    environment = {**installed, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT / 'src'}"}
+    text = said([sys.executable, "-c", "from farandole.lightning import FarandoleStrategy"], environment, code=1)
+    assert "lightning.pytorch is version 2.1.4; farandole.lightning needs 2.6 or newer" in text
+
+
+@pytest.mark.parametrize("communication", ["{compression: bf16, scale_lr: false}", "gloo"], ids=["farandole", "gloo"])
 def test_a_stack_from_a_file(installed: dict[str, str], tmp_path: Path, communication: str) -> None:
     shutil.copy(DIGITS, tmp_path)
     text = (

@@ -138,11 +138,8 @@ def _trainer(stack: Stack) -> dict[str, Any]:
 def _strategy(stack: Stack) -> Any:
     if stack.compression == "none" and not stack.scale_lr:
         return "farandole"
-    from ..torch.compression import Compression
-    from . import trees
-
-    compression = getattr(Compression, stack.compression)
-    return trees.strategy("lightning.pytorch")(compression=compression, scale_lr=stack.scale_lr)
+    options = {"compression": stack.compression, "scale_lr": stack.scale_lr}
+    return {"class_path": "farandole.lightning.FarandoleStrategy", "init_args": options}
 
 
 if __name__ == "__main__":

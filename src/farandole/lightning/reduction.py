@@ -15,19 +15,24 @@ from ..groups import global_process_set
 from ..reductions import Adasum, Average, Sum
 from ..torch.buckets import Gradients
 from ..torch.compression import Compression, checked_compression
+from .stack import COMPRESSIONS
 
 NEVER = 1 << 60  # backward passes before a gradient is sent
 
 
 @dataclass(frozen=True)
 class Terms:
-    """How gradients are reduced: as the options of the same names of `DistributedOptimizer`."""
+    """How gradients are reduced: the options of `DistributedOptimizer`; a compression may be given by its name."""
 
     compression: Any = Compression.none
     op: Any = Average
     gradient_predivide_factor: float = 1.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.compression, str):
+            if self.compression not in COMPRESSIONS:
+                raise ValueError(f"compression={self.compression!r}: expected one of {', '.join(COMPRESSIONS)}")
+            object.__setattr__(self, "compression", getattr(Compression, self.compression))
         checked_compression(self.compression)
         if self.op == Adasum or self.op not in (Average, Sum):
             raise ValueError(f"op={self.op!r}: a strategy reduces gradients by Average or Sum")

@@ -164,7 +164,7 @@ def strategy_of(stack: Stack) -> str:
         return f'DDPStrategy(process_group_backend="{stack.backend}")'
     options = []
     if stack.compression != "none":
-        options.append(f"compression=Compression.{stack.compression}")
+        options.append(f"compression={stack.compression!r}")
     if stack.scale_lr:
         options.append("scale_lr=True")
     return f"FarandoleStrategy({', '.join(options)})" if options else '"farandole"'
@@ -194,8 +194,6 @@ def _script(stack: Stack) -> list[str]:
         lines.append("from lightning.pytorch.strategies import DDPStrategy")
     if strategy.startswith("Farandole"):
         lines.append("from farandole.lightning import FarandoleStrategy")
-        if "Compression" in strategy:
-            lines.append("from farandole.torch import Compression")
     if stack.min_ranks:
         lines.append("from farandole.lightning import ElasticCallback")
     for one in (stack.module, stack.datamodule):
