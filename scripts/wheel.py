@@ -1,5 +1,5 @@
 """`make wheel`: builds wheels for two platforms with a cross compiler from the package registry, checks and tries them;
-and `horovod` and `lightning-horovod`, which hold no code. Writes dist/ and build/; starts the compiler, pip, two ranks."""
+and `horovod` and `lightning-horovod`, which hold no code. Writes dist/ and build/; starts compiler, pip, ranks."""
 
 from __future__ import annotations
 
