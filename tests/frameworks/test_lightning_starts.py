@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bed
 import pytest
 
 pytest.importorskip("torch")
@@ -53,7 +54,7 @@ def test_a_script_starts_its_own_ranks(installed: dict[str, str]) -> None:
     assert accuracy > 70, text
 
 
-@pytest.mark.parametrize("launcher", ["horovodrun", "openmpi"])
+@pytest.mark.parametrize("launcher", ["horovodrun", "openmpi", "torchrun"])
 def test_under_a_launcher_nobody_starts_ranks(installed: dict[str, str], launcher: str) -> None:
     """devices=2 in the script, and 2 ranks in all."""
     words = [sys.executable, "-m", "farandole", "run", "-np", "2"]
@@ -61,7 +62,10 @@ def test_under_a_launcher_nobody_starts_ranks(installed: dict[str, str], launche
         if shutil.which("mpirun.openmpi") is None:
             pytest.skip("mpirun.openmpi is not installed (Debian's package openmpi-bin)")
         words = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
-    [accuracy] = accuracies(said([*words, sys.executable, DIGITS, "--epochs", "2"], installed))
+    words.append(sys.executable)
+    if launcher == "torchrun":
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    [accuracy] = accuracies(said([*words, DIGITS, "--epochs", "2"], installed))
     assert accuracy > 70
 
 
@@ -197,3 +201,18 @@ def test_a_stack_from_a_file(installed: dict[str, str], tmp_path: Path, communic
     header, *rows = table.read_text().splitlines()
     place = header.split(",").index("accuracy")
     assert float([row.split(",")[place] for row in rows if row.split(",")[place]][-1]) > 0.7
+
+
+def test_a_stack_over_two_hosts(installed: dict[str, str], tmp_path: Path) -> None:
+    shutil.copy(DIGITS, tmp_path)
+    text = (
+        (ROOT / "examples" / "stack.yaml").read_text().replace("kind: local", "kind: hosts\n  hosts: host1:1,host2:1")
+    )
+    (tmp_path / "stack.yaml").write_text(text)
+    with bed.hosts(2, ssh=True) as hosts:
+        before = hosts[1].counters()
+        command = [sys.executable, "-m", "farandole", "fit", str(tmp_path / "stack.yaml")]
+        done = hosts[0].run(command, cwd=bed.ROOT, env=installed, timeout=180)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        assert "`max_epochs=2` reached" in done.stdout + done.stderr
+        assert (hosts[1].counters() - before).sent > 100_000, "the ranks should have met over the wire"

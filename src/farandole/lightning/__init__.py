@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .registration import watch
 
 if TYPE_CHECKING:
-    from .elastic import ElasticCallback as ElasticCallback
+    from .trees import ElasticCallback as ElasticCallback
     from .trees import FabricStrategy as FabricStrategy
     from .trees import FarandoleEnvironment as FarandoleEnvironment
     from .trees import FarandoleStrategy as FarandoleStrategy

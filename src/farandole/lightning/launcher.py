@@ -90,7 +90,7 @@ class OwnRanks:
 
 def _does_nothing(function: Any) -> bool:
     """Whether it is Fabric's own placeholder: `partial(fabric._wrap_with_setup, _do_nothing)`."""
-    inner = getattr(function, "args", ())
+    inner: Any = getattr(function, "args", ())
     return bool(inner) and getattr(inner[0], "__name__", "") == "_do_nothing"
 
 
