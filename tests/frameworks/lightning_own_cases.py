@@ -20,7 +20,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import farandole.torch as hvd
-from farandole.lightning import FarandoleStrategy, HorovodStrategy
+from farandole.lightning import FarandoleEnvironment, FarandoleStrategy, HorovodStrategy
 
 OWN: dict[str, Any] = {}
 
@@ -251,10 +251,13 @@ def barriers_are_real() -> None:
 
 @own
 def lightnings_ddp_on_ours() -> None:
-    """DDPStrategy itself, with our backend below it."""
+    """DDPStrategy itself, with our backend below it, and with our word about who is who."""
     assert dist.get_backend() == "farandole"
     module = fresh(Plain)
-    trainer("ddp", max_epochs=1, strategy=DDPStrategy(process_group_backend="farandole")).fit(module, ordered(8 * SIZE))
+    strategy = DDPStrategy(process_group_backend="farandole")
+    runs = trainer("ddp", max_epochs=1, strategy=strategy, plugins=[FarandoleEnvironment()])
+    assert (runs.global_rank, runs.world_size, runs.strategy.node_rank) == (RANK, SIZE, 0)
+    runs.fit(module, ordered(8 * SIZE))
     close(weights(module.net), plain(together()))
 
 
