@@ -39,7 +39,7 @@ PROGRAMS = {
 COST = {
     "build": (50, 15),
     "demo": (50, 20),
-    "test": (20, 15),
+    "test": (60, 30),
     "torch": (150, 60),
     "lint": (30, 10),
     "wheel": (100, 30),

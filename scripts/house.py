@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rules import (
+    BUILT_ON,
     CORE_ROOMS,
     EXCEPTIONS,
     FORBIDDEN_CALLS,
@@ -126,7 +127,8 @@ def python_arrows(path: str, tree: ast.Module) -> Iterator[Finding]:
             other = room_of(names)
             if other in PYTHON_ROOMS and other != room and other not in PYTHON_ROOMS[room]:
                 yield Finding("python-arrow", path, line, f"{room} may not use {other}")
-        if names[0] in FRAMEWORKS and room != names[0] and (top or room != "tools"):
+        own = {room} | BUILT_ON.get(room, set())
+        if names[0] in FRAMEWORKS and names[0] not in own and (top or room != "tools"):
             yield Finding(
                 "framework", path, line, f"{names[0]} may not be imported here: the package knows no framework"
             )

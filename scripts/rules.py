@@ -58,7 +58,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "ops": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions"},
     "objects": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops"},
     "__init__": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects", "launch"},
-    "autoload": {"torch", "version"},
+    "autoload": {"torch", "lightning", "version"},
     "elastic": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects"},
     "torch": _RUNTIME
     | {
@@ -73,6 +73,8 @@ PYTHON_ROOMS: dict[str, set[str]] = {
         "autoload",
         "elastic",
     },
+    "lightning": _RUNTIME
+    | {"runtime", "groups", "reductions", "objects", "launch", "launch/clusters", "autoload", "elastic", "torch"},
     "compat": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions"},
     "elastic/policy": _BASE,
     "elastic/members": _BASE | {"rendezvous"},
@@ -85,6 +87,8 @@ PYTHON_ROOMS: dict[str, set[str]] = {
 }
 
 # Rooms named after a framework may import it; nobody else may.
+# Those that are built on another one may import that as well.
+BUILT_ON = {"lightning": {"torch"}}
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "mxnet", "lightning", "pytorch_lightning", "ray", "pyspark"}
 
 # Paths and settings of one machine. Written in halves so that this file keeps its own rule.

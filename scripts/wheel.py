@@ -1,5 +1,5 @@
 """`make wheel`: builds wheels for two platforms with a cross compiler from the package registry, checks and tries them;
-and the wheel `horovod` that holds no code. Writes dist/ and build/; starts the compiler, pip and two ranks."""
+and `horovod` and `lightning-horovod`, which hold no code. Writes dist/ and build/; starts compiler, pip, ranks."""
 
 from __future__ import annotations
 
@@ -44,8 +44,11 @@ EXTRAS = {
     "dev": [],
     "test": [],
 }
+# The same for `lightning-horovod`, whose only versions were pre-releases of this one.
+LIGHTNING_STAND_IN = "0.1.0+farandole"
 TRIAL = """
-import horovod
+import horovod, lightning_horovod, sys
+assert "torch" not in sys.modules
 from horovod.common.process_sets import ProcessSet
 assert horovod.__version__ == "0.28.1"
 import numpy, farandole
@@ -122,7 +125,8 @@ def check(wheel: Path, machine: str) -> None:
     with zipfile.ZipFile(wheel) as archive:
         libraries = [name for name in archive.namelist() if name.endswith(".so")]
         assert libraries == ["farandole/_native/libfarandole.so"], libraries
-        assert "horovod/__init__.py" in archive.namelist(), "the package `horovod` is missing"
+        for package in ("horovod", "lightning_horovod"):
+            assert f"{package}/__init__.py" in archive.namelist(), f"the package `{package}` is missing"
         with archive.open(libraries[0]) as file:
             elf = ELFFile(file)
             expected = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[machine]
@@ -149,13 +153,26 @@ def check(wheel: Path, machine: str) -> None:
 
 def stand_in(folder: Path = DIST) -> Path:
     """Builds the wheel `horovod`: metadata alone, which asks for farandole; for private indexes."""
-    version = (ROOT / "VERSION").read_text().strip()
-    lines = ["Metadata-Version: 2.1", "Name: horovod", f"Version: {STAND_IN}"]
-    lines += ["Summary: Farandole in Horovod's place: the package `horovod` comes with farandole."]
-    lines += ["License: Apache-2.0", "Requires-Python: >=3.10", f"Requires-Dist: farandole>={version}"]
+    lines = ["Summary: Farandole in Horovod's place: the package `horovod` comes with farandole."]
+    lines += [f"Requires-Dist: farandole>={(ROOT / 'VERSION').read_text().strip()}"]
     for extra, needs in EXTRAS.items():
         lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {need}; extra == "{extra}"' for need in needs)]
-    inside = f"horovod-{STAND_IN}.dist-info"
+    return metadata_wheel("horovod", STAND_IN, lines, folder)
+
+
+def lightning_stand_in(folder: Path = DIST) -> Path:
+    """Builds the wheel `lightning-horovod` in the same way."""
+    lines = ["Summary: Farandole in its place: the package `lightning_horovod` comes with farandole."]
+    lines += [f"Requires-Dist: farandole[lightning]>={(ROOT / 'VERSION').read_text().strip()}"]
+    return metadata_wheel("lightning-horovod", LIGHTNING_STAND_IN, lines, folder)
+
+
+def metadata_wheel(name: str, version: str, more: list[str], folder: Path) -> Path:
+    """A wheel without any code."""
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += ["License: Apache-2.0", "Requires-Python: >=3.10", *more]
+    distribution = f"{name.replace('-', '_')}-{version}"
+    inside = f"{distribution}.dist-info"
     files = {
         f"{inside}/METADATA": "\n".join(lines) + "\n",
         f"{inside}/WHEEL": "Wheel-Version: 1.0\nGenerator: farandole\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
@@ -166,7 +183,7 @@ def stand_in(folder: Path = DIST) -> Path:
         record += f"{name},sha256={digest},{len(text.encode())}\n"
     files[f"{inside}/RECORD"] = record + f"{inside}/RECORD,,\n"
     folder.mkdir(exist_ok=True)
-    path = folder / f"horovod-{STAND_IN}-py3-none-any.whl"
+    path = folder / f"{distribution}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name, text in files.items():
             # A fixed date: the same source gives the same file.
@@ -210,7 +227,8 @@ def main() -> None:
         wheels[machine] = build(machine)
         check(wheels[machine], machine)
     horovod = stand_in()
-    print(f"wheel: {horovod.relative_to(ROOT)}: no code, asks for farandole")
+    for path in (horovod, lightning_stand_in()):
+        print(f"wheel: {path.relative_to(ROOT)}: no code, asks for farandole")
     here = platform.machine()
     if here in wheels and sys.platform == "linux":
         trial(wheels[here], horovod)

@@ -1,5 +1,5 @@
-# What torch runs at the end of its own import: the backend `farandole` becomes known, and nothing else is loaded.
-# Touches torch.distributed's registries alone; the backend itself is loaded when a group is made.
+# What torch runs at the end of its own import: the backend `farandole` becomes known; Lightning's import is awaited.
+# Touches torch.distributed's registries alone; the backend itself is loaded when a group is made, Lightning never.
 """The entry point of `torch.backends`: it never raises, and FARANDOLE_AUTOLOAD=0 switches it off."""
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ def register() -> None:
         announce()
     except Exception as error:
         warnings.warn(f"farandole cannot be used as a backend of torch.distributed: {error}", stacklevel=2)
+    try:
+        from .lightning import registration
+
+        registration.watch()
+    except Exception as error:
+        warnings.warn(f'farandole cannot be Lightning\'s strategy="farandole": {error}', stacklevel=2)
 
 
 def check(library: str) -> None:

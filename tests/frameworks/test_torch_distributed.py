@@ -72,7 +72,8 @@ def test_beyond_gloo(own: list[dict[str, Any]], name: str) -> None:
 ENTRY = "[torch.backends]\nfarandole = farandole.autoload:register\n"
 SUM = """
 import os, sys, torch, torch.distributed as dist
-assert {name for name in sys.modules if name.startswith("farandole.")} <= {"farandole.autoload", "farandole.version"}
+light = {"autoload", "version", "lightning", "lightning.registration"}
+assert {name for name in sys.modules if name.startswith("farandole.")} <= {f"farandole.{name}" for name in light}
 dist.init_process_group("farandole")
 tensor = torch.full((4,), float(dist.get_rank() + 1))
 dist.all_reduce(tensor)

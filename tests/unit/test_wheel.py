@@ -51,3 +51,14 @@ def test_the_stand_in_for_horovod_has_its_extras_and_asks_for_farandole(tmp_path
         "all-frameworks tensorflow tensorflow-cpu tensorflow-gpu keras pytorch mxnet spark pytorch-spark ray dev test"
     )
     assert found.metadata.get_all("Provides-Extra") == extras.split()
+
+
+def test_the_stand_in_for_lightning_horovod_asks_for_farandole_with_lightning(tmp_path: Path) -> None:
+    path = wheel.lightning_stand_in(tmp_path)
+    assert path.name == "lightning_horovod-0.1.0+farandole-py3-none-any.whl"
+    with zipfile.ZipFile(path) as archive:
+        assert all(name.startswith("lightning_horovod-0.1.0+farandole.dist-info/") for name in archive.namelist())
+        archive.extractall(tmp_path)
+    (found,) = importlib.metadata.distributions(name="lightning-horovod", path=[str(tmp_path)])
+    assert found.version == "0.1.0+farandole"
+    assert [need.partition(">")[0] for need in found.requires or []] == ["farandole[lightning]"]

@@ -1,4 +1,4 @@
-# The `farandole` command: run, attach, doctor, env, trace, bench, discover; and `horovodrun`, which is `farandole run`.
+# The `farandole` command: run, fit, attach, doctor, env, trace, bench, discover; and `horovodrun`, its `run`.
 # Touches launch/run.py, tools/ and the environment of this process.
 """`farandole run -np 4 python train.py`."""
 
@@ -16,6 +16,7 @@ from farandole.version import package_version
 USAGE = """usage: farandole COMMAND ...
 
   run -np N COMMAND...   start N ranks of a command, here or on other hosts (horovodrun is the same)
+  fit STACK.yaml         train what a file describes, with Lightning; --explain shows it
   attach [NAME]          show a job again that was started with --survive-launcher
   doctor [-H HOSTS]      is this host fit, and what lies between hosts?
   env                    a block for bug reports
@@ -124,14 +125,14 @@ def _missing(name: str) -> str:
     return f"cannot run {name!r}: there is no such program{hint}"
 
 
-def _tool(name: str, words: Sequence[str]) -> int:
+def _tool(name: str, words: Sequence[str], package: str = "farandole.tools") -> int:
     """Runs a tool as `python -m farandole.tools.<name>` would."""
     import runpy
 
     before = sys.argv
     sys.argv = [f"farandole {name}", *words]
     try:
-        runpy.run_module(f"farandole.tools.{name}", run_name="__main__", alter_sys=False)
+        runpy.run_module(f"{package}.{name}", run_name="__main__", alter_sys=False)
         return 0
     except SystemExit as end:
         if isinstance(end.code, str):
@@ -145,5 +146,6 @@ def _tool(name: str, words: Sequence[str]) -> int:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "attach": _attach,
+    "fit": functools.partial(_tool, "fit", package="farandole.lightning"),
     **{name: functools.partial(_tool, name) for name in ("doctor", "env", "trace", "bench", "discover", "demo")},
 }

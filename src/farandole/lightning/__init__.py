@@ -1,0 +1,33 @@
+# The Lightning integration's face: strategies for Trainer and Fabric, and the callback for elastic training.
+# Re-exports alone, each when it is asked for: importing this imports no Lightning.
+"""`Trainer(strategy=FarandoleStrategy())`, or `Trainer(strategy="farandole")` without any import of ours.
+
+`FarandoleStrategy` belongs to the tree of Lightning that the script has imported: `lightning.pytorch`, or
+`pytorch_lightning` where that is the only one. `trees.strategy(tree)` gives the one of a tree by name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .registration import watch
+
+if TYPE_CHECKING:
+    from .trees import ElasticCallback as ElasticCallback
+    from .trees import FabricStrategy as FabricStrategy
+    from .trees import FarandoleEnvironment as FarandoleEnvironment
+    from .trees import FarandoleStrategy as FarandoleStrategy
+    from .trees import HorovodStrategy as HorovodStrategy
+
+__all__ = ["ElasticCallback", "FabricStrategy", "FarandoleEnvironment", "FarandoleStrategy", "HorovodStrategy"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import trees
+
+    return trees.of_script(name)
+
+
+watch()

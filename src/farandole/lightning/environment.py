@@ -1,0 +1,81 @@
+# Who this process is, in Lightning's words; and whether a launcher has started it.
+# Touches config, runtime and the detection of launchers.
+"""`Environment` answers Lightning's questions about ranks from the job that this process is in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config import Config, environment
+from ..launch.clusters import detect
+from ..runtime import init, runtime
+
+
+def launched() -> bool:
+    """Whether a launcher, ours or another, has started this process as a rank: then nobody starts any more."""
+    if runtime.initialized and runtime.world.engine.size > 1:
+        return True
+    config = Config.from_environment()
+    return config.rendezvous is not None or detect(environment(), config.launcher) is not None
+
+
+class Environment:
+    """The job that `farandole run`, another launcher or this process itself has begun.
+
+    For Lightning's own strategies on several hosts: `Trainer(plugins=[FarandoleEnvironment()])`.
+    """
+
+    def __init__(self) -> None:
+        if launched():
+            init()
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        return environment().get("MASTER_ADDR", "127.0.0.1")
+
+    @property
+    def main_port(self) -> int:
+        return int(environment().get("MASTER_PORT", "0"))
+
+    @staticmethod
+    def detect() -> bool:
+        """Whether this process is a rank of a job."""
+        return launched()
+
+    def _of_world(self, name: str, alone: int) -> int:
+        return int(getattr(runtime.world.config, name)) if runtime.initialized else alone
+
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self._of_world("size", 1)
+
+    def set_world_size(self, size: int) -> None:
+        """The job has its size already."""
+
+    def global_rank(self) -> int:
+        """This rank's number."""
+        return self._of_world("rank", 0)
+
+    def set_global_rank(self, rank: int) -> None:
+        """This process has its rank already."""
+
+    def local_rank(self) -> int:
+        """This rank's number on its host."""
+        return self._of_world("local_rank", 0)
+
+    def node_rank(self) -> int:
+        """The number of this host."""
+        return self._of_world("cross_rank", 0)
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """The launcher's word counts, whatever `devices` and `num_nodes` say."""
+
+    def teardown(self) -> None:
+        """Ranks stay: there may be another fit."""
+
+    def __reduce__(self) -> Any:
+        return type(self), ()

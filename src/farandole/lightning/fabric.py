@@ -1,0 +1,77 @@
+# The strategy for Lightning Fabric: modules whose gradients are averaged, and operations between ranks.
+# Touches torch, ranks and reduction; Lightning only through its base class.
+"""`FabricRanks` comes before Fabric's ParallelStrategy among the bases of FabricStrategy (see trees.py)."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from ..reductions import Average
+from ..torch.compression import Compression
+from .ranks import Ranks, equalize
+
+
+class FabricRanks(Ranks):
+    """One process per device; gradients are averaged while `fabric.backward` computes them.
+
+    `compression`, `op` and `gradient_predivide_factor` are those of `farandole.torch.DistributedOptimizer`.
+    """
+
+    def __init__(
+        self,
+        accelerator: Any = None,
+        parallel_devices: Any = None,
+        checkpoint_io: Any = None,
+        precision: Any = None,
+        *,
+        compression: Any = Compression.none,
+        op: Any = Average,
+        gradient_predivide_factor: float = 1.0,
+        **unknown: Any,
+    ) -> None:
+        base: Any = super()
+        base.__init__(
+            accelerator=accelerator, parallel_devices=parallel_devices, checkpoint_io=checkpoint_io, precision=precision
+        )
+        terms = {"compression": compression, "op": op, "gradient_predivide_factor": gradient_predivide_factor}
+        self._begin(terms, unknown)
+        self._backward_sync_control = Blocking(self)
+
+    def setup_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The module itself, with rank 0's parameters, and its gradients watched."""
+        equalize(module)
+        self._reducer.watch(module.named_parameters())
+        return module
+
+    def module_to_device(self, module: torch.nn.Module) -> None:
+        """Moves the module to this rank's device."""
+        module.to(self.root_device)
+
+    def backward(self, tensor: torch.Tensor, module: Any, *args: Any, **kwargs: Any) -> None:
+        """Gradients are those of all ranks afterwards."""
+        base: Any = super()
+        base.backward(tensor, module, *args, **kwargs)
+        self._reducer.synchronize(every=False)
+
+    def all_reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """The mean, sum, max or min of all ranks' tensors, in place."""
+        return self._reduced(tensor, group, reduce_op)
+
+    @property
+    def blocked(self) -> Any:
+        """A context in which gradients add up on each rank."""
+        return self._reducer.blocked()
+
+
+class Blocking:
+    """What `fabric.no_backward_sync` asks."""
+
+    def __init__(self, strategy: FabricRanks) -> None:
+        self._strategy = strategy
+
+    def no_backward_sync(self, module: torch.nn.Module, enabled: bool) -> Any:
+        """Inside, gradients add up on each rank, and nothing is sent."""
+        return self._strategy.blocked if enabled else contextlib.nullcontext()

@@ -1,0 +1,146 @@
+# `farandole fit stack.yaml`: starts the ranks that the file asks for, and trains in each of them.
+# Touches stack, launch/cli and launch/spawn; farandole.ray and Lightning only where the stack needs them.
+"""`python -m farandole.lightning.fit stack.yaml` is the same; `--rank` is what runs in each rank."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from ..config import environment
+from ..launch import cli, spawn
+from .stack import Stack, StackError, checked, explain
+
+USAGE = """usage: farandole fit STACK.yaml [--explain]
+
+  Trains what the file describes: communication, orchestration, application (docs/stack.md).
+  --explain   print the stack and the same in Python, and start nothing
+"""
+
+
+def read(path: str) -> Stack:
+    """The stack in a file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return checked(yaml.safe_load(file), path)
+    except OSError as error:
+        raise StackError(f"{path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise StackError(f"{path}: {error}") from None
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs a command line; the exit code."""
+    options = [word for word in words if word.startswith("-")]
+    paths = [word for word in words if not word.startswith("-")]
+    if "-h" in options or "--help" in options:
+        print(USAGE, end="")
+        return 0
+    unknown = [option for option in options if option not in ("--explain", "--rank")]
+    if unknown or len(paths) != 1:
+        problem = f"unknown option {unknown[0]}" if unknown else "expected one file"
+        print(f"farandole fit: {problem}\n{USAGE}", end="", file=sys.stderr)
+        return 2
+    try:
+        stack = read(paths[0])
+        if "--explain" in options:
+            print(explain(stack), end="")
+            return 0
+        if "--rank" in options:
+            train(stack, os.path.dirname(os.path.abspath(paths[0])))
+            return 0
+        return start(stack, os.path.abspath(paths[0]))
+    except (StackError, ImportError) as error:
+        print(f"farandole fit: {error}", file=sys.stderr)
+        return 2
+
+
+def start(stack: Stack, path: str) -> int:
+    """Starts the ranks and waits for them."""
+    command = [sys.executable, "-m", "farandole.lightning.fit", path, "--rank"]
+    if stack.kind == "ray":
+        return _with_ray(stack, os.path.dirname(path))
+    if stack.kind == "slurm":
+        if shutil.which("srun") is None:
+            raise StackError("orchestration: slurm: there is no srun on the path of this host")
+        return spawn.become_program(["srun", "-n", str(stack.ranks), *command], environment())
+    words = ["run", "-np", str(stack.ranks)]
+    words += ["--min-np", str(stack.min_ranks)] if stack.min_ranks else []
+    words += ["-H", stack.hosts] if stack.hosts else []
+    return cli.main([*words, *command])
+
+
+def _with_ray(stack: Stack, folder: str) -> int:
+    try:
+        ray = importlib.import_module("farandole.ray")
+        make = ray.RayExecutor
+    except (ImportError, AttributeError) as error:
+        raise ImportError(f"orchestration: ray needs Ray: pip install 'farandole[ray]' ({error})") from None
+    settings = make.create_settings()
+    least = {"min_workers": stack.min_ranks, "max_workers": stack.ranks}
+    executor = make(settings, use_gpu=stack.use_gpu, **(least if stack.min_ranks else {"num_workers": stack.ranks}))
+    executor.start()
+    try:
+        executor.run(train, args=[stack, folder])
+    finally:
+        executor.shutdown()
+    return 0
+
+
+# --- in each rank ----------------------------------------------------------------------------------------------------
+
+
+def train(stack: Stack, folder: str) -> None:
+    """Trains in this rank, through the classes of Lightning's own command line."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # modules may lie beside the file
+    try:
+        command_line = importlib.import_module("lightning.pytorch.cli").LightningCLI
+    except ModuleNotFoundError as error:
+        raise ImportError(f"farandole fit needs Lightning: pip install 'farandole[lightning]' ({error})") from None
+    given: dict[str, Any] = {"model": stack.module, "trainer": _trainer(stack), "seed_everything": stack.seed}
+    if stack.datamodule is not None:
+        given["data"] = stack.datamodule
+    made = command_line(
+        run=False,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        save_config_callback=None,
+        parser_kwargs={"prog": "farandole fit"},
+        args=given,
+    )
+    made.trainer.fit(made.model, datamodule=made.datamodule, ckpt_path=stack.ckpt_path)
+
+
+def _trainer(stack: Stack) -> dict[str, Any]:
+    """The Trainer's options, with what the other two sections say."""
+    options = dict(stack.trainer)
+    if stack.backend != "farandole":
+        place = environment()
+        chosen = {"process_group_backend": stack.backend}
+        ranks, local = int(place.get("WORLD_SIZE", stack.ranks)), int(place.get("LOCAL_WORLD_SIZE", stack.ranks))
+        strategy = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": chosen}
+        return {**options, "strategy": strategy, "devices": local, "num_nodes": max(1, ranks // local)}
+    options["strategy"] = _strategy(stack)
+    if stack.min_ranks is not None:
+        callbacks = options.get("callbacks") or []
+        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        options["callbacks"] = [*callbacks, {"class_path": "farandole.lightning.ElasticCallback"}]
+    return {**options, "devices": 1}
+
+
+def _strategy(stack: Stack) -> Any:
+    if stack.compression == "none" and not stack.scale_lr:
+        return "farandole"
+    options = {"compression": stack.compression, "scale_lr": stack.scale_lr}
+    return {"class_path": "farandole.lightning.FarandoleStrategy", "init_args": options}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,165 @@
+# How a Trainer or a Fabric runs its functions: in ranks that it starts itself, or again and again in an elastic job.
+# Touches launch/executor and launch/local; Lightning only through what it hands over.
+"""Lightning calls `launch(function, *args, trainer=..., **kwargs)` of what a strategy has as its launcher, if any."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..launch.executor import Executor
+from ..launch.local import start
+from . import elastic, trees
+
+# Of a checkpoint callback: what scripts ask it after training.
+CHECKPOINTS = "dirpath best_model_path best_model_score last_model_path best_k_models kth_best_model_path kth_value"
+
+
+class Again:
+    """In an elastic job: a fit with an ElasticCallback is begun again when ranks were lost or came."""
+
+    is_interactive_compatible = True
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        """Runs the function in this process."""
+        callback = None if trainer is None else elastic.callback_of(trainer)
+        if callback is None or trainer.state.fn != "fit":
+            return function(*args, **kwargs)
+        return elastic.fit(trainer, function, args, kwargs)
+
+    def kill(self, signum: int) -> None:
+        """There is nobody to kill: the launcher looks after the ranks."""
+
+
+class OwnRanks:
+    """Without a launcher: `devices=N` starts N ranks for each call of fit, validate, test and predict."""
+
+    is_interactive_compatible = True
+
+    def __init__(self, number: int, tree: str) -> None:
+        self._number = number
+        self._tree = tree
+        self._executor: Executor | None = None
+
+    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        """Runs the function in all ranks; what rank 0 returned, and in `trainer` what became of it."""
+        if trainer is None and _does_nothing(function):
+            self._run_script_again()
+        work = (function, args, kwargs, trainer, self._number, self._tree, _generators())
+        self._executor = Executor(self._number)
+        try:
+            with self._executor as executor:
+                result, report = executor.run(_work, work)[0]
+        except (TypeError, AttributeError) as error:
+            if "pickle" not in str(error):
+                raise
+            raise TypeError(
+                f"the model, data or callbacks cannot be sent to the ranks: {error}. "
+                f"Start the ranks yourself instead: farandole run -np {self._number} python train.py"
+            ) from error
+        finally:
+            self._executor = None
+        if trainer is not None:
+            _take_over(trainer, report)
+        return result
+
+    def kill(self, signum: int) -> None:
+        """Ends the ranks."""
+        if self._executor is not None:
+            self._executor.shutdown()
+
+    def _run_script_again(self) -> None:
+        """`fabric.launch()` without a function: all that follows runs in the ranks, so this process waits for them."""
+        main = sys.modules["__main__"]
+        if not getattr(main, "__file__", None) or hasattr(sys, "ps1"):
+            raise TypeError("in a notebook fabric.launch(function) needs the function that the ranks shall run")
+        job = start(sys.orig_argv, self._number, output="raw")
+        try:
+            code = job.wait()
+        finally:
+            job.close()
+        sys.exit(code)
+
+
+def _does_nothing(function: Any) -> bool:
+    """Whether it is Fabric's own placeholder: `partial(fabric._wrap_with_setup, _do_nothing)`."""
+    inner: Any = getattr(function, "args", ())
+    return bool(inner) and getattr(inner[0], "__name__", "") == "_do_nothing"
+
+
+def _generators() -> Any:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def _work(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    trainer: Any,
+    number: int,
+    tree: str,
+    generators: Any,
+) -> tuple[Any, Any]:
+    """In each rank. Function, arguments and trainer come in one pickle: what is one object there is one here."""
+    random.setstate(generators[0])
+    np.random.set_state(generators[1])
+    torch.set_rng_state(generators[2])
+    fabric = trees.fabric_of(tree)
+    importlib.import_module(f"{fabric}.utilities.distributed")._set_num_threads_if_needed(num_processes=number)
+    result = function(*args, **kwargs)
+    rank = importlib.import_module("farandole.runtime").rank()
+    report = None if trainer is None else _report(trainer)
+    return (_on_cpu(result, fabric), _on_cpu(report, fabric)) if rank == 0 else (None, None)
+
+
+def _on_cpu(value: Any, fabric: str) -> Any:
+    return importlib.import_module(f"{fabric}.utilities").move_data_to_device(value, torch.device("cpu"))
+
+
+def _report(trainer: Any) -> dict[str, Any]:
+    """What has become of a trainer in a rank. All ranks call it: metrics gather their states."""
+    fit_loop = trainer.fit_loop
+    loop = fit_loop.epoch_loop
+    return {
+        "weights": trainer.lightning_module.state_dict() if trainer.state.fn == "fit" else None,
+        "state": trainer.state,
+        "metrics": (dict(trainer.callback_metrics), dict(trainer.logged_metrics)),
+        "should_stop": trainer.should_stop,
+        "checkpoints": [
+            {name: getattr(callback, name) for name in CHECKPOINTS.split() if hasattr(callback, name)}
+            for callback in trainer.checkpoint_callbacks
+        ],
+        "progress": copy.deepcopy(
+            (
+                fit_loop.epoch_progress,
+                loop.batch_progress,
+                loop.automatic_optimization.optim_progress,
+                loop.manual_optimization.optim_step_progress,
+            )
+        ),
+    }
+
+
+def _take_over(trainer: Any, report: dict[str, Any]) -> None:
+    """The trainer of this process knows what the one of rank 0 does."""
+    if report["weights"] is not None:
+        trainer.lightning_module.load_state_dict(report["weights"], strict=False)
+    trainer.state = report["state"]
+    callback_metrics, logged_metrics = report["metrics"]
+    trainer.callback_metrics.update(callback_metrics)
+    trainer.logged_metrics.update(logged_metrics)
+    trainer.should_stop = report["should_stop"]
+    for callback, known in zip(trainer.checkpoint_callbacks, report["checkpoints"], strict=True):
+        for name, value in known.items():
+            setattr(callback, name, value)
+    fit_loop = trainer.fit_loop
+    loop = fit_loop.epoch_loop
+    fit_loop.epoch_progress, loop.batch_progress, automatic, manual = report["progress"]
+    loop.automatic_optimization.optim_progress, loop.manual_optimization.optim_step_progress = automatic, manual

@@ -1,0 +1,41 @@
+# Batch normalisation over all ranks for `Trainer(sync_batchnorm=True)`, and back.
+# Touches torch alone.
+"""torch's own SyncBatchNorm needs CUDA; ours does not."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..torch.sync_batch_norm import SyncBatchNorm
+
+
+def convert(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
+    """Replaces the batch normalisations below `module`; gives their places, for `revert`."""
+    places = []
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, _BatchNorm) and not isinstance(child, (SyncBatchNorm, torch.nn.SyncBatchNorm)):
+                replacement = SyncBatchNorm(
+                    child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats
+                )
+                _take_over(replacement, child)
+                replacement.replaced = [child]  # in a list: it is no submodule
+                setattr(parent, name, replacement)
+                places.append((parent, name))
+    return places
+
+
+def revert(places: list[tuple[torch.nn.Module, str]]) -> None:
+    """Puts back what `convert` has replaced, with what it has learned."""
+    for parent, name in places:
+        current = getattr(parent, name)
+        [original] = current.replaced
+        _take_over(original, current)
+        setattr(parent, name, original)
+
+
+def _take_over(new: torch.nn.Module, old: torch.nn.Module) -> None:
+    new._parameters = old._parameters
+    new._buffers = old._buffers
+    new.train(old.training)

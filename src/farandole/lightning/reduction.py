@@ -1,0 +1,109 @@
+# The gradients of a model, averaged over all ranks as backward computes them, whoever steps which optimizer with them.
+# Touches torch/buckets and runtime.
+"""`Reducer` knows parameters in groups: what one optimizer, or one module of Fabric, updates."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..groups import global_process_set
+from ..reductions import Adasum, Average, Sum
+from ..torch.buckets import Gradients
+from ..torch.compression import Compression, checked_compression
+from .stack import COMPRESSIONS
+
+NEVER = 1 << 60  # backward passes before a gradient is sent
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How gradients are reduced: the options of `DistributedOptimizer`; a compression may be given by its name."""
+
+    compression: Any = Compression.none
+    op: Any = Average
+    gradient_predivide_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.compression, str):
+            if self.compression not in COMPRESSIONS:
+                raise ValueError(f"compression={self.compression!r}: expected one of {', '.join(COMPRESSIONS)}")
+            object.__setattr__(self, "compression", getattr(Compression, self.compression))
+        checked_compression(self.compression)
+        if self.op == Adasum or self.op not in (Average, Sum):
+            raise ValueError(f"op={self.op!r}: a strategy reduces gradients by Average or Sum")
+        if self.gradient_predivide_factor != 1.0 and self.op != Average:
+            raise ValueError("gradient_predivide_factor is for op=Average")
+
+
+class Reducer:
+    """Averages gradients; `synchronize` is called after each backward pass."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._groups: list[Gradients] = []
+        self._blocked = 0
+
+    def watch(self, named: Iterable[tuple[str, torch.Tensor]]) -> Gradients | None:
+        """A group of parameters whose gradients are reduced together; those that another group has are left out."""
+        known = {param for group in self._groups for param in group.slots}
+        new = {param: name for name, param in named if param not in known}
+        if not new:
+            return None
+        group = Gradients(
+            list(new),
+            list(new.values()),
+            compression=self._terms.compression,
+            passes=1,
+            op=self._terms.op,
+            predivide=self._terms.gradient_predivide_factor,
+            bundles=(),
+            sparse_as_dense=False,
+            process_set=global_process_set,
+        )
+        self._groups.append(group)
+        return group
+
+    def pending(self, params: Iterable[torch.Tensor] = ()) -> bool:
+        """Whether gradients, or those of the groups of these parameters, have come since the last `synchronize`."""
+        chosen = self._of(params) if params else self._groups
+        return any(group.pending for group in chosen)
+
+    def _of(self, params: Iterable[torch.Tensor]) -> list[Gradients]:
+        wanted = set(params)
+        return [group for group in self._groups if not wanted.isdisjoint(group.slots)]
+
+    def synchronize(self, every: bool) -> None:
+        """Waits until gradients are reduced: of every group, or of those in which backward has reached something."""
+        if self._blocked:
+            return
+        for group in self._groups:
+            if every or group.pending:
+                group.synchronize()
+
+    @contextlib.contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Inside, gradients add up on each rank and nothing is sent."""
+        self._blocked += 1
+        self._let_wait(NEVER)
+        try:
+            yield
+        finally:
+            self._blocked -= 1
+            if not self._blocked:
+                self._let_wait(1)
+
+    def _let_wait(self, passes: int) -> None:
+        for group in self._groups:
+            group.set_passes(passes)
+
+    def forget(self) -> None:
+        """What was under way belongs to a world, or a run, that is over."""
+        for group in self._groups:
+            with contextlib.suppress(Exception):
+                group.drain()
+        self._groups = []

@@ -1,0 +1,220 @@
+# The description of a training stack: what `farandole fit` reads, checks and explains.
+# Pure, but for Lightning's source, which is read and not run.
+"""Three sections, one for each layer: `communication`, `orchestration`, `application`."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+COMMUNICATION = ("farandole", "gloo", "nccl")
+ORCHESTRATION = ("local", "hosts", "ray", "slurm")
+SECTIONS = {
+    "communication": ("backend", "compression", "scale_lr"),
+    "orchestration": ("kind", "ranks", "min_ranks", "hosts", "use_gpu"),
+    "application": ("module", "datamodule", "trainer", "seed", "ckpt_path"),
+}
+COMPRESSIONS = ("none", "fp16", "bf16")
+
+
+class StackError(ValueError):
+    """The file does not say what it should; the text says where, and what is expected."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A whole stack."""
+
+    backend: str = "farandole"
+    compression: str = "none"
+    scale_lr: bool = False
+    kind: str = "local"
+    ranks: int = 1
+    min_ranks: int | None = None
+    hosts: str | None = None
+    use_gpu: bool = False
+    module: dict[str, Any] = field(default_factory=dict)  # class_path, init_args
+    datamodule: dict[str, Any] | None = None
+    trainer: dict[str, Any] = field(default_factory=dict)
+    seed: int | bool = True
+    ckpt_path: str | None = None
+
+
+def checked(document: Any, where: str = "stack.yaml") -> Stack:
+    """The stack that a document describes.
+
+    >>> checked({"application": {"module": "digits.Digits"}, "orchestration": "local"}).module
+    {'class_path': 'digits.Digits', 'init_args': {}}
+    """
+    if not isinstance(document, dict):
+        raise StackError(f"{where}: expected the sections {', '.join(SECTIONS)}")
+    _known(document, SECTIONS, where)
+    found: dict[str, Any] = {}
+    for section, keys in SECTIONS.items():
+        content = document.get(section, {})
+        if isinstance(content, str) and section != "application":
+            content = {keys[0]: content}  # one word says it
+        if not isinstance(content, dict):
+            raise StackError(f"{where}: {section}: expected a mapping with {', '.join(keys)}")
+        _known(content, keys, f"{where}: {section}")
+        found.update(content)
+    if "module" not in found:
+        raise StackError(f"{where}: application: module is missing: the LightningModule, as package.Class")
+    _choice(found, "backend", COMMUNICATION, where)
+    _choice(found, "kind", ORCHESTRATION, where)
+    _choice(found, "compression", COMPRESSIONS, where)
+    for name in ("module", "datamodule"):
+        if found.get(name) is not None:
+            found[name] = _class(found[name], f"{where}: application: {name}")
+    options = found.setdefault("trainer", {})
+    if not isinstance(options, dict):
+        raise StackError(f"{where}: application: trainer: expected options of Lightning's Trainer")
+    _known(options, trainer_options() or options, f"{where}: application: trainer")
+    stack = Stack(**found)
+    _check_sense(stack, where)
+    return stack
+
+
+def _check_sense(stack: Stack, where: str) -> None:
+    for name in ("ranks", "min_ranks"):
+        value = getattr(stack, name)
+        if value is not None and (type(value) is not int or value < 1):
+            raise StackError(f"{where}: orchestration: {name}: {value!r} is no number of ranks")
+    if stack.kind == "hosts" and not stack.hosts:
+        raise StackError(f'{where}: orchestration: hosts is missing, such as "host1:4,host2:4"')
+    if stack.kind != "hosts" and stack.hosts:
+        raise StackError(f"{where}: orchestration: hosts is for kind: hosts, not for {stack.kind}")
+    if stack.min_ranks is not None and (stack.backend != "farandole" or stack.kind == "slurm"):
+        raise StackError(f"{where}: min_ranks needs communication: farandole, and no slurm: others cannot lose ranks")
+    if stack.backend != "farandole" and (stack.scale_lr or stack.compression != "none"):
+        raise StackError(f"{where}: communication: compression and scale_lr are for farandole, not for {stack.backend}")
+    taken = [name for name in ("strategy", "devices", "num_nodes") if name in stack.trainer]
+    if taken:
+        raise StackError(
+            f"{where}: application: trainer: {', '.join(taken)}: the sections communication and orchestration say that"
+        )
+
+
+def _known(found: dict[str, Any], expected: Collection[str], where: str) -> None:
+    for name in found:
+        if name not in expected:
+            close = difflib.get_close_matches(str(name), expected, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(expected)}"
+            raise StackError(f"{where}: unknown key {name!r}; {hint}")
+
+
+def _choice(found: dict[str, Any], name: str, choices: tuple[str, ...], where: str) -> None:
+    value = found.get(name, choices[0])
+    if value not in choices:
+        close = difflib.get_close_matches(str(value), choices, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(choices)}"
+        raise StackError(f"{where}: {name}: {value!r} is unknown; {hint}")
+
+
+def _class(value: Any, where: str) -> dict[str, Any]:
+    if isinstance(value, str):
+        value = {"class_path": value}
+    if not isinstance(value, dict):
+        raise StackError(f"{where}: expected package.Class, or a mapping with class_path and init_args")
+    _known(value, ("class_path", "init_args"), where)
+    if "." not in str(value.get("class_path", "")):
+        raise StackError(f"{where}: class_path: expected package.Class, not {value.get('class_path')!r}")
+    return {"class_path": value["class_path"], "init_args": dict(value.get("init_args") or {})}
+
+
+def trainer_options() -> list[str]:
+    """The options of Lightning's Trainer, read from its source: importing Lightning takes seconds. None found: []."""
+    package = importlib.util.find_spec("lightning")
+    for folder in (package.submodule_search_locations or []) if package is not None else []:
+        path = os.path.join(folder, "pytorch", "trainer", "trainer.py")
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                tree = ast.parse(file.read())
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef) and node.name == "Trainer":
+                    [make] = [
+                        item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"
+                    ]
+                    return [argument.arg for argument in (*make.args.args[1:], *make.args.kwonlyargs)]
+    return []
+
+
+# --- in words --------------------------------------------------------------------------------------------------------
+
+
+def start_of(stack: Stack, command: str) -> str:
+    """How the ranks are started, as one would type it."""
+    least = f" --min-np {stack.min_ranks}" if stack.min_ranks else ""
+    if stack.kind == "ray":
+        return f"farandole.ray.RayExecutor with {stack.ranks} workers"
+    if stack.kind == "slurm":
+        return f"srun -n {stack.ranks} {command}"
+    hosts = f" -H {stack.hosts}" if stack.kind == "hosts" else ""
+    return f"farandole run -np {stack.ranks}{least}{hosts} {command}"
+
+
+def strategy_of(stack: Stack) -> str:
+    """The Trainer's strategy, as one would write it."""
+    if stack.backend != "farandole":
+        return f'DDPStrategy(process_group_backend="{stack.backend}")'
+    options = []
+    if stack.compression != "none":
+        options.append(f"compression={stack.compression!r}")
+    if stack.scale_lr:
+        options.append("scale_lr=True")
+    return f"FarandoleStrategy({', '.join(options)})" if options else '"farandole"'
+
+
+def explain(stack: Stack) -> str:
+    """The three layers, and the same in Python."""
+    where = {"local": "on this host", "hosts": f"on {stack.hosts}", "ray": "as actors of Ray", "slurm": "by SLURM"}
+    many = f"{stack.min_ranks} to {stack.ranks}" if stack.min_ranks else str(stack.ranks)
+    trained = stack.module["class_path"]
+    data = f" on {stack.datamodule['class_path']}" if stack.datamodule else ""
+    lines = [
+        f"communication  {stack.backend}: strategy={strategy_of(stack)}",
+        f"orchestration  {stack.kind}: {many} ranks {where[stack.kind]}",
+        f"application    lightning: {trained}{data}",
+        "",
+        f"# train.py, started by: {start_of(stack, 'python train.py')}",
+        *_script(stack),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _script(stack: Stack) -> list[str]:
+    strategy = strategy_of(stack)
+    lines = ["from lightning.pytorch import Trainer" + (", seed_everything" if stack.seed is not False else "")]
+    if strategy.startswith("DDP"):
+        lines.append("from lightning.pytorch.strategies import DDPStrategy")
+    if strategy.startswith("Farandole"):
+        lines.append("from farandole.lightning import FarandoleStrategy")
+    if stack.min_ranks:
+        lines.append("from farandole.lightning import ElasticCallback")
+    for one in (stack.module, stack.datamodule):
+        if one is not None:
+            package, _, name = one["class_path"].rpartition(".")
+            lines.append(f"from {package} import {name}")
+    lines.append("")
+    if stack.seed is not False:
+        lines.append(f"seed_everything({'' if stack.seed is True else stack.seed})")
+    devices = 1 if stack.backend == "farandole" else stack.ranks
+    options = {**stack.trainer, "devices": devices}
+    words = [f"strategy={strategy}", *(f"{name}={value!r}" for name, value in options.items())]
+    if stack.min_ranks:
+        words.append("callbacks=[ElasticCallback()]")
+    lines.append(f"trainer = Trainer({', '.join(words)})")
+    given = [_made(stack.module)]
+    given += [f"datamodule={_made(stack.datamodule)}"] if stack.datamodule else []
+    given += [f"ckpt_path={stack.ckpt_path!r}"] if stack.ckpt_path else []
+    return [*lines, f"trainer.fit({', '.join(given)})"]
+
+
+def _made(one: dict[str, Any]) -> str:
+    arguments = ", ".join(f"{name}={value!r}" for name, value in one["init_args"].items())
+    return f"{one['class_path'].rpartition('.')[2]}({arguments})"

@@ -1,0 +1,258 @@
+# The strategy for Lightning's Trainer: what it does around backward passes, steps, data and buffers.
+# Touches torch, ranks, reduction, normalisation and uneven; Lightning only through its base class.
+"""`TrainerRanks` comes before Lightning's ParallelStrategy among the bases of FarandoleStrategy (see trees.py)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..reductions import Average
+from ..runtime import runtime
+from ..torch.compression import Compression
+from ..torch.ops import allreduce_
+from . import elastic, normalisation
+from .ranks import Ranks, equalize, equalize_buffers
+from .uneven import Evened, evened
+
+FITTING = "fit"
+
+
+class TrainerRanks(Ranks):
+    """One process per device; gradients are averaged while backward computes them.
+
+    `compression`, `op` and `gradient_predivide_factor` are those of `farandole.torch.DistributedOptimizer`.
+    `scale_lr=True` multiplies learning rates by the number of ranks.
+    """
+
+    strategy_name = "farandole"
+
+    def __init__(
+        self,
+        accelerator: Any = None,
+        parallel_devices: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+        *,
+        scale_lr: bool = False,
+        compression: Any = Compression.none,
+        op: Any = Average,
+        gradient_predivide_factor: float = 1.0,
+        **unknown: Any,
+    ) -> None:
+        base: Any = super()
+        base.__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
+        terms = {"compression": compression, "op": op, "gradient_predivide_factor": gradient_predivide_factor}
+        self._begin(terms, unknown)
+        self.scale_lr = scale_lr
+        self._normalised: list[Any] = []
+        self._evened: list[Evened] = []
+        self._dealt: elastic.Dealt | None = None
+        self._groups: list[tuple[Any, Any, int]] = []  # optimizer, its gradients, how many parameters it had
+
+    # Lightning's half of this object.
+    model: Any
+    lightning_module: Any
+    optimizers: list[Any]
+    lr_scheduler_configs: list[Any]
+    precision_plugin: Any
+    _layer_sync: Any
+
+    # --- before training ---------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any) -> None:
+        """Equal models on all ranks, optimizers, and gradients that will be watched."""
+        self._fitting = trainer.state.fn == FITTING
+        base: Any = super()
+        base.setup(trainer)
+        if self._fitting:
+            self._watch()
+
+    def model_to_device(self) -> None:
+        """Moves the model to this rank's device."""
+        self.model.to(self.root_device)
+
+    def _setup_model(self, model: Any) -> Any:
+        if self._fitting and self._layer_sync is not None:
+            if type(self._layer_sync).__name__ == "TorchSyncBatchNorm":
+                self._normalised = normalisation.convert(model)
+            else:
+                model = self._layer_sync.apply(model)
+        equalize(model)
+        return model
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """As the module configures them; with `scale_lr` their rates grow with the number of ranks."""
+        base: Any = super()
+        base.setup_optimizers(trainer)
+        size = runtime.world.engine.size
+        if not self.scale_lr or size == 1:
+            return
+        told = []
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                told.append(f"{group['lr']:g} -> {group['lr'] * size:g}")
+                group["lr"] *= size
+                if "initial_lr" in group:
+                    group["initial_lr"] *= size
+        for config in self.lr_scheduler_configs:
+            if hasattr(config.scheduler, "base_lrs"):
+                config.scheduler.base_lrs = [rate * size for rate in config.scheduler.base_lrs]
+        words = ", ".join(dict.fromkeys(told))
+        self._say(f"learning rates are multiplied by the number of ranks, {size}: {words}; scale_lr=False leaves them")
+
+    def _say(self, text: str) -> None:
+        importlib.import_module(f"{self.tree}.utilities.rank_zero").rank_zero_info(text)
+
+    def _watch(self) -> None:
+        names = {param: name for name, param in self.lightning_module.named_parameters()}
+        self._reducer.forget()
+        self._groups = []
+        for optimizer in self.optimizers:
+            params = _params(optimizer)
+            named = [(names.get(param, f"optimizer.{place}"), param) for place, param in enumerate(params)]
+            self._groups.append((optimizer, self._reducer.watch(named), len(params)))
+        # What no optimizer has may get one later: somebody thaws a backbone.
+        rest = [(name, param) for param, name in names.items() if param.requires_grad]
+        self._reducer.watch(rest)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Optimizers may have got more parameters since the last batch."""
+        for place, (optimizer, gradients, count) in enumerate(self._groups):
+            params = _params(optimizer)
+            if len(params) == count:
+                continue
+            names = {param: name for name, param in self.lightning_module.named_parameters()}
+            new = [(names.get(param, f"optimizer.{at}"), param) for at, param in enumerate(params)]
+            gradients = self._reducer.watch(new) or gradients
+            self._groups[place] = (optimizer, gradients, len(params))
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Ranks with fewer batches than others take part with nothing at the end; elastic jobs deal anew."""
+        trainer = self.lightning_module.trainer
+        if not trainer.training:
+            return dataloader
+        if elastic.callback_of(trainer) is not None:
+            self._dealt = elastic.loader(dataloader, trainer)
+            return self._dealt
+        loader = evened(dataloader)
+        self._evened = [*self._evened, loader] if isinstance(loader, Evened) else self._evened
+        return loader
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _idle(self) -> bool:
+        """Whether this rank has no batch while others have."""
+        return bool(self._evened) and all(loader.idle for loader in self._evened)
+
+    @property
+    def _weight(self) -> float:
+        """What this rank's batch counts for: ranks may have fewer samples than others, or none."""
+        if self._dealt is not None:
+            return self._dealt.weight
+        return 0.0 if self._idle else 1.0
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's; a rank that has no batch computes nothing, unless the module steps by itself."""
+        if self._idle and self.lightning_module.automatic_optimization:
+            return torch.zeros((), device=self.root_device, requires_grad=True)  # no parameter is behind it
+        base: Any = super()
+        return base.training_step(*args, **kwargs)
+
+    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Gradients are those of all ranks before anybody looks: hooks of users, clipping, precision."""
+        module, precision = self.lightning_module, self.precision_plugin
+        weight = self._weight
+        if weight != 1.0:
+            closure_loss = closure_loss * weight
+        closure_loss = precision.pre_backward(closure_loss, module)
+        precision.backward(closure_loss, module, optimizer, *args, **kwargs)
+        self._reducer.synchronize(every=module.automatic_optimization)
+        whole: torch.Tensor = precision.post_backward(closure_loss, module)
+        return whole
+
+    def block_backward_sync(self) -> Any:
+        """Inside, gradients add up on each rank, and nothing is sent."""
+        return self._reducer.blocked()
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """The optimizer's step, with closures that leave all ranks with the same gradients."""
+        if not self.lightning_module.automatic_optimization and self._reducer.pending(_params(optimizer)):
+            self._reducer.synchronize(every=False)  # somebody called loss.backward() instead of manual_backward
+
+        def run() -> Any:
+            loss = closure()
+            if isinstance(optimizer, torch.optim.LBFGS) and loss is not None:
+                # It decides by the loss how often it calls this: all ranks must see the same.
+                return allreduce_(torch.as_tensor(loss).detach().clone(), name="lightning.loss", op=Average)
+            return loss
+
+        base: Any = super()
+        return base.optimizer_step(optimizer, run, model, **kwargs)
+
+    # --- between ranks -----------------------------------------------------------------------------------------------
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """The mean, sum, max or min of all ranks' tensors, in place."""
+        return self._reduced(tensor, group, reduce_op)
+
+    def on_validation_start(self) -> None:
+        """All ranks look at the data with the same model: rank 0's, which is the one that is saved."""
+        equalize_buffers(self.lightning_module)
+
+    on_test_start = on_predict_start = on_validation_start
+
+    # --- checkpoints, the end ----------------------------------------------------------------------------------------
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: Any = None) -> Any:
+        """From a file, or from the memory of an elastic job."""
+        kept = elastic.kept(checkpoint_path)
+        if kept is not None:
+            return kept
+        base: Any = super()
+        return base.load_checkpoint(checkpoint_path, weights_only=weights_only)
+
+    def teardown(self) -> None:
+        """Lets go of the model."""
+        self._reducer.forget()
+        self._groups = []
+        self._evened, self._dealt = [], None
+        normalisation.revert(self._normalised)
+        self._normalised = []
+        base: Any = super()
+        base.teardown()
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """They are registered already: see registration.py."""
+
+
+class HorovodRanks(TrainerRanks):
+    """`lightning_horovod.HorovodStrategy`: learning rates grow with the number of ranks, unless `scale_lr=False`."""
+
+    strategy_name = "horovod"
+
+    def __init__(
+        self,
+        accelerator: Any = None,
+        parallel_devices: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+        *,
+        scale_lr: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(accelerator, parallel_devices, checkpoint_io, precision_plugin, scale_lr=scale_lr, **options)
+
+
+def _params(optimizer: Any) -> list[torch.Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]

@@ -1,0 +1,91 @@
+# A rank of an elastic job with Lightning: trains, kills itself where it is told, and counts every sample.
+# Touches Lightning, torch and the folder SCRATCH.
+"""Under `farandole run -np 3 --min-np 1`: rank 1 dies in the first epoch, rank 0 in the third or so."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import farandole.autoload
+
+farandole.autoload.register()
+warnings.filterwarnings("ignore")
+import lightning.pytorch as pl  # noqa: E402
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+from lightning.pytorch.loggers import CSVLogger  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+import farandole.torch as hvd  # noqa: E402
+from farandole.lightning import ElasticCallback  # noqa: E402
+
+SCRATCH = Path(os.environ["SCRATCH"])
+COUNT, EPOCHS = 120, int(os.environ.get("EPOCHS", "8"))
+DEATHS = {(1, 6): "first", (0, 32): "second"}  # rank and step
+
+
+class Counting(pl.LightningModule):
+    """How often each sample has gone into the weights is a part of the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.register_buffer("seen", torch.zeros(COUNT))
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        x, numbers = batch
+        mark = SCRATCH / DEATHS.get((self.global_rank, self.global_step), "nobody")
+        if mark.name != "nobody" and not mark.exists():
+            mark.write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        here = torch.zeros(COUNT)
+        here[self.trainer.strategy._dealt.loader.indices] = 1
+        assert set(numbers.tolist()) >= set(here.nonzero().flatten().tolist())
+        self.seen += self.trainer.strategy.reduce(here, reduce_op="sum")
+        loss = (self.layer(x) - x.sum(1, keepdim=True)).square().mean()
+        self.log("loss", loss, sync_dist=True)
+        return loss
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if self.global_rank == 0:
+            with open(SCRATCH / "steps", "a") as file:
+                file.write(json.dumps([time.time(), self.global_step, self.trainer.world_size]) + "\n")
+        if (SCRATCH / "second").exists() and self.trainer.world_size < 3:
+            time.sleep(0.6)  # new ranks need time to come: training has to last for so long
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.log("val_loss", self.layer(batch[0]).mean(), sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.05, momentum=0.5)
+
+
+def main() -> None:
+    """Leaves what the last rank 0 knows."""
+    draw = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(COUNT, 4, generator=draw), torch.arange(COUNT))
+    module = Counting()
+    kept = ModelCheckpoint(SCRATCH / "checkpoints", save_last=True)
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, strategy="farandole", max_epochs=EPOCHS, log_every_n_steps=1,
+        callbacks=[ElasticCallback(every_n_steps=2), kept], logger=CSVLogger(SCRATCH, name="csv"),
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(data, 4, shuffle=True), DataLoader(data, 30))
+    hvd.check_equal(module)
+    if trainer.is_global_zero:
+        known = {"seen": module.seen.tolist(), "epoch": trainer.current_epoch, "size": trainer.world_size}
+        (SCRATCH / "end").write_text(json.dumps(known))
+        print("done", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

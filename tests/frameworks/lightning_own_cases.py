@@ -1,0 +1,343 @@
+# What only our strategy does, or does otherwise than DDP: each case asserts in every rank.
+# Touches Lightning and torch, inside ranks.
+"""`OWN`: functions without results."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning_models import RANK, SCRATCH, SIZE, data, fresh, loader, net, ordered, trainer, weights
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+import farandole.torch as hvd
+from farandole.lightning import FarandoleEnvironment, FarandoleStrategy, HorovodStrategy
+
+OWN: dict[str, Any] = {}
+
+
+def own(function: Any) -> Any:
+    OWN[function.__name__] = function
+    return function
+
+
+def plain(steps: Any, rate: float = 0.05) -> dict[str, torch.Tensor]:
+    """The same training in one process, without Lightning: `steps` gives each step's loss as a function of the net."""
+    torch.manual_seed(3)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), rate)
+    for loss in steps:
+        optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+    return weights(model)
+
+
+def together() -> Any:
+    """The losses of all ranks' batches of `ordered(8 * SIZE)`, step by step."""
+    x, y = data(8 * SIZE).tensors
+    for step in range(2):
+        places = [rank + SIZE * (4 * step + at) for rank in range(SIZE) for at in range(4)]
+        yield lambda model, places=places: mse_loss(model(x[places]), y[places])
+
+
+class Plain(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        return mse_loss(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.05)
+
+
+def close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@own
+def uneven_data() -> None:
+    """Rank r has r + 2 batches: those without one add zeros, and all end with the same weights."""
+    whole = data(4 * (SIZE + 1))
+    own_data = Subset(whole, range(4 * (RANK + 2)))
+    module = fresh(Plain)
+    runs = trainer("ours", max_epochs=1, use_distributed_sampler=False)
+    runs.fit(module, DataLoader(own_data, 4))
+    x, y = whole.tensors
+
+    def loss(step: int) -> Any:
+        those = slice(4 * step, 4 * step + 4)
+        have = sum(step < rank + 2 for rank in range(SIZE))
+        return lambda model: mse_loss(model(x[those]), y[those]) * have / SIZE
+
+    assert runs.global_step == SIZE + 1
+    close(weights(module.net), plain(loss(step) for step in range(SIZE + 1)))
+
+
+@own
+def uneven_data_by_hand() -> None:
+    """As above where the module steps its optimizer itself."""
+
+    class ByHand(Plain):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, index))
+            optimizer.step()
+
+    module = fresh(ByHand)
+    trainer("ours", max_epochs=1, use_distributed_sampler=False).fit(
+        module, DataLoader(Subset(data(4 * (SIZE + 1)), range(4 * (RANK + 2))), 4)
+    )
+    hvd.check_equal(module.net)
+
+
+@own
+def sync_batch_norm() -> None:
+    """The averages of all ranks' batches, on the CPU; and the module's own class afterwards."""
+
+    class Normalised(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+    module = fresh(Normalised)
+    runs = trainer("ours", max_epochs=1, sync_batchnorm=True)
+    runs.fit(module, ordered(8 * SIZE))
+    assert type(module.net[1]) is nn.BatchNorm1d
+    torch.manual_seed(3)
+    alone = Normalised().net
+    optimizer = torch.optim.SGD(alone.parameters(), 0.05)
+    for loss in together():
+        optimizer.zero_grad()
+        loss(alone).backward()
+        optimizer.step()
+    close(weights(module.net), weights(alone))
+
+
+@own
+def closures() -> None:
+    """LBFGS calls its closure as often as the loss makes it: all ranks must see the same loss."""
+
+    class Quasi(Plain):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.LBFGS(self.parameters(), 0.5, max_iter=3, line_search_fn="strong_wolfe")
+
+    module = fresh(Quasi)
+    trainer("ours", max_epochs=1, limit_train_batches=3).fit(module, loader())
+    hvd.check_equal(module)
+
+
+@own
+def plain_backward() -> None:
+    """`loss.backward()` in manual optimization, where Lightning asks for `manual_backward`."""
+
+    class ByHand(Plain):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, index: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            super().training_step(batch, index).backward()
+            optimizer.step()
+
+    module = fresh(ByHand)
+    trainer("ours", max_epochs=1).fit(module, loader())
+    hvd.check_equal(module)
+
+
+@own
+def thawed() -> None:
+    """A backbone that is frozen at first, and given to the optimizer later."""
+
+    class Thaws(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net[0].requires_grad_(False)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.net[2].parameters(), 0.05)
+
+        def on_train_epoch_start(self) -> None:
+            if self.current_epoch == 1:
+                self.net[0].requires_grad_(True)
+                self.trainer.optimizers[0].add_param_group({"params": list(self.net[0].parameters())})
+
+    module = fresh(Thaws)
+    torch.manual_seed(3)
+    before = net()[0].weight.detach().clone()
+    trainer("ours", max_epochs=2).fit(module, loader())
+    hvd.check_equal(module)
+    assert not torch.equal(module.net[0].weight, before)
+
+
+@own
+def learning_rates() -> None:
+    """Scaled, with the schedulers, where somebody asks for it; by default only in lightning_horovod's strategy."""
+    from lightning_horovod import HorovodStrategy as Theirs
+
+    assert issubclass(HorovodStrategy, FarandoleStrategy.__mro__[1])
+    for strategy, factor in (
+        (FarandoleStrategy(), 1),
+        (HorovodStrategy(scale_lr=True), SIZE),
+        (Theirs(), SIZE),
+        (Theirs(scale_lr=False), 1),
+        ("horovod", 1),
+    ):
+        runs = trainer("ours", max_epochs=1, limit_train_batches=1, strategy=strategy)
+        runs.fit(fresh(rate=0.01), loader())
+        assert runs.optimizers[0].param_groups[0]["lr"] == 0.01 * factor, (strategy, factor)
+        assert runs.lr_scheduler_configs[0].scheduler.base_lrs == [0.01 * factor]
+
+
+@own
+def compressed() -> None:
+    """Options of DistributedOptimizer are options of the strategy."""
+    for compression in (hvd.Compression.fp16, "bf16"):
+        module = fresh()
+        trainer("ours", max_epochs=1, strategy=FarandoleStrategy(compression=compression)).fit(module, loader())
+        hvd.check_equal(module)
+
+
+@own
+def replaced_loop() -> None:
+    class Counting(_FitLoop):
+        rounds = 0
+
+        def advance(self) -> None:
+            Counting.rounds += 1
+            super().advance()
+
+    runs = trainer("ours")
+    runs.fit_loop = Counting(runs, max_epochs=3)
+    module = fresh()
+    runs.fit(module, loader())
+    assert Counting.rounds == 3 and runs.fit_loop.epoch_progress.current.completed == 3
+    hvd.check_equal(module.net)
+
+
+@own
+def barriers_are_real() -> None:
+    """Nobody leaves before the last has come; and who may speak is known."""
+    runs = trainer("ours", max_epochs=1)
+    assert rank_zero_only.rank == RANK == runs.global_rank and runs.world_size == SIZE
+    assert runs.strategy.launcher is None and runs._accelerator_connector.is_distributed
+    assert len(runs.strategy.parallel_devices) == SIZE and runs.strategy.root_device == torch.device("cpu")
+    runs.fit(fresh(), loader())
+    until = time.monotonic() + 0.3
+    flag = SCRATCH / "everybody"
+    if RANK == SIZE - 1:
+        while time.monotonic() < until:
+            time.sleep(0.05)
+        flag.touch()
+    runs.strategy.barrier("test")
+    assert flag.exists()
+    assert dist.get_backend() == "farandole"
+
+
+@own
+def lightnings_ddp_on_ours() -> None:
+    """DDPStrategy itself, with our backend below it, and with our word about who is who."""
+    assert dist.get_backend() == "farandole"
+    module = fresh(Plain)
+    strategy = DDPStrategy(process_group_backend="farandole")
+    runs = trainer("ddp", max_epochs=1, strategy=strategy, plugins=[FarandoleEnvironment()])
+    assert (runs.global_rank, runs.world_size, runs.strategy.node_rank) == (RANK, SIZE, 0)
+    runs.fit(module, ordered(8 * SIZE))
+    close(weights(module.net), plain(together()))
+
+
+@own
+def lightnings_model_parallel_on_ours() -> None:
+    """ModelParallelStrategy: FSDP2 over a mesh of our ranks."""
+
+    class Sharded(Plain):
+        def configure_model(self) -> None:
+            mesh = self.device_mesh["data_parallel"]
+            for layer in (self.net[0], self.net[2], self.net):
+                fully_shard(layer, mesh=mesh)
+
+        def on_train_end(self) -> None:
+            self.whole = {name: tensor.full_tensor() for name, tensor in self.net.state_dict().items()}
+
+    strategy = ModelParallelStrategy(data_parallel_size=SIZE, tensor_parallel_size=1, process_group_backend="farandole")
+    torch.manual_seed(3)
+    module = Sharded()
+    trainer("ddp", max_epochs=1, strategy=strategy).fit(module, ordered(8 * SIZE))
+    close(module.whole, plain(together()))
+
+
+@own
+def the_other_tree() -> None:
+    """`pytorch_lightning` is another package with the same classes."""
+    import pytorch_lightning as other
+
+    from farandole.lightning import trees
+
+    class Module(other.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        training_step = Plain.training_step
+        configure_optimizers = Plain.configure_optimizers
+
+    results = []
+    for strategy in ("horovod", trees.strategy("pytorch_lightning")()):
+        runs = other.Trainer(
+            accelerator="cpu", devices=1, strategy=strategy, max_epochs=1, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        module = fresh(Module)
+        runs.fit(module, ordered(8 * SIZE))
+        assert runs.world_size == SIZE and isinstance(runs.strategy, other.strategies.ParallelStrategy)
+        results.append(weights(module))
+    close(*results)
+
+
+@own
+def bad_input() -> None:
+    for wrong, words in (
+        ({"compresion": None}, "did you mean 'compression'"),
+        ({"nonsense": 1}, "there are accelerator"),
+        ({"op": "mean"}, "Average or Sum"),
+        ({"compression": "zip"}, "expected one of none, fp16, bf16"),
+    ):
+        try:
+            FarandoleStrategy(**wrong)
+        except (TypeError, ValueError) as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(f"{wrong} was taken")
+    runs = trainer("ours", max_epochs=1)
+    try:
+        runs.strategy.reduce(torch.ones(1), reduce_op="average of all")
+    except ValueError as error:
+        assert "expected mean" in str(error)
+
+
+@own
+def empty_on_one_rank() -> None:
+    """A rank without any batch is an error that says so, on all ranks."""
+    count = 0 if RANK == 0 else 8
+    numbers = TensorDataset(*(tensor[:count] for tensor in data(8).tensors))
+    try:
+        trainer("ours", max_epochs=1, use_distributed_sampler=False).fit(fresh(Plain), DataLoader(numbers, 4))
+    except ValueError as error:
+        assert "no batch at all" in str(error), error
+    else:
+        raise AssertionError("nobody complained")

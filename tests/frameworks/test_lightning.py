@@ -1,0 +1,83 @@
+# Lightning on our strategy: the same results as on its own DDP with Gloo, what only ours does, and ranks that die.
+# Touches farandole.launch and Lightning, in processes of their own: importing Lightning takes seconds.
+"""Many cases run in few jobs (lightning_cases.py, lightning_own_cases.py); each is a test here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.launch import local
+
+pytest.importorskip("torch")
+pytest.importorskip("lightning_utilities", reason="Lightning is not installed")
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def names(file: str, mark: str) -> list[str]:
+    """The cases of a file, without importing Lightning."""
+    return re.findall(rf"^@{mark}\ndef (\w+)", (HERE / file).read_text(), flags=re.MULTILINE)
+
+
+def job(kind: str, ranks: int, scratch: Path) -> list[dict[str, Any]]:
+    """What the cases said, by rank."""
+    environment = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment |= {"SCRATCH": str(scratch), "TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": str(scratch)}
+    with local.start([sys.executable, str(HERE / "lightning_job.py"), kind], ranks, env=environment) as started:
+        code = started.wait(280)
+        words = "\n".join(started.stderr(rank)[-3000:] for rank in range(ranks))
+        assert code == 0, words
+    return [json.loads((scratch / f"{kind}-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return job("compared", 2, tmp_path_factory.mktemp("compared"))
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return job("own", 3, tmp_path_factory.mktemp("own"))
+
+
+@pytest.mark.parametrize("name", names("lightning_cases.py", "case"))
+def test_as_with_ddp(compared: list[dict[str, Any]], name: str) -> None:
+    for rank, result in enumerate(compared):
+        assert result[name] is None, f"rank {rank}: {result[name]}"
+
+
+@pytest.mark.parametrize("name", names("lightning_own_cases.py", "own"))
+def test_of_its_own(own: list[dict[str, Any]], name: str) -> None:
+    for rank, result in enumerate(own):
+        assert result[name] is None, f"rank {rank}: {result[name]}"
+
+
+def test_ranks_die_and_come_back(tmp_path: Path) -> None:
+    """Rank 1 in the first epoch, rank 0 in a later one: every sample counts once in each epoch; one run is logged."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "SCRATCH": str(tmp_path)}
+    command = [sys.executable, "-m", "farandole", "run", "-np", "3", "--min-np", "1", sys.executable]
+    command.append(str(HERE / "lightning_elastic_job.py"))
+    (tmp_path / "tmp").mkdir()
+    environment["TMPDIR"] = str(tmp_path / "tmp")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert (tmp_path / "first").exists() and (tmp_path / "second").exists(), "somebody should have died"
+    end = json.loads((tmp_path / "end").read_text())
+    assert set(end["seen"]) == {float(end["epoch"])}, end
+    steps = [json.loads(line) for line in (tmp_path / "steps").read_text().splitlines()]
+    sizes = [size for _, _, size in steps]
+    assert sizes[0] == 3 and 2 in sizes and 1 in sizes and end["size"] == 3, sizes
+    for name in ("first", "second"):
+        died = float((tmp_path / name).read_text())
+        assert min(at for at, _, _ in steps if at > died) - died < 5, "it took too long to go on"
+    assert [path.name for path in (tmp_path / "csv").iterdir()] == ["version_0"]
+    assert (tmp_path / "checkpoints" / "last.ckpt").exists()

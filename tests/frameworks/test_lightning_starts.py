@@ -1,0 +1,221 @@
+# How trainings with Lightning start: by their own script, in a notebook, under launchers, and from a stack's file.
+# Touches processes; Lightning in them alone.
+"""Nothing of ours is imported by these scripts: torch finds the entry point, as after `pip install`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import bed
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("lightning_utilities", reason="Lightning is not installed")
+ROOT = Path(__file__).parents[2]
+DIGITS = str(ROOT / "examples" / "lightning_digits.py")
+ENTRY = "[torch.backends]\nfarandole = farandole.autoload:register\n"
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(200)]
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> dict[str, str]:
+    """An environment as after `pip install`; its temporary files are the test's."""
+    metadata = tmp_path / "site" / "farandole-0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: farandole\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text(ENTRY)
+    own = dict.fromkeys(("TMPDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"), str(tmp_path))
+    own["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
+    path = f"{ROOT / 'src'}:{tmp_path / 'site'}"
+    return {**os.environ, **own, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def said(words: list[str], environment: dict[str, str], code: int = 0) -> str:
+    done = subprocess.run(
+        words, env=environment, capture_output=True, text=True, timeout=180, cwd=environment["TMPDIR"]
+    )
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-5000:]
+    return done.stdout + done.stderr
+
+
+def accuracies(text: str) -> list[float]:
+    return [float(found) for found in re.findall(r"accuracy ([\d.]+)% after \d epochs", text)]
+
+
+def test_a_script_starts_its_own_ranks(installed: dict[str, str]) -> None:
+    """The process that the user started trains nothing; it has the results of rank 0."""
+    text = said([sys.executable, DIGITS, "--epochs", "2"], installed)
+    [accuracy] = accuracies(text)
+    assert accuracy > 70, text
+
+
+@pytest.mark.parametrize("launcher", ["horovodrun", "openmpi", "torchrun"])
+def test_under_a_launcher_nobody_starts_ranks(installed: dict[str, str], launcher: str) -> None:
+    """devices=2 in the script, and 2 ranks in all."""
+    words = [sys.executable, "-m", "farandole", "run", "-np", "2"]
+    if launcher == "openmpi":
+        if shutil.which("mpirun.openmpi") is None:
+            pytest.skip("mpirun.openmpi is not installed (Debian's package openmpi-bin)")
+        words = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2"]
+    words.append(sys.executable)
+    if launcher == "torchrun":
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    [accuracy] = accuracies(said([*words, DIGITS, "--epochs", "2"], installed))
+    assert accuracy > 70
+
+
+NOTEBOOK = """
+import nbformat, nbclient
+cell = '''
+import lightning.pytorch as pl, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+class Line(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+    def training_step(self, batch, index):
+        loss = (self.layer(batch[0]) - batch[1]).square().mean()
+        self.log("ranks", float(self.trainer.world_size))
+        return loss
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+x = torch.randn(32, 2)
+line = Line()
+before = line.layer.weight.clone()
+trainer = pl.Trainer(strategy="farandole", devices=2, accelerator="cpu", max_epochs=2, logger=False,
+                     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(line, DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 4))
+print("ranks", trainer.callback_metrics["ranks"].item(), "steps", trainer.global_step)
+print("learned", not torch.equal(before, line.layer.weight))
+'''
+book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
+nbclient.NotebookClient(book, timeout=150, kernel_name="python3").execute()
+print("".join(output.get("text", "") for output in book.cells[0].outputs))
+"""
+
+
+def test_a_notebook_starts_its_own_ranks(installed: dict[str, str]) -> None:
+    pytest.importorskip("nbclient")
+    text = said([sys.executable, "-c", NOTEBOOK], installed)
+    assert "ranks 2.0 steps 8" in text and "learned True" in text, text
+
+
+FABRIC = """
+import sys, torch
+from lightning.fabric import Fabric
+
+def train(fabric):
+    model = torch.nn.Linear(2, 1)
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), 0.1))
+    fabric.backward(model(torch.full((4, 2), float(fabric.global_rank))).sum())
+    return fabric.world_size, model.weight.grad.tolist()
+
+fabric = Fabric(accelerator="cpu", devices=2, strategy="farandole")
+if sys.argv[1] == "function":
+    print("got", fabric.launch(train))
+else:
+    fabric.launch()
+    print("rank", fabric.global_rank, train(fabric), flush=True)
+"""
+
+
+def test_fabric_starts_its_own_ranks(installed: dict[str, str], tmp_path: Path) -> None:
+    """With a function, and as scripts do it: everything after launch() runs in the ranks."""
+    script = tmp_path / "train.py"
+    script.write_text(FABRIC)
+    assert "got (2, [[2.0, 2.0]])" in said([sys.executable, str(script), "function"], installed)
+    text = said([sys.executable, str(script), "script"], installed)
+    assert sorted(re.findall(r"rank \d .*", text)) == [f"rank {rank} (2, [[2.0, 2.0]])" for rank in range(2)]
+
+
+LAZY = """
+import sys, torch
+assert not any(name.startswith(("lightning.", "pytorch_lightning", "farandole.torch")) for name in sys.modules)
+import lightning.pytorch.strategies, lightning.fabric.strategies
+assert {"farandole", "horovod", "ddp"} <= set(lightning.pytorch.strategies.StrategyRegistry)
+assert {"farandole", "horovod", "ddp"} <= set(lightning.fabric.strategies.STRATEGY_REGISTRY)
+assert not any(name.startswith("farandole.torch") for name in sys.modules), "nothing of ours is loaded yet"
+from lightning_horovod import HorovodStrategy
+from farandole.lightning import FarandoleStrategy
+import pickle
+for kind in (HorovodStrategy, FarandoleStrategy):
+    assert pickle.loads(pickle.dumps(kind)) is kind, kind
+assert HorovodStrategy.__name__ == "HorovodStrategy" and HorovodStrategy().scale_lr and not FarandoleStrategy().scale_lr
+print("fine")
+"""
+MISSING = """
+import sys
+class Gone:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("lightning", "pytorch_lightning"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Gone())
+import torch, farandole.lightning
+try:
+    farandole.lightning.FarandoleStrategy
+except ModuleNotFoundError as error:
+    print(error)
+"""
+
+
+def test_names_are_known_without_an_import(installed: dict[str, str]) -> None:
+    assert "fine" in said([sys.executable, "-W", "error::UserWarning:farandole", "-c", LAZY], installed)
+
+
+def test_without_lightning_it_says_so(installed: dict[str, str]) -> None:
+    text = said([sys.executable, "-c", MISSING], installed)
+    assert "farandole.lightning needs lightning.pytorch, which is not installed: pip install" in text
+
+
+def test_an_old_lightning_is_refused(installed: dict[str, str], tmp_path: Path) -> None:
+    for place in ("lightning", "lightning/pytorch"):
+        (tmp_path / "site" / place).mkdir()
+        (tmp_path / "site" / place / "__init__.py").write_text('__version__ = "2.1.4"\n')
+    environment = {**installed, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT / 'src'}"}
+    text = said([sys.executable, "-c", "from farandole.lightning import FarandoleStrategy"], environment, code=1)
+    assert "lightning.pytorch is version 2.1.4; farandole.lightning needs 2.6 or newer" in text
+
+
+@pytest.mark.parametrize("communication", ["{compression: bf16, scale_lr: false}", "gloo"], ids=["farandole", "gloo"])
+def test_a_stack_from_a_file(installed: dict[str, str], tmp_path: Path, communication: str) -> None:
+    shutil.copy(DIGITS, tmp_path)
+    text = (
+        (ROOT / "examples" / "stack.yaml")
+        .read_text()
+        .replace("communication: farandole", f"communication: {communication}")
+    )
+    logged = text.replace(
+        "logger: false", "logger: {class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: logs}}"
+    )
+    (tmp_path / "stack.yaml").write_text(logged)
+    environment = {**installed, "GLOO_SOCKET_IFNAME": "lo"}
+    said([sys.executable, "-m", "farandole", "fit", str(tmp_path / "stack.yaml")], environment)
+    [table] = (tmp_path / "logs").rglob("metrics.csv")
+    header, *rows = table.read_text().splitlines()
+    place = header.split(",").index("accuracy")
+    assert float([row.split(",")[place] for row in rows if row.split(",")[place]][-1]) > 0.7
+
+
+def test_a_stack_over_two_hosts(installed: dict[str, str]) -> None:
+    text = (ROOT / "examples" / "stack.yaml").read_text()
+    text = text.replace("\n  kind: local", "\n  kind: hosts\n  hosts: host1:1,host2:1")
+    (ROOT / "build").mkdir(exist_ok=True)
+    # Below the repository: these hosts have temporary folders of their own.
+    with tempfile.TemporaryDirectory(dir=ROOT / "build") as place, bed.hosts(2, ssh=True) as hosts:
+        shutil.copy(DIGITS, place)
+        Path(place, "stack.yaml").write_text(text)
+        before = hosts[1].counters()
+        command = [sys.executable, "-m", "farandole", "fit", f"{place}/stack.yaml"]
+        environment = {**installed, "TMPDIR": "/tmp", "PYTHONPATH": str(ROOT / "src")}
+        done = hosts[0].run(command, cwd=bed.ROOT, env=environment, timeout=180, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        assert "`max_epochs=2` reached" in done.stdout + done.stderr
+        assert (hosts[1].counters() - before).sent > 100_000, "the ranks should have met over the wire"

@@ -1,0 +1,89 @@
+"""The file of `farandole fit`: what it says, what is wrong with it, and how it is explained. Starts no ranks.
+Reads Lightning's source where it is installed; imports nothing of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farandole.lightning.fit import main
+from farandole.lightning.stack import StackError, checked, explain, trainer_options
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE = {"module": "digits.Digits"}
+
+
+def stack(**sections: Any) -> Any:
+    return checked({"application": MODULE, **sections})
+
+
+def test_one_word_says_a_layer() -> None:
+    found = stack(communication="gloo", orchestration="slurm")
+    assert (found.backend, found.kind, found.ranks) == ("gloo", "slurm", 1)
+    assert stack(orchestration={"kind": "hosts", "ranks": 4, "hosts": "a:2,b:2"}).hosts == "a:2,b:2"
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ([], "expected the sections communication, orchestration, application"),
+        ({"aplication": MODULE}, "unknown key 'aplication'; did you mean 'application'?"),
+        ({"application": {}}, "module is missing"),
+        ({"application": {"module": "Digits"}}, "expected package.Class, not 'Digits'"),
+        ({"application": {"modul": "a.B"}}, "application: unknown key 'modul'; did you mean 'module'?"),
+        ({"application": {"module": {"class": "a.B"}}}, "did you mean 'class_path'?"),
+        ({"application": MODULE, "communication": "glo"}, "'glo' is unknown; did you mean 'gloo'?"),
+        ({"application": MODULE, "communication": "smoke"}, "expected one of farandole, gloo, nccl"),
+        ({"application": MODULE, "orchestration": {"rank": 2}}, "unknown key 'rank'; did you mean 'ranks'?"),
+        ({"application": MODULE, "orchestration": {"ranks": 0}}, "0 is no number of ranks"),
+        ({"application": MODULE, "orchestration": "hosts"}, "hosts is missing"),
+        ({"application": MODULE, "orchestration": {"hosts": "a:1"}}, "hosts is for kind: hosts, not for local"),
+        ({"application": {**MODULE, "trainer": {"strategy": "ddp"}}}, "communication and orchestration say that"),
+        ({"application": MODULE, "communication": {"backend": "gloo", "scale_lr": True}}, "for farandole, not for"),
+        ({"application": MODULE, "communication": "gloo", "orchestration": {"min_ranks": 1}}, "cannot lose ranks"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(document: Any, words: str) -> None:
+    with pytest.raises(StackError) as caught:
+        checked(document)
+    assert words in str(caught.value)
+
+
+@pytest.mark.skipif(not trainer_options(), reason="Lightning is not installed")
+def test_options_of_the_trainer_are_known() -> None:
+    assert {"max_epochs", "accelerator", "callbacks"} <= set(trainer_options())
+    with pytest.raises(StackError, match="trainer: unknown key 'max_epoch'; did you mean 'max_epochs'"):
+        checked({"application": {**MODULE, "trainer": {"max_epoch": 3}}})
+
+
+def test_the_explanation_is_python_that_compiles() -> None:
+    for communication in ("gloo", {"compression": "bf16", "scale_lr": True}):
+        text = explain(stack(communication=communication, orchestration={"ranks": 3}))
+        compile(text[text.index("# train.py") :], "train.py", "exec")
+        assert "orchestration  local: 3 ranks on this host" in text
+    assert "FarandoleStrategy(compression='bf16', scale_lr=True)" in text
+    elastic = explain(stack(orchestration={"ranks": 3, "min_ranks": 2}))
+    assert "2 to 3 ranks" in elastic and "callbacks=[ElasticCallback()]" in elastic and "--min-np 2" in elastic
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["--help"]) == 0 and "usage" in capsys.readouterr().out
+    assert main([]) == 2 and "expected one file" in capsys.readouterr().err
+    assert main(["a.yaml", "--explian"]) == 2 and "unknown option" in capsys.readouterr().err
+    assert main([str(tmp_path / "none.yaml")]) == 2 and "No such file" in capsys.readouterr().err
+    (tmp_path / "bad.yaml").write_text("a: [")
+    assert main([str(tmp_path / "bad.yaml")]) == 2 and "bad.yaml" in capsys.readouterr().err
+    assert main([str(ROOT / "examples" / "stack.yaml"), "--explain"]) == 0
+    assert 'strategy="farandole"' in capsys.readouterr().out
+
+
+def test_without_ray_it_says_so(tmp_path: Path) -> None:
+    (tmp_path / "stack.yaml").write_text("orchestration: ray\napplication: {module: digits.Digits}\n")
+    code = "import sys; sys.modules['ray'] = sys.modules['farandole.ray'] = None\n"
+    code += f"from farandole.launch.cli import main; sys.exit(main(['fit', {str(tmp_path / 'stack.yaml')!r}]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "orchestration: ray needs Ray: pip install" in done.stderr, done.stderr
