@@ -125,8 +125,10 @@ class BaseHorovodWorker:
         """Calls `func(executable)`."""
         return func(self.executable)
 
-    def train(self, func: Callable[[Any], Any]) -> Any:
-        """As `execute`, in an elastic job, where a worker may hear that it is not needed any more."""
+    def train(self, func: Callable[[Any], Any], executable: Sequence[Any], place: tuple[Any, ...]) -> Any:
+        """The whole life of a worker in an elastic job, where it may hear that it is not needed any more."""
+        self.take_place(*place)
+        self.start_executable(*executable)
         try:
             return func(self.executable)
         except Removed as removed:
