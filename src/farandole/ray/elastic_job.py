@@ -64,7 +64,9 @@ class Crew:
 class ActorJob:
     """One function in an elastic job; `run()` gives what it returned, by rank."""
 
-    def __init__(self, limits: Limits, discovery: Discovery, settings: Any, make: Make, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, limits: Limits, discovery: Discovery, settings: Any, make: Make, say: Callable[[str], None]
+    ) -> None:
         self._limits = limits
         self._discovery = discovery
         self._settings = settings
@@ -242,7 +244,9 @@ class ActorJob:
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             del variables[name]  # rank 0 changes: torch.distributed meets where the ranks do
         assert self._hub is not None
-        actor = ray.remote(BaseHorovodWorker).options(**_where(start.host), num_cpus=make.cpus, num_gpus=make.gpus).remote()
+        actor = (
+            ray.remote(BaseHorovodWorker).options(**_where(start.host), num_cpus=make.cpus, num_gpus=make.gpus).remote()
+        )
         actor.update_env_vars.remote(make.variables)
         actor.set_queue.remote(make.queue)
         ready = (variables, self._hub.addresses, self._secret.key)

@@ -16,7 +16,9 @@ def check() -> None:
     try:
         version = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:
-        raise ImportError(f"farandole.ray needs Ray {wanted} or newer, and there is none: {REMEDY}", name="ray") from None
+        raise ImportError(
+            f"farandole.ray needs Ray {wanted} or newer, and there is none: {REMEDY}", name="ray"
+        ) from None
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers < LEAST:
         raise ImportError(f"farandole.ray needs Ray {wanted} or newer, and this is {version}: {REMEDY}", name="ray")

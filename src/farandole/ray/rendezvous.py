@@ -58,13 +58,17 @@ class Coordinator:
         """For each rank its place on its node and among the nodes."""
         self.places = places([self._nodes[rank] for rank in range(len(self._nodes))])
         return {
-            one.rank: {name: value for name, value in one.environment().items() if name.removeprefix("HOROVOD_") in LOCAL}
+            one.rank: {
+                name: value for name, value in one.environment().items() if name.removeprefix("HOROVOD_") in LOCAL
+            }
             for one in self.places
         }
 
     def establish_rendezvous(self) -> dict[str, str]:
         """Starts the hub; what all ranks have in common. The secret is not among it: see `variables`."""
-        self._hub = Hub(self.secret, self.world_size, listen_at(getattr(self.settings, "nics", None)), package_version())
+        self._hub = Hub(
+            self.secret, self.world_size, listen_at(getattr(self.settings, "nics", None)), package_version()
+        )
         self._hub.start()
         return {
             "FARANDOLE_RENDEZVOUS": self._hub.address,

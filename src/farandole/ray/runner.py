@@ -120,7 +120,7 @@ class StaticAdapter:
         return [self.workers[rank].execute.remote(fn)]
 
     def part(self, ranks: Sequence[int], dead: Mapping[int, str]) -> None:
-        """These ranks leave what they have joined, so that those who wait for them hear it; the dead never come again."""
+        """These ranks leave what they have joined, so that those who wait for them hear it; the dead never come."""
         for rank, reason in dead.items():
             if self.coordinator is not None:
                 self.coordinator.absent(rank, reason)
@@ -305,9 +305,7 @@ class RayExecutor:
         """As `run`, without waiting: a reference for each rank, for `ray.get`."""
         return list(self._started().execute(_calling(fn, args, kwargs)))
 
-    def execute(
-        self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None
-    ) -> list[Any]:
+    def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None) -> list[Any]:
         """Calls `fn(executable)` on every worker; what they return, by rank."""
         adapter = self._started()
         with _Ear(callbacks) as ear:

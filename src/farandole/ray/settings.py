@@ -11,6 +11,7 @@ from typing import Any
 
 from farandole.compat import Timeout, make_secret_key
 
+
 @dataclass
 class MiniSettings:
     """How long to wait, and by which interfaces. The ssh settings are accepted: Ray starts the workers."""

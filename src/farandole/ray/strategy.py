@@ -134,7 +134,9 @@ class ColocatedStrategy(Strategy):
 def gpus_of(use_gpu: bool, gpus_per_worker: float | None) -> float:
     """GPUs of one worker; ValueError when the two contradict each other."""
     if gpus_per_worker is not None and not use_gpu:
-        raise ValueError("gpus_per_worker is set, but use_gpu is False. use_gpu must be True if gpus_per_worker is set.")
+        raise ValueError(
+            "gpus_per_worker is set, but use_gpu is False. use_gpu must be True if gpus_per_worker is set."
+        )
     if gpus_per_worker is not None and gpus_per_worker <= 0:
         raise ValueError(f"gpus_per_worker must be > 0: Got {gpus_per_worker}.")
     return (1 if gpus_per_worker is None else gpus_per_worker) if use_gpu else 0
@@ -158,7 +160,9 @@ def shortage(bundles: Sequence[Mapping[str, float]], spread: str = "PACK") -> st
     parts = []
     for name in names:
         needed = sum(one[name] for one in bundles)
-        parts.append(f"{needed:g} {name} are needed, the cluster has {has.get(name, 0):g}, {free.get(name, 0):g} are free")
+        parts.append(
+            f"{needed:g} {name} are needed, the cluster has {has.get(name, 0):g}, {free.get(name, 0):g} are free"
+        )
     fitting = [node for node in nodes if _fits(bundles[0], node["Resources"])]
     if spread == "STRICT_SPREAD" and len(fitting) < len(bundles):
         parts.append(f"{len(bundles)} nodes with {_words(bundles[0])} are needed, there are {len(fitting)}")

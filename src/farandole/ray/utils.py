@@ -20,4 +20,8 @@ def nics_to_env_var(nics: set[str] | None) -> dict[str, str]:
     names = ",".join(names_of(nics))
     if not names:
         return {}
-    return {"FARANDOLE_NETWORK_INTERFACES": names, "HOROVOD_GLOO_IFACE": names.split(",")[0], "NCCL_SOCKET_IFNAME": names}
+    return {
+        "FARANDOLE_NETWORK_INTERFACES": names,
+        "HOROVOD_GLOO_IFACE": names.split(",")[0],
+        "NCCL_SOCKET_IFNAME": names,
+    }
