@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import Any
@@ -183,3 +184,151 @@ def names() -> list[str]:
     import farandole.ray
 
     return [HorovodTrainer.__module__, HorovodConfig.__module__, farandole.ray.HorovodTrainer.__module__]
+
+
+def lesson(config: dict[str, Any]) -> str:
+    """Two epochs over a shard of the data; a checkpoint with the first report alone."""
+    import tempfile
+    from pathlib import Path
+
+    import numpy as np
+    import ray.train
+    from ray.train import Checkpoint
+
+    farandole.init()
+    context = ray.train.get_context()
+    assert (context.get_world_rank(), context.get_world_size()) == (farandole.rank(), farandole.size())
+    assert context.get_local_rank() == farandole.local_rank()
+    shard = ray.train.get_dataset_shard("train")
+    for epoch in range(2):
+        numbers = np.concatenate([batch["id"] for batch in shard.iter_batches(batch_size=4)])
+        total = farandole.allreduce(np.array([numbers.sum(), len(numbers)]), op=farandole.Sum, name="data")
+        metrics = {"epoch": epoch, "total": int(total[0]), "count": int(total[1]), "x": config["x"]}
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = None
+            if epoch == 0 and farandole.rank() == 0:
+                (Path(folder) / "model").write_text("weights")
+                checkpoint = Checkpoint.from_directory(folder)
+            ray.train.report(metrics, checkpoint=checkpoint)
+    return "done"
+
+
+def trained(storage: str) -> dict[str, Any]:
+    import ray.data
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.horovod import HorovodConfig, HorovodTrainer
+
+    trainer = HorovodTrainer(
+        train_loop_per_worker=lesson,
+        train_loop_config={"x": 5},
+        horovod_config=HorovodConfig(verbose=2),
+        scaling_config=ScalingConfig(num_workers=2, use_gpu=True),
+        run_config=RunConfig(name="lesson", storage_path=storage),
+        datasets={"train": ray.data.range(40)},
+    )
+    result = trainer.fit()
+    with result.checkpoint.as_directory() as folder, open(f"{folder}/model") as file:
+        saved = file.read()
+    return {
+        "metrics": result.metrics,
+        "error": result.error,
+        "saved": saved,
+        "returned": result.return_value,
+        "path": result.path,
+    }
+
+
+def stumbling(config: dict[str, Any]) -> None:
+    """Goes on from the checkpoint of the last report; rank 1 of the first attempt dies on the way."""
+    import tempfile
+    from pathlib import Path
+
+    import numpy as np
+    import ray.train
+    from ray.train import Checkpoint
+
+    farandole.init()
+    first = 0
+    given = ray.train.get_checkpoint()
+    if given is not None:
+        with given.as_directory() as folder:
+            first = int(Path(folder, "step").read_text()) + 1
+    for step in range(first, 4):
+        farandole.allreduce(np.ones(3), name="step")
+        if given is not None and step == first and farandole.rank() == 0:
+            Path(config["scratch"], "again").write_text(str(time.time()))
+        if given is None and step == 2 and farandole.rank() == 1:
+            Path(config["scratch"], "died").write_text(str(time.time()))
+            os._exit(1)
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "step").write_text(str(step))
+            checkpoint = Checkpoint.from_directory(folder) if farandole.rank() == 0 else None
+            ray.train.report({"step": step, "first": first}, checkpoint=checkpoint)
+
+
+def restarted(storage: str) -> dict[str, Any]:
+    from pathlib import Path
+
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+
+    from farandole.ray import HorovodTrainer
+
+    result = HorovodTrainer(
+        stumbling,
+        train_loop_config={"scratch": storage},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=storage, failure_config=FailureConfig(max_failures=1)),
+    ).fit()
+    died, again = (float(Path(storage, name).read_text()) for name in ("died", "again"))
+    return {"metrics": result.metrics, "seconds": again - died}
+
+
+def raising(storage: str) -> dict[str, Any]:
+    from ray.train import RunConfig, ScalingConfig, TrainingFailedError
+
+    from farandole.ray import HorovodTrainer
+
+    def loop() -> None:
+        raises("on purpose")
+
+    trainer = HorovodTrainer(
+        loop, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path=storage)
+    )
+    try:
+        trainer.fit()
+    except TrainingFailedError as error:
+        return {"text": str(error), "ranks": sorted(error.worker_failures)}
+    return {}
+
+
+def torch_loop() -> None:
+    import ray.train
+    import ray.train.torch
+    import torch
+    import torch.distributed as dist
+
+    total = torch.full((3,), dist.get_rank() + 1.0)
+    dist.all_reduce(total)
+    model = ray.train.torch.prepare_model(torch.nn.Linear(2, 1))
+    model(torch.ones(4, 2) * dist.get_rank()).sum().backward()
+    gradient = next(model.parameters()).grad.flatten().tolist()
+    ray.train.report({"backend": dist.get_backend(), "sum": total[0].item(), "gradient": gradient})
+
+
+def torch_trainer(storage: str) -> Any:
+    from ray.train import RunConfig, ScalingConfig, UserCallback
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    class Note(UserCallback):  # type: ignore[misc]
+        def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+            with open(f"{storage}/metrics", "w") as file:
+                json.dump(metrics, file)
+
+    TorchTrainer(
+        torch_loop,
+        torch_config=TorchConfig(backend="farandole"),
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=storage, callbacks=[Note()]),
+    ).fit()
+    with open(f"{storage}/metrics") as file:
+        return json.load(file)

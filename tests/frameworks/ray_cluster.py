@@ -19,7 +19,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-MARK = "FARANDOLE_TEST_RAY"
+MARK = "CLUSTER_OF_A_TEST"
 ANSWER = "answer: "
 
 
@@ -75,7 +75,8 @@ class Cluster:
         """What a program printed that is connected to the cluster."""
         environment = {**self.environment, **variables}
         done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=110)
-        assert done.returncode == 0, done.stdout + done.stderr
+        logs = self.home.glob("ray/session_latest/logs/ray_client_server*.err")
+        assert done.returncode == 0, done.stdout + done.stderr + "".join(log.read_text()[-2000:] for log in logs)
         return done.stdout
 
     def close(self) -> None:

@@ -88,7 +88,7 @@ class StaticAdapter:
             found = by_node(self.workers, time.monotonic() + seconds)
         except GetTimeoutError:
             raise TimeoutError(
-                f"the workers did not start within {seconds:g} s; raise timeout_s of create_settings if Ray is only slow"
+                f"the workers did not start within {seconds:g} s; if Ray is only slow, raise timeout_s of the settings"
             ) from None
         self.workers = [actor for actor, _ in found]
         coordinator = self.coordinator = Coordinator(self.settings)
@@ -284,7 +284,8 @@ class RayExecutor:
         try:
             adapter.start(executable_cls, executable_args, executable_kwargs, extra_env_vars)
         except RayTaskError as error:
-            adapter.kill()
+            if isinstance(adapter, _Remote):
+                adapter.kill()
             raise error.cause from None
         self.adapter = adapter
         return self

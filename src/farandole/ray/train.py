@@ -32,7 +32,7 @@ SPACE = b"farandole"  # of Ray's key-value store
 log = logging.getLogger("farandole.ray")
 
 
-class _Rank:
+class Rank:
     """Around the train function: who is through leaves in good order. After an error Ray ends the others itself."""
 
     def __enter__(self) -> None:
@@ -55,6 +55,9 @@ class HorovodConfig(BackendConfig):  # type: ignore[misc]  # mypy does not look 
     ssh_str: str | None = field(default=None, repr=False)
     timeout_s: float = 300
     placement_group_timeout_s: float = 100
+    # Ours: with so many workers training goes on, in the same processes, while Ray replaces one that was lost.
+    min_workers: int | None = None
+    elastic_timeout: float = 600
 
     def __post_init__(self) -> None:
         write_key(self.ssh_identity_file, self.ssh_str)
@@ -69,12 +72,20 @@ class HorovodConfig(BackendConfig):  # type: ignore[misc]  # mypy does not look 
     @property
     def backend_cls(self) -> type:
         """For Ray Train."""
-        return HorovodBackend
+        if self.min_workers is None:
+            return HorovodBackend
+        from farandole.ray.train_elastic import ElasticBackend
+
+        return ElasticBackend
 
     @property
     def train_func_context(self) -> Callable[[], Any]:
         """For Ray Train."""
-        return _Rank
+        if self.min_workers is None:
+            return Rank
+        from farandole.ray.train_elastic import ElasticRank
+
+        return ElasticRank
 
 
 class HorovodBackend(Backend):  # type: ignore[misc]
@@ -152,7 +163,7 @@ class HorovodTrainer(DataParallelTrainer):  # type: ignore[misc]
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
-            backend_config=_ours(horovod_config),
+            backend_config=_ours(horovod_config, scaling_config),
             scaling_config=scaling_config,
             dataset_config=dataset_config,
             run_config=run_config,
@@ -175,9 +186,10 @@ class HorovodTrainer(DataParallelTrainer):  # type: ignore[misc]
                 internal_kv._internal_kv_del(self._key, namespace=SPACE)
 
 
-def _ours(given: Any) -> HorovodConfig:
-    """The configuration, whoever's class it is."""
-    if given is None or isinstance(given, HorovodConfig):
-        return given or HorovodConfig()
+def _ours(given: Any, scaling: Any) -> HorovodConfig:
+    """The configuration, whoever's class it is; a range of workers makes it elastic."""
     known = {one.name: getattr(given, one.name) for one in fields(HorovodConfig) if hasattr(given, one.name)}
-    return HorovodConfig(**known)
+    config = HorovodConfig(**known)
+    if config.min_workers is None and getattr(scaling, "elasticity_enabled", False):
+        config.min_workers = scaling.min_workers
+    return config

@@ -130,7 +130,9 @@ class BaseHorovodWorker:
         self.take_place(*place)
         self.start_executable(*executable)
         try:
-            return func(self.executable)
+            result = func(self.executable)
+            runtime.shutdown()  # now: who ends without a word counts as lost, and the others may have a step to go
+            return result
         except Removed as removed:
             return Gone(removed.message)
 
