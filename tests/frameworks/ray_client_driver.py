@@ -8,8 +8,19 @@ import sys
 
 import ray
 
+def connect(address: str) -> None:
+    """Ray gives a client's server 30 s to start, which a busy machine may need more than once."""
+    for attempt in range(3):
+        try:
+            ray.init(address, logging_level="ERROR")
+            return
+        except ConnectionError:
+            if attempt == 2:
+                raise
+
+
 if __name__ == "__main__":
-    ray.init(sys.argv[1], logging_level="ERROR")
+    connect(sys.argv[1])
     import ray_cases
 
     from farandole.ray import RayExecutor

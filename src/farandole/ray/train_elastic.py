@@ -37,8 +37,9 @@ class ElasticBackend(Backend):  # type: ignore[misc]  # mypy does not look into 
     has_replica_groups = True
 
     def __init__(self) -> None:
+        # Made in the driver and sent to the controller: threads and locks begin there.
         self._meeting: Meeting | None = None
-        self._changed = threading.Condition()
+        self._changed: Any = None
         self._numbers: dict[str, int] = {}  # slot -> the number of the worker that shall be in it
         self._given: dict[str, int] = {}  # slot -> the number of the worker that is in it
 
@@ -65,6 +66,7 @@ class ElasticBackend(Backend):  # type: ignore[misc]  # mypy does not look into 
 
     def _begin(self, size: int, config: Any) -> None:
         self._close()
+        self._changed = threading.Condition()
         least = min(config.min_workers, size)
         limits = Limits(size, least, size, elastic_timeout=config.elastic_timeout)
         self._meeting = Meeting(limits, config.nics, self._act)
