@@ -62,7 +62,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as storage:
         rates = [0.1 / 10**power for power in range(options.trials)]
         tuner = tune.Tuner(
-            tune.with_resources(trial, {"CPU": 0}),  # its workers take what they need
+            tune.with_resources(trial, {"CPU": 0.01}),  # its workers take what they need
             param_space={"rate": tune.grid_search(rates), "epochs": options.epochs, "storage": storage},
             tune_config=tune.TuneConfig(
                 metric="accuracy",

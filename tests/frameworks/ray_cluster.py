@@ -30,14 +30,21 @@ class Cluster:
         self.mark = uuid.uuid4().hex
         self._place = tempfile.TemporaryDirectory(prefix="r")
         self.home = Path(self._place.name)
+        # As if the package were installed: torch finds the backend by its entry point.
+        metadata = self.home / "site" / "farandole-0.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: farandole\nVersion: 0\n")
+        (metadata / "entry_points.txt").write_text("[torch.backends]\nfarandole = farandole.autoload:register\n")
+        places = (ROOT / "src", HERE, HERE.parent / "ranks", metadata.parent)
         self.environment = {
             **os.environ,
             MARK: self.mark,
-            "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", HERE, HERE.parent / "ranks"))),
+            "PYTHONPATH": os.pathsep.join(map(str, places)),
             "HOME": str(self.home),  # Ray keeps its token there, and results
             "TMPDIR": str(self.home),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_TRAIN_METRICS_ENABLED": "0",
+            "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
             "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
             "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "90",
             "OMP_NUM_THREADS": "1",

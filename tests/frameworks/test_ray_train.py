@@ -53,7 +53,7 @@ def test_the_examples(cluster: Cluster) -> None:
     said = cluster.run(str(ROOT / "examples" / "ray_torch.py"), "--epochs", "2")
     (accuracy,) = re.findall(r"accuracy ([\d.]+)% on 2 workers", said)
     assert float(accuracy) > 50
-    said = cluster.run(str(ROOT / "examples" / "ray_tune.py"), "--trials", "3", "--epochs", "4")
+    said = cluster.run(str(ROOT / "examples" / "ray_tune.py"), "--trials", "2", "--epochs", "3")
     (rate, accuracy) = re.findall(r"best rate ([\d.]+): accuracy ([\d.]+)%", said)[0]
     assert float(accuracy) > 50 and float(rate) > 0.001
-    assert int(re.findall(r"(\d) of 3 trials were stopped early", said)[0]) >= 1
+    assert int(re.findall(r"(\d) of 2 trials were stopped early", said)[0]) == 1
