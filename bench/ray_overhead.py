@@ -1,5 +1,5 @@
 """What Ray costs a training step: the same loop under our own launcher, in a RayExecutor and in a HorovodTrainer.
-Starts all three and lets them take turns, so that the noise of the machine falls on all alike: `python bench/ray_overhead.py`."""
+The three take turns, so that the noise of the machine falls on all alike: `python bench/ray_overhead.py`."""
 
 from __future__ import annotations
 
