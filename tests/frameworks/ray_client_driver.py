@@ -8,6 +8,7 @@ import sys
 
 import ray
 
+
 def connect(address: str) -> None:
     """Ray gives a client's server 30 s to start, which a busy machine may need more than once."""
     for attempt in range(3):
