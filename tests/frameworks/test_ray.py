@@ -131,3 +131,9 @@ def test_no_ray(tmp_path: Path) -> None:
 
 def test_the_names_of_rays_own_module(cluster: Cluster) -> None:
     assert cluster.ask("names") == ["farandole.ray.train"] * 3
+
+
+def test_the_first_script_of_the_guide(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text((ROOT / "docs" / "ray.md").read_text().split("```python\n")[1].partition("```")[0])
+    assert cluster.run(str(script)).endswith("[(0, 2), (1, 2)]\n")
