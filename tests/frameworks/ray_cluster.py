@@ -43,6 +43,7 @@ class Cluster:
             "HOME": str(self.home),  # Ray keeps its token there, and results
             "TMPDIR": str(self.home),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",  # 15 by default: tests would starve beside others
             "RAY_TRAIN_METRICS_ENABLED": "0",
             "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
             "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
