@@ -58,8 +58,9 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=6)
     options = parser.parse_args()
 
-    # A trial takes one CPU of Ray's, and each of its workers one more; a laptop with fewer is only slower.
-    ray.init(num_cpus=None if "RAY_ADDRESS" in os.environ else 4)
+    # A trial takes one CPU of Ray's, its workers two; without Ray's dashboard a stopped trial's workers keep theirs.
+    # More than the machine has only makes it slower.
+    ray.init(num_cpus=None if "RAY_ADDRESS" in os.environ else 1 + 2 * options.trials)
     with tempfile.TemporaryDirectory() as storage:
         rates = [0.1 / 10**power for power in range(options.trials)]
         tuner = tune.Tuner(
@@ -68,7 +69,7 @@ if __name__ == "__main__":
             tune_config=tune.TuneConfig(
                 metric="accuracy",
                 mode="max",
-                scheduler=ASHAScheduler(max_t=options.epochs, grace_period=1, reduction_factor=2),
+                scheduler=ASHAScheduler(max_t=options.epochs + 1, grace_period=1, reduction_factor=2),
                 max_concurrent_trials=1,
             ),
             run_config=tune.RunConfig(storage_path=os.path.join(storage, "tune"), verbose=0),
