@@ -75,6 +75,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     },
     "lightning": _RUNTIME
     | {"runtime", "groups", "reductions", "objects", "launch", "launch/clusters", "autoload", "elastic", "torch"},
+    "ray": _RUNTIME | {"runtime", "compat", "launch", "elastic/coordinator", "elastic/members", "elastic/policy"},
     "compat": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions"},
     "elastic/policy": _BASE,
     "elastic/members": _BASE | {"rendezvous"},
@@ -108,6 +109,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("environment", "src/farandole/compat.py"): "Horovod's `env`: sets what its caller asks for, and reads no setting",
     ("framework", "src/farandole/launch/clusters/store.py"): "torchrun's own store; loaded only in a job of torchrun",
     ("framework", "src/farandole/autoload.py"): "torch runs it; torch's registries are all that it touches",
+    ("environment", "src/farandole/ray/worker.py"): "an actor is a rank: its place is put where ranks look for it",
     ("environment", "src/farandole/autoload.py"): "runs in every import of torch: the settings would cost too much",
     ("environment", "src/farandole/tools/doctor.py"): "its probes get what a job would get; it reads no setting",
     ("process", "src/farandole/tools/bench/processes.py"): "peers and yardsticks do not run under what is measured",

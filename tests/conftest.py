@@ -88,7 +88,7 @@ def children() -> set[str]:
         except OSError:
             continue
         if int(parent) == os.getpid():
-            found.add(f"{entry} {state} {command}")
+            found.add(f"{entry} {'dead' if state == 'Z' else 'alive'} {command}")
     return found
 
 

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -174,3 +175,38 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, b
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
     """Does nothing: a wheel was compiled against no version of a framework."""
+
+
+# --- horovod.runner.common.util --------------------------------------------------------------------------------------
+
+MESSAGE = (
+    "Timed out waiting for {activity}. Please check connectivity between servers. "
+    "You may need to increase the timeout_s parameter if you have too many servers."
+)
+
+
+class Timeout:
+    """A moment by which something has to have happened."""
+
+    def __init__(self, timeout: float, message: str = MESSAGE) -> None:
+        self._seconds = timeout
+        self._end = time.time() + timeout
+        self._message = message
+
+    def remaining(self) -> float:
+        """Seconds that are left, or 0."""
+        return max(0.0, self._end - time.time())
+
+    def timed_out(self) -> bool:
+        """Whether it is over."""
+        return time.time() > self._end
+
+    def check_time_out_for(self, activity: str) -> None:
+        """TimeoutError, naming the activity, when it is over."""
+        if self.timed_out():
+            raise TimeoutError(self._message.format(activity=activity, timeout=self._seconds))
+
+
+def make_secret_key() -> bytes:
+    """32 random bytes. Farandole makes the secret of a job itself; this is for those who ask."""
+    return os.urandom(32)

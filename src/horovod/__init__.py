@@ -23,7 +23,20 @@ MODULES = {
     "horovod.common.exceptions": "farandole.errors",
     "horovod.common.process_sets": "farandole",
     "horovod.common.util": "farandole.compat",
+    "horovod.ray": "farandole.ray",
+    "horovod.ray.elastic": "farandole.ray.elastic",
+    "horovod.ray.elastic_v2": "farandole.ray.elastic",
+    "horovod.ray.ray_logger": "farandole.ray.ray_logger",
+    "horovod.ray.runner": "farandole.ray.runner",
+    "horovod.ray.strategy": "farandole.ray.strategy",
+    "horovod.ray.train": "farandole.ray.train",
+    "horovod.ray.utils": "farandole.ray.utils",
+    "horovod.ray.worker": "farandole.ray.worker",
     "horovod.runner": EMPTY,
+    "horovod.runner.common": EMPTY,
+    "horovod.runner.common.util": EMPTY,
+    "horovod.runner.common.util.secret": "farandole.compat",
+    "horovod.runner.common.util.timeout": "farandole.compat",
     "horovod.runner.launch": "farandole.launch.cli",
     "horovod.torch": "farandole.torch",
     "horovod.torch.compression": "farandole.torch.compression",
@@ -34,7 +47,12 @@ MODULES = {
     "horovod.torch.mpi_ops": "farandole.torch",
     "horovod.torch.optimizer": "farandole.torch.optimizer",
     "horovod.torch.sync_batch_norm": "farandole.torch.sync_batch_norm",
+    # Ray's own package `ray.train.horovod` begins with `import horovod`; what it then asks for only raises.
+    "ray.train.horovod.config": "farandole.ray.train",
+    "ray.train.horovod.horovod_trainer": "farandole.ray.train",
+    "ray.train.v2.horovod.horovod_trainer": "farandole.ray.train",
 }
+LATER = ("horovod.ray.train",)  # heavy: imported when somebody asks for it
 NAMES = {"run": "farandole"}
 
 
@@ -51,10 +69,10 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Where a module comes from; those that Horovod has and Farandole does not are refused by name."""
-        if not fullname.startswith("horovod."):
-            return None
         if fullname in MODULES:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=MODULES[fullname] == EMPTY)
+        if not fullname.startswith("horovod."):
+            return None
         served = ", ".join(name for name in MODULES if name.count(".") == 1)
         # Named after what is really missing: `from horovod import tensorflow` would swallow an error with its own name.
         raise ModuleNotFoundError(
@@ -75,7 +93,7 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         sys.modules[name] = real = importlib.import_module(MODULES[name])
         for child in MODULES:
             parent, _, last = child.rpartition(".")
-            if parent == name:
+            if parent == name and child not in LATER:
                 setattr(real, last, importlib.import_module(MODULES[child]))
 
 

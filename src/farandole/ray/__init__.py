@@ -1,0 +1,30 @@
+# Farandole on Ray: executors whose workers are Ray actors, and a trainer for Ray Train.
+# Imports Ray, once it has looked whether it is there and new enough; Ray Train only when its names are used.
+"""`RayExecutor`, `ElasticRayExecutor`, `HorovodTrainer`. See docs/ray.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from farandole.ray.installed import check
+
+check()
+
+from farandole.ray.elastic import ElasticRayExecutor  # noqa: E402
+from farandole.ray.runner import RayExecutor  # noqa: E402
+from farandole.ray.worker import BaseHorovodWorker  # noqa: E402
+
+if TYPE_CHECKING:
+    from farandole.ray.train import HorovodConfig as HorovodConfig
+    from farandole.ray.train import HorovodTrainer as HorovodTrainer
+
+OF_TRAIN = ("HorovodConfig", "HorovodTrainer")
+__all__ = ["BaseHorovodWorker", "ElasticRayExecutor", "HorovodConfig", "HorovodTrainer", "RayExecutor"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in OF_TRAIN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from farandole.ray import train  # pandas and pyarrow: only for those who train with it
+
+    return getattr(train, name)

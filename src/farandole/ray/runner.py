@@ -1,0 +1,458 @@
+# `RayExecutor`: workers that stay, as Ray actors. The same protocol as the executor on this host.
+# Touches Ray, the strategies that place actors, and the coordinator that runs their hub.
+"""The executor waits and decides; the adapter holds the actors and their hub, in an actor itself under Ray Client."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from farandole.errors import RankFailed
+from farandole.observe.ending import blames
+from farandole.ray.rendezvous import Coordinator as Coordinator  # where Horovod has it
+from farandole.ray.settings import MiniSettings, write_key
+from farandole.ray.strategy import ColocatedStrategy, PGStrategy, Strategy, by_node, gpus_of
+
+FOLLOW_SECONDS = 1.0  # for the others to fail as well, when one has
+LEAVE_SECONDS = 3.0  # for functions to end when a rank they wait for has left; then the workers are killed
+TURN_SECONDS = 0.1  # between two looks at what callbacks should hear
+NOT_STARTED = "the executor has not been started: call start() first"
+
+
+@dataclass
+class StaticParams:
+    """A job whose workers stay the same."""
+
+    num_workers: int | None = None
+    num_hosts: int | None = None
+    num_workers_per_host: int = 1
+    cpus_per_worker: float = 1
+    use_gpu: bool = False
+    gpus_per_worker: float | None = None
+    use_current_placement_group: bool = True
+
+    def strategy(self, settings: Any) -> Strategy:
+        """How its workers are placed."""
+        more: dict[str, Any] = {
+            "cpus_per_worker": self.cpus_per_worker,
+            "use_gpu": self.use_gpu,
+            "gpus_per_worker": self.gpus_per_worker,
+            "use_current_placement_group": self.use_current_placement_group,
+        }
+        if self.num_workers is not None:
+            return PGStrategy(settings, self.num_workers, **more)
+        assert self.num_hosts is not None
+        return ColocatedStrategy(settings, self.num_hosts, self.num_workers_per_host, **more)
+
+
+class StaticAdapter:
+    """The actors of a fixed job, by rank, and their hub."""
+
+    def __init__(self, params: StaticParams, settings: Any) -> None:
+        self.settings = settings
+        self.strategy = params.strategy(settings)
+        self.workers: list[Any] = []
+        self.coordinator: Coordinator | None = None
+
+    def start(
+        self,
+        executable_cls: type | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Places the workers, gives each its rank, and lets them meet."""
+        try:
+            self._start(extra_env_vars or {})
+            ray.get(
+                [
+                    one.start_executable.remote(executable_cls, executable_args, executable_kwargs)
+                    for one in self.workers
+                ]
+            )
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _start(self, extra: Mapping[str, Any]) -> None:
+        self.workers, _ = self.strategy.create_workers()
+        seconds = float(self.settings.timeout_s)
+        try:
+            found = by_node(self.workers, time.monotonic() + seconds)
+        except GetTimeoutError:
+            raise TimeoutError(
+                f"the workers did not start within {seconds:g} s; if Ray is only slow, raise timeout_s of the settings"
+            ) from None
+        self.workers = [actor for actor, _ in found]
+        coordinator = self.coordinator = Coordinator(self.settings)
+        for rank, (_, place) in enumerate(found):
+            coordinator.register(place.hostname, place.node, rank)
+        coordinator.finalize_registration()
+        coordinator.establish_rendezvous()
+        key = coordinator.secret.key
+        nodes: dict[str, list[str]] = {}
+        for _, place in found:
+            nodes.setdefault(place.node, []).extend(gpu for gpu in place.gpus if gpu not in nodes.get(place.node, []))
+        ready = []
+        for rank, (actor, place) in enumerate(found):
+            # Each sees the GPUs of all workers on its node, so that local_rank() chooses among them.
+            visible = {"CUDA_VISIBLE_DEVICES": ",".join(nodes[place.node])} if place.gpus else {}
+            ready.append(actor.update_env_vars.remote({**visible, **extra}))
+            master = (found[0][1].address, found[0][1].port)
+            ready.append(actor.take_place.remote(coordinator.variables(rank, master), coordinator.addresses, key))
+        ray.get(ready)
+
+    def execute(self, fn: Callable[[Any], Any], queue: Any = None) -> list[Any]:
+        """Calls `fn(executable)` on every worker: a reference for each rank."""
+        for worker in self.workers:
+            worker.set_queue.remote(queue)
+        return [worker.execute.remote(fn) for worker in self.workers]
+
+    def execute_on(self, rank: int, fn: Callable[[Any], Any]) -> list[Any]:
+        """The same on one worker; in a list, so that it is a reference under Ray Client too."""
+        return [self.workers[rank].execute.remote(fn)]
+
+    def part(self, ranks: Sequence[int], dead: Mapping[int, str]) -> None:
+        """These ranks leave what they have joined, so that those who wait for them hear it; the dead never come."""
+        for rank, reason in dead.items():
+            if self.coordinator is not None:
+                self.coordinator.absent(rank, reason)
+        for rank in ranks:
+            self.workers[rank].leave.remote()
+
+    def count(self) -> int:
+        """How many workers there are."""
+        return self.strategy.num_workers
+
+    def shutdown(self) -> None:
+        """Ends the actors and gives their room back."""
+        for worker in self.workers:
+            with contextlib.suppress(Exception):  # Ray itself may be gone
+                ray.kill(worker)
+        self.workers = []
+        self.strategy.shutdown()
+        if self.coordinator is not None:
+            self.coordinator.close()
+            self.coordinator = None
+
+
+class _Remote:
+    """An object in an actor, called as if it were here: what Ray Client needs, where this process is no part of Ray."""
+
+    def __init__(self, cls: type, *args: Any) -> None:
+        self._actor = ray.remote(num_cpus=0, max_concurrency=4)(cls).remote(*args)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: ray.get(getattr(self._actor, name).remote(*args, **kwargs))
+
+    def begin(self, name: str, *args: Any) -> Any:
+        """A reference to what a method will give."""
+        return getattr(self._actor, name).remote(*args)
+
+    def kill(self) -> None:
+        """Ends the actor."""
+        with contextlib.suppress(Exception):
+            ray.kill(self._actor)
+
+
+def under_client() -> bool:
+    """Whether this process only talks to a cluster, through Ray Client."""
+    from ray.util.client import ray as client
+
+    return bool(client.is_connected())
+
+
+class RayExecutor:
+    """Workers on a Ray cluster: `start()`, then any number of `run`, `execute` and so on, then `shutdown()`.
+
+    `num_workers`: so many, wherever there is room; a pair (least, most), or `min_workers` and `max_workers`: they come
+    and go while functions run that use the elastic API. `num_hosts` and `num_workers_per_host`: so many on each node.
+    """
+
+    @classmethod
+    def create_settings(
+        cls,
+        timeout_s: float = 30,
+        ssh_identity_file: str | None = None,
+        ssh_str: str | None = None,
+        placement_group_timeout_s: float = 100,
+        nics: set[str] | None = None,
+    ) -> MiniSettings:
+        """`timeout_s`: for workers to start and to meet; `placement_group_timeout_s`: for the cluster to have room."""
+        write_key(ssh_identity_file, ssh_str)
+        return MiniSettings(
+            ssh_identity_file=ssh_identity_file,
+            timeout_s=timeout_s,
+            placement_group_timeout_s=placement_group_timeout_s,
+            nics=nics,
+        )
+
+    def __init__(
+        self,
+        settings: Any = None,
+        num_workers: int | tuple[int, int] | None = None,
+        num_hosts: int | None = None,
+        num_workers_per_host: int = 1,
+        cpus_per_worker: float = 1,
+        use_gpu: bool = False,
+        gpus_per_worker: float | None = None,
+        use_current_placement_group: bool = True,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        reset_limit: int | None = None,
+        cooldown_range: Sequence[int] | None = None,
+        elastic_timeout: float = 600,
+        override_discovery: bool = True,
+    ) -> None:
+        """`settings` from create_settings; None: its defaults."""
+        self.settings = settings if settings is not None else self.create_settings()
+        gpus_of(use_gpu, gpus_per_worker)
+        if isinstance(num_workers, tuple):
+            if min_workers is not None or max_workers is not None:
+                raise ValueError("num_workers=(least, most) and min_workers or max_workers exclude each other")
+            (min_workers, max_workers), num_workers = num_workers, None
+        if max_workers is not None and min_workers is None:
+            raise ValueError("`max_workers` can be set only for elastic jobs: give `min_workers` as well")
+        if min_workers is not None:
+            if num_workers is not None or num_hosts is not None:
+                raise ValueError("`num_workers` and `num_hosts` are for jobs of a fixed size: leave `min_workers` out")
+            from farandole.ray.elastic import ElasticParams
+
+            self.params: Any = ElasticParams(
+                min_workers,
+                max_workers,
+                reset_limit,
+                None if cooldown_range is None else (cooldown_range[0], cooldown_range[1]),
+                elastic_timeout,
+                override_discovery,
+                cpus_per_worker,
+                use_gpu,
+                gpus_per_worker,
+            )
+        else:
+            if (num_workers is None) == (num_hosts is None):
+                raise ValueError("give either `num_workers`, or `num_hosts`, or `min_workers`")
+            for name, count in (("num_workers", num_workers), ("num_hosts", num_hosts)):
+                if count is not None and count < 1:
+                    raise ValueError(f"{name}={count}: a job has at least one worker")
+            self.params = StaticParams(
+                num_workers,
+                num_hosts,
+                num_workers_per_host,
+                cpus_per_worker,
+                use_gpu,
+                gpus_per_worker,
+                use_current_placement_group,
+            )
+        self.adapter: Any = None
+
+    @property
+    def _elastic(self) -> bool:
+        return not isinstance(self.params, StaticParams)
+
+    @property
+    def num_workers(self) -> int:
+        """How many there are; in an elastic job, how many there are at least."""
+        return int(self.adapter.count()) if self.adapter is not None else 0
+
+    # The protocol that every executor has.
+
+    def start(
+        self,
+        executable_cls: type | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, Any] | None = None,
+    ) -> RayExecutor:
+        """Starts the workers; with `executable_cls` each makes such an object, which functions of `execute` get."""
+        if self.adapter is not None:
+            return self
+        adapter_cls: Any = StaticAdapter
+        if self._elastic:
+            from farandole.ray.elastic import ElasticAdapter
+
+            adapter_cls = ElasticAdapter
+        arguments = (self.params, self.settings)
+        adapter = _Remote(adapter_cls, *arguments) if under_client() else adapter_cls(*arguments)
+        try:
+            adapter.start(executable_cls, executable_args, executable_kwargs, extra_env_vars)
+        except RayTaskError as error:
+            if isinstance(adapter, _Remote):
+                adapter.kill()
+            raise error.cause from None
+        self.adapter = adapter
+        return self
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Callable[[Any], Any]] | None = None,
+    ) -> list[Any]:
+        """Calls `fn(*args, **kwargs)` on every worker; what they return, by rank."""
+        return self.execute(_calling(fn, args, kwargs), callbacks)
+
+    def run_remote(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """As `run`, without waiting: a reference for each rank, for `ray.get`."""
+        return list(self._started().execute(_calling(fn, args, kwargs)))
+
+    def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None) -> list[Any]:
+        """Calls `fn(executable)` on every worker; what they return, by rank."""
+        adapter = self._started()
+        with _Ear(callbacks) as ear:
+            if self._elastic:
+                return self._execute_elastic(adapter, fn, ear)
+            refs = adapter.execute(fn, ear.queue)
+            try:
+                return self._collect(refs, ear)
+            except KeyboardInterrupt:
+                self.shutdown()
+                raise
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        """Calls `fn(executable)` on rank 0 alone and gives what it returns."""
+        return self._single(self._started().execute_on(0, fn)[0], 0)
+
+    def submit(self, fn: Callable[..., Any], rank: int, *args: Any, **kwargs: Any) -> Any:
+        """Calls `fn(*args, **kwargs)` on one rank, after what that rank was given before: a reference for `ray.get`."""
+        if not 0 <= rank < self.num_workers:
+            raise ValueError(f"rank={rank}: the ranks are 0 to {self.num_workers - 1}")
+        return self._started().execute_on(rank, _calling(fn, args, kwargs))[0]
+
+    def shutdown(self) -> None:
+        """Ends the workers. Calling it again does nothing."""
+        adapter, self.adapter = self.adapter, None
+        if adapter is not None:
+            with contextlib.suppress(RayActorError):
+                adapter.shutdown()
+            if isinstance(adapter, _Remote):
+                adapter.kill()
+
+    def __enter__(self) -> RayExecutor:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.shutdown()
+
+    # Waiting.
+
+    def _started(self) -> Any:
+        if self.adapter is None:
+            raise RuntimeError(NOT_STARTED)
+        return self.adapter
+
+    def _execute_elastic(self, adapter: Any, fn: Callable[[Any], Any], ear: _Ear) -> list[Any]:
+        if not isinstance(adapter, _Remote):
+            outcome = adapter.run(fn, ear.queue, ear.turn)
+        else:
+            ref = adapter.begin("run", fn, ear.queue)
+            while not ray.wait([ref], timeout=TURN_SECONDS)[0]:
+                ear.turn()
+            outcome = ray.get(ref)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return list(outcome)
+
+    def _collect(self, refs: Sequence[Any], ear: _Ear) -> list[Any]:
+        """All results, or the error of the guilty one."""
+        left, errors = list(refs), {}
+        deadline = float("inf")
+        parted = False
+        while left:
+            done, left = ray.wait(left, num_returns=1, timeout=TURN_SECONDS)
+            ear.turn()
+            for ref in done:
+                rank = list(refs).index(ref)
+                try:
+                    ray.get(ref)
+                except Exception as error:  # whatever the function raised, or the end of the actor
+                    errors[rank] = error
+                    deadline = min(deadline, time.monotonic() + FOLLOW_SECONDS)
+            if time.monotonic() < deadline or not left:
+                continue
+            if parted:
+                self.shutdown()  # some function neither ends nor talks to the others
+                break
+            # Those that are left may wait for the one that failed, and for ever.
+            self._part([rank for rank, ref in enumerate(refs) if ref not in left], errors)
+            parted, deadline = True, time.monotonic() + LEAVE_SECONDS
+        if errors:
+            self._part(range(len(refs)), errors)  # the next function finds them all alike
+            raise self._guilty(errors)
+        return list(ray.get(list(refs)))
+
+    def _part(self, ranks: Sequence[int], errors: Mapping[int, Exception]) -> None:
+        if self.adapter is not None:
+            dead = {rank: _text(error) for rank, error in errors.items() if isinstance(error, RayActorError)}
+            self.adapter.part([rank for rank in ranks if rank not in dead], dead)
+
+    def _single(self, ref: Any, rank: int) -> Any:
+        try:
+            return ray.get(ref)
+        except RayActorError as error:
+            raise self._guilty({rank: error}) from None
+
+    def _guilty(self, errors: Mapping[int, Exception]) -> Exception:
+        """Rather one that fell by itself than one that blames another."""
+
+        def innocence(rank: int) -> tuple[bool, int]:
+            cause = getattr(errors[rank], "cause", None)
+            return (isinstance(cause, BaseException) and blames(cause) is not None, rank)
+
+        rank = min(errors, key=innocence)
+        error = errors[rank]
+        if isinstance(error, RayActorError):
+            return RankFailed(f"rank {rank}: its actor has died: {_text(error)}", rank=rank)
+        return error
+
+
+def _text(error: BaseException) -> str:
+    """The first line of what Ray says about an actor's end, without its formal opening."""
+    return " ".join(str(error).split())[:300]
+
+
+def _calling(
+    fn: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> Callable[[Any], Any]:
+    if not callable(fn):
+        raise TypeError(f"{fn!r} is no function")
+    given, named = tuple(args or ()), dict(kwargs or {})
+    return lambda _executable: fn(*given, **named)
+
+
+class _Ear:
+    """Hears what rank 0 logs, and tells the callbacks, in the process and thread that called `run`."""
+
+    def __init__(self, callbacks: Sequence[Callable[[Any], Any]] | None) -> None:
+        self._callbacks = list(callbacks or ())
+        self.queue: Any = None
+        if self._callbacks:
+            from ray.util.queue import Queue
+
+            self.queue = Queue(actor_options={"num_cpus": 0})
+
+    def turn(self) -> None:
+        """What has come since."""
+        while self.queue is not None and (count := self.queue.qsize()):
+            for value in self.queue.get_nowait_batch(count):
+                for callback in self._callbacks:
+                    callback(value)
+
+    def __enter__(self) -> _Ear:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.queue is not None:
+            if kind is None:
+                self.turn()
+            self.queue.shutdown(force=True)

@@ -1,0 +1,195 @@
+# `HorovodTrainer` for Ray Train V2, and the backend that makes Train's workers ranks.
+# Touches Ray Train; the hub runs in Train's controller.
+"""The class that Ray 2.60 still names and only raises for, at work: `from ray.train.horovod import HorovodTrainer`."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray.experimental import internal_kv
+from ray.train import RunConfig, UserCallback
+from ray.train.backend import Backend, BackendConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+from farandole import runtime
+from farandole.compat import Timeout, make_secret_key
+from farandole.launch import calls
+from farandole.ray.rendezvous import Coordinator
+from farandole.ray.settings import write_key
+from farandole.ray.worker import take_place, whereabouts
+
+LEAVE_SECONDS = 5.0  # for workers to leave the job when the group is shut down
+SPACE = b"farandole"  # of Ray's key-value store
+
+log = logging.getLogger("farandole.ray")
+
+
+class Rank:
+    """Around the train function: who is through leaves in good order. After an error Ray ends the others itself."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            runtime.shutdown()
+
+
+@dataclass
+class HorovodConfig(BackendConfig):  # type: ignore[misc]  # mypy does not look into Ray
+    """How the workers of a HorovodTrainer meet. The ssh settings are accepted: Ray starts the workers."""
+
+    nics: set[str] | None = None
+    verbose: int = 1
+    key: Any = field(default=None, repr=False)
+    ssh_port: int | None = None
+    ssh_identity_file: str | None = None
+    ssh_str: str | None = field(default=None, repr=False)
+    timeout_s: float = 300
+    placement_group_timeout_s: float = 100
+    # Ours: with so many workers training goes on, in the same processes, while Ray replaces one that was lost.
+    min_workers: int | None = None
+    elastic_timeout: float = 600
+
+    def __post_init__(self) -> None:
+        write_key(self.ssh_identity_file, self.ssh_str)
+        if self.key is None:
+            self.key = make_secret_key()
+
+    @property
+    def start_timeout(self) -> Timeout:
+        """From now on."""
+        return Timeout(self.timeout_s)
+
+    @property
+    def backend_cls(self) -> type:
+        """For Ray Train."""
+        if self.min_workers is None:
+            return HorovodBackend
+        from farandole.ray.train_elastic import ElasticBackend
+
+        return ElasticBackend
+
+    @property
+    def train_func_context(self) -> Callable[[], Any]:
+        """For Ray Train."""
+        if self.min_workers is None:
+            return Rank
+        from farandole.ray.train_elastic import ElasticRank
+
+        return ElasticRank
+
+
+class HorovodBackend(Backend):  # type: ignore[misc]
+    """Runs in Train's controller; begins anew whenever Train has started its workers anew."""
+
+    share_cuda_visible_devices = True
+
+    def __init__(self) -> None:
+        self._coordinator: Coordinator | None = None
+
+    def on_start(self, worker_group: Any, backend_config: HorovodConfig) -> None:
+        """Gives the workers their places: `init()` in the train function joins them."""
+        self._close()
+        found = worker_group.execute(whereabouts)
+        coordinator = self._coordinator = Coordinator(backend_config)
+        for rank, place in enumerate(found):
+            coordinator.register(place.hostname, place.node, rank)
+        coordinator.finalize_registration()
+        coordinator.establish_rendezvous()
+        nodes = list(dict.fromkeys(place.node for place in found))
+        master = (found[0].address, found[0].port)
+        ready = []
+        for rank, place in enumerate(found):
+            variables = {**coordinator.variables(rank, master), "NODE_RANK": str(nodes.index(place.node))}
+            arguments = (variables, coordinator.addresses, coordinator.secret.key)
+            ready.append(worker_group.execute_single_async(rank, take_place, *arguments))
+        ray.get(ready)
+
+    def on_shutdown(self, worker_group: Any, backend_config: HorovodConfig) -> None:
+        """The workers leave, as far as they still can."""
+        with contextlib.suppress(Exception):
+            ray.get(worker_group.execute_async(runtime.shutdown), timeout=LEAVE_SECONDS)
+        self._close()
+
+    def _close(self) -> None:
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
+            coordinator.close()
+
+
+class _LastReport(UserCallback):  # type: ignore[misc]
+    """Keeps what rank 0 reported last, for `result.metrics`; Ray keeps only what came with a checkpoint."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
+        """Called in the controller."""
+        internal_kv._internal_kv_put(self._key, calls.pack(metrics[0]), overwrite=True, namespace=SPACE)
+
+
+class HorovodTrainer(DataParallelTrainer):  # type: ignore[misc]
+    """Data-parallel training on Ray whose train function calls `hvd.init()` and uses Farandole.
+
+    The arguments are those of Ray's class; see docs/ray.md.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+        *,
+        train_loop_config: dict[str, Any] | None = None,
+        horovod_config: Any = None,
+        scaling_config: Any = None,
+        dataset_config: Any = None,
+        run_config: Any = None,
+        datasets: Mapping[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
+        resume_from_checkpoint: Any = None,
+        validation_config: Any = None,
+    ) -> None:
+        self._key = b"report-" + secrets.token_hex(16).encode()
+        run_config = copy.copy(run_config) if run_config is not None else RunConfig()
+        run_config.callbacks = [*(getattr(run_config, "callbacks", None) or []), _LastReport(self._key)]
+        super().__init__(
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            backend_config=_ours(horovod_config, scaling_config),
+            scaling_config=scaling_config,
+            dataset_config=dataset_config,
+            run_config=run_config,
+            datasets=None if datasets is None else dict(datasets),
+            metadata=metadata,
+            resume_from_checkpoint=resume_from_checkpoint,
+            validation_config=validation_config,
+        )
+
+    def fit(self) -> Any:
+        """Trains. `result.metrics` is what rank 0 reported last, whether or not a checkpoint came with it."""
+        try:
+            result = super().fit()
+            last = internal_kv._internal_kv_get(self._key, namespace=SPACE) if ray.is_initialized() else None
+            if last is not None:
+                result.metrics = calls.unpack(last)
+            return result
+        finally:
+            if ray.is_initialized():
+                internal_kv._internal_kv_del(self._key, namespace=SPACE)
+
+
+def _ours(given: Any, scaling: Any) -> HorovodConfig:
+    """The configuration, whoever's class it is; a range of workers makes it elastic."""
+    known = {one.name: getattr(given, one.name) for one in fields(HorovodConfig) if hasattr(given, one.name)}
+    config = HorovodConfig(**known)
+    if config.min_workers is None and getattr(scaling, "elasticity_enabled", False):
+        config.min_workers = scaling.min_workers
+    return config

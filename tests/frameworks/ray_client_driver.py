@@ -1,0 +1,43 @@
+# A driver that is no part of the cluster: it talks to it through Ray Client.
+# Touches the cluster whose client address is its argument.
+"""Executors work as from inside."""
+
+from __future__ import annotations
+
+import sys
+
+import ray
+
+
+def connect(address: str) -> None:
+    """Ray gives a client's server 30 s to start, which a busy machine may need more than once."""
+    for attempt in range(3):
+        try:
+            ray.init(address, logging_level="ERROR")
+            return
+        except ConnectionError:
+            if attempt == 2:
+                raise
+
+
+if __name__ == "__main__":
+    connect(sys.argv[1])
+    import ray_cases
+
+    from farandole.ray import RayExecutor
+
+    settings = RayExecutor.create_settings(60)
+    with RayExecutor(settings, num_workers=2) as executor:
+        sums = [one["sum"] for one in executor.run(ray_cases.place)]
+        remote = ray.get(executor.run_remote(lambda x: x + 4, args=[3]))
+        heard: list[int] = []
+        ranks = executor.run(ray_cases.logging_place, callbacks=[lambda info: heard.append(info["step"])])
+        print("through the client:", sums, remote, ranks)
+        print("heard:", heard)
+        try:
+            executor.run(ray_cases.raises, args=["on purpose"])
+        except ValueError as error:
+            print("raised:", str(error).count("ValueError: on purpose"), "traceback of on purpose")
+    with RayExecutor(settings, min_workers=2, max_workers=2) as executor:
+        print("elastic:", [one["sum"] for one in executor.run(ray_cases.place)])
+    ray.shutdown()

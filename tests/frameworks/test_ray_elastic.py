@@ -1,0 +1,100 @@
+# Elastic jobs on Ray, several nodes, Ray Client: a real cluster of several nodes on this machine.
+# Touches ray_cluster.py and tests/ranks/elastic_runs.py, whose training and ledger it uses.
+"""Actors die, nodes come and go; survivors keep their processes, and every sample is used once."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from elastic_runs import ElasticRun
+from ray_cluster import HERE, ROOT, Cluster
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("Ray is not installed", allow_module_level=True)
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    made = Cluster([{"num_cpus": 1}, {"num_cpus": 1}, {"num_cpus": 1}], client=True)
+    yield made
+    made.close()
+
+
+class RayRun(ElasticRun):
+    """As a job of `farandole run`, with actors for processes."""
+
+    def __init__(self, cluster: Cluster, scratch: Path, way: str, least: int, most: int, mode: str = "loader") -> None:
+        self.scratch = scratch
+        self.np = most
+        self.temporary = tempfile.TemporaryDirectory()
+        self.said = open(scratch / "said", "wb")  # noqa: SIM115
+        command = [sys.executable, str(HERE / "ray_elastic_driver.py"), way, str(least), str(most), mode]
+        environment = {**cluster.environment, "SCRATCH": str(scratch)}
+        self.process = subprocess.Popen(command, env=environment, stdout=self.said, stderr=self.said, cwd=ROOT)
+
+
+def test_workers_over_several_nodes(cluster: Cluster) -> None:
+    places = cluster.ask("colocated", hosts=3, each=1)
+    assert [one["rank"] for one in places] == [0, 1, 2] and {one["sum"] for one in places} == {6.0}
+    assert [one["cross"] for one in places] == [[0, 3], [1, 3], [2, 3]] and {tuple(one["local"]) for one in places} == {
+        (0, 1)
+    }
+
+
+def test_through_ray_client(cluster: Cluster) -> None:
+    said = cluster.run(str(HERE / "ray_client_driver.py"), cluster.client)
+    assert "through the client: [3.0, 3.0] [7, 7] [0, 1]" in said
+    assert "raised: 1 traceback of on purpose" in said
+    assert "heard: [0, 1, 2]" in said
+    assert "elastic: [3.0, 3.0]" in said
+
+
+def test_actors_die_and_nodes_come_and_go(cluster: Cluster, tmp_path: Path) -> None:
+    with RayRun(cluster, tmp_path, "executor", 1, 4) as run:
+        first = run.until(lambda now: now["size"] == 3 and now["step"] > 5)
+        began = time.monotonic()
+        os.kill(first["pids"][random.Random(8).randrange(3)], signal.SIGKILL)
+        after = run.until(lambda now: now["generation"] > first["generation"])
+        full = run.until(lambda now: now["size"] == 3 and now["generation"] > first["generation"])
+        assert len(set(first["pids"]) & set(full["pids"])) == 2  # survivors keep their processes
+        node = cluster.ask("add_node", num_cpus=1)
+        grown = run.until(lambda now: now["size"] == 4)
+        cluster.ask("remove_node", index=node)
+        shrunk = run.until(lambda now: now["size"] == 3 and now["generation"] > grown["generation"])
+        assert set(full["pids"]) < set(grown["pids"]) and set(shrunk["pids"]) == set(full["pids"])
+        assert run.finish() == 0, run.words()
+        found, results = run.verdict(), run.results()
+    gone_on = after["time"] - began
+    print(f"training went on after {gone_on:.2f} s, with all workers after {full['time'] - began:.1f} s; {found}")
+    assert (found.lost, found.duplicated, found.padded) == (0, 0, 0)
+    assert len(results) == 3 and set(results[0]["sizes"]) == {2, 3, 4}
+    assert after["size"] == 2 and gone_on < 2
+
+
+def test_a_trainer_whose_survivors_go_on(cluster: Cluster, tmp_path: Path) -> None:
+    with RayRun(cluster, tmp_path, "trainer", 1, 3) as run:
+        first = run.until(lambda now: now["size"] == 3 and now["step"] > 5)
+        began = time.monotonic()
+        os.kill(first["pids"][1], signal.SIGKILL)
+        after = run.until(lambda now: now["generation"] > first["generation"])
+        full = run.until(lambda now: now["size"] == 3 and now["generation"] > first["generation"])
+        assert len(set(first["pids"]) & set(full["pids"])) == 2  # survivors keep their processes
+        assert run.finish() == 0, run.words()
+        found, words = run.verdict(), run.words()
+    gone_on = after["time"] - began
+    print(f"HorovodTrainer went on after {gone_on:.2f} s, with all workers after {full['time'] - began:.1f} s; {found}")
+    assert (found.lost, found.duplicated, found.padded) == (0, 0, 0)
+    assert "metrics {'rank': 0, 'size': 3}" in words
+    assert after["size"] == 2 and gone_on < 2

@@ -1,0 +1,59 @@
+# HorovodTrainer on Ray Train V2, Tune over it, TorchTrainer with our backend: a real local cluster.
+# Touches ray_cluster.py, whose process runs the cases of ray_cases.py, and the examples.
+"""What trainers report, save and survive."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ray_cluster import ROOT, Cluster
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("Ray is not installed", allow_module_level=True)
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    made = Cluster([{"num_cpus": 4, "num_gpus": 4}])
+    yield made
+    made.close()
+
+
+def test_reports_checkpoints_and_shards_of_data(cluster: Cluster, tmp_path: Path) -> None:
+    found = cluster.ask("trained", storage=str(tmp_path))
+    # The last report, though only the first came with a checkpoint.
+    assert found["metrics"] == {"epoch": 1, "total": 780, "count": 40, "x": 5}
+    assert found["error"] is None and found["saved"] == "weights" and found["returned"] == "done"
+    assert found["path"] == str(tmp_path / "lesson")
+
+
+def test_a_worker_that_dies_and_a_group_that_starts_again(cluster: Cluster, tmp_path: Path) -> None:
+    found = cluster.ask("restarted", storage=str(tmp_path))
+    assert found["metrics"]["step"] == 3 and found["metrics"]["first"] in (1, 2)
+    print(f"Ray Train's own restart: the next step came {found['seconds']:.1f} s after the death")
+
+
+def test_a_train_function_that_raises(cluster: Cluster, tmp_path: Path) -> None:
+    found = cluster.ask("raising", storage=str(tmp_path))
+    assert found["text"].count("ValueError: on purpose") == 1 and found["ranks"] == [1]
+
+
+def test_torch_trainer_with_our_backend(cluster: Cluster, tmp_path: Path) -> None:
+    for one in cluster.ask("torch_trainer", storage=str(tmp_path)):
+        assert one == {"backend": "farandole", "sum": 3.0, "gradient": [2.0, 2.0]}
+
+
+def test_the_examples(cluster: Cluster) -> None:
+    said = cluster.run(str(ROOT / "examples" / "ray_torch.py"), "--epochs", "2")
+    (accuracy,) = re.findall(r"accuracy ([\d.]+)% on 2 workers", said)
+    assert float(accuracy) > 50
+    said = cluster.run(str(ROOT / "examples" / "ray_tune.py"), "--trials", "2", "--epochs", "3")
+    (rate, accuracy) = re.findall(r"best rate ([\d.]+): accuracy ([\d.]+)%", said)[0]
+    assert float(accuracy) > 50 and float(rate) > 0.001
+    assert int(re.findall(r"(\d) of 2 trials were stopped early", said)[0]) == 1
