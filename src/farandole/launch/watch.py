@@ -20,6 +20,7 @@ from farandole.rendezvous.orders import Quiet, Watch
 
 WORD_BYTES = 4096
 SAVING = 8  # where a rank writes 1 when it has something to save before it goes
+ALONE = 9  # where an agent writes 1 when the launcher is gone
 LOOKS = 4  # at the words, between two ticks
 SLACK = 0.3  # of a beat: what a sign of life may be late
 _WORD = struct.Struct("=Q")
@@ -47,6 +48,10 @@ class Word:
     def saving(self) -> bool:
         """Whether its writer has something to save before it goes."""
         return self._memory[SAVING] != 0
+
+    def leave_alone(self) -> None:
+        """Tells the readers of an agent's word that the launcher is gone."""
+        self._memory[ALONE] = 1
 
     def reader(self) -> int:
         """A descriptor that can only be read."""
