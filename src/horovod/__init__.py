@@ -24,6 +24,8 @@ MODULES = {
     "horovod.common.process_sets": "farandole",
     "horovod.common.util": "farandole.compat",
     "horovod.runner": EMPTY,
+    "horovod.runner.elastic": EMPTY,
+    "horovod.runner.elastic.constants": "farandole.elastic.policy",
     "horovod.runner.launch": "farandole.launch.cli",
     "horovod.torch": "farandole.torch",
     "horovod.torch.compression": "farandole.torch.compression",
