@@ -175,6 +175,7 @@ class Runtime:
         self._saving = False  # there is something to save before this process goes
         self._asked = False  # by SIGTERM, to go
         self._saved = False  # since then
+        self._parting = False  # the world is being closed
 
     @property
     def initialized(self) -> bool:
@@ -193,6 +194,7 @@ class Runtime:
             if self._world is not None:
                 return
             log.configure(config)
+            self._parting = False
             self._world = self._join(config, process_sets, found, 0)
             self._opened = (config, process_sets, found)
             if not self._registered:
@@ -203,6 +205,7 @@ class Runtime:
         with self._lock:
             if self._world is not None:
                 self._unguard()
+                self._parting = True
                 self._world.close()
                 self._world = None  # only now: a close that was interrupted can be called again
             self._opened = None
@@ -298,7 +301,7 @@ class Runtime:
         closed the connection, as it does with a rank that was silent: this rank comes again.
         """
         deadline = time.monotonic() + ALONE_S
-        while self._saving and self._world is not None and time.monotonic() < deadline:
+        while self._saving and self._world is not None and not self._parting and time.monotonic() < deadline:
             if self._launcher_gone():
                 self.notifications.drain(DRAIN_S)
                 return

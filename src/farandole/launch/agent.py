@@ -113,13 +113,18 @@ class Agent:
         for report in reports:
             self._channel.send(report)
         if due:
-            self._channel.send(orders.Tick(watcher.own.value))
+            self._channel.send(orders.Tick(int(1000 * (now - watcher.heard))))
             if watcher.cut_off and not self._knocking and self._hub:
-                # A line that was cut may take long to come back by itself; a new connection does not.
+                # A line that was cut may take long to come back by itself, and one way longer than the other; a new
+                # connection does not.
                 self._knocking = True
                 flow = knock(self._hub, self._secret, watcher.times.agent)
                 self._loop.spawn(flow, now + 2 * watcher.times.beat_ms / 1000, self._knocked)
         self._loop.at("look", now + watcher.pause, self._look)
+
+    def _ticked(self, tick: orders.Tick) -> None:
+        if self._watcher is not None:
+            self._watcher.unheard = tick.unheard_ms / 1000
 
     def _knocked(self, answered: bool | None, _error: Exception | None) -> None:
         self._knocking = False
@@ -151,7 +156,7 @@ class Agent:
             orders.Call: self._pass_on,
             orders.Written: self._written,
             orders.Watch: self._watch_ranks,
-            orders.Tick: lambda _: None,
+            orders.Tick: self._ticked,
         }
         if self._watcher is not None:
             self._watcher.heard = time.monotonic()

@@ -87,7 +87,6 @@ class ElasticJob(Job):
         self._stop_looking = threading.Event()
         self._trouble_said = ""
         self._ticked = 0.0
-        self._ticks = 0
         self._numbers = 0
         self._runs = 0  # of the coordinator, when the oldest of `endings` happened
         super().__init__(plan, sink, say, on_call, on_ended, on_over)
@@ -187,14 +186,13 @@ class ElasticJob(Job):
         now, times = time.monotonic(), self._terms.times
         late = now - self._ticked > 2 * times.beat
         self._ticked = now
-        self._ticks += 1
         for station in list(self._stations.values()):
             if station.line is None or not station.ready:
                 continue
-            station.line.send(orders.Tick(self._ticks))
             if late:
                 station.heard = now
             silence = now - station.heard
+            station.line.send(orders.Tick(int(1000 * silence)))
             if silence >= times.suspect and not station.suspected:
                 station.suspected = True
                 self._say(f"no word from {station.name} for {silence:.1f} s")

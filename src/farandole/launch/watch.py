@@ -82,6 +82,7 @@ class Watcher:
         self.own = Word()
         self.own_reader = self.own.reader()
         self._heard = 0.0
+        self.unheard = 0.0  # for so many seconds the launcher has not heard from us, it says
         self._ranks: dict[int, Watched] = {}
         self._last = 0.0
         self._looks = 0
@@ -129,8 +130,8 @@ class Watcher:
 
     @property
     def cut_off(self) -> bool:
-        """Whether the launcher has been silent for longer than usual."""
-        return self._last - self.heard > 3 * self.times.beat_ms / 1000
+        """Whether the launcher has been silent for longer than usual, or says so of us."""
+        return max(self._last - self.heard, self.unheard) > 3 * self.times.beat_ms / 1000
 
     def _reports(self, now: float, slack: float) -> Iterator[Quiet]:
         for rank, one in self._ranks.items():
