@@ -125,10 +125,13 @@ def test_row_19_killed_at_every_system_call(memory: Path) -> None:
 
 
 @pytest.mark.chaos
-def test_row_19_killed_a_thousand_times_in_a_row(memory: Path) -> None:
+@pytest.mark.timeout(600)
+def test_row_19_killed_again_and_again(memory: Path) -> None:
+    """A thousand times with `make chaos`."""
     draw = random.Random(19)
     good, number, kills = 0, 0, 0
-    while kills < 800:  # the test above has the rest of the thousand
+    wanted = 800 if "CHAOS_N" in os.environ else 100  # the test above has the rest of the thousand
+    while kills < wanted:
         number += 1
         if killed_writer(memory, number, draw.randrange(60), draw.random() < 0.5):
             kills += 1
