@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -326,6 +327,12 @@ def belongings(pid: int) -> dict[str, int]:
     }
 
 
+def pauses(folder: Path) -> float:
+    """Seconds in which nobody took a step because the ranks changed; other programs make them longer, not shorter."""
+    taken = sorted((float(line.split()[3]), int(line.split()[0])) for path in folder.iterdir() for line in path.open())
+    return sum(later - before for (before, old), (later, new) in itertools.pairwise(taken) if new > old)
+
+
 def soak(count: int, seed: int, folder: Path) -> list[Record]:
     """Faults 15 s apart in a job that uses everything: no hang, no leak, at least 90 % of the undisturbed speed."""
     draw = random.Random(seed)
@@ -365,13 +372,20 @@ def soak(count: int, seed: int, folder: Path) -> list[Record]:
             note(True, 15.0, fault)
             full = dance.world(3)
         share = speed(True) / speed(False)
+        paused = pauses(place / "ledger") / sum(seconds for seconds, _ in spans[True])
         after = [belongings(pid) for pid in watched]
         print(
-            f"soak: {share:.0%} of the undisturbed speed; launcher and agent before {before}, after {after}", flush=True
+            f"soak: {share:.0%} of the undisturbed speed, {paused:.1%} of the time without steps; "
+            f"launcher and agent before {before}, after {after}",
+            flush=True,
         )
         for one, other in zip(before, after, strict=True):
             assert other["descriptors"] <= one["descriptors"] and other["threads"] <= one["threads"], (one, other)
-        records[-1].note = f"speed {share:.3f}, undisturbed and disturbed {spans}, before {before}, after {after}"
+        records[
+            -1
+        ].note = (
+            f"speed {share:.3f}, paused {paused:.4f}, disturbed and undisturbed {spans}, before {before}, after {after}"
+        )
         assert share >= 0.9 or os.getloadavg()[0] > 2 * (os.cpu_count() or 1), f"{share:.0%} of the undisturbed speed"
         dance.finish()
     twice, _ = split_brains(place / "ledger")
