@@ -76,9 +76,9 @@ void Engine::give_up(const Error& error) {
   try {
     if (revoking_) execute_revocation();
   } catch (const std::exception&) {
-    // The peers could not be told: they will see this rank's links end.
-    revoking_ = false;
+    revoking_ = true;  // the next pass ends what is left
   }
+  inbox_.full.store(true, std::memory_order_release);  // it may not have been read to its end
 }
 
 bool Engine::pass() {
@@ -132,7 +132,6 @@ bool Engine::look_at_sockets() {
 
 bool Engine::take_inbox(std::int64_t now) {
   if (!inbox_.full.load(std::memory_order_acquire)) return false;
-  std::vector<OperationPtr> submitted;
   std::vector<std::pair<std::int32_t, std::int64_t>> awaited;
   std::vector<Inbox::NewLink> links;
   Error revoke_error;
@@ -140,14 +139,15 @@ bool Engine::take_inbox(std::int64_t now) {
   {
     std::lock_guard lock(inbox_.mutex);
     inbox_.full.store(false, std::memory_order_relaxed);
-    submitted.swap(inbox_.submitted);
+    taken_.swap(inbox_.submitted);
     awaited.swap(inbox_.awaited);
     links.swap(inbox_.links);
     revoke_error = inbox_.revoke;
     leave = inbox_.leave;
   }
   for (Inbox::NewLink& link : links) welcome(link);
-  for (const OperationPtr& operation : submitted) {
+  // What fails on the way stays in taken_, where the revocation that follows finds it.
+  for (OperationPtr& operation : taken_) {
     auto group = groups_.find(static_cast<std::uint32_t>(operation->group));
     if (revoked_.failed())
       finish(*operation, revoked_);
@@ -161,7 +161,10 @@ bool Engine::take_inbox(std::int64_t now) {
       change_founded(*operation);
     else
       group->second->submit(operation, now);
+    operation.reset();
   }
+  const bool submitted = !taken_.empty();
+  taken_.clear();
   for (const auto& [id, handle] : awaited) {
     auto group = groups_.find(static_cast<std::uint32_t>(id));
     if (group != groups_.end()) group->second->awaited(handle);
@@ -171,7 +174,7 @@ bool Engine::take_inbox(std::int64_t now) {
     revoke(revoke_error);
   }
   if (leave && !leaving_) begin_leaving();
-  return !submitted.empty() || !links.empty();
+  return submitted || !links.empty();
 }
 
 void Engine::welcome(Inbox::NewLink& link) {
@@ -429,6 +432,26 @@ void Engine::execute_revocation() {
     std::lock_guard lock(inbox_.mutex);
     inbox_.ended = revoked_;
   }
+  try {  // first: a thread that is woken below may end the process
+    tell_revocation();
+  } catch (const std::exception&) {
+    // Out of memory, mostly. The peers will see this rank's links end.
+  }
+  for (const auto& [id, group] : groups_) group->close(revoked_);
+  end_transfers(revoked_);
+  for (const OperationPtr& operation : taken_)
+    if (operation != nullptr && operation->done.load(std::memory_order_relaxed) == 0) finish(*operation, revoked_);
+  taken_.clear();
+  messenger_->fail_all(revoked_);
+  if (!started_) {
+    std::lock_guard lock(started_mutex_);
+    start_error_ = revoked_;
+    started_ = true;
+    started_changed_.notify_all();
+  }
+}
+
+void Engine::tell_revocation() {
   wire::Writer writer;
   writer.i32(static_cast<std::int32_t>(revoked_.code));
   writer.i32(revoked_.rank);
@@ -437,16 +460,7 @@ void Engine::execute_revocation() {
   for (int peer = 0; peer < options_.size; ++peer)
     if (peer != options_.rank && peer != revoked_.rank && messenger_->has(peer))
       messenger_->control(peer, static_cast<std::uint32_t>(Control::revoke), message);
-  messenger_->flush();  // first: a thread that is woken below may end the process
-  for (const auto& [id, group] : groups_) group->close(revoked_);
-  end_transfers(revoked_);
-  messenger_->fail_all(revoked_);
-  if (!started_) {
-    std::lock_guard lock(started_mutex_);
-    start_error_ = revoked_;
-    started_ = true;
-    started_changed_.notify_all();
-  }
+  messenger_->flush();
 }
 
 void Engine::begin_leaving() {

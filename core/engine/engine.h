@@ -126,6 +126,7 @@ class Engine final : private Services, private link::Listener {
   void end_transfers(std::int32_t group, const Error& error);
   bool look_at_sockets();
   void execute_revocation();
+  void tell_revocation();
   void begin_leaving();
   std::int64_t next_deadline() const;
   void wake();
@@ -195,6 +196,7 @@ class Engine final : private Services, private link::Listener {
   };
   std::vector<PointToPoint> transfers_;
   std::vector<OperationPtr> unsourced_;  // receives from whoever sends first
+  std::vector<OperationPtr> taken_;      // out of the inbox, and in nobody else's hands yet
   std::map<std::tuple<int, Kind, std::int32_t, std::int64_t>, std::uint32_t> transfer_counts_;
   std::map<int, std::map<std::uint32_t, Group::Progress>> left_;  // rank -> group -> how far it had come
   std::vector<os::Event> ready_;

@@ -48,12 +48,13 @@ void Engine::begin_transfer(const OperationPtr& operation) {
 
 // Receives from anybody, in their order: the first member that has sent something becomes the source.
 bool Engine::find_sources() {
-  std::vector<OperationPtr> waiting = std::move(unsourced_);
-  unsourced_.clear();
-  for (const OperationPtr& operation : waiting) {
+  const std::size_t before = unsourced_.size();
+  for (std::size_t i = 0; i < unsourced_.size();) {
+    OperationPtr operation = unsourced_[i];
     auto id = static_cast<std::uint32_t>(operation->group);
     auto group = all_groups_.find(id);
     if (group == all_groups_.end()) {
+      unsourced_.erase(unsourced_.begin() + static_cast<std::ptrdiff_t>(i));
       finish(*operation, {Code::invalid_argument, "process set " + std::to_string(id) + " was removed"});
       continue;
     }
@@ -66,9 +67,14 @@ bool Engine::find_sources() {
       operation->value = rank;
       break;
     }
-    begin_transfer(operation);
+    if (operation->peer == kAnySource) {
+      ++i;
+      continue;
+    }
+    begin_transfer(operation);  // one that fails here is still in the list, and ends with all others
+    unsourced_.erase(unsourced_.begin() + static_cast<std::ptrdiff_t>(i));
   }
-  return unsourced_.size() != waiting.size();
+  return unsourced_.size() != before;
 }
 
 Error Engine::PointToPoint::mismatch() const {

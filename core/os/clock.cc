@@ -10,12 +10,14 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "base/error.h"
+#include "os/quota.h"
 
 namespace farandole::os {
 
@@ -93,9 +95,10 @@ class Mask {
 }  // namespace
 
 int usable_cores() {
-  if (const int count = Mask().count(); count > 0) return count;
-  const unsigned fallback = std::thread::hardware_concurrency();
-  return fallback == 0 ? 1 : static_cast<int>(fallback);
+  int count = Mask().count();
+  if (count <= 0) count = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int quota = quota_cores();
+  return quota > 0 ? std::min(count, quota) : count;
 }
 
 int current_core() { return sched_getcpu(); }

@@ -28,7 +28,7 @@ void futex_wake_all(const std::atomic<std::uint32_t>* word);
 // A thread that blocks every signal (they belong to the user's threads) and carries `name` (15 characters).
 std::thread start_thread(const char* name, std::function<void()> body);
 
-int usable_cores();  // of this thread, by its affinity mask
+int usable_cores();  // of this thread, by its affinity mask and its control group's quota
 int current_core();  // where this thread runs; -1 where the kernel does not say
 // Moves this thread at once to a core that is not one of these; it may come back later. False where it has no other.
 bool leave_cores(const std::vector<int>& taken);

@@ -175,7 +175,9 @@ class NativeEngine:
         self._pending: dict[int, Request] = {}  # keeps the arrays alive until the core is done with them
         self._abandoned: list[Any] = []  # of calls that an interrupt ended: the core may still use the arrays
         self._loans: set[int] = set()
-        self._closed = False
+        self._closed = False  # no call begins any more
+        self._closing = threading.Lock()
+        self._left = False  # nothing of the core runs any more
         self._forked = False
         self._wanted: Callable[[int], None] | None = None
         self._unanswered: list[int] = []
@@ -462,10 +464,15 @@ class NativeEngine:
         self._checked("leaving", self._library.farandole_leave, _milliseconds(linger))
 
     def close(self) -> None:
-        if self._forked:
+        # Once more when a signal handler has ended the last attempt; not while another thread is at it.
+        if self._forked or self._left or not self._closing.acquire(blocking=False):
             return
-        if self._closed:
-            return
+        try:
+            self._close()
+        finally:
+            self._closing.release()
+
+    def _close(self) -> None:
         self._closed = True
         self._library.farandole_leave(self._pointer, 0)
         listener = self._listener
@@ -482,6 +489,7 @@ class NativeEngine:
                 _log.warning("calls of the engine do not end; it is not freed")
                 return
             time.sleep(0.001)
+        self._left = True
         self._listener = None
         self._pending.clear()
         self._destroy_if_unused()

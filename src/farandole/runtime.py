@@ -39,6 +39,8 @@ LINGER_S = 2.0  # what shutdown gives to bytes under way
 DRAIN_S = 30.0  # for saving when the launcher is gone; its --drain-timeout may end it earlier
 DYNAMIC = "dynamic"
 SAVING_AT = 8  # of the memory file with signs of life: launch/watch.py reads it
+ALONE_AT = 9  # of the agent's: launch/watch.py writes it
+ALONE_S = 10.0  # for the agent, which may be kept from running, to see that the launcher is gone, once a rank has
 PLACE = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")  # what changes with the generation
 
 _log = logging.getLogger("farandole")
@@ -129,6 +131,7 @@ class Notifications:
     """What the coordinator of an elastic job last said about this generation. Filled by the session's thread."""
 
     def __init__(self) -> None:
+        self.losses = 0  # ranks that were lost while this process was in the job
         self._pending: tuple[int, int, float | None] = (0, 0, None)
 
     def pending(self) -> tuple[int, int, float | None]:
@@ -138,6 +141,10 @@ class Notifications:
         heard it yet: all act when the largest stamp of all ranks is not 0. A new generation begins with nothing.
         """
         return self._pending
+
+    def lose(self) -> None:
+        """The session has heard that a rank was lost."""
+        self.losses += 1
 
     def hear(self, message: Updated) -> None:
         """The session has heard it."""
@@ -166,9 +173,9 @@ class Runtime:
         self.notifications = Notifications()
         self._pulse: Pulse | None = None  # of an elastic job
         self._saving = False  # there is something to save before this process goes
-        self._launcher_lost = False
         self._asked = False  # by SIGTERM, to go
         self._saved = False  # since then
+        self._parting = False  # the world is being closed
 
     @property
     def initialized(self) -> bool:
@@ -187,6 +194,7 @@ class Runtime:
             if self._world is not None:
                 return
             log.configure(config)
+            self._parting = False
             self._world = self._join(config, process_sets, found, 0)
             self._opened = (config, process_sets, found)
             if not self._registered:
@@ -197,6 +205,7 @@ class Runtime:
         with self._lock:
             if self._world is not None:
                 self._unguard()
+                self._parting = True
                 self._world.close()
                 self._world = None  # only now: a close that was interrupted can be called again
             self._opened = None
@@ -219,9 +228,11 @@ class Runtime:
             world, self._world = self._world, None
             if world is not None:
                 self._unguard()
-                world.close(2 if self._asked and self._saved else 1)
-            if self._launcher_lost or (self._asked and self._saved):
-                raise errors.Removed("the launcher is gone" if self._launcher_lost else "somebody asked it to go")
+                world.close((2 if self._asked else 3) if self._saved else 1)
+            if self._launcher_gone():
+                raise errors.Removed("the launcher is gone")
+            if self._asked and self._saved:
+                raise errors.Removed("somebody asked it to go")
             self._world = self._join(*self._opened, commit)
 
     def _join(self, config: Config, process_sets: list[ProcessSet], found: Found | None, commit: int) -> World:
@@ -284,12 +295,23 @@ class Runtime:
         self.notifications.drain(DRAIN_S)
 
     def hub_lost(self, engine: Engine, reason: str) -> None:
-        """The launcher of an elastic job is gone: ranks that have something to save do so at a step all agree on."""
-        if self._saving:
-            self._launcher_lost = True
-            self.notifications.drain(DRAIN_S)
-        else:
-            engine.revoke(errors.ABORTED, -1, f"the connection to the launcher was lost: {reason}")
+        """The connection to the launcher of an elastic job has ended.
+
+        If the launcher is gone, ranks that have something to save do so at a step all agree on. If it is not, it has
+        closed the connection, as it does with a rank that was silent: this rank comes again.
+        """
+        deadline = time.monotonic() + ALONE_S
+        while self._saving and self._world is not None and not self._parting and time.monotonic() < deadline:
+            if self._launcher_gone():
+                self.notifications.drain(DRAIN_S)
+                return
+            time.sleep(0.01)  # the agent, another process, is about to see it too
+        engine.revoke(errors.ABORTED, -1, f"the connection to the launcher was lost: {reason}")
+
+    def _launcher_gone(self) -> bool:
+        """Whether this host's agent has seen the end of the launcher."""
+        fd = self._opened[0].agent_pulse_fd if self._opened is not None else None
+        return fd is not None and os.pread(fd, 1, ALONE_AT) == b"\1"
 
     def at_exit(self, report_fd: int | None, pid: int) -> None:
         # First: leaving makes other ranks fail, and the launcher should know by then who fell by itself.
@@ -327,7 +349,7 @@ def _connect(config: Config, found: Found | None, commit: int, owner: Runtime) -
         lost = meeting.hub_lost if meeting is not None else None
         if session.place:
             lost = functools.partial(owner.hub_lost, engine)
-        session.serve(engine, lost, owner.notifications.hear)
+        session.serve(engine, lost, owner.notifications.hear, owner.notifications.lose)
         engine.start(config.start_timeout)
         return World(config, engine, session, meeting)
     except BaseException:

@@ -37,6 +37,8 @@ MODULES = {
     "horovod.runner.common.util": EMPTY,
     "horovod.runner.common.util.secret": "farandole.compat",
     "horovod.runner.common.util.timeout": "farandole.compat",
+    "horovod.runner.elastic": EMPTY,
+    "horovod.runner.elastic.constants": "farandole.elastic.policy",
     "horovod.runner.launch": "farandole.launch.cli",
     "horovod.torch": "farandole.torch",
     "horovod.torch.compression": "farandole.torch.compression",

@@ -2,8 +2,9 @@
 # Touches processes of its own jobs.
 """Rows 21 and 22 of the table of faults, on one host. Each job has children that a careless ending would leave.
 
-Of each 30 jobs one trains from a DataLoader of torch with workers and is killed after its first steps. Importing torch
-takes longer than all else here, so the others have plain children instead and are killed from the first moment on.
+Of each 30 jobs (10 in `make test`) one trains from a DataLoader of torch with workers and is killed after its first
+steps. Importing torch takes longer than all else here, so the others have plain children instead and are killed from
+the first moment on.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from meeting import marked, until
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs the list `torch` of scripts/requirements")
 pytestmark = [pytest.mark.chaos, pytest.mark.ranks]
-EACH = 30
+EACH = 30 if "CHAOS_N" in os.environ else 10
 MOMENTS = EACH * int(os.environ.get("CHAOS_N", "1"))
 SPAN_S = 1.0  # from the start of the launcher to well into training; with a DataLoader: of training
 LIMIT_S = 2.0

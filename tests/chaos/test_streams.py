@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from world import CHAOS_LIBRARY, LIBRARY, World, allreduce, barrier
 
 from farandole import errors
-from farandole.engine import Engine
+from farandole.engine import Engine, Kind, Request
 
 FAULTS = 12 * int(os.environ.get("CHAOS_N", "1"))
 TCP = [0, 1, 2]
@@ -61,3 +62,49 @@ def test_row_16_streams_that_move_few_bytes_at_a_time_are_slow_and_right(hosts: 
 
     with chaotic(hosts) as world:
         assert sum(world.run(body)) > 0
+
+
+@pytest.mark.parametrize("kind", [Kind.ALLREDUCE, Kind.SEND])
+def test_operations_beside_one_that_fails_in_the_engine_end_with_it(kind: Kind) -> None:
+    """What the engine throws while it takes requests in ends them all, those it had not come to included."""
+
+    def body(engine: Engine, rank: int) -> None:
+        if rank != 0:
+            with pytest.raises(errors.HorovodInternalError):
+                allreduce(engine, np.ones(3), "last")
+            return
+        point = f"{kind.name.lower()}.enqueue"
+        engine.chaos_set(point, "off")  # type: ignore[attr-defined]
+        engine.chaos_set(point, "error")  # type: ignore[attr-defined]
+        arrays = [np.ones(3) for _ in range(5)]
+        if kind == Kind.SEND:
+            requests = [Request(kind, None, array, peer=1, tag=number) for number, array in enumerate(arrays)]
+        else:
+            requests = [Request(kind, f"n{number}", array, array) for number, array in enumerate(arrays)]
+        for handle in engine.submit(requests):
+            with pytest.raises(errors.HorovodInternalError, match="failpoint"):
+                engine.wait(handle, 20.0)
+        assert engine.chaos_fired(point) == 1  # type: ignore[attr-defined]
+
+    with chaotic([0, 0]) as world:
+        world.run(body)
+
+
+def test_a_receive_from_anybody_that_fails_when_its_source_is_found_ends() -> None:
+    def body(engine: Engine, rank: int) -> None:
+        if rank != 0:
+            handles = engine.submit([Request(Kind.SEND, None, np.ones(3), peer=0, tag=tag) for tag in (1, 2)])
+            for handle in handles:
+                with contextlib.suppress(errors.HorovodInternalError):
+                    engine.wait(handle, 20.0)
+            return
+        engine.chaos_set("receive.enqueue", "off")  # type: ignore[attr-defined]
+        engine.chaos_set("receive.enqueue", "error")  # type: ignore[attr-defined]
+        requests = [Request(Kind.RECEIVE, None, None, np.zeros(3), peer=-1, tag=tag) for tag in (1, 2)]
+        for handle in engine.submit(requests):
+            with pytest.raises(errors.HorovodInternalError, match="failpoint"):
+                engine.wait(handle, 20.0)
+        assert engine.chaos_fired("receive.enqueue") == 1  # type: ignore[attr-defined]
+
+    with chaotic([0, 0]) as world:
+        world.run(body)

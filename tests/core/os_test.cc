@@ -14,6 +14,8 @@
 
 #include <atomic>
 #include <cstddef>
+#include <filesystem>
+#include <fstream>
 
 #include "base/error.h"
 #include "check.h"
@@ -22,6 +24,7 @@
 #include "os/fork.h"
 #include "os/memory.h"
 #include "os/poller.h"
+#include "os/quota.h"
 
 using namespace farandole;
 using namespace farandole::os;
@@ -110,6 +113,31 @@ TEST(memory_is_shared_sealed_and_not_inherited) {
   CHECK_EQUAL(result, 0);
   mine = SharedMemory();
   CHECK(!mine);
+}
+
+TEST(quotas_of_control_groups_count_as_cores) {
+  char name[] = "/tmp/farandole-quota-XXXXXX";
+  const std::string root = mkdtemp(name);
+  auto write = [&](const std::string& file, const std::string& text) {
+    std::filesystem::create_directories(std::filesystem::path(root + "/" + file).parent_path());
+    std::ofstream(root + "/" + file) << text << "\n";
+  };
+  auto cores = [&] { return quota_cores(root + "/cgroup", root); };
+  CHECK(cores() == 0);  // nothing is known
+  write("cgroup", "5:memory:/a\n0::/box/inner");
+  write("box/inner/cpu.max", "max 100000");
+  CHECK(cores() == 0);
+  write("box/cpu.max", "250000 100000");
+  CHECK(cores() == 2);
+  write("cpu.max", "50000 100000");  // the strictest of all above it
+  CHECK(cores() == 1);
+  write("cgroup", "5:cpu,cpuacct:/box\n1:cpuset:/other");
+  write("cpu/box/cpu.cfs_quota_us", "-1");
+  write("cpu/box/cpu.cfs_period_us", "100000");
+  CHECK(cores() == 0);
+  write("cpu/box/cpu.cfs_quota_us", "300000");
+  CHECK(cores() == 3);
+  std::filesystem::remove_all(root);
 }
 
 TEST(an_unsealed_file_is_refused) {

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ from elastic_runs import ElasticRun
 pytest.importorskip("torch")
 HERE = Path(__file__).parent
 TRAINING = str(HERE / "elastic_training.py")
+LONG = "CHAOS_N" in os.environ  # `make chaos`
 TIMES = int(os.environ.get("CHAOS_N", "1"))
 
 
@@ -24,7 +26,7 @@ TIMES = int(os.environ.get("CHAOS_N", "1"))
 @pytest.mark.parametrize("mode", ["sampler", "loader"])
 def test_row_25_the_ledger_through_random_kills(mode: str, tmp_path: Path) -> None:
     draw = random.Random(25)
-    kills = 2 * TIMES
+    kills = 10 * TIMES if LONG else 1
     with ElasticRun(tmp_path, [TRAINING, mode, "101", "0", "1"]) as run:
         times = [run.kill_at_random(draw, full=False) for _ in range(kills)]
         run.until(lambda now: now["size"] == run.np)
@@ -62,7 +64,7 @@ def test_row_23_ranks_that_have_to_leave_save_first(tmp_path: Path) -> None:
 def test_row_26_faults_change_no_bit(tmp_path: Path) -> None:
     draw = random.Random(26)
     weights = set()
-    for name, kills in (("calm", 0), ("stormy", 2)):
+    for name, kills in (("calm", 0), ("stormy", 2 if LONG else 1)):
         with ElasticRun(tmp_path / name, [TRAINING, "shards", "150", "40", "0"]) as run:
             for _ in range(kills):
                 run.kill_at_random(draw, full=False)
@@ -77,10 +79,12 @@ def test_row_26_faults_change_no_bit(tmp_path: Path) -> None:
 @pytest.mark.ranks
 @pytest.mark.chaos
 @pytest.mark.slow
-def test_a_horovod_script_unchanged_through_20_kills(tmp_path: Path) -> None:
-    draw = random.Random(7)
+@pytest.mark.timeout(600)
+def test_a_horovod_script_unchanged_through_kills(tmp_path: Path) -> None:
+    """Twenty of them with `make chaos`."""
+    draw, kills = random.Random(7), 20 if LONG else 4
     with ElasticRun(tmp_path, [str(HERE / "horovod_script.py")], np=4) as run:
-        times = [run.kill_at_random(draw, full=False)[0] for _ in range(20)]
+        times = [run.kill_at_random(draw, full=False)[0] for _ in range(kills)]
         assert run.finish() == 0, run.words()
         results = run.results()
     assert len(results) >= 2 and max(len(one["changes"]) for one in results) >= 1
@@ -88,4 +92,6 @@ def test_a_horovod_script_unchanged_through_20_kills(tmp_path: Path) -> None:
         assert one["epochs"] > 1 and one["right"] > 0.9
         # Every sample once per epoch, and fewer than four of them twice.
         assert one["least"] >= one["epochs"] and one["extra"] < 4 * one["epochs"]
-    print(f"20 kills; the others went on after {max(times):.2f} s at most: {results[0]}")
+    print(f"{kills} kills; the others went on after {max(times):.2f} s at most: {results[0]}")
+    if os.environ.get("CHAOS_JSON"):
+        Path(os.environ["CHAOS_JSON"]).write_text(json.dumps({"kills": kills, "went_on_s": times, "ranks": results}))

@@ -20,6 +20,7 @@ import farandole
 
 SOURCE = str(Path(farandole.__file__).parents[1])
 RUN = [sys.executable, "-m", "farandole", "run"]
+LONG = "CHAOS_N" in os.environ  # `make chaos`: what takes its time takes all of it
 # Steps until the file FINISH is there. `weights` is the state: every step changes it, so that two histories differ.
 PROGRAM = """
 import ctypes, faulthandler, hashlib, json, os, sys, threading, time
@@ -61,6 +62,11 @@ def pause():
     if open(os.environ["DANCE_ORDERS"]).read().strip() == f"raise {os.getpid()}":
         raise ValueError("the user's own error")
 
+def age():
+    began = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began
+
+say("imported", seconds=age())
 hvd.init()
 if saves:
     runtime.tell_saving(True)
@@ -192,6 +198,8 @@ class Dance:
 
     def said(self, word: str) -> list[str]:
         """Lines of the launcher that have this word."""
+        if self.process.poll() is not None:
+            self._reader.join(10)  # its last words may still be in the pipe
         return [line for line in self.lines if line.startswith("farandole:") and word in line]
 
     @property
@@ -214,6 +222,10 @@ class Dance:
         found: dict[int, dict[str, Any]] = self.wait(there, seconds, f"a world of {size} after generation {after}")
         assert len({event["hash"] for event in found.values()}) == 1 and len({e["step"] for e in found.values()}) == 1
         return found
+
+    def import_seconds(self, pid: int) -> float:
+        """From the start of a process to its `init`."""
+        return float(self.of(pid, "imported")[0]["seconds"])
 
     def of(self, pid: int, name: str = "") -> list[dict[str, Any]]:
         return [event for event in self.events if event["pid"] == pid and name in ("", event["event"])]

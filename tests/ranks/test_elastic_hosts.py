@@ -12,7 +12,7 @@ from typing import Any
 
 import bed
 import pytest
-from elastic import Dance, split_brains
+from elastic import LONG, Dance, split_brains
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
 DETECT_S = 0.25
@@ -59,7 +59,7 @@ def test_row_12_a_partition_has_one_side_that_goes_on_and_heals(hosts: tuple[bed
     recover, rejoin = [], []
     with dance_over(hosts, "1234") as dance:
         full = dance.world(4, seconds=60)
-        for cut in ([2, 3], [3]):
+        for cut in ([2, 3], [3]) if LONG else ([2, 3],):
             away = {full[rank]["worker"] for rank in cut}
             found.partition([found[index] for index in cut])
             moment = time.monotonic()
@@ -72,6 +72,8 @@ def test_row_12_a_partition_has_one_side_that_goes_on_and_heals(hosts: tuple[bed
             full = dance.world(4, small[0]["generation"])
             assert workers(full) == workers(small) | away  # the same processes
             rejoin.append(max(event["t"] for event in full.values()) - moment)
+            time.sleep(5.5)  # old connections may take long to come back, one way longer than the other
+            assert dance.generation == full[0]["generation"], dance.tail()
         print(f"recover {recover}, rejoin {rejoin}")
         assert max(recover) <= 6.5 and max(rejoin) <= 4.0
         dance.finish()
@@ -79,23 +81,28 @@ def test_row_12_a_partition_has_one_side_that_goes_on_and_heals(hosts: tuple[bed
 
 
 def test_rows_11_and_13_two_hosts_that_cannot_hear_each_other(hosts: tuple[bed.Bed, Path]) -> None:
-    """Both reach the launcher; one of the two is out, once, and comes back when it is over."""
+    """Both reach the launcher; one of the two is out, once, and comes back when it is over.
+
+    With the usual times the ranks know after 4 to 5.5 s, try 5 s more to reach each other, and go on then.
+    """
     found, _ = hosts
-    with dance_over(hosts, "123", "--suspect-seconds", "1") as dance:
+    with dance_over(hosts, "123", *([] if LONG else ["--suspect-seconds", "1"])) as dance:
         full = dance.world(3, seconds=60)
         # A half-open link both ways, then one way, then the other.
         for both, pairs in (
             (True, [(found[1], found[2]), (found[2], found[1])]),
             (False, [(found[1], found[2])]),
             (False, [(found[2], found[1])]),
-        ):
+        )[: 3 if LONG else 2]:
             generation = full[0]["generation"]
             for one, other in pairs:
                 one.run(["ip", "route", "add", "blackhole", f"{other.address}/32"])
             moment = time.monotonic()
             try:
                 small = dance.world(2, generation, seconds=40)
-                print(f"both={both}: {max(event['t'] for event in small.values()) - moment:.2f} s")
+                took = max(event["t"] for event in small.values()) - moment
+                print(f"both={both}: {took:.2f} s")
+                assert took <= 5.5 + 5.0 + 2.0
                 knew = [e["t"] - moment for e in dance.events if e["event"] == "lost" and e["t"] > moment]
                 assert min(knew) <= 5.5
                 assert {full[0]["worker"]} < workers(small)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from elastic import SOURCE, Dance, alive, children_of, kill, parent_of
+from elastic import LONG, SOURCE, Dance, alive, children_of, kill, parent_of
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(180)]
 DETECT_S, RECOVER_S, REPLACE_S = 0.1, 1.0, 3.0
@@ -44,7 +44,6 @@ def test_rows_1_and_3_kill_9_of_any_rank(tmp_path: Path) -> None:
     detect, recover, replace = [], [], []
     with Dance(["-np", "3", "--min-np", "1"], tmp_path, {"DANCE_CHILDREN": "1"}) as dance:
         full = dance.world(3)
-        first_import = 0.0
         for rank in (1, 2, 0, 0, 1, 2):
             victim = full[rank]["pid"]
             others = {event["pid"] for event in full.values()} - {victim}
@@ -59,14 +58,12 @@ def test_rows_1_and_3_kill_9_of_any_rank(tmp_path: Path) -> None:
             recover += went_on
             full = dance.world(3, small[0]["generation"])
             [new] = [event for event in full.values() if event["pid"] not in others]
-            up = next(event for event in dance.of(new["pid"], "up"))
-            replace.append(max(event["t"] for event in full.values()) - moment)
-            first_import = max(first_import, up["t"] - moment)
+            replace.append(max(event["t"] for event in full.values()) - moment - dance.import_seconds(new["pid"]))
             assert alive(new["pid"]) and not alive(victim)
-        print(f"detect {max(detect):.3f} s, recover {max(recover):.3f} s, full again {max(replace):.2f} s")
+        print(f"detect {max(detect):.3f} s, recover {max(recover):.3f} s, full {max(replace):.2f} s beside imports")
         mostly(detect, DETECT_S)
         mostly(recover, RECOVER_S)
-        mostly(replace, REPLACE_S + 2.0)
+        mostly(replace, REPLACE_S)
         blamed = {event["blames"] for event in dance.events if event["event"] == "lost"}
         assert blamed == {0, 1, 2}
         dance.finish()
@@ -91,7 +88,9 @@ def test_row_2_several_at_once_and_again_during_recovery(tmp_path: Path) -> None
 
 
 def test_row_5_a_stopped_rank_is_evicted_fenced_and_comes_back(tmp_path: Path) -> None:
-    with Dance(["-np", "3", "--min-np", "1"], tmp_path) as dance:
+    """Also if it has something to save: that its connection was closed does not mean that the launcher is gone."""
+    (tmp_path / "saves").mkdir()
+    with Dance(["-np", "3", "--min-np", "1"], tmp_path, {"DANCE_SAVES": str(tmp_path / "saves")}) as dance:
         full = dance.world(3)
         victim = full[1]["pid"]
         moment = kill(victim, signal.SIGSTOP)
@@ -106,14 +105,21 @@ def test_row_5_a_stopped_rank_is_evicted_fenced_and_comes_back(tmp_path: Path) -
         [back] = [event for event in full.values() if event["pid"] == victim]
         assert back["step"] >= ahead and back["hash"] == full[0]["hash"]  # it took theirs, they nothing of it
         dance.finish()
+    assert not list((tmp_path / "saves").iterdir())
 
 
 def test_rows_7_and_37_who_only_seems_dead_stays(tmp_path: Path) -> None:
     """The GIL held for longer than eviction takes; all frozen at once; a debugger attached to one."""
-    with Dance(["-np", "2", "--min-np", "1", "--stall-note-seconds", "2"], tmp_path) as dance:
+    held = 70 if LONG else 7
+    words = ["-np", "2", "--min-np", "1", *([] if LONG else ["--stall-note-seconds", "2"])]
+    with Dance(words, tmp_path, {"DANCE_GIL": str(held)}) as dance:
         full = dance.world(2)
         dance.orders.write_text(f"gil {full[1]['pid']}")
-        dance.wait(lambda: dance.of(full[1]["pid"], "no gil"), 20)
+        dance.wait(lambda: dance.of(full[1]["pid"], "gil"), 20)
+        moment = time.monotonic()
+        dance.wait(lambda: any("rank 1" in line and "step" in line for line in dance.lines), held)
+        assert time.monotonic() - moment < 5.0 + 2.0  # reported while it lasts, 5 s after the others began to wait
+        dance.wait(lambda: dance.of(full[1]["pid"], "no gil"), held + 13)
         assert any("rank 1" in line and "step" in line for line in dance.lines), dance.tail()  # named, not evicted
         for event in full.values():
             kill(event["pid"], signal.SIGSTOP)
@@ -157,21 +163,26 @@ def test_row_24_hosts_come_and_go_by_discovery(tmp_path: Path) -> None:
     script.write_text(f"#!/bin/sh\ncat {listed}\n")
     script.chmod(0o755)
     words = ["-np", "2", "--min-np", "1", "--host-discovery-script", str(script)]
+
+    def change(text: str) -> None:
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").rename(listed)  # nobody may find it empty
+
     with Dance(words, tmp_path) as dance:
         found = dance.world(2)
         for text, size in (("localhost:2\n127.0.0.1:2", 4), ("127.0.0.1:1", 1), ("127.0.0.1:1\nlocalhost:2", 3)):
             before = {event["pid"] for event in found.values()}
             moment = time.monotonic()
-            listed.write_text(text)
+            change(text)
             found = dance.world(size, found[0]["generation"])
             ups = [e["t"] for e in dance.events if e["event"] == "up" and e["pid"] not in before and e["t"] > moment]
             if ups:  # the last newcomer was ready a moment before it was in
                 assert max(e["t"] for e in found.values()) - max(ups) < REPLACE_S
             assert {e["pid"] for e in found.values()} & before  # somebody brought the state
             assert found[0]["pid"] in before
-        listed.write_text("127.0.0.1:1\nlocalhost:1")
+        change("127.0.0.1:1\nlocalhost:1")
         time.sleep(0.4)
-        listed.write_text("127.0.0.1:2\nlocalhost:2")
+        change("127.0.0.1:2\nlocalhost:2")
         found = dance.world(4, found[0]["generation"])
         assert [found[rank]["local"] for rank in range(4)] == [[0, 2, 0, 2], [1, 2, 0, 2], [0, 2, 1, 2], [1, 2, 1, 2]]
         script.write_text("#!/bin/sh\necho oops >&2; exit 3\n")
@@ -199,18 +210,24 @@ def test_rows_4_and_22_an_agent_dies_with_its_ranks_and_comes_back(tmp_path: Pat
 
 @pytest.mark.parametrize("saves", [False, True])
 def test_row_21_the_launcher_dies(tmp_path: Path, saves: bool) -> None:
-    """Without anything to save all is gone at once; with it, all ranks save at one step first, each once."""
+    """Without anything to save all is gone at once; with it, all ranks save at one step first, each once.
+
+    That step may come later than their lease lasts while the launcher lives.
+    """
     folder = tmp_path / "saves"
     folder.mkdir()
-    more = {"DANCE_CHILDREN": "1", **({"DANCE_SAVES": str(folder)} if saves else {})}
+    more = {"DANCE_CHILDREN": "1", **({"DANCE_SAVES": str(folder), "DANCE_GIL": "6"} if saves else {})}
     with Dance(["-np", "3", "--min-np", "1"], tmp_path, more) as dance:
         full = dance.world(3)
         pids = [event["pid"] for event in full.values()]
         agent = parent_of(pids[0])
         below = [*pids, agent, parent_of(agent), *(child for pid in pids for child in children_of(pid))]
+        if saves:
+            dance.orders.write_text(f"gil {pids[1]}")
+            dance.wait(lambda: dance.of(pids[1], "gil"), 10)
         moment = time.monotonic()
         dance.process.kill()
-        deadline = moment + (10.0 if saves else 2.0)
+        deadline = moment + (16.0 if saves else 2.0)
         while any(map(alive, below)) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not [pid for pid in below if alive(pid)]

@@ -1,6 +1,6 @@
 # Random losses in elastic jobs, and what stands behind the model afterwards: samples, and sharded state.
 # Touches elastic_runs.py and elastic_counting.py.
-"""Half of the jobs have two hosts, which are two names of this one. `make chaos N=15` makes it 60 jobs."""
+"""Half of the jobs have two hosts, which are two names of this one. `make chaos` makes it 60 jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elastic_runs import ElasticRun
 from jobs import results, start
 
 PROGRAM = str(Path(__file__).parent / "elastic_counting.py")
-RUNS = 4 * int(os.environ.get("CHAOS_N", "1"))
+RUNS = 60 * int(os.environ["CHAOS_N"]) if "CHAOS_N" in os.environ else 3
 
 
 @pytest.mark.ranks

@@ -45,6 +45,7 @@ NAMES = {
     "horovod.common.basics": "HorovodBasics",
     "horovod.common.process_sets": SETS,
     "horovod.common.elastic": "State ObjectState run_fn notification_manager HostUpdateResult",
+    "horovod.runner.elastic.constants": "RESET_LIMIT_EXCEEDED_MESSAGE",
     "horovod.torch.elastic": "run TorchState ElasticSampler state sampler",
     "horovod.torch.elastic.state": """TorchState StateHandler ModelStateHandler OptimizerStateHandler
         SamplerStateHandler get_handler_registry set_handler_registry""",

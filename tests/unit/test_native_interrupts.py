@@ -97,3 +97,29 @@ def test_a_closed_engine_closes_the_links_it_is_given() -> None:
         with pytest.raises(OSError):
             os.fstat(fd)
         assert theirs.recv(1) == b""
+
+
+def test_a_close_that_was_interrupted_is_finished_by_the_next_one() -> None:
+    engine = native.NativeEngine(Config(), 0, [0])
+    engine.start(5.0)
+    engine._calls.append(None)  # a call of another thread, under way
+
+    class Interrupted(Exception):
+        pass
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(Interrupted):
+            engine.close()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert engine._undestroyed
+    engine._calls.pop()
+    engine.close()
+    assert not engine._undestroyed  # the core's memory is free
+    engine.close()

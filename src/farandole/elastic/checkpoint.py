@@ -30,6 +30,7 @@ logger = logging.getLogger("farandole")
 
 CHUNK_BYTES = 4 << 20  # has one checksum
 PARTS_SECONDS = 600.0  # how long rank 0 waits for the other ranks' parts
+LOST_SECONDS = 10.0  # and how long once a rank was lost: its part may never come
 FORMAT, VERSION = "farandole checkpoint", 1
 MANIFEST = "manifest.json"
 FINISHED, UNFINISHED, OLD = "checkpoint-", ".writing-", ".removing-"
@@ -137,6 +138,7 @@ def save(writer: Writer, snapshot: Snapshot, path: str, keep: int, wait: bool) -
     if wait:
         writer.drain()
     nonce, skip = os.urandom(8).hex(), writer.busy
+    losses = runtime.notifications.losses
     if parts > 1:
         nonce, skip = broadcast_object((nonce, skip), name="elastic.checkpoint")
         if not skip:
@@ -154,7 +156,8 @@ def save(writer: Writer, snapshot: Snapshot, path: str, keep: int, wait: bool) -
 
     def work() -> None:
         try:
-            write(path, nonce, rank, parts, keep, snapshot.commit, blocks, text)
+            lost = lambda: runtime.notifications.losses != losses  # noqa: E731
+            write(path, nonce, rank, parts, keep, snapshot.commit, blocks, text, lost)
         finally:
             snapshot.release()
 
@@ -175,9 +178,20 @@ def _encoded(snapshot: Snapshot, rank: int) -> tuple[dict[str, Block], str]:
 
 
 def write(
-    path: str, nonce: str, rank: int, parts: int, keep: int, commit: int, blocks: dict[str, Block], text: str
+    path: str,
+    nonce: str,
+    rank: int,
+    parts: int,
+    keep: int,
+    commit: int,
+    blocks: dict[str, Block],
+    text: str,
+    lost: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Writes this rank's part; rank 0 waits for the others, writes the manifest and gives the directory its name."""
+    """Writes this rank's part; rank 0 waits for the others, writes the manifest and gives the directory its name.
+
+    `lost()`: whether a rank has been lost since all began to write.
+    """
     os.makedirs(path, mode=0o700, exist_ok=True)
     folder = os.path.join(path, UNFINISHED + nonce)
     if rank != 0:
@@ -189,7 +203,7 @@ def write(
         _make_folder(folder)
         try:
             _write_part(folder, rank, blocks, text)
-            manifest = {"format": FORMAT, "version": VERSION, "commit": commit, "parts": _parts(folder, parts)}
+            manifest = {"format": FORMAT, "version": VERSION, "commit": commit, "parts": _parts(folder, parts, lost)}
             _write_file(folder, MANIFEST, [_signed(manifest)])
             numbers = [number for number, _ in finished(path)]
             os.rename(folder, os.path.join(path, f"{FINISHED}{max(numbers, default=0) + 1:08d}"))
@@ -232,15 +246,22 @@ def _write_part(folder: str, rank: int, blocks: dict[str, Block], text: str) -> 
     _write_file(folder, f"part-{rank:05d}.json", [_signed(about)])
 
 
-def _parts(folder: str, count: int) -> list[Any]:
+def _parts(folder: str, count: int, lost: Callable[[], bool]) -> list[Any]:
     """What each rank says about its part, once it is all on disk."""
-    deadline = time.monotonic() + PARTS_SECONDS
+    deadline, hurried = time.monotonic() + PARTS_SECONDS, False
     found: list[Any] = []
     while len(found) < count:
         try:
             found.append(_read_signed(os.path.join(folder, f"part-{len(found):05d}.json")))
         except FileNotFoundError:
+            if not hurried and lost():
+                deadline, hurried = time.monotonic() + LOST_SECONDS, True
             if time.monotonic() > deadline:
+                if hurried:
+                    raise TimeoutError(
+                        f"a rank was lost while the checkpoint was written, and the part of rank {len(found)} did not "
+                        f"appear in {folder}; the checkpoint before it stays the newest"
+                    ) from None
                 raise TimeoutError(
                     f"the part of rank {len(found)} did not appear in {folder} within {PARTS_SECONDS:.0f} s; with "
                     "sharded state all hosts have to share the directory"

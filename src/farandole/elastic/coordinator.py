@@ -23,7 +23,6 @@ RETURN_SECONDS = 10.0  # between leaving one generation and asking for the next
 PARTING_SECONDS = 2.0  # between the end of a worker's connection and that of its process
 COMPLAINT_SECONDS = 0.3  # for others to complain as well
 LEFT_SECONDS = 2.0  # who leaves in good order may come again; so long the next generation waits for it
-RESET_LIMIT_TEXT = "the ranks have changed again, after as many resets as --reset-limit {limit} allows"
 
 
 class Coordinator(Rounds):
@@ -43,6 +42,7 @@ class Coordinator(Rounds):
         self.drained = False  # a host has asked to be left alone
         self.runs = 0  # generations that have run
         self.last = 0  # the newest generation that has run
+        self.roster: dict[int, int] = {}  # its ranks, and the workers that had them
         self.commit = 0  # how far the state had come when it began
         self._draw = draw or random.Random()
         self._now = 0.0
@@ -55,7 +55,7 @@ class Coordinator(Rounds):
         self._judge_at: float | None = None
         self._enough_since: float | None = None
         self._below_since: float | None = None
-        self._attempt = 0
+        self._early = ""  # somebody ended well before the first generation began
 
     def take_acts(self) -> list[Act]:
         """What the launcher shall do, in order; each once."""
@@ -127,7 +127,11 @@ class Coordinator(Rounds):
         self._now = now
         self.hosts[name].drained = True
         self.drained = True
-        return self._go_on(seconds)
+        for worker in self.workers.values():
+            if worker.host == name and worker.leaving is None and worker.life is not Life.STARTING:
+                worker.leaving = now + seconds
+                worker.owes = worker.generation > 0
+        return self._go_on()
 
     def quiet(self, number: int, seconds: float, state: str, now: float) -> Sends:
         """An agent says how long a worker has been silent, and the kernel's letter for its process; 0: it is not."""
@@ -171,8 +175,12 @@ class Coordinator(Rounds):
             slot.worker = None
         if worker.dismissed or worker.leaving is not None or (code == 0 and was_out):
             return sends + self._go_on()
-        if code == 0:
+        if code == 0 and worker.generation:
             self.finishing = True
+        elif code == 0 and not self.runs:
+            self._early = f"{self.name(worker)} ended with exit code 0 before the ranks had met"
+            if slot is not None and mine:
+                slot.not_before = float("inf")  # it would do the same again
         else:
             self._failed(worker, slot if mine else None, policy.killed_from_outside(code, text))
         return sends + self._go_on()
@@ -193,7 +201,7 @@ class Coordinator(Rounds):
             if worker.life is Life.RETURNING and now >= worker.changed + RETURN_SECONDS:
                 worker.become(Life.OUT, now)
             if worker.leaving is not None and now >= worker.leaving and worker.life is not Life.GONE:
-                worker.leaving = float("inf")
+                worker.leaving, worker.owes = float("inf"), False
                 self.acts.append(Kill(worker.number))
         return sends + self._go_on()
 
@@ -221,7 +229,7 @@ class Coordinator(Rounds):
         for host in self.hosts.values():
             if host.usable and room:
                 later += [max(host.not_before, slot.not_before) for slot in host.places if slot.worker is None]
-        return min([*due, *(moment for moment in later if moment > self._now)], default=None)
+        return min([*due, *(moment for moment in later if self._now < moment < float("inf"))], default=None)
 
     # What ranks say.
 
@@ -285,7 +293,7 @@ class Coordinator(Rounds):
 
     def _has_place(self, worker: Worker) -> bool:
         slot = self._slot(worker)
-        if slot is None or worker.dismissed or (worker.leaving is not None and not self._needed(worker)):
+        if slot is None or worker.dismissed or (worker.leaving is not None and not self._stays(worker)):
             return False
         if self.finishing and worker.generation == 0:
             return False  # the others are at the end
@@ -299,7 +307,9 @@ class Coordinator(Rounds):
         worker = self._member(one, rank)
         worker.member = None
         worker.dismissed = again == 2
-        worker.become(Life.RETURNING if again == 1 else Life.LEFT, self._now)
+        # Where somebody was lost meanwhile, it may not have come to the step at which all save.
+        worker.owes = worker.owes and self._broken and again == 1
+        worker.become(Life.RETURNING if again in (1, 3) else Life.LEFT, self._now)
         if one.phase is not Phase.RUNNING:
             del one.members[rank]
             return self._end(one, f"rank {rank} left while the ranks were {one.phase.value}")
@@ -408,26 +418,26 @@ class Coordinator(Rounds):
 
     # What follows from it.
 
-    def _go_on(self, drain: float = 0.0) -> Sends:
+    def _go_on(self) -> Sends:
         if self.over is not None:
             return []
         self.workers = {number: one for number, one in self.workers.items() if one.life is not Life.GONE}
-        self._take_slots_away(drain)
+        self._take_slots_away()
         sends = self._begin()
         self._replace_the_silent()
         self._fill()
-        sends += self._notify(drain)
+        sends += self._notify()
         self._look_for_the_end()
         return sends
 
-    def _take_slots_away(self, drain: float) -> None:
+    def _take_slots_away(self) -> None:
         for worker in self.workers.values():
             host = self.hosts[worker.host]
             here = host.listed and not host.drained and worker.index < host.slots
             if here and worker.leaving is not None and not worker.dismissed:
-                worker.leaving = None  # it was put back in time
+                worker.leaving, worker.owes = None, False  # it was put back in time
             if not here and worker.leaving is None and worker.life is not Life.GONE:
-                worker.leaving = self._now + (drain or self.limits.drain_timeout)
+                worker.leaving = self._now + self.limits.drain_timeout
                 if worker.life is Life.STARTING:
                     worker.leaving = self._now
 
@@ -449,7 +459,7 @@ class Coordinator(Rounds):
             for one in self.workers.values()
             if one.life is Life.READY
             and one.hello is not None
-            and (one.leaving is None or self._needed(one))
+            and (one.leaving is None or self._stays(one))
             and one.barred <= self._now
             and self.hosts[one.host].up
         ]
@@ -461,6 +471,10 @@ class Coordinator(Rounds):
         """
         behind = worker.life is Life.READY and worker.hello is not None and worker.hello.commit < self.commit
         return 0 < worker.generation == self.last and not behind
+
+    def _stays(self, worker: Worker) -> bool:
+        """Whether it is taken into one more generation, though its slot goes: it has to save, or others need it."""
+        return (worker.owes and worker.leaving is not None and self._now < worker.leaving) or self._needed(worker)
 
     def _needed(self, worker: Worker) -> bool:
         """Whether it has to stay, though its slot goes, until somebody else has the state."""
@@ -492,7 +506,7 @@ class Coordinator(Rounds):
         if not self.runs and lives[Life.STARTING] and self._now < self._enough_since + FIRST_SECONDS:
             return sends
         if self.limits.reset_limit is not None and self.runs > self.limits.reset_limit:
-            self._end_job(True, RESET_LIMIT_TEXT.format(limit=self.limits.reset_limit))
+            self._end_job(True, policy.RESET_LIMIT_EXCEEDED_MESSAGE.format(self.limits.reset_limit))
             return sends
         return sends + self._welcome_all(policy.arrange(policy.choose(ready, self.limits.most)))
 
@@ -545,6 +559,7 @@ class Coordinator(Rounds):
         if one.phase is Phase.RUNNING:
             self.runs += 1
             self.last = one.generation
+            self.roster = {worker.rank: worker.number for worker in self.members}
             self.commit = one.hellos[0].commit
             self._broken = False
             for worker in self.members:
@@ -552,7 +567,7 @@ class Coordinator(Rounds):
                 worker.complaints = 0
         return sends
 
-    def _notify(self, drain: float) -> Sends:
+    def _notify(self) -> Sends:
         """Tells the members of a generation who wants to come and who has to go."""
         one = next((one for one in self._rounds if one.phase is Phase.RUNNING), None)
         members = self.members
@@ -572,7 +587,8 @@ class Coordinator(Rounds):
         result = 0
         for _, kind in fresh:
             result |= kind
-        hurry = int(drain * 1000) if result & policy.REMOVED else 0
+        owing = [w.leaving - self._now for w in members if w.owes and w.leaving is not None]
+        hurry = max(1, round(min(owing) * 1000)) if owing and result & policy.REMOVED else 0
         return one.tell(Updated(one.generation, self._stamp, result, hurry))
 
     def _replace_the_silent(self) -> None:
@@ -617,6 +633,13 @@ class Coordinator(Rounds):
                     return
                 self._end_job(True, "every rank that had the state of the job has ended")
                 return
+        elif self._early and not [w for w in alive if w.life is not Life.READY]:
+            if alive:
+                text = f"{self._early}, and {len(alive)} others wait for it: each rank has to call init()"
+                self._end_job(True, text)
+            else:
+                self._end_job(False, "")  # a command that is no training at all
+            return
         elif not [w for w in alive if w.life is not Life.STARTING]:
             slots = [slot for host in self.hosts.values() for slot in host.places]
             if slots and sum(slot.failures for slot in slots) >= max(policy.MOST_FAILURES_AT_START, len(slots)):

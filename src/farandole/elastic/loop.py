@@ -76,8 +76,10 @@ def _repeat(
             if changed:
                 state.on_reset()
             # One that came meanwhile needs the state even where those who were there before could do without.
-            if agree_on_largest([not skip_sync], "elastic.sync")[0]:
+            known = agree_on_largest([not skip_sync, state.commits if _is_source() else 0], "elastic.sync")
+            if known[0]:
                 state.sync()
+                state.take_number(known[1])
             return func(state, *args, **kwargs)
         except HorovodInternalError as error:
             if _final(error) or (isinstance(error, Mismatch) and mismatched_at == state.commits):
@@ -93,6 +95,11 @@ def _repeat(
         else:
             reset()
         changed = True
+
+
+def _is_source() -> bool:
+    """Whether this rank gives its state to the others."""
+    return not runtime.initialized or runtime.world.engine.rank == 0
 
 
 def _final(error: HorovodInternalError) -> bool:

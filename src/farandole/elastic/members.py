@@ -37,6 +37,7 @@ class Worker:
     generation: int = 0  # the last one that ran with it; 0: none
     changed: float = 0.0  # when its life last changed
     leaving: float | None = None  # its slot is being taken away; by then it has to be gone
+    owes: bool = False  # it was asked to save before it goes, and has not
     barred: float = 0.0  # until then it is taken into no generation
     complaints: int = 0
     dismissed: bool = False  # told to go, so that its end is no failure

@@ -14,6 +14,8 @@ GOOD_LIFE = 60.0  # seconds after which a slot's earlier failures are forgotten
 MOST_FAILURES = 10  # of one slot in a row; then it stays empty
 MOST_FAILURES_AT_START = 3  # for each slot, before anybody has come; then the command itself is wrong
 STATES = {"T": "its process is stopped", "D": "its process waits in the kernel", "S": "its process sleeps"}
+# Horovod's name for it; scripts look for these words.
+RESET_LIMIT_EXCEEDED_MESSAGE = "the ranks have changed again, after as many resets as --reset-limit {} allows"
 COOLDOWN_BOUNDS = (1, 3600)  # seconds that --blacklist-cooldown-range may name
 
 

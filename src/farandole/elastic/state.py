@@ -100,6 +100,10 @@ class State:
         with self._messages_lock:
             self._messages.append((int(timestamp), int(update_res)))
 
+    def take_number(self, commits: int) -> None:
+        """All ranks hold the same state now, and call it the same commit: that of the rank it came from."""
+        self._commits = max(commits, 1)
+
     def _keep(self) -> None:
         self.save()
         self._commits += 1
@@ -223,7 +227,7 @@ class ObjectState(State):
             if self._mirror.agreed == 0:
                 self._mirror.begin()
         self.save()
-        self._commits = max(commits, 1)
+        self.take_number(commits)
 
     # --- memory ------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from farandole.launch import environment, evidence, guard, spawn, watch
+from farandole.launch import environment, evidence, guard, machine, spawn, watch
 from farandole.rendezvous import interfaces, orders, sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.flow import READ, Duplex, Flow, Loop, Stream, receive, send
@@ -89,6 +89,7 @@ class Agent:
             return
         # The ranks have seen it themselves: they agree on a step, save, and end.
         self._orphaned = True
+        self._watcher.own.leave_alone()
         self._loop.at("orphaned", time.monotonic() + self._watcher.times.drain_ms / 1000, lambda: self._end("late"))
         self._unwritten = 0
         self._full = False
@@ -106,17 +107,24 @@ class Agent:
         watcher = self._watcher
         assert watcher is not None
         now = time.monotonic()
+        if self._orphaned:
+            watcher.heard = now  # nobody is left who could go on without these ranks: they may take their time
         due, reports = watcher.look(now)
         for report in reports:
             self._channel.send(report)
         if due:
-            self._channel.send(orders.Tick(watcher.own.value))
+            self._channel.send(orders.Tick(int(1000 * (now - watcher.heard))))
             if watcher.cut_off and not self._knocking and self._hub:
-                # A line that was cut may take long to come back by itself; a new connection does not.
+                # A line that was cut may take long to come back by itself, and one way longer than the other; a new
+                # connection does not.
                 self._knocking = True
                 flow = knock(self._hub, self._secret, watcher.times.agent)
                 self._loop.spawn(flow, now + 2 * watcher.times.beat_ms / 1000, self._knocked)
         self._loop.at("look", now + watcher.pause, self._look)
+
+    def _ticked(self, tick: orders.Tick) -> None:
+        if self._watcher is not None:
+            self._watcher.unheard = tick.unheard_ms / 1000
 
     def _knocked(self, answered: bool | None, _error: Exception | None) -> None:
         self._knocking = False
@@ -148,7 +156,7 @@ class Agent:
             orders.Call: self._pass_on,
             orders.Written: self._written,
             orders.Watch: self._watch_ranks,
-            orders.Tick: lambda _: None,
+            orders.Tick: self._ticked,
         }
         if self._watcher is not None:
             self._watcher.heard = time.monotonic()
@@ -185,8 +193,7 @@ class Agent:
     def _prepared(self, address: str, reason: str, own: tuple[str, ...]) -> None:
         self._hub = address
         self._port, port = sockets.hold_port()
-        cores = len(os.sched_getaffinity(0))
-        self._channel.send(orders.Prepared(address, reason, own, port, cores))
+        self._channel.send(orders.Prepared(address, reason, own, port, machine.usable_cores()))
 
     def _add_environment(self, order: orders.Environment) -> None:
         self._environment.update(_variables(order.variables))

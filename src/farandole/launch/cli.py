@@ -83,7 +83,7 @@ def _run(words: Sequence[str]) -> int:
         if options.dry_run:
             print(run.dry_run(plan, options), end="")
             return 0
-        if ("" in plan.hosts or run.elastic(options)) and (problem := _missing(options.command[0])):
+        if run.starts_here(plan, options) and (problem := _missing(options.command[0])):
             run.say(problem)
             return 127
         if options.survive_launcher:

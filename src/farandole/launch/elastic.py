@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
@@ -48,6 +49,7 @@ class Station:
     """A host of the job: its line, and what waits until that stands."""
 
     name: str
+    here: bool  # it is the launcher's own
     line: Line | None = None
     ready: bool = False
     waiting: list[Start] = field(default_factory=list)
@@ -79,21 +81,22 @@ class ElasticJob(Job):
         self._stations: dict[str, Station] = {}
         self._old: list[Line] = []  # of hosts that are not in the job any more
         self._where: dict[int, tuple[str, int]] = {}  # worker -> its host and process
+        self._was: dict[int, int] = {}  # worker -> its rank when it ended
         self._running_workers: set[int] = set()
         self._looking: threading.Thread | None = None
         self._stop_looking = threading.Event()
         self._trouble_said = ""
         self._ticked = 0.0
-        self._ticks = 0
         self._numbers = 0
+        self._runs = 0  # of the coordinator, when the oldest of `endings` happened
         super().__init__(plan, sink, say, on_call, on_ended, on_over)
 
     # What users call.
 
     def rank_of(self, worker: int) -> int:
-        """What a worker is called at this moment."""
+        """What a worker is called at this moment, or was when it ended."""
         known = self.coordinator.workers.get(worker)
-        return known.rank if known is not None and known.rank >= 0 else worker
+        return known.rank if known is not None and known.rank >= 0 else self._was.get(worker, worker)
 
     def host_of(self, rank: int) -> str:
         """The name of a worker's host."""
@@ -102,6 +105,11 @@ class ElasticJob(Job):
     def pid_of(self, rank: int) -> int:
         """The process of a worker."""
         return self._where.get(rank, ("?", 0))[1]
+
+    @property
+    def verdict(self) -> blame.Verdict | None:
+        """Who failed first in the last generation or after it; earlier ones have been replaced."""
+        return super().verdict if self._runs == self.coordinator.runs else None
 
     def words(self) -> str:
         """How it goes, in a few words."""
@@ -137,9 +145,10 @@ class ElasticJob(Job):
             found = self._terms.discovery.find()
         except DiscoveryError as error:
             raise StartError(str(error)) from None
-        self._open_hub_at(found)
+        here = {host.name: interfaces.is_this_host(host.name) for host in found}
+        self._open_hub_at(all(here.values()) and self._terms.discovery.fixed)
         deadline = time.monotonic() + self._plan.start_timeout
-        self._found(found)
+        self._found(found, here)
         while self._stations and not any(one.ready for one in self._stations.values()):
             if self._trouble is not None and not any(one.line for one in self._stations.values()):
                 raise self._trouble
@@ -152,10 +161,9 @@ class ElasticJob(Job):
             self._looking = threading.Thread(target=self._look, name="farandole-discovery", daemon=True)
             self._looking.start()
 
-    def _open_hub_at(self, found: list[Host]) -> None:
-        here = all(interfaces.is_this_host(host.name) for host in found) and self._terms.discovery.fixed
+    def _open_hub_at(self, alone: bool) -> None:
         try:
-            addresses = [] if here else [f"tcp:{one}" for one in interfaces.candidates(self._plan.interfaces)]
+            addresses = [] if alone else [f"tcp:{one}" for one in interfaces.candidates(self._plan.interfaces)]
         except ValueError as error:
             raise StartError(str(error)) from None
         size = self._terms.limits.np
@@ -178,14 +186,13 @@ class ElasticJob(Job):
         now, times = time.monotonic(), self._terms.times
         late = now - self._ticked > 2 * times.beat
         self._ticked = now
-        self._ticks += 1
         for station in list(self._stations.values()):
             if station.line is None or not station.ready:
                 continue
-            station.line.send(orders.Tick(self._ticks))
             if late:
                 station.heard = now
             silence = now - station.heard
+            station.line.send(orders.Tick(int(1000 * silence)))
             if silence >= times.suspect and not station.suspected:
                 station.suspected = True
                 self._say(f"no word from {station.name} for {silence:.1f} s")
@@ -194,6 +201,9 @@ class ElasticJob(Job):
                 self._deliver(self.coordinator.host_silent(station.name, now))
             if silence >= times.stubborn:
                 self._part_with(station, f"no word from it for {silence:.0f} s")
+        for line in [line for line in self._old if line.over]:  # nothing is waited for: the loop has to go on
+            self._old.remove(line)
+            line.close()
         self._loop.at("tick", now + times.beat, self._tick)
 
     def _heard_from(self, station: Station) -> None:
@@ -211,7 +221,8 @@ class ElasticJob(Job):
                 return
 
     def _look(self) -> None:
-        """Asks for hosts, on a thread of its own: a script may take its time."""
+        """Asks for hosts, on a thread of its own: a script may take its time, and so may looking up a name."""
+        here: dict[str, bool] = {}
         while not self._stop_looking.wait(LOOK_SECONDS):
             try:
                 found = self._terms.discovery.find()
@@ -219,7 +230,9 @@ class ElasticJob(Job):
                 text = str(error)
                 self._loop.call(lambda text=text: self._say_once(text))  # type: ignore[misc]
                 continue
-            self._loop.call(lambda found=found: self._found(found))  # type: ignore[misc]
+            names = [one.name for one in found]
+            here = {name: here[name] if name in here else interfaces.is_this_host(name) for name in names}
+            self._loop.call(lambda found=found, here=here: self._found(found, here))  # type: ignore[misc]
 
     def _say_once(self, text: str) -> None:
         if text != self._trouble_said and not self._stopped:
@@ -227,14 +240,14 @@ class ElasticJob(Job):
             if text:
                 self._say(f"{text}; the hosts stay as they are")
 
-    def _found(self, found: list[Host]) -> None:
+    def _found(self, found: list[Host], here: dict[str, bool]) -> None:
         self._say_once("")
         if self._stopped:
             return
         for host in found:
             if host.name not in self._stations:
                 self._numbers += 1
-                self._stations[host.name] = Station(host.name, number=self._numbers)
+                self._stations[host.name] = Station(host.name, here[host.name], number=self._numbers)
                 self._connect(self._stations[host.name])
         self._deliver(self.coordinator.hosts_found([(one.name, one.slots) for one in found], time.monotonic()))
         for name in [name for name, host in self.coordinator.hosts.items() if not host.listed]:
@@ -250,13 +263,18 @@ class ElasticJob(Job):
         # Some may be about to be started there.
         self._deliver(self.coordinator.host_lost(station.name, "discovery does not name it any more", time.monotonic()))
         del self.coordinator.hosts[station.name]
+        self._give_up_line(station)
+
+    def _give_up_line(self, station: Station) -> None:
+        """Its process is buried when it has ended; nobody waits for that."""
         if station.line is not None:
             station.line.cut()
             self._lines.pop(station.name, None)
             self._old.append(station.line)
+            station.line = None
 
     def _connect(self, station: Station) -> None:
-        host = "" if interfaces.is_this_host(station.name) else station.name
+        host = "" if station.here else station.name
         try:
             line = station.line = Line(self._loop, host, self._plan.way, self._secret, self._heard, self._lost)
         except StartError as error:
@@ -274,6 +292,8 @@ class ElasticJob(Job):
 
     def _unreachable(self, station: Station, error: StartError) -> None:
         """A host cannot be used now; it is tried again while discovery names it."""
+        if self._stations.get(station.name) is not station:
+            return  # discovery does not name it any more
         self._trouble_with(error)
         self._part_with(station, str(error))
 
@@ -281,11 +301,7 @@ class ElasticJob(Job):
         if station.ready and time.monotonic() > station.since + GOOD_SECONDS:
             station.failures = 0
         station.ready = False
-        if station.line is not None:
-            station.line.cut()
-            self._lines.pop(station.name, None)
-            self._old.append(station.line)
-            station.line = None
+        self._give_up_line(station)
         station.waiting.clear()
         for worker in self._workers_of(station.name):
             self._running_workers.discard(worker)
@@ -405,16 +421,24 @@ class ElasticJob(Job):
             return
         self._running_workers.discard(report.rank)
         self._pumps.pop(report.rank, None)
-        ending = Ending.read(report.rank, report.code, self._stopped, report.cause, report.report)
+        self._was[report.rank] = self.rank_of(report.rank)
+        ending = self._read_ending(report)
         worker = self.coordinator.workers.get(report.rank)
         if worker is None or not worker.dismissed:
-            self.endings = [*self.endings[-KEPT_ENDINGS:], ending]
+            kept = self.endings[-KEPT_ENDINGS:] if self._runs == self.coordinator.runs else []
+            self.endings, self._runs = [*kept, ending], self.coordinator.runs
         text = f"has ended ({blame.describe(report.code, report.cause)})"
         if ending.failed and worker is not None and not worker.dismissed and worker.leaving is None:
             self._say(f"{self.coordinator.name(worker)} {text}")
         self._deliver(self.coordinator.ended(report.rank, report.code, text, time.monotonic()))
         if ending.code == 0:
             self._on_ended(report.rank, report.code)
+
+    def _read_ending(self, report: orders.Ended) -> Ending:
+        """Whom it blames is called by its rank then; here all are called by their numbers as workers."""
+        ending = Ending.read(self.rank_of(report.rank), report.code, self._stopped, report.cause, report.report)
+        blames = ending.blames if ending.blames is None else self.coordinator.roster.get(ending.blames, -1)
+        return dataclasses.replace(ending, rank=report.rank, blames=blames)
 
     def _was_asked(self, line: Line, number: int) -> None:
         """Somebody wants a host back, as schedulers do with SIGTERM: its ranks save and go, the others go on."""

@@ -61,7 +61,10 @@ class Line:
         self._ended = ended
         self._complaint = b""
         self._channel: Channel | None = None
-        self._near, far = sockets.pair()
+        try:
+            self._near, far = sockets.pair()
+        except OSError as error:
+            raise StartError(f"cannot open a line to {self.name}: {error.strerror}") from None
         try:
             command = way.command(host) if host else _here()
             self._process = spawn.start_agent(command, far.fileno())
@@ -113,6 +116,11 @@ class Line:
         """What ssh or the agent complained about last, in brackets; nothing when they did not."""
         lines = self._complaint.decode(errors="replace").strip().splitlines()
         return f" ({lines[-1]})" if lines else ""
+
+    @property
+    def over(self) -> bool:
+        """Whether its process has ended, so that `close` waits for nothing."""
+        return self._process.poll() is not None
 
     def cut(self) -> None:
         """Ends the line; the agent kills everything on its host. Safe from any thread."""

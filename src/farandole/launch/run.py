@@ -93,6 +93,13 @@ def elastic(options: Options) -> bool:
     return any(getattr(options, name) is not None for name in ELASTIC)
 
 
+def starts_here(plan: Plan, options: Options) -> bool:
+    """Whether ranks are known to run on this host: then their command has to be here."""
+    if not elastic(options):
+        return "" in plan.hosts
+    return options.discovery is None and any(interfaces.is_this_host(host.name) for host in chosen_hosts(options))
+
+
 def make_terms(options: Options) -> Terms | None:
     """What makes the job elastic; None when it is not."""
     if not elastic(options):
@@ -325,16 +332,17 @@ class Reporter:
         verdict = job.verdict
         if verdict is None:
             return
-        host = job.host_of(verdict.rank)
+        host, name = job.host_of(verdict.rank), self._name(verdict.rank)
         last = self._tails.last_words(verdict.rank)
         if last:
-            tell("\n".join([f"\n----- rank {verdict.rank}: last lines -----", *last, "-----\n"]))
+            tell("\n".join([f"\n----- rank {name}: last lines -----", *last, "-----\n"]))
         say("Horovod detected that one or more processes exited with non-zero status; the first was:")
-        say(f"rank {verdict.rank} (process {job.pid_of(verdict.rank)} on {host}) failed first: {verdict.text}")
+        say(f"rank {name} (process {job.pid_of(verdict.rank)} on {host}) failed first: {verdict.text}")
         if verdict.collateral:
-            named = ", ".join(map(str, sorted(verdict.collateral)[:BACKLOG_OF_COLLATERAL]))
+            fallen = sorted(map(self._name, verdict.collateral))
+            named = ", ".join(map(str, fallen[:BACKLOG_OF_COLLATERAL]))
             more = " ..." if len(verdict.collateral) > BACKLOG_OF_COLLATERAL else ""
-            say(f"collateral, because rank {verdict.rank} was gone: rank {named}{more}")
+            say(f"collateral, because rank {name} was gone: rank {named}{more}")
         if job.reason:
             say(job.reason)
         if self.log_directory is not None:

@@ -20,6 +20,7 @@ from farandole.rendezvous.orders import Quiet, Watch
 
 WORD_BYTES = 4096
 SAVING = 8  # where a rank writes 1 when it has something to save before it goes
+ALONE = 9  # where an agent writes 1 when the launcher is gone
 LOOKS = 4  # at the words, between two ticks
 SLACK = 0.3  # of a beat: what a sign of life may be late
 _WORD = struct.Struct("=Q")
@@ -47,6 +48,10 @@ class Word:
     def saving(self) -> bool:
         """Whether its writer has something to save before it goes."""
         return self._memory[SAVING] != 0
+
+    def leave_alone(self) -> None:
+        """Tells the readers of an agent's word that the launcher is gone."""
+        self._memory[ALONE] = 1
 
     def reader(self) -> int:
         """A descriptor that can only be read."""
@@ -77,6 +82,7 @@ class Watcher:
         self.own = Word()
         self.own_reader = self.own.reader()
         self._heard = 0.0
+        self.unheard = 0.0  # for so many seconds the launcher has not heard from us, it says
         self._ranks: dict[int, Watched] = {}
         self._last = 0.0
         self._looks = 0
@@ -124,8 +130,8 @@ class Watcher:
 
     @property
     def cut_off(self) -> bool:
-        """Whether the launcher has been silent for longer than usual."""
-        return self._last - self.heard > 3 * self.times.beat_ms / 1000
+        """Whether the launcher has been silent for longer than usual, or says so of us."""
+        return max(self._last - self.heard, self.unheard) > 3 * self.times.beat_ms / 1000
 
     def _reports(self, now: float, slack: float) -> Iterator[Quiet]:
         for rank, one in self._ranks.items():

@@ -129,7 +129,9 @@ class Leave:
     """Rank to hub: I leave in good order."""
 
     generation: int
-    again: int = 0  # 1: to say Hello at once, for the next generation; 2: for good, because somebody asked it to go
+    # 1: to say Hello at once, for the next generation; 2: for good, because somebody asked it to go; 3: as 1, having
+    # saved what it would save before it goes
+    again: int = 0
 
 
 @dataclass(frozen=True)

@@ -148,9 +148,9 @@ class Watch:
 
 @dataclass(frozen=True)
 class Tick:
-    """Launcher to agent and back: I am here."""
+    """Launcher to agent and back: I am here; for so many milliseconds I have not heard from you."""
 
-    count: int
+    unheard_ms: int
 
 
 @dataclass(frozen=True)

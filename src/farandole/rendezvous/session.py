@@ -79,6 +79,7 @@ class Session:
         self._engine: LinkTaker | None = None
         self._hub_lost: Callable[[str], None] | None = None
         self._updated: Callable[[Updated], None] = lambda message: None
+        self._lost: Callable[[], None] = lambda: None
         self._doors: dict[int, tuple[Doors, Weaver]] = {}
         self._wished: set[int] = set()  # peers whose link the engine needs
         self._linked: set[int] = set()  # peers whose link the engine has
@@ -104,16 +105,18 @@ class Session:
         engine: LinkTaker,
         hub_lost: Callable[[str], None] | None = None,
         updated: Callable[[Updated], None] = lambda message: None,
+        lost: Callable[[], None] = lambda: None,
     ) -> None:
         """Makes links on demand from now on, on a thread. `hub_lost(reason)`: instead of revoking the generation.
 
-        `updated(message)` hears, on that thread, that somebody wants to come or has to go.
+        `updated(message)` hears, on that thread, that somebody wants to come or has to go; `lost()`: a rank is gone.
         """
         if self._channel is None or self._loop is None or self._thread is not None:
             return
         self._engine = engine
         self._hub_lost = hub_lost
         self._updated = updated
+        self._lost = lost
         self._thread = threading.Thread(target=self._run, name="farandole-session", daemon=True)
         self._loop.call(self._catch_up)
         self._thread.start()
@@ -129,7 +132,8 @@ class Session:
     def close(self, again: int = 0) -> None:
         """Leaves the hub in good order and closes what was not handed over. Calling it again does nothing.
 
-        `again`: 1 to come at once into the next generation of an elastic job, 2 to go because somebody asked for it.
+        `again`: 1 to come at once into the next generation of an elastic job, 2 to go because somebody asked for it,
+        3 as 1, after it has saved what it would save before it goes.
         """
         _SESSIONS.discard(self)
         if self._loop is None or self._channel is None:
@@ -188,6 +192,7 @@ class Session:
             if message.peer not in self._doors and message.peer not in self._calling:
                 self._fail(message.peer, message.text)
         elif isinstance(message, Lost):
+            self._lost()
             self._revoke(errors.PEER_LOST, message.rank, message.text)
         elif isinstance(message, Updated):
             self._updated(message)

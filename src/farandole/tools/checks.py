@@ -23,6 +23,7 @@ from importlib import metadata
 from pathlib import Path
 
 from farandole.errors import LibraryMissing
+from farandole.launch import machine
 from farandole.rendezvous import flow, sockets
 from farandole.rendezvous.interfaces import interfaces
 from farandole.tools import env
@@ -141,7 +142,7 @@ def descriptors() -> str:
 
 
 def cores() -> str:
-    usable, limit = len(os.sched_getaffinity(0)), env.quota()
+    usable, limit = len(os.sched_getaffinity(0)), machine.quota()
     if limit != math.inf and limit < usable:
         remedy = f"start at most {max(1, int(limit))} ranks here, or raise the quota: more are stopped in turn"
         raise Trouble(f"{env.cores()}: the quota is less than the cores", remedy, note=True)
@@ -208,7 +209,7 @@ def clock() -> str:
     # The middle one: on a busy machine some are long for another reason.
     step = statistics.median(later - earlier for earlier, later in itertools.pairwise(moments))
     if step > 5e-6:
-        source = env.first_line(Path("/sys/devices/system/clocksource/clocksource0/current_clocksource"))
+        source = machine.first_line(Path("/sys/devices/system/clocksource/clocksource0/current_clocksource"))
         raise Trouble(f"asking the time takes {step * 1e6:.1f} us ({source})", "choose the clock source tsc", note=True)
     return f"{time.strftime('%Y-%m-%d %H:%M:%S %Z')}, {step * 1e9:.0f} ns to ask"
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from farandole import native
 from farandole.config import SETTINGS, Config
 from farandole.errors import LibraryMissing
+from farandole.launch.machine import first_line, lines, quota
 from farandole.rendezvous.interfaces import interfaces
 from farandole.version import package_version
 
@@ -40,24 +41,6 @@ def kernels() -> str:
     return str(library.farandole_kernels().decode())
 
 
-def quota() -> float:
-    """How many cores the control group allows this process, as far as it says; else infinity."""
-    least = math.inf
-    for line in _lines("/proc/self/cgroup"):
-        _, controllers, place = line.split(":", 2)
-        if not controllers:  # version 2
-            for folder in _upwards("/sys/fs/cgroup", place):
-                share, _, period = first_line(folder / "cpu.max").partition(" ")
-                if share.isdigit() and period.isdigit():
-                    least = min(least, int(share) / int(period))
-        elif "cpu" in controllers.split(","):
-            for folder in _upwards("/sys/fs/cgroup/cpu", place):
-                share, period = first_line(folder / "cpu.cfs_quota_us"), first_line(folder / "cpu.cfs_period_us")
-                if share.isdigit() and period.isdigit() and int(period):
-                    least = min(least, int(share) / int(period))
-    return least
-
-
 def cores() -> str:
     """Cores of the machine, of this process, and of its control group."""
     text = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"
@@ -68,7 +51,7 @@ def cores() -> str:
 def memory() -> str:
     """Free and installed memory."""
     found = {}
-    for line in _lines("/proc/meminfo"):
+    for line in lines("/proc/meminfo"):
         name, _, rest = line.partition(":")
         with contextlib.suppress(ValueError, IndexError):
             found[name] = int(rest.split()[0]) / (1 << 20)
@@ -122,7 +105,7 @@ def tilde(text: object) -> str:
 
 
 def _system() -> str:
-    for line in _lines("/etc/os-release"):
+    for line in lines("/etc/os-release"):
         if line.startswith("PRETTY_NAME="):
             return line.partition("=")[2].strip('"')
     return "Linux"
@@ -131,34 +114,13 @@ def _system() -> str:
 def processor() -> str:
     """The processor's name, or what it says instead of one."""
     named: dict[str, str] = {}
-    for line in _lines("/proc/cpuinfo"):
+    for line in lines("/proc/cpuinfo"):
         name, _, value = line.partition(":")
         named.setdefault(name.strip(), value.strip())
     if "model name" in named:
         return named["model name"]
     parts = [f"{name} {named[name]}" for name in ("CPU implementer", "CPU part") if name in named]
     return ARM_PARTS.get(named.get("CPU part", "")) or ", ".join(parts) or platform.machine()
-
-
-def _upwards(root: str, place: str) -> Iterator[Path]:
-    """A group's folder and those above it; a container may see its own group as the root."""
-    folder = Path(root + place) if Path(root + place).is_dir() else Path(root)
-    yield folder
-    for above in folder.parents:
-        if above.is_relative_to(root):
-            yield above
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-
-
-def first_line(path: Path) -> str:
-    """Of a file; nothing where there is none."""
-    return next(iter(_lines(str(path))), "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

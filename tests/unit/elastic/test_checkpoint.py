@@ -125,10 +125,13 @@ def test_row_19_killed_at_every_system_call(memory: Path) -> None:
 
 
 @pytest.mark.chaos
-def test_row_19_killed_a_thousand_times_in_a_row(memory: Path) -> None:
+@pytest.mark.timeout(600)
+def test_row_19_killed_again_and_again(memory: Path) -> None:
+    """A thousand times with `make chaos`."""
     draw = random.Random(19)
     good, number, kills = 0, 0, 0
-    while kills < 800:  # the test above has the rest of the thousand
+    wanted = 800 if "CHAOS_N" in os.environ else 100  # the test above has the rest of the thousand
+    while kills < wanted:
         number += 1
         if killed_writer(memory, number, draw.randrange(60), draw.random() < 0.5):
             kills += 1
@@ -386,3 +389,11 @@ def test_the_formats_own_library_reads_it(tmp_path: Path) -> None:
     written = library.save({"x": np.ones(3, dtype=np.float16)}, {"a": "b"})
     ours, metadata = safetensors.parse(np.frombuffer(written, dtype=np.uint8))
     assert ours["x"].dtype == "F16" and ours["x"].shape == (3,) and metadata == {"a": "b"}
+
+
+def test_the_part_of_a_lost_rank_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "LOST_SECONDS", 0.2)
+    write(tmp_path, 1)
+    with pytest.raises(TimeoutError, match=r"a rank was lost .* the part of rank 1"):
+        checkpoint.write(str(tmp_path), "ab" * 8, 0, 2, 2, 2, blocks_of(2), "{}", lambda: True)
+    assert found(tmp_path) == 1 and not list(tmp_path.glob(".writing-*"))

@@ -254,6 +254,35 @@ def test_row_23_a_drain_names_its_deadline() -> None:
     assert {message for _, message in told} == {Updated(1, 1, policy.REMOVED, 7000)}
 
 
+def test_row_23_a_drain_outlives_the_death_of_somebody_before_the_next_commit() -> None:
+    """The host that has to go is in one more generation, hears how much time is left, saves there, and goes."""
+    game = Game()
+    game.begin(0, 1, 2)
+    game.take(game.coordinator.drain("b", 7.0, game.now))
+    game.pass_time(1.0)
+    game.ended(0)
+    sends = [one for worker in (1, 2) for one in (game.say(worker, Leave(1, 1)) + game.hello(worker, 1))]
+    game.heard.clear()
+    assert game.link(sends) == {1: 0, 2: 1}
+    told = [message for _, message in game.heard if isinstance(message, Updated)]
+    assert told == [Updated(2, 2, policy.REMOVED, 6000)] * 2
+    for worker in (1, 2):
+        game.say(worker, Leave(2, 3))
+    assert [type(message) for _, message in game.hello(2, 2)] == [Removed]  # it has saved
+    assert game.link(game.hello(1, 2)) == {1: 0}
+
+
+def test_row_23_a_drain_ends_at_its_deadline_though_somebody_died() -> None:
+    game = Game()
+    game.begin(0, 1, 2)
+    game.take(game.coordinator.drain("b", 2.0, game.now))
+    game.ended(0)
+    game.say(2, Leave(1, 1))
+    game.pass_time(2.5)
+    assert Kill(2) in game.acts
+    assert [type(message) for _, message in game.hello(2, 1)] == [Removed]
+
+
 def test_row_23_a_rank_that_was_asked_to_go_is_replaced_and_no_success() -> None:
     game = Game()
     game.begin(0, 1, 2)
@@ -425,3 +454,39 @@ def test_a_second_connection_of_one_worker_ends_the_first() -> None:
 def test_bad_limits_name_the_flag(limits: dict[str, object], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         Limits(**limits)  # type: ignore[arg-type]
+
+
+def test_an_exit_before_the_first_generation_is_no_success_while_others_wait() -> None:
+    game = Game()
+    game.ended(0, 0)
+    assert game.over is None and game.started() == [0, 1, 2]
+    game.hello(1)
+    assert game.over is None  # the third may come yet, or end as well
+    game.hello(2)
+    assert game.over is not None and game.over.failed and "exit code 0 before" in game.over.text
+    other = Game()  # a command that is no training
+    for worker in (0, 1, 2):
+        assert other.over is None
+        other.ended(worker, 0)
+    assert other.over == Over(False, "") and other.started() == [0, 1, 2]
+
+
+def test_a_newcomer_that_ends_well_without_having_been_in_does_not_end_the_job() -> None:
+    game = Game()
+    game.begin(0, 1, 2)
+    game.started()
+    game.ended(2)
+    assert game.started() == [3]
+    game.ended(3, 0)
+    assert not game.coordinator.finishing
+
+
+def test_the_roster_tells_which_worker_a_rank_was() -> None:
+    game = Game()
+    game.begin(0, 1, 2)
+    assert game.coordinator.roster == {0: 0, 1: 1, 2: 2}
+    game.ended(0)
+    for worker in (1, 2):
+        game.say(worker, Leave(1, 1))
+    game.link(game.hello(1) + game.hello(2))
+    assert game.coordinator.roster == {0: 1, 1: 2}

@@ -3,6 +3,8 @@ Errors are raised by the training function; real losses are in tests/ranks."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 
 import farandole
 from farandole import HorovodInternalError, HostsUpdatedInterrupt, Mismatch
+from farandole import runtime as runtimes
+from farandole.config import Config
 from farandole.elastic import HostUpdateResult, ObjectState, notification_manager, run, run_fn
 
 
@@ -116,3 +120,31 @@ def test_run_meets_the_others_again(job: None) -> None:
     assert state.done == ["sync", "restore", "on_reset", "sync", "on_reset", "sync"]
     notification_manager.handle_hosts_updated(2, HostUpdateResult.added)  # nobody listens any more
     state.commit()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_connection_that_ended_is_no_launcher_that_is_gone(gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that would save something does so only when its agent says that there is no launcher any more."""
+    monkeypatch.setattr(runtimes, "ALONE_S", 0.3)
+
+    class Revoked:
+        def __init__(self) -> None:
+            self.texts: list[str] = []
+
+        def revoke(self, code: int, rank: int, text: str) -> None:
+            self.texts.append(text)
+
+    word = os.memfd_create("agent")
+    os.truncate(word, 4096)
+    one, engine = runtimes.Runtime(), Revoked()
+    one._opened = (Config(agent_pulse_fd=word), [], None)
+    one._saving = True
+    one._world = object()  # type: ignore[assignment]
+    late = threading.Timer(0.1, lambda: os.pwrite(word, b"\1", runtimes.ALONE_AT) if gone else None)
+    late.start()
+    one.hub_lost(engine, "closed")  # type: ignore[arg-type]
+    late.join()
+    one._world = None
+    os.close(word)
+    assert bool(engine.texts) is not gone
+    assert (one.notifications.pending()[2] is not None) is gone

@@ -107,6 +107,10 @@ def test_ranks_can_read_when_the_launcher_was_heard(watcher: Watcher) -> None:
     assert watcher.own.value == 100_000 and watcher.cut_off
     watcher.heard = 102.5
     assert watcher.own.value == 102_500
+    pass_time(watcher, 102.0, 1.0)
+    assert not watcher.cut_off
+    watcher.unheard = 2.0  # the launcher does not hear us: the line works one way
+    assert watcher.cut_off
 
 
 def test_a_rank_can_say_that_it_has_something_to_save(watcher: Watcher) -> None:

@@ -1,0 +1,217 @@
+# Elastic jobs in which no rank breaks but something else: hosts that are not there, states of scripts, parts of files.
+# Touches the launcher as users type it.
+"""What the job says at the end, what it leaves behind, and what newcomers know."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from elastic import Dance, children_of, kill
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(180)]
+
+
+def discover(folder: Path, text: str) -> tuple[Path, Path]:
+    """A list of hosts, and a script that prints it."""
+    listed, script = folder / "hosts", folder / "discover"
+    listed.write_text(text)
+    script.write_text(f"#!/bin/sh\ncat {listed}\n")
+    script.chmod(0o755)
+    return listed, script
+
+
+def test_who_failed_long_ago_is_not_blamed_for_the_end(tmp_path: Path) -> None:
+    """A rank is killed and replaced; later another one raises, and that ends the job."""
+    with Dance(["-np", "2", "--min-np", "2", "--reset-limit", "1"], tmp_path) as dance:
+        full = dance.world(2)
+        kill(full[1]["pid"])
+        again = dance.world(2, full[0]["generation"])
+        guilty = again[1]
+        dance.orders.write_text(f"raise {guilty['pid']}")
+        assert dance.process.wait(30) == 1, dance.tail()
+        dance.wait(lambda: dance.said("failed first"), 5)
+        [blamed] = dance.said("failed first")
+        assert f"rank {guilty['rank']} (process {guilty['pid']} " in blamed and "exit code 1" in blamed
+
+
+def test_hosts_that_cannot_be_reached_leave_nothing_behind(tmp_path: Path) -> None:
+    """Each attempt is an ssh with its pipes; a host may be away for days."""
+    _, script = discover(tmp_path, "localhost:1\nno-such-host.invalid:1\n")
+    with Dance(["-np", "1", "--min-np", "1", "--host-discovery-script", str(script)], tmp_path) as dance:
+        dance.world(1)
+
+        def held(attempts: int) -> tuple[int, int]:
+            """Descriptors and children of the launcher, a moment after so many attempts."""
+            dance.wait(lambda: len(dance.said("no-such-host.invalid is out")) >= attempts, 30)
+            time.sleep(0.8)
+            pid = dance.process.pid
+            return len(list(Path(f"/proc/{pid}/fd").iterdir())), len(children_of(pid))
+
+        assert held(1) == held(3)
+        dance.finish()
+
+
+def test_a_command_that_no_host_has(tmp_path: Path) -> None:
+    """Where ranks run is the script's affair: whether the launcher's own host has the command is not asked."""
+    _, script = discover(tmp_path, "localhost:1\n")
+    words = ["run", "-np", "1", "--min-np", "1", "--host-discovery-script", str(script), "no-such-command"]
+    with Dance([], tmp_path, command=words) as dance:
+        assert dance.process.wait(30) == 127
+        dance.wait(lambda: dance.said("cannot run the command"), 5)
+
+
+def until_two(listed: str) -> int:
+    import numpy as np
+
+    import farandole as hvd
+    from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
+    from farandole.runtime import runtime
+
+    hvd.init()
+    Path(listed + ".new").write_text("localhost:1\n127.0.0.1:1\n")
+    Path(listed + ".new").rename(listed)  # nobody may find it empty
+    while True:
+        try:
+            stamp = float(runtime.notifications.pending()[0])
+            found = hvd.allreduce(np.array([stamp]), op=hvd.Max, name="until")
+            if hvd.size() == 2:
+                break
+            time.sleep(0.01)
+            if found[0]:
+                raise HostsUpdatedInterrupt
+        except (HorovodInternalError, HostsUpdatedInterrupt):
+            runtime.reset(1)
+    size = hvd.size()
+    hvd.shutdown()
+    return size
+
+
+def test_names_are_looked_up_beside_the_thread_that_keeps_the_job_going(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name server that does not answer would cost all ranks their lease."""
+    import farandole
+    from farandole.rendezvous import interfaces
+
+    asked: list[tuple[str, str]] = []
+    really = interfaces.is_this_host
+
+    def noted(name: str) -> bool:
+        asked.append((name, threading.current_thread().name))
+        return really(name)
+
+    monkeypatch.setattr(interfaces, "is_this_host", noted)
+    listed, script = discover(tmp_path, "localhost:1\n")
+    found = farandole.run(
+        until_two, (str(listed),), num_proc=1, min_num_proc=1, max_num_proc=2, host_discovery_script=str(script)
+    )
+    assert found == [2] and ("127.0.0.1", "farandole-discovery") in asked
+    assert "farandole-job" not in {thread for _, thread in asked}
+
+
+# A state of the script's own, as Horovod's documentation has it: save, restore and sync are its affair.
+OWN_STATE = """
+import os, sys, time
+import numpy as np
+import farandole as hvd
+from farandole.elastic import State, run
+class Mine(State):
+    def __init__(self):
+        super().__init__(hvd.broadcast_object, hvd.rank)
+        self.value = self.kept = 0
+    def save(self):
+        self.kept = self.value
+    def restore(self):
+        self.value = self.kept
+    def sync(self):
+        self.value = hvd.broadcast_object(self.value)
+        self.save()
+@run
+def train(state):
+    while True:
+        done = hvd.allreduce(np.array([float(os.path.exists(os.environ["DANCE_FINISH"]))]), op=hvd.Max, name="step")
+        state.value += 1
+        time.sleep(0.01)
+        state.commit()
+        place = f"{hvd.rank()} {hvd.size()} {state.value} {state.commits} {os.getpid()}"
+        sys.stdout.write("place " + place + "\\n")
+        sys.stdout.flush()
+        if done[0]:
+            return
+hvd.init()
+train(Mine())
+"""
+
+
+def test_newcomers_count_commits_like_the_others_whatever_the_state(tmp_path: Path) -> None:
+    """The one that had the state from the beginning dies; the one that came later has it too, and goes on."""
+    with Dance(["-np", "2", "--min-np", "1"], tmp_path, program=OWN_STATE) as dance:
+
+        def places(size: int) -> list[list[int]]:
+            found = [line.partition("place ")[2].split() for line in list(dance.lines) if "place " in line]
+            return [[int(word) for word in words] for words in found if len(words) == 5 and words[1] == str(size)]
+
+        def at(rank: int, size: int, after: int) -> list[int]:
+            found: list[int] = dance.wait(
+                lambda: next((one for one in places(size) if one[0] == rank and one[2] > after), None), 30
+            )
+            return found
+
+        first = at(0, 2, 100)
+        second = at(1, 2, first[2])
+        kill(second[4])
+        newcomer = at(1, 2, at(0, 1, second[2])[2])
+        assert newcomer[4] != second[4] and newcomer[3] >= newcomer[2]  # the commits of the job, not its own
+        kill(first[4])
+        alone = at(0, 1, newcomer[2])
+        assert alone[4] == newcomer[4] and alone[3] >= alone[2]
+        at(0, 2, alone[2])
+        dance.finish_file.touch()
+        assert dance.process.wait(30) == 0, dance.tail()
+
+
+PARTS = """
+import os, signal, sys, time
+import numpy as np
+import farandole as hvd
+from farandole.elastic import ObjectState, Sharded, checkpoint, run
+checkpoint.LOST_SECONDS = 1.0
+encoded = checkpoint._encoded
+def dies(snapshot, rank):
+    if os.environ["FARANDOLE_WORKER"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return encoded(snapshot, rank)
+checkpoint._encoded = dies
+@run
+def train(state):
+    state.commit()
+    if not state.tried:
+        began = time.monotonic()
+        state.tried = True
+        state.commit()
+        try:
+            state.save_to(os.environ["SAVE_TO"], wait=True)
+        except TimeoutError as error:
+            print("refused", round(time.monotonic() - began, 1), error, flush=True)
+    hvd.barrier()
+    while hvd.size() < 2:
+        time.sleep(0.05)
+        state.commit()
+    state.save_to(os.environ["SAVE_TO"], wait=True)
+hvd.init()
+train(ObjectState(hvd.broadcast_object, hvd.rank, tried=False, parts=Sharded({0: 1, 1: 2})))
+"""
+
+
+def test_row_19_the_part_of_a_rank_that_was_lost_holds_nobody_up(tmp_path: Path) -> None:
+    saves = tmp_path / "saves"
+    with Dance(["-np", "2", "--min-np", "1"], tmp_path, {"SAVE_TO": str(saves)}, PARTS) as dance:
+        assert dance.process.wait(60) == 0, dance.tail()
+        [line] = [line for line in dance.lines if "refused" in line]
+        assert "a rank was lost while the checkpoint was written" in line
+        assert 1.0 <= float(line.split("refused")[1].split()[0]) < 20.0
+    assert [path.name for path in saves.iterdir() if path.name.startswith("checkpoint-")]
+    assert not list(saves.glob(".writing-*"))
