@@ -16,7 +16,7 @@ from battery.run import common, run
 
 import farandole.tensorflow as hvd
 from farandole.engine import Array, DType
-from farandole.errors import HorovodInternalError
+from farandole.tensorflow.failures import translated
 
 OPERATIONS = """allreduce grouped_allreduce allgather grouped_allgather broadcast alltoall reducescatter
     grouped_reducescatter""".split()
@@ -47,15 +47,6 @@ class EagerBinding(Binding):
         return {"complex": tf.ones(4, tf.complex64), "strings": tf.constant(["a", "b", "c", "d"])}
 
 
-def contract_error(error: tf.errors.OpError) -> BaseException:
-    """What a script would have caught in eager mode, from the words of an error of TensorFlow."""
-    lines = str(error.message).splitlines()
-    first = next((line for line in lines if ": " in line and not line.startswith(" ")), lines[0])
-    kind, _, words = first.partition(": ")
-    words = words.split(" [[{{node")[0]
-    return (ValueError if isinstance(error, tf.errors.InvalidArgumentError) else HorovodInternalError)(words)
-
-
 class FunctionBinding(EagerBinding):
     """Each operation is traced and run as a function of its tensors."""
 
@@ -70,7 +61,7 @@ class FunctionBinding(EagerBinding):
             try:
                 return inside(first)
             except tf.errors.OpError as error:
-                raise contract_error(error) from None
+                raise translated(error) or error from None
 
         return call
 
@@ -96,7 +87,7 @@ class SessionBinding(FunctionBinding):
                 try:
                     return session.run(node)
                 except tf.errors.OpError as error:
-                    raise contract_error(error) from None
+                    raise translated(error) or error from None
 
         return call
 
@@ -104,9 +95,17 @@ class SessionBinding(FunctionBinding):
 BINDINGS = {"eager": EagerBinding, "function": FunctionBinding, "session": SessionBinding}
 
 
-def table() -> Table:
-    return common()
+# What a graph does not have: operations without a name, and the line of the script that the warning points to.
+NOT_IN_GRAPHS = ("a timeline has the names", "average and op", "many steps with the same names")
+
+
+def table(form: str) -> Table:
+    """The common cases that this form can have."""
+    cases = common()
+    for name in NOT_IN_GRAPHS if form != "eager" else ():
+        del cases[name]
+    return cases
 
 
 if __name__ == "__main__":
-    run(BINDINGS[sys.argv[1]](), table())
+    run(BINDINGS[sys.argv[1]](), table(sys.argv[1]))

@@ -47,6 +47,7 @@ from ..runtime import (
     start_timeline,
     stop_timeline,
 )
+from .aggregation import LocalGradientAggregationHelper
 from .compression import Compression, Compressor
 from .framework import cuda_built, rocm_built
 from .functions import (
@@ -75,4 +76,5 @@ from .ops import (
     reducescatter,
     size_op,
 )
+from .optimizer import DistributedOptimizer
 from .tape import DistributedGradientTape, PartialDistributedGradientTape

@@ -88,8 +88,11 @@ def _polled(work: Work, count: int, inputs: list[Any], types: list[Any]) -> list
     with tf.name_scope(work.label):
         handle = tf.numpy_function(submit, inputs, tf.int64)
         handle.set_shape([])
-        done = tf.while_loop(lambda number: tf.ensure_shape(tf.numpy_function(pending, [number], tf.bool), []),
-                             lambda number: [number], [handle])  # fmt: skip
+        [done] = tf.while_loop(
+            lambda number: tf.ensure_shape(tf.numpy_function(pending, [number], tf.bool), []),
+            lambda number: [number],
+            [handle],
+        )
         return _listed(tf.numpy_function(take, [done], types))
 
 

@@ -34,7 +34,7 @@ def in_graph(label: str, name: str | None, tensor: Any, ignore_name_scope: bool)
 
 def _unique(graph: Any, name: str) -> str:
     # Bodies of loops and branches are graphs of their own, and run beside the outer one's nodes.
-    while getattr(graph, "outer_graph", None) is not None and graph.building_function:
+    while getattr(getattr(graph, "outer_graph", None), "building_function", False):
         graph = graph.outer_graph
     taken = _taken.setdefault(graph, Counter())
     taken[name] += 1

@@ -44,7 +44,16 @@ def run(work: Work, tensors: Sequence[Any], splits: Any = None, ignore_name_scop
     @tf.custom_gradient
     def differentiable(*inputs: Any) -> Any:
         outputs = carry_out(work, inputs, splits)
-        return outputs, lambda *grads: _backward(work, inputs, outputs, [_dense(grad) for grad in grads])
+
+        def backward(*grads: Any) -> list[Any]:
+            # Whole numbers have no gradient: the received splits of an alltoall come with None.
+            filled = [
+                tf.zeros_like(output) if grad is None else _dense(grad)
+                for grad, output in zip(grads, outputs, strict=True)
+            ]
+            return _backward(work, inputs, outputs, filled)
+
+        return outputs, backward
 
     found = differentiable(*given)
     return list(found) if isinstance(found, (list, tuple)) else [found]

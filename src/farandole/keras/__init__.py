@@ -1,0 +1,41 @@
+# The Keras binding's face: Horovod's names for Keras 3, whatever its backend.
+# Re-exports alone.
+"""Stands where a script has `horovod.keras`."""
+
+from __future__ import annotations
+
+from ..errors import HorovodInternalError, HostsUpdatedInterrupt
+from ..groups import ProcessSet, global_process_set
+from ..objects import allgather_object, broadcast_object
+from ..reductions import Adasum, Average, Max, Min, Product, Sum
+from ..runtime import (
+    add_process_set,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    remove_process_set,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from . import callbacks, elastic
+from .compression import Compression
+from .models import load_model
+from .optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from .values import allgather, allreduce, broadcast, broadcast_global_variables, broadcast_variables, reducescatter
