@@ -486,6 +486,17 @@ class NativeEngine:
         self._pending.clear()
         self._destroy_if_unused()
 
+    def serve(self, path: str) -> None:
+        """Lets a framework's own operations, compiled into the library at `path`, use this engine until it ends."""
+        self._enter()
+        try:
+            function = ctypes.CDLL(path).farandole_ops_serve
+            function.restype, function.argtypes = INT, (POINTER, TEXT, INT, INT)
+            if function(self._pointer, self._library._name.encode(), self.rank, self.size):
+                _log.warning("the operations in %s do not fit the native library", path)
+        finally:
+            self._exit()
+
     def revoke(self, code: int, rank: int, message: str) -> None:
         self._checked("revoking", self._library.farandole_revoke, code, rank, message.encode())
 

@@ -40,10 +40,10 @@ def array_of(value: Any) -> Array:
 
 
 def variables_of(model: Any, optimizer: Any) -> list[Any]:
-    """Everything that makes up the state of a model and its optimizer, without what is counted per epoch."""
+    """What makes up the state of a model and its optimizer; gradients that are still added up belong to their rank."""
     found = list(model.variables)
+    seen = {id(one) for one in getattr(optimizer, "_accumulated_gradients", ())}
     if optimizer is not None:
         own = optimizer.variables
         found += list(own() if callable(own) and not isinstance(own, (list, tuple)) else own)
-    seen: set[int] = set()
     return [one for one in found if not (id(one) in seen or seen.add(id(one)))]  # type: ignore[func-returns-value]

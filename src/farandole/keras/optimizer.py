@@ -67,7 +67,7 @@ def wrapped(optimizer: Any, reduction: Any, passes: int, average: bool) -> Any:
     if isinstance(optimizer, ReducedUpdates):
         raise ValueError("optimizer is a DistributedOptimizer already")
     twin: Any = object.__new__(_class_over(kind))
-    twin.__dict__ = optimizer.__dict__
+    object.__setattr__(twin, "__dict__", optimizer.__dict__)  # Keras watches assignments
     twin.__dict__["_farandole_reduction"] = reduction
     twin.__dict__["_farandole_factor"] = 1
     if passes > 1:

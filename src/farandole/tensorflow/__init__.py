@@ -31,7 +31,6 @@ from ..runtime import (
     ddl_built,
     gloo_built,
     gloo_enabled,
-    init,
     is_homogeneous,
     is_initialized,
     local_rank,
@@ -59,6 +58,7 @@ from .functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
+from .joining import init
 from .ops import (
     allgather,
     allreduce,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from . import naming
 from .framework import tf
 
 
@@ -29,6 +30,7 @@ class LocalGradientAggregationHelper:
         self._reduce = allreduce_func
         self._sums: list[Any] = []
         self._passes: Any = None
+        self._last: Any = None  # whether the pass under way is the last one
 
     def compute_gradients(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The gradients to apply: the reduced sums at the last pass, zeros that nobody applies before it."""
@@ -40,9 +42,9 @@ class LocalGradientAggregationHelper:
         with tf.control_dependencies([self._passes.assign_add(1)]):
             added = [total.assign_add(grad) for total, grad in zip(self._sums, dense, strict=True)]
         with tf.control_dependencies([value for value in added if tf.is_tensor(value)]):
-            last = self._is_last()
+            self._last = tf.equal(self._passes.read_value(), self.backward_passes_per_step)
         owners = [variables[place] for place in present]
-        reduced = tf.cond(last, lambda: self._reduced(owners), lambda: [tf.zeros_like(grad) for grad in dense])
+        reduced = tf.cond(self._last, lambda: self._reduced(owners), lambda: [tf.zeros_like(grad) for grad in dense])
         result = list(grads)
         for place, gradient in zip(present, reduced, strict=True):
             result[place] = gradient
@@ -60,11 +62,8 @@ class LocalGradientAggregationHelper:
             return tf.group(*[one for one in resets if not tf.executing_eagerly()])
 
         if tf.executing_eagerly():
-            return done() if bool(self._is_last()) else None
-        return tf.cond(self._is_last(), lambda: _flag(done()), lambda: tf.constant(False)).op
-
-    def _is_last(self) -> Any:
-        return tf.equal(self._passes.read_value(), self.backward_passes_per_step)
+            return done() if bool(self._last) else None
+        return tf.cond(self._last, lambda: _flag(done()), lambda: tf.constant(False)).op
 
     def _reduced(self, variables: Sequence[Any]) -> list[Any]:
         sums = [total.read_value() for total in self._sums]
@@ -80,15 +79,8 @@ class LocalGradientAggregationHelper:
             if tf.executing_eagerly() or tf.inside_function():
                 with tf.init_scope():
                     return tf.Variable(value, trainable=False)
-            return tf.compat.v1.get_variable(
-                f"aggregated_gradients_{len(self._sums)}_{id(self)}"
-                if self._passes is not None
-                else f"aggregation_passes_{id(self)}",
-                initializer=value,
-                trainable=False,
-                use_resource=True,
-                collections=[tf.compat.v1.GraphKeys.GLOBAL_VARIABLES],
-            )
+            name = naming.in_graph("aggregation", "aggregation", None, True)
+            return tf.compat.v1.get_variable(name, initializer=value, trainable=False, use_resource=True)
 
         self._passes = kept(np.int64(0))
         for grad in dense:

@@ -18,6 +18,7 @@ from ..keras import elastic_bodies
 from ..keras.values import broadcast_variables
 from ..objects import broadcast_object
 from ..runtime import rank
+from . import compiled
 from .failures import translated
 from .framework import tf
 
@@ -32,6 +33,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def knowing(state: State, *args: Any, **kwargs: Any) -> Any:
+        compiled.prepare()  # the world may be a new one
         try:
             return func(state, *args, **kwargs)
         except tf.errors.OpError as error:

@@ -21,7 +21,7 @@ _KINDS = (
     TypeError,
 )
 _BY_NAME: dict[str, type[Exception]] = {kind.__name__: kind for kind in _KINDS}
-_WORDS = re.compile(rf"^\s*(?:\(\d+\) )?(?:[A-Z_]+: )?({'|'.join(_BY_NAME)}): (.*)$", re.MULTILINE)
+_WORDS = re.compile(rf"(?:^|[\s.])({'|'.join(_BY_NAME)}): (.*)$", re.MULTILINE)
 
 
 def translated(error: Exception) -> Exception | None:
