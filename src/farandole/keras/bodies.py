@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,13 @@ from ..reductions import Average, Min
 from ..runtime import rank, size
 from .framework import array_of, variables_of
 from .values import broadcast_variables
+
+_log = logging.getLogger("farandole")
+
+
+def _on_tensorflow() -> bool:
+    keras = sys.modules.get("keras")
+    return keras is None or keras.backend.backend() == "tensorflow"
 
 
 class Broadcast:
@@ -29,6 +38,14 @@ class Broadcast:
     def register_local_var(self, var: Any) -> None:
         """This variable stays as it is on each rank."""
         self._local.add(id(var))
+
+    def set_model(self, model: Any) -> None:
+        """Before Keras compiles the step: XLA cannot leave it for the other ranks, so that it stays a plain graph."""
+        base: Any = super()
+        base.set_model(model)
+        if getattr(model, "jit_compile", None) is True and _on_tensorflow():
+            _log.warning("jit_compile=True is switched off: XLA cannot compile a step that talks to other ranks")
+            model.jit_compile = False
 
     def _broadcast(self, variables: list[Any]) -> None:
         broadcast_variables([one for one in variables if id(one) not in self._local], self.root_rank)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import numpy as np
@@ -14,17 +15,20 @@ from ..engine import Array
 LEAST = "3.0.0"
 
 
-def require() -> Any:
-    """Keras; ImportError says what to install."""
-    try:
-        import keras
-    except ModuleNotFoundError as error:
-        if error.name != "keras":
-            raise
+def present() -> None:
+    """ImportError says what to install when there is no Keras; loads nothing."""
+    if importlib.util.find_spec("keras") is None:
         raise ImportError(
             "farandole.keras needs Keras 3, and it is not installed: pip install keras, and one of its backends "
             "(tensorflow, torch)"
-        ) from None
+        )
+
+
+def require() -> Any:
+    """Keras; ImportError says what to install."""
+    present()
+    import keras
+
     if not is_version_greater_equal_than(keras.__version__, LEAST):
         raise ImportError(
             f"farandole.keras needs Keras {LEAST} or newer; this is {keras.__version__}: pip install --upgrade keras "

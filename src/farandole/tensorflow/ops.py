@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import ops as arrays_ops
-from ..engine import Kind
+from ..engine import DType, Kind
 from ..errors import HorovodInternalError
 from ..groups import ProcessSet, global_process_set
 from ..pending import checked_scales, chosen_op
@@ -21,6 +21,8 @@ from .framework import tf
 from .host import asked
 from .way import carry_out
 from .work import Work
+
+_TYPES = tuple(kind.name.lower() for kind in DType)
 
 # --- how each is carried out -----------------------------------------------------------------------------------------
 
@@ -38,6 +40,9 @@ def run(work: Work, tensors: Sequence[Any], splits: Any = None, ignore_name_scop
     given = [_dense(tensor) for tensor in tensors]
     if not given:
         return []
+    for tensor in given:
+        if tensor.dtype.name not in _TYPES:
+            raise ValueError(f"tensors of dtype {tensor.dtype.name} are not supported; supported are {', '.join(_TYPES)}")
     if not tf.executing_eagerly() and work.names is None:
         work = replace(work, name=naming.in_graph(work.label, work.name, given[0], ignore_name_scope))
 
