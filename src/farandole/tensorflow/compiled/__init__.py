@@ -43,6 +43,8 @@ def prepare() -> None:
     if _served is world:
         return
     wanted = world.config.tensorflow_ops
+    if wanted == "auto" and world.engine.size == 1 and not world.config.elastic:
+        return  # nobody is waited for: callbacks serve as well, and nothing need be compiled
     failure = _load(world) if wanted != "callback" else "FARANDOLE_TENSORFLOW_OPS=callback"
     able = not failure
     # Both ways ask the engine for the same: in an elastic job, where ranks come while others are in the middle of
