@@ -35,7 +35,7 @@ def loss_on(x: Any, y: Any, weights: Any, bias: Any) -> Any:
 
 def optimizer() -> Any:
     tf.keras.backend.set_floatx("float64")
-    return tf.keras.optimizers.SGD(0.1, momentum=0.9)
+    return tf.keras.optimizers.SGD(0.125, momentum=0.875)
 
 
 def alone(steps: int = STEPS) -> Any:
@@ -106,7 +106,7 @@ def old_optimizers_in_sessions(b: Any, rank: int, size: int) -> None:
             bias = V1.get_variable("B", initializer=B - rank, use_resource=True)
             loss = loss_on(X[rank::size], Y[rank::size], weights, bias)
             stepper = hvd.DistributedOptimizer(
-                V1.train.MomentumOptimizer(0.1, 0.9),
+                V1.train.MomentumOptimizer(0.125, 0.875),
                 backward_passes_per_step=passes,
                 average_aggregated_gradients=True,
             )
