@@ -2,8 +2,8 @@
 # Touches horovod.keras as they know it.
 """Writes checkpoints and prints an accuracy; the data is made up."""
 
-import numpy as np
 import keras
+import numpy as np
 
 import horovod
 import horovod.keras as hvd
@@ -13,9 +13,7 @@ draw = np.random.default_rng(1)
 images = draw.standard_normal((512, 8)).astype(np.float32)
 labels = (images @ draw.standard_normal((8, 3))).argmax(1)
 
-mnist_model = keras.Sequential(
-    [keras.layers.Dense(32, activation="relu"), keras.layers.Dense(3, activation="softmax")]
-)
+mnist_model = keras.Sequential([keras.layers.Dense(32, activation="relu"), keras.layers.Dense(3, activation="softmax")])
 scaled_lr = 0.01 * hvd.size()
 opt = keras.optimizers.Adam(scaled_lr)
 opt = hvd.DistributedOptimizer(opt)

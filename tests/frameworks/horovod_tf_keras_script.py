@@ -34,8 +34,6 @@ callbacks = [
 if hvd.rank() == 0:
     callbacks.append(tf.keras.callbacks.ModelCheckpoint("./checkpoint-{epoch}.h5"))
 verbose = 1 if hvd.rank() == 0 else 0
-history = mnist_model.fit(
-    dataset, steps_per_epoch=50 // hvd.size(), callbacks=callbacks, epochs=6, verbose=verbose
-)
+history = mnist_model.fit(dataset, steps_per_epoch=50 // hvd.size(), callbacks=callbacks, epochs=6, verbose=verbose)
 if hvd.rank() == 0:
     print(f"\naccuracy {history.history['accuracy'][-1]:.3f} with horovod {horovod.__version__}")

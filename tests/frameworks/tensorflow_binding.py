@@ -19,7 +19,7 @@ from farandole.engine import Array, DType
 from farandole.tensorflow.failures import translated
 
 OPERATIONS = """allreduce grouped_allreduce allgather grouped_allgather broadcast alltoall reducescatter
-    grouped_reducescatter""".split()
+    grouped_reducescatter"""
 
 
 class EagerBinding(Binding):
@@ -52,7 +52,7 @@ class FunctionBinding(EagerBinding):
 
     def __init__(self) -> None:
         self.hvd = SimpleNamespace(**{name: getattr(hvd, name) for name in dir(hvd) if not name.startswith("__")})
-        for name in OPERATIONS:
+        for name in OPERATIONS.split():
             setattr(self.hvd, name, self.traced(getattr(hvd, name)))
 
     def traced(self, operation: Callable[..., Any]) -> Callable[..., Any]:

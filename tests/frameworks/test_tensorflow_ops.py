@@ -10,10 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from tensorflow_jobs import ENVIRONMENT, needs_tensorflow, results
-
 from battery.run import judge
+from tensorflow_jobs import ENVIRONMENT, needs_tensorflow, results
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
 HERE = Path(__file__).parent

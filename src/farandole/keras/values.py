@@ -49,9 +49,7 @@ def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any
     return reducescatter_arrays(array_of(value), name, op)
 
 
-def broadcast_variables(
-    variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set
-) -> None:
+def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Gives variables of any backend the root's values, all of them under way at once."""
     # By place, not by name: Keras numbers its layers, and a rank may have made others before.
     arrays = [np.array(array_of(variable), order="C") for variable in variables]

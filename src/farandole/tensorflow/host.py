@@ -72,7 +72,9 @@ def _blocking(work: Work, count: int, inputs: list[Any], types: list[Any]) -> li
 def _polled(work: Work, count: int, inputs: list[Any], types: list[Any]) -> list[Any]:
     def submit(*arrays: Any) -> Array:
         own, rows = _split(count, arrays)
-        begun = begin(work, [array.copy() for array in own], rows)  # TensorFlow takes its memory back after the callback
+        begun = begin(
+            work, [array.copy() for array in own], rows
+        )  # TensorFlow takes its memory back after the callback
         return np.int64(begun.handle())
 
     def pending(handle: Array) -> Array:

@@ -42,7 +42,9 @@ def run(work: Work, tensors: Sequence[Any], splits: Any = None, ignore_name_scop
         return []
     for tensor in given:
         if tensor.dtype.name not in _TYPES:
-            raise ValueError(f"tensors of dtype {tensor.dtype.name} are not supported; supported are {', '.join(_TYPES)}")
+            raise ValueError(
+                f"tensors of dtype {tensor.dtype.name} are not supported; supported are {', '.join(_TYPES)}"
+            )
     if not tf.executing_eagerly() and work.names is None:
         work = replace(work, name=naming.in_graph(work.label, work.name, given[0], ignore_name_scope))
 
@@ -323,7 +325,9 @@ def local_size_op(name: str | None = None) -> Any:
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """The number of ranks of a process set, read when the node runs."""
-    return asked(lambda: len(runtime.world.groups.numbered(process_set_id)) if process_set_id else size(), tf.int32, name)
+    return asked(
+        lambda: len(runtime.world.groups.numbered(process_set_id)) if process_set_id else size(), tf.int32, name
+    )
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
