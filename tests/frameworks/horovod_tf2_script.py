@@ -35,7 +35,7 @@ def training_step(images, labels, first_batch):
         loss_value = loss(labels, probs)
     tape = hvd.DistributedGradientTape(tape)
     grads = tape.gradient(loss_value, mnist_model.trainable_variables)
-    opt.apply_gradients(zip(grads, mnist_model.trainable_variables))
+    opt.apply_gradients(zip(grads, mnist_model.trainable_variables))  # noqa: B905
     if first_batch:
         hvd.broadcast_variables(mnist_model.variables, root_rank=0)
         hvd.broadcast_variables(opt.variables, root_rank=0)

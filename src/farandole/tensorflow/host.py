@@ -3,8 +3,8 @@
 """The way without a compiler, and the only one of eager tensors.
 
 A callback blocks a thread of TensorFlow. In a `tf.function` callbacks are stateful, so that TensorFlow runs them in the
-order of the program, which is the same on all ranks. In a graph for sessions nobody keeps that order: there one callback
-submits, short ones look whether the work is done, and none blocks.
+order of the program, which is the same on all ranks. In a graph for sessions nobody keeps that order: there one
+callback submits, short ones look whether the work is done, and none blocks.
 """
 
 from __future__ import annotations
@@ -72,9 +72,8 @@ def _blocking(work: Work, count: int, inputs: list[Any], types: list[Any]) -> li
 def _polled(work: Work, count: int, inputs: list[Any], types: list[Any]) -> list[Any]:
     def submit(*arrays: Any) -> Array:
         own, rows = _split(count, arrays)
-        begun = begin(
-            work, [array.copy() for array in own], rows
-        )  # TensorFlow takes its memory back after the callback
+        # TensorFlow takes its memory back after the callback.
+        begun = begin(work, [array.copy() for array in own], rows)
         return np.int64(begun.handle())
 
     def pending(handle: Array) -> Array:

@@ -14,7 +14,7 @@ from ..errors import HorovodInternalError
 from ..groups import ProcessSet, global_process_set
 from ..pending import checked_scales, chosen_op
 from ..reductions import Adasum, Average, Sum
-from ..runtime import local_rank, local_size, rank, runtime, size
+from ..runtime import local_rank, local_size, rank, runtime
 from . import naming
 from .compression import Compression, checked_compression
 from .framework import tf
@@ -325,9 +325,7 @@ def local_size_op(name: str | None = None) -> Any:
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """The number of ranks of a process set, read when the node runs."""
-    return asked(
-        lambda: len(runtime.world.groups.numbered(process_set_id)) if process_set_id else size(), tf.int32, name
-    )
+    return asked(lambda: len(runtime.world.groups.numbered(process_set_id)), tf.int32, name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
