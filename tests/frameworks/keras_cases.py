@@ -33,6 +33,7 @@ else:
 KERAS = Table()
 case = KERAS.case
 EPOCHS = 5
+PATIENCE_S = 120.0  # for one case: Keras traces every model anew
 
 draw = np.random.default_rng(0)
 X, Y = draw.standard_normal((24, 5)), draw.standard_normal((24, 2))
@@ -207,4 +208,4 @@ def state_comes_back(b: Any, rank: int, size: int) -> None:
 
 if __name__ == "__main__":
     print(json.dumps({"case": "", "wrong": "", "keras": keras.__version__}))
-    run(KerasBinding(), Table({name: KERAS[name] for name in (sys.argv[1:] or KERAS)}))
+    run(KerasBinding(), Table({name: KERAS[name] for name in (sys.argv[1:] or KERAS)}), PATIENCE_S)

@@ -92,6 +92,7 @@ class SessionBinding(FunctionBinding):
         return call
 
 
+PATIENCE_S = 120.0  # for one case: graphs are traced and optimised, which takes longer than all that is sent
 BINDINGS = {"eager": EagerBinding, "function": FunctionBinding, "session": SessionBinding}
 
 
@@ -108,4 +109,4 @@ def table(form: str) -> Table:
 
 
 if __name__ == "__main__":
-    run(BINDINGS[sys.argv[1]](), table(sys.argv[1]))
+    run(BINDINGS[sys.argv[1]](), table(sys.argv[1]), PATIENCE_S)

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from battery.binding import Table, fails
 from battery.run import run
-from tensorflow_binding import EagerBinding
+from tensorflow_binding import PATIENCE_S, EagerBinding
 
 import farandole.tensorflow as hvd
 from farandole import compat
@@ -295,4 +295,4 @@ def two_frameworks_in_one_process(b: Any, rank: int, size: int) -> None:
 
 if __name__ == "__main__":
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    run(EagerBinding(), Table({name: TRAINING[name] for name in (sys.argv[1:] or TRAINING)}))
+    run(EagerBinding(), Table({name: TRAINING[name] for name in (sys.argv[1:] or TRAINING)}), PATIENCE_S)
