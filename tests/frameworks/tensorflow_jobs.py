@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import tempfile
 from pathlib import Path
 
 import jobs
@@ -33,13 +34,15 @@ def results(program: str, size: int, *arguments: str, **environment: str) -> dic
     CACHE.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(HERE / program), *arguments]
     found: dict[str, list[str]] = {}
-    with jobs.local.start(command, size, None, {**ENVIRONMENT, **environment}, stop_on_failure=False) as job:
-        code = job.wait(JOB_S)
-        for rank in range(size):
-            for line in jobs.results(job, rank):
-                if line["case"]:
-                    found.setdefault(line["case"], []).append(line["wrong"])
-        assert code == 0, f"exit codes {job.codes} after {list(found)[-1:]}:\n" + "\n".join(
-            f"rank {rank}: {job.stderr(rank)[-4000:]}" for rank in range(size)
-        )
+    with tempfile.TemporaryDirectory() as place:  # TensorFlow and torch leave files there when they are killed
+        variables = {**ENVIRONMENT, **environment, "TMPDIR": place, "TORCHINDUCTOR_CACHE_DIR": place}
+        with jobs.local.start(command, size, None, variables, stop_on_failure=False) as job:
+            code = job.wait(JOB_S)
+            for rank in range(size):
+                for line in jobs.results(job, rank):
+                    if line["case"]:
+                        found.setdefault(line["case"], []).append(line["wrong"])
+            assert code == 0, f"exit codes {job.codes} after {list(found)[-1:]}:\n" + "\n".join(
+                f"rank {rank}: {job.stderr(rank)[-4000:]}" for rank in range(size)
+            )
     return found
