@@ -19,7 +19,7 @@ from ..gradients import Reduction, chosen_groups
 
 def legacy() -> bool:
     """Whether tf.keras is Keras 2."""
-    return not str(tf.keras.__version__).startswith("3")
+    return not str(getattr(tf.keras, "__version__", "2")).startswith("3")  # tf_keras has none there
 
 
 class ReducedGradients:
