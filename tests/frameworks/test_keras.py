@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import os
 import re
@@ -18,6 +19,7 @@ from tensorflow_jobs import CACHE, ENVIRONMENT, needs_tensorflow, results
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
 HERE = Path(__file__).parent
+EXAMPLES, DOCS = HERE.parents[1] / "examples", HERE.parents[1] / "docs"
 LAUNCH = "import sys; from farandole.launch.cli import horovodrun; sys.exit(horovodrun())"
 BACKENDS = {
     "tensorflow": {"KERAS_BACKEND": "tensorflow"},
@@ -37,18 +39,48 @@ def test_cases(backend: str) -> None:
         judge(found, name, 2)
 
 
+def launched(script: Path, place: str, *options: str, legacy: str = "0") -> str:
+    """What a script printed under horovodrun, in the folder `place`."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **ENVIRONMENT, "TF_USE_LEGACY_KERAS": legacy, "TMPDIR": place}
+    command = [sys.executable, "-c", LAUNCH, "-np", "2", sys.executable, str(script), *options]
+    done = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("script", "legacy"),
     [("horovod_tf2_script.py", "0"), ("horovod_tf_keras_script.py", "1"), ("horovod_keras_script.py", "0")],
 )
-def test_scripts_for_horovod(script: str, legacy: str, tmp_path: Path) -> None:
-    CACHE.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **ENVIRONMENT, "TF_USE_LEGACY_KERAS": legacy, "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-c", LAUNCH, "-np", "2", sys.executable, str(HERE / script)]
+def test_scripts_for_horovod(script: str, legacy: str) -> None:
     with tempfile.TemporaryDirectory() as place:
-        done = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, timeout=280)
-        written = sorted(os.listdir(place))
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    (accuracy,) = re.findall(r"accuracy ([\d.]+)", done.stdout)
-    assert float(accuracy) > 0.8 and written, done.stdout[-2000:]
+        said = launched(HERE / script, place, legacy=legacy)
+        assert any("checkpoint" in name for name in os.listdir(place))
+    (accuracy,) = re.findall(r"\baccuracy ([\d.]+)", said)
+    assert float(accuracy) > 0.8, said[-2000:]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["keras", "tensorflow"])
+def test_examples(kind: str) -> None:
+    pytest.importorskip("sklearn")
+    before, after = (EXAMPLES / f"{kind}_{name}.py" for name in ("single", "digits"))
+    lines = difflib.ndiff(before.read_text().splitlines(), after.read_text().splitlines())
+    assert sum(line.startswith("+ ") for line in lines) <= 10
+    with tempfile.TemporaryDirectory() as place:
+        said = launched(after, place, "--epochs", "3", "--save", "digits.keras")
+        assert "digits.keras" in os.listdir(place)
+    (accuracy,) = re.findall(r"\baccuracy ([\d.]+)%", said)  # one rank speaks
+    assert float(accuracy) > 60
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", ["keras.md", "tensorflow.md"])
+def test_the_code_of_the_pages(page: str) -> None:
+    code = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)[0]
+    with tempfile.TemporaryDirectory() as place:
+        script = Path(place, "train.py")
+        script.write_text(code)
+        assert "loss below 0.01: True" in launched(script, place)

@@ -20,7 +20,6 @@ FORMS = [
     ("eager", "callback", 3),
     ("function", "compiled", 3),
     ("function", "callback", 2),
-    ("session", "compiled", 2),
     ("session", "callback", 2),
 ]
 
