@@ -274,6 +274,27 @@ def collectives_in_any_order(b: Any, rank: int, size: int) -> None:
 
 
 @case()
+def going_on_after_an_error_in_a_graph(b: Any, rank: int, size: int) -> None:
+    """The loop goes back to the last commit, in a new world, with the functions that were traced in the old one."""
+    variable = tf.Variable([float(rank)])
+    state = hvd.elastic.TensorFlowState(variables=[variable], batch=0)
+    step = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="elastic.step"))
+    seen: list[float] = []
+
+    @hvd.elastic.run
+    def train(state: Any) -> float:
+        seen.append(float(variable.numpy()[0]))
+        total = float(step(tf.ones(1))[0])
+        if len(seen) == 1:
+            variable.assign([9.0])
+            step(tf.ones(3 + rank))  # the ranks disagree
+        return total
+
+    assert train(state) == size
+    assert seen == [0.0, 0.0] and state.variables[0] is variable
+
+
+@case()
 def two_frameworks_in_one_process(b: Any, rank: int, size: int) -> None:
     assert compat.extension_available("tensorflow")
     if not compat.extension_available("torch"):

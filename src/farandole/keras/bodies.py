@@ -119,7 +119,7 @@ class Schedule:
         optimizer: Any = self.model.optimizer  # type: ignore[attr-defined]
         old, new = float(array_of(optimizer.learning_rate)), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = new
-        momentum = getattr(optimizer, "momentum", None)
+        momentum: Any = getattr(optimizer, "momentum", None)
         # Momentum keeps the old rate's steps; where it is a number of the compiled step it cannot be corrected.
         if self.momentum_correction and hasattr(momentum, "assign") and old > 0:
             self._momentum = float(array_of(momentum))

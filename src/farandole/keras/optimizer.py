@@ -63,7 +63,7 @@ def _class_over(base: Any) -> Any:
 
 def wrapped(optimizer: Any, reduction: Any, passes: int, average: bool) -> Any:
     """An object of the class over the optimizer's own, with everything that the optimizer has."""
-    kind = type(optimizer)
+    kind: Any = type(optimizer)
     if isinstance(optimizer, ReducedUpdates):
         raise ValueError("optimizer is a DistributedOptimizer already")
     twin: Any = object.__new__(_class_over(kind))

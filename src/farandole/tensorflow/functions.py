@@ -72,7 +72,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
-class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc, name-defined]
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Gives all variables the root's values once a session has been made; `device` is there for scripts."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
@@ -109,7 +109,11 @@ def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
     """A function that gives every rank the root's object."""
-    return lambda obj=None: objects.broadcast_object(obj, root_rank, name, process_set)
+
+    def give(obj: Any = None) -> Any:
+        return objects.broadcast_object(obj, root_rank, name, process_set)
+
+    return give
 
 
 def allgather_object(

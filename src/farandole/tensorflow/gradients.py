@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..compat import split_list
 from ..engine import Kind
 from ..groups import ProcessSet, global_process_set
 from ..pending import chosen_op
@@ -109,10 +110,8 @@ class Reduction:
         if self.groups is None:
             return [places]
         if isinstance(self.groups, int):
-            from ..compat import split_list
-
-            parts = split_list(places, min(self.groups, len(places))) if places else []
-            return [*[list(part) for part in parts], []]
+            even = split_list(places, min(self.groups, len(places))) if places else []
+            return [*[list(part) for part in even], []]
         where = {id(variables[place]): place for place in places}
         parts = [[where[id(one)] for one in group if id(one) in where] for group in self.groups]
         grouped = {place for part in parts for place in part}

@@ -70,13 +70,13 @@ def _blocking(work: Work, count: int, inputs: list[Any], types: list[Any]) -> li
 
 
 def _polled(work: Work, count: int, inputs: list[Any], types: list[Any]) -> list[Any]:
-    def submit(*arrays: Any) -> Array:
+    def submit(*arrays: Any) -> Any:
         own, rows = _split(count, arrays)
         # TensorFlow takes its memory back after the callback.
         begun = begin(work, [array.copy() for array in own], rows)
         return np.int64(begun.handle())
 
-    def pending(handle: Array) -> Array:
+    def pending(handle: Array) -> Any:
         if poll(int(handle)):
             return np.bool_(False)
         time.sleep(_LOOK_S)

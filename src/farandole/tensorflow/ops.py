@@ -48,7 +48,7 @@ def run(work: Work, tensors: Sequence[Any], splits: Any = None, ignore_name_scop
     if not tf.executing_eagerly() and work.names is None:
         work = replace(work, name=naming.in_graph(work.label, work.name, given[0], ignore_name_scope))
 
-    @tf.custom_gradient
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
     def differentiable(*inputs: Any) -> Any:
         outputs = carry_out(work, inputs, splits)
 
@@ -297,7 +297,12 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Returns when every rank of the process set has called it; in a graph, a node that ends then."""
     if tf.executing_eagerly():
         return arrays_ops.barrier(process_set)
-    return asked(lambda: arrays_ops.barrier(process_set) or 0, tf.int32, "HorovodBarrier").op
+
+    def wait() -> int:
+        arrays_ops.barrier(process_set)
+        return 0
+
+    return asked(wait, tf.int32, "HorovodBarrier").op
 
 
 def join() -> Any:

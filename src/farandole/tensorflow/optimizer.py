@@ -15,7 +15,7 @@ from .framework import tf
 from .gradients import Reduction, chosen_groups
 
 
-class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc, name-defined]
+class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     """A tf.compat.v1 optimizer around another one; gradients are reduced where they are computed."""
 
     def __init__(self, optimizer: Any, name: str, use_locking: bool, reduction: Reduction, passes: int, average: bool):

@@ -12,7 +12,7 @@ from .framework import tf
 from .ops import allreduce
 
 
-class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc, name-defined]
+class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
     """Normalises with the mean and variance of the batches of all ranks; ranks may have batches of any size."""
 
     def __init__(self, fused: Any = False, **kwargs: Any) -> None:

@@ -53,7 +53,7 @@ class _ReducedGradients:
 
 def _wrap(gradtape: Any, reduction: Reduction) -> Any:
     kind = type(gradtape)
-    wrapped = object.__new__(type(kind.__name__, (_ReducedGradients, kind), {}))
+    wrapped: Any = object.__new__(type(kind.__name__, (_ReducedGradients, kind), {}))
     wrapped.__dict__ = gradtape.__dict__
     wrapped._reduction = reduction
     return wrapped

@@ -11,7 +11,6 @@ import os
 import shutil
 import stat
 import subprocess
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +60,8 @@ def prepare() -> None:
 
 def _serve(world: World) -> None:
     global _served
-    engine = world.engine
-    assert isinstance(engine, native.NativeEngine)
-    thread = threading.Thread(
-        target=engine.serve, args=(_loaded["path"],), name=f"farandole-tensorflow-{engine.rank}", daemon=True
-    )
-    thread.start()
+    assert isinstance(world.engine, native.NativeEngine)
+    world.engine.serve(_loaded["path"])
     _served = world
 
 

@@ -63,31 +63,50 @@ World& world() {
 
 int dtype_of(DataType type) {
   switch (type) {
-    case tensorflow::DT_BOOL: return 0;
-    case tensorflow::DT_UINT8: return 1;
-    case tensorflow::DT_INT8: return 2;
-    case tensorflow::DT_UINT16: return 3;
-    case tensorflow::DT_INT16: return 4;
-    case tensorflow::DT_INT32: return 5;
-    case tensorflow::DT_INT64: return 6;
-    case tensorflow::DT_HALF: return 7;
-    case tensorflow::DT_FLOAT: return 8;
-    case tensorflow::DT_DOUBLE: return 9;
-    case tensorflow::DT_BFLOAT16: return 10;
-    default: return -1;
+    case tensorflow::DT_BOOL:
+      return 0;
+    case tensorflow::DT_UINT8:
+      return 1;
+    case tensorflow::DT_INT8:
+      return 2;
+    case tensorflow::DT_UINT16:
+      return 3;
+    case tensorflow::DT_INT16:
+      return 4;
+    case tensorflow::DT_INT32:
+      return 5;
+    case tensorflow::DT_INT64:
+      return 6;
+    case tensorflow::DT_HALF:
+      return 7;
+    case tensorflow::DT_FLOAT:
+      return 8;
+    case tensorflow::DT_DOUBLE:
+      return 9;
+    case tensorflow::DT_BFLOAT16:
+      return 10;
+    default:
+      return -1;
   }
 }
 
 // The name before the colon is that of the exception in Python (farandole/errors.py).
 absl::Status failure(int code, const std::string& message) {
   switch (code) {
-    case 2: return absl::InvalidArgumentError("ValueError: " + message);
-    case 3: return absl::UnknownError("Mismatch: " + message);
-    case 5: return absl::UnknownError("ShutDown: " + message);
-    case 6: return absl::UnknownError("PeerLost: " + message);
-    case 7: return absl::UnknownError("Revoked: " + message);
-    case 8: return absl::UnknownError("FarandoleTimeout: " + message);
-    default: return absl::UnknownError("HorovodInternalError: " + message);
+    case 2:
+      return absl::InvalidArgumentError("ValueError: " + message);
+    case 3:
+      return absl::UnknownError("Mismatch: " + message);
+    case 5:
+      return absl::UnknownError("ShutDown: " + message);
+    case 6:
+      return absl::UnknownError("PeerLost: " + message);
+    case 7:
+      return absl::UnknownError("Revoked: " + message);
+    case 8:
+      return absl::UnknownError("FarandoleTimeout: " + message);
+    default:
+      return absl::UnknownError("HorovodInternalError: " + message);
   }
 }
 
@@ -172,8 +191,7 @@ class Collective : public AsyncOpKernel {
   absl::Status submit(OpKernelContext& context, const std::shared_ptr<Step>& step) {
     World& now = world();
     if (now.engine == nullptr)
-      return absl::FailedPreconditionError(
-          "NotInitialized: Farandole has not been initialized; call init() first.");
+      return absl::FailedPreconditionError("NotInitialized: Farandole has not been initialized; call init() first.");
     const size_t count = names_.size();
     std::vector<farandole_request> requests(count);
     std::vector<std::vector<std::int64_t>> shapes(count);
@@ -231,8 +249,8 @@ class Collective : public AsyncOpKernel {
     const Tensor& given = context.input(2);
     if (given.NumElements() == 1 && given.dims() == 0) {  // none were given
       if (rows % members != 0)
-        return failure(2, "alltoall without splits: " + std::to_string(rows) +
-                              " rows cannot be divided evenly among " + std::to_string(members) + " ranks");
+        return failure(2, "alltoall without splits: " + std::to_string(rows) + " rows cannot be divided evenly among " +
+                              std::to_string(members) + " ranks");
       splits.assign(members, rows / members);
       return absl::OkStatus();
     }
@@ -298,18 +316,20 @@ absl::Status shapes_of(InferenceContext* context) {
   return absl::OkStatus();
 }
 
-#define COLLECTIVE_ATTRIBUTES                                                                              \
-  Attr("kind: int")                                                                                        \
-      .Attr("tensor_names: list(string)")                                                                  \
-      .Attr("bundle: bool = false")                                                                        \
-      .Attr("reduce_op: int = 1")                                                                          \
-      .Attr("root_rank: int = -1")                                                                         \
-      .Attr("process_set_id: int = 0")                                                                     \
-      .Attr("ranks: list(int) = []")                                                                       \
+#define COLLECTIVE_ATTRIBUTES             \
+  Attr("kind: int")                       \
+      .Attr("tensor_names: list(string)") \
+      .Attr("bundle: bool = false")       \
+      .Attr("reduce_op: int = 1")         \
+      .Attr("root_rank: int = -1")        \
+      .Attr("process_set_id: int = 0")    \
+      .Attr("ranks: list(int) = []")      \
       .Attr("scales: string = '1 1'")
 
-REGISTER_OP("FarandoleAnchor").Output("anchor: int32").SetIsStateful().SetShapeFn(
-    tensorflow::shape_inference::ScalarShape);
+REGISTER_OP("FarandoleAnchor")
+    .Output("anchor: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 REGISTER_OP("FarandoleCollective")
     .Input("anchor: int32")
     .Input("tensors: T")
@@ -331,10 +351,10 @@ REGISTER_KERNEL_BUILDER(Name("FarandoleAlltoall").Device(tensorflow::DEVICE_CPU)
 
 }  // namespace
 
-// Serves nodes with this engine until it has ended; blocks, for one thread of Python. 0, or 1 when the library of the
-// core lacks something.
-extern "C" __attribute__((visibility("default"))) int farandole_ops_serve(farandole_engine* engine, const char* library,
-                                                                          int rank, int size) {
+// From now on nodes use this engine, and wait for it to be served. 0, or 1 when the library of the core lacks
+// something.
+extern "C" __attribute__((visibility("default"))) int farandole_ops_attach(farandole_engine* engine,
+                                                                           const char* library, int rank, int size) {
   void* core_library = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
   if (core_library == nullptr) return 1;
   Core core;
@@ -344,12 +364,20 @@ extern "C" __attribute__((visibility("default"))) int farandole_ops_serve(farand
   core.outcome_of = reinterpret_cast<decltype(core.outcome_of)>(dlsym(core_library, "farandole_outcome_of"));
   core.release = reinterpret_cast<decltype(core.release)>(dlsym(core_library, "farandole_release"));
   if (!core.submit || !core.next_completion || !core.outcome_of || !core.release) return 1;
+  std::lock_guard lock(world().mutex);
+  world().engine = engine;
+  world().rank = rank;
+  world().size = size;
+  world().core = core;
+  return 0;
+}
+
+// Serves the nodes that use this engine until it has ended; blocks, for one thread of Python.
+extern "C" __attribute__((visibility("default"))) void farandole_ops_serve(farandole_engine* engine) {
+  Core core;
   {
     std::lock_guard lock(world().mutex);
-    world().engine = engine;
-    world().rank = rank;
-    world().size = size;
-    world().core = core;
+    core = world().core;
   }
   std::int64_t handle = 0;
   while ((handle = core.next_completion(engine, 1000)) >= 0)
@@ -357,7 +385,8 @@ extern "C" __attribute__((visibility("default"))) int farandole_ops_serve(farand
   std::map<std::int64_t, std::pair<std::shared_ptr<Step>, size_t>> rest;
   {
     std::lock_guard lock(world().mutex);
-    if (world().engine == engine) world().engine = nullptr;
+    if (world().engine != engine) return;
+    world().engine = nullptr;
     rest.swap(world().pending);
   }
   for (auto& [_, entry] : rest) {
@@ -365,5 +394,4 @@ extern "C" __attribute__((visibility("default"))) int farandole_ops_serve(farand
     if (step->status.ok()) step->status = failure(5, "Farandole has been shut down");
     if (--step->left == 0) finish(step);
   }
-  return 0;
 }

@@ -51,7 +51,8 @@ def _class_over(base: Any) -> Any:
 
 def over_legacy(optimizer: Any, reduction: Reduction, passes: int, average: bool) -> Any:
     """A DistributedOptimizer over one of tf_keras, with everything that it has."""
-    twin: Any = object.__new__(_class_over(type(optimizer)))
+    kind: Any = type(optimizer)
+    twin: Any = object.__new__(_class_over(kind))
     object.__setattr__(twin, "__dict__", optimizer.__dict__)  # Keras watches assignments
     twin.__dict__["_farandole_reduction"] = reduction
     twin.__dict__["_farandole_aggregation"] = LocalGradientAggregationHelper(
