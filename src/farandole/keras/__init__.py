@@ -20,7 +20,6 @@ from ..runtime import (
     ddl_built,
     gloo_built,
     gloo_enabled,
-    init,
     is_homogeneous,
     is_initialized,
     local_rank,
@@ -39,6 +38,7 @@ from ..runtime import (
 )
 from .compression import Compression
 from .framework import present
+from .joining import init
 from .models import load_model
 from .optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from .values import allgather, allreduce, broadcast, broadcast_global_variables, broadcast_variables, reducescatter
