@@ -77,7 +77,8 @@ def flat(model: Any) -> Any:
 
 
 def agree(found: Any, wanted: Any) -> None:
-    tolerance = 1e-9 if BACKEND != "jax" else 1e-5
+    # On torch Keras itself differs by 1e-7 between the gradient of a batch and the mean of its halves' gradients.
+    tolerance = 1e-9 if BACKEND == "tensorflow" else 1e-6
     assert np.abs(found - wanted).max() < tolerance, np.abs(found - wanted).max()
     everyones = hvd.allgather_object(found.tobytes())
     assert len(set(everyones)) == 1, "the ranks' bits differ"
