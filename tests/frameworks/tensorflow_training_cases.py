@@ -265,11 +265,13 @@ def collectives_in_any_order(b: Any, rank: int, size: int) -> None:
     traced = tf.function(lambda: nodes(mine), autograph=False)
     for _ in range(20):
         many(lambda order: traced().items(), rank, size, 1)
+    if in_order:
+        return  # nobody keeps that order in a session: docs/tensorflow.md says how many callbacks can wait there
     with tf.Graph().as_default():
         random.Random(rank).shuffle(mine)
         found = nodes(mine)
         with V1.Session(config=V1.ConfigProto(inter_op_parallelism_threads=2)) as session:
-            for _ in range(20 if not in_order else 3):
+            for _ in range(20):
                 many(lambda order: session.run(found).items(), rank, size, 1)
 
 

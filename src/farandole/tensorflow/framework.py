@@ -32,11 +32,6 @@ def require() -> Any:
 tf: Any = require()
 
 
-def in_old_graph() -> bool:
-    """Whether nodes are added to a graph for sessions: there, nobody keeps them in the order of the program."""
-    return not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
-
-
 def cuda_built() -> bool:
     """Whether tensors on CUDA devices can be used: TensorFlow decides that."""
     return bool(tf.test.is_built_with_cuda())

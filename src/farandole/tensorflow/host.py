@@ -3,24 +3,20 @@
 """The way without a compiler, and the only one of eager tensors.
 
 A callback blocks a thread of TensorFlow. In a `tf.function` callbacks are stateful, so that TensorFlow runs them in the
-order of the program, which is the same on all ranks. In a graph for sessions nobody keeps that order: there one
-callback submits, short ones look whether the work is done, and none blocks.
+order of the program, which is the same on all ranks. In a graph for sessions nobody keeps that order: there as many
+collectives can wait at once as TensorFlow has threads for operations, and the gradients of a step count as one.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..engine import Array, Kind
-from ..pending import poll, synchronize
-from .framework import in_old_graph, tf
+from .framework import tf
 from .work import Work, begin, results
-
-_LOOK_S = 0.0005  # between two looks at work under way, in a graph for sessions
 
 
 def carry_out(work: Work, tensors: Sequence[Any], splits: Any = None) -> list[Any]:
@@ -30,8 +26,7 @@ def carry_out(work: Work, tensors: Sequence[Any], splits: Any = None) -> list[An
         return [tf.convert_to_tensor(array) for array in results(work, begin(work, _arrays(tensors), rows))]
     inputs = [*tensors] if splits is None else [*tensors, splits]
     types = [tensor.dtype for tensor in tensors] + [tf.int32] * (work.kind == Kind.ALLTOALL)
-    node = _polled if in_old_graph() else _blocking
-    outputs = node(work, len(tensors), inputs, types)
+    outputs = _callback(work, len(tensors), inputs, types)
     for output, shape in zip(outputs, shapes(work, tensors), strict=True):
         output.set_shape(shape)
     return outputs
@@ -61,40 +56,12 @@ def _split(count: int, arrays: Sequence[Any]) -> tuple[list[Array], Any]:
     return given[:count], given[count].tolist() if len(given) > count else None
 
 
-def _blocking(work: Work, count: int, inputs: list[Any], types: list[Any]) -> list[Any]:
+def _callback(work: Work, count: int, inputs: list[Any], types: list[Any]) -> list[Any]:
     def run(*arrays: Any) -> list[Array]:
         own, rows = _split(count, arrays)
         return results(work, begin(work, own, rows))
 
     return _listed(tf.numpy_function(run, inputs, types, name=work.label))
-
-
-def _polled(work: Work, count: int, inputs: list[Any], types: list[Any]) -> list[Any]:
-    def submit(*arrays: Any) -> Any:
-        own, rows = _split(count, arrays)
-        # TensorFlow takes its memory back after the callback.
-        begun = begin(work, [array.copy() for array in own], rows)
-        return np.int64(begun.handle())
-
-    def pending(handle: Array) -> Any:
-        if poll(int(handle)):
-            return np.bool_(False)
-        time.sleep(_LOOK_S)
-        return np.bool_(True)
-
-    def take(handle: Array) -> list[Array]:
-        found = synchronize(int(handle))
-        return list(found) if isinstance(found, tuple) else [found]
-
-    with tf.name_scope(work.label):
-        handle = tf.numpy_function(submit, inputs, tf.int64)
-        handle.set_shape([])
-        [done] = tf.while_loop(
-            lambda number: tf.ensure_shape(tf.numpy_function(pending, [number], tf.bool), []),
-            lambda number: [number],
-            [handle],
-        )
-        return _listed(tf.numpy_function(take, [done], types))
 
 
 def _listed(outputs: Any) -> list[Any]:
