@@ -65,7 +65,7 @@ def test_scripts_for_horovod(script: str, legacy: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["keras", "tensorflow"])
 def test_examples(kind: str) -> None:
-    if importlib.util.find_spec("sklearn") is None:  # not imported here: it leaves threads behind
+    if importlib.util.find_spec("sklearn") is None:  # not imported here: it changes the environment
         pytest.skip("scikit-learn is not installed")
     before, after = (EXAMPLES / f"{kind}_{name}.py" for name in ("single", "digits"))
     lines = difflib.ndiff(before.read_text().splitlines(), after.read_text().splitlines())
