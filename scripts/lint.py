@@ -18,7 +18,7 @@ def tool(name: str) -> Path:
 
 def sources() -> list[Path]:
     """Every C++ file."""
-    folders = (ROOT / "core", ROOT / "tests")
+    folders = (ROOT / "core", ROOT / "src", ROOT / "tests")
     return sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in (".h", ".cc"))
 
 

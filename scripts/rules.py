@@ -38,6 +38,7 @@ FORBIDDEN_CALLS: dict[str, str] = {
 _WORDS = {"version", "errors"}
 _BASE = _WORDS | {"config", "engine"}
 _RUNTIME = _BASE | {"rendezvous", "native", "reference", "observe"}
+_ARRAYS = _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects"}
 PYTHON_ROOMS: dict[str, set[str]] = {
     "version": set(),
     "errors": {"version"},
@@ -76,6 +77,10 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "lightning": _RUNTIME
     | {"runtime", "groups", "reductions", "objects", "launch", "launch/clusters", "autoload", "elastic", "torch"},
     "ray": _RUNTIME | {"runtime", "compat", "launch", "elastic/coordinator", "elastic/members", "elastic/policy"},
+    "tensorflow": _ARRAYS | {"compat", "elastic", "keras"},
+    "tensorflow/keras": _ARRAYS | {"compat", "elastic", "keras", "tensorflow"},
+    # Keras runs on other frameworks: each backend's gradients are reduced by that framework's own binding.
+    "keras": _ARRAYS | {"compat", "elastic", "torch"},
     "compat": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions"},
     "elastic/policy": _BASE,
     "elastic/members": _BASE | {"rendezvous"},
@@ -115,5 +120,9 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("process", "src/farandole/tools/bench/processes.py"): "peers and yardsticks do not run under what is measured",
     ("environment", "src/farandole/tools/bench/processes.py"): "they get what a job would get; it reads no setting",
     ("socket", "src/farandole/tools/bench/inside/stream.py"): "plain TCP, the yardstick; runs in a measurement alone",
+    (
+        "process",
+        "src/farandole/tensorflow/compiled/__init__.py",
+    ): "the compiler, once per version of TensorFlow; it ends before the call returns",
     ("ctypes", "src/farandole/launch/spawn.py"): "workers die with their launcher: prctl has no other door in Python",
 }

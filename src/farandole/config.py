@@ -300,7 +300,15 @@ class Config:
         "measure what autotune would tune for up to a second, once per shape of hosts; later jobs read the result",
     )
     cache_directory: str | None = _setting(
-        None, "where tune_at_init keeps what it has found; none: farandole in the user's cache directory"
+        None,
+        "where tune_at_init keeps what it has found, and TensorFlow's compiled operations lie; "
+        "none: farandole in the user's cache directory",
+    )
+    tensorflow_ops: str = _setting(
+        "auto",
+        "how collectives run in TensorFlow's graphs: as operations that are compiled once per version, or as callbacks "
+        "of Python; auto: compiled where all ranks can",
+        choices=("auto", "compiled", "callback"),
     )
 
     # Elastic training.

@@ -494,6 +494,24 @@ class NativeEngine:
         self._pending.clear()
         self._destroy_if_unused()
 
+    def serve(self, path: str) -> None:
+        """Lets a framework's own operations, compiled into the library at `path`, use this engine until it ends."""
+        operations = ctypes.CDLL(path)
+        operations.farandole_ops_attach.argtypes = (POINTER, TEXT, INT, INT)
+        operations.farandole_ops_serve.argtypes = (POINTER,)
+        self._enter()
+        if operations.farandole_ops_attach(self._pointer, self._library._name.encode(), self.rank, self.size):
+            self._exit()
+            raise errors.LibraryMissing(f"the operations in {path} do not fit the native library")
+
+        def serve() -> None:
+            try:
+                operations.farandole_ops_serve(self._pointer)
+            finally:
+                self._exit()
+
+        threading.Thread(target=serve, name=f"farandole-operations-{self.rank}", daemon=True).start()
+
     def revoke(self, code: int, rank: int, message: str) -> None:
         self._checked("revoking", self._library.farandole_revoke, code, rank, message.encode())
 

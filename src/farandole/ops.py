@@ -149,7 +149,7 @@ def begin_broadcast(
 ) -> Beginning:
     world = runtime.world
     group, ranks = world.groups.members(process_set)
-    root = _member(root_rank, ranks, "root_rank")
+    root = member(root_rank, ranks, "root_rank")
     buffer = incoming(tensor, dtype, in_place)
     output = buffer.array if in_place else buffer.empty_like()
     [full_name] = names_of("broadcast", name)
@@ -157,7 +157,7 @@ def begin_broadcast(
     return Beginning(world, [request], finisher([buffer], False, [tensor] if in_place else None))
 
 
-def _member(rank: Any, ranks: list[int], argument: str) -> int:
+def member(rank: Any, ranks: list[int], argument: str) -> int:
     try:
         number = operator.index(rank)
     except TypeError:
@@ -316,7 +316,7 @@ def _transfer(kind: Kind, tensor: Any, peer: int, tag: int, process_set: Process
     if not -(1 << 63) <= operator.index(tag) < 1 << 63:
         raise ValueError(f"tag={tag} is out of range: it has 64 bits")
     buffer = incoming(tensor, dtype, receiving)
-    request = Request(kind, dtype=buffer.dtype, group=group, peer=_member(peer, ranks, "peer"), tag=operator.index(tag))
+    request = Request(kind, dtype=buffer.dtype, group=group, peer=member(peer, ranks, "peer"), tag=operator.index(tag))
     if receiving:
         request.output = buffer.array
     else:

@@ -32,6 +32,9 @@ MODULES = {
     "horovod.ray.train": "farandole.ray.train",
     "horovod.ray.utils": "farandole.ray.utils",
     "horovod.ray.worker": "farandole.ray.worker",
+    "horovod.keras": "farandole.keras",
+    "horovod.keras.callbacks": "farandole.keras.callbacks",
+    "horovod.keras.elastic": "farandole.keras.elastic",
     "horovod.runner": EMPTY,
     "horovod.runner.common": EMPTY,
     "horovod.runner.common.util": EMPTY,
@@ -40,6 +43,16 @@ MODULES = {
     "horovod.runner.elastic": EMPTY,
     "horovod.runner.elastic.constants": "farandole.elastic.policy",
     "horovod.runner.launch": "farandole.launch.cli",
+    "horovod.tensorflow": "farandole.tensorflow",
+    "horovod.tensorflow.compression": "farandole.tensorflow.compression",
+    "horovod.tensorflow.elastic": "farandole.tensorflow.elastic",
+    "horovod.tensorflow.functions": "farandole.tensorflow.functions",
+    "horovod.tensorflow.gradient_aggregation": "farandole.tensorflow.aggregation",
+    "horovod.tensorflow.keras": "farandole.tensorflow.keras",
+    "horovod.tensorflow.keras.callbacks": "farandole.tensorflow.keras.callbacks",
+    "horovod.tensorflow.keras.elastic": "farandole.tensorflow.keras.elastic",
+    "horovod.tensorflow.mpi_ops": "farandole.tensorflow",
+    "horovod.tensorflow.sync_batch_norm": "farandole.tensorflow.sync_batch_norm",
     "horovod.torch": "farandole.torch",
     "horovod.torch.compression": "farandole.torch.compression",
     "horovod.torch.elastic": "farandole.torch.elastic",
@@ -95,7 +108,8 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         sys.modules[name] = real = importlib.import_module(MODULES[name])
         for child in MODULES:
             parent, _, last = child.rpartition(".")
-            if parent == name and child not in LATER:
+            # What a module loads late, because it costs something, it gives when it is asked for.
+            if parent == name and child not in LATER and last not in getattr(real, "LATE", ()):
                 setattr(real, last, importlib.import_module(MODULES[child]))
 
 

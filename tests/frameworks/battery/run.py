@@ -37,11 +37,11 @@ def chosen(binding: Binding, table: Table) -> list[Case]:
     return [case for case in table.values() if case.needs <= binding.offers]
 
 
-def run(binding: Binding, table: Table) -> None:
+def run(binding: Binding, table: Table, patience: float = PATIENCE_S) -> None:
     """All cases, on this rank; a line of JSON for each says what was wrong, or nothing."""
     rank, size = int(os.environ["FARANDOLE_RANK"]), int(os.environ["FARANDOLE_SIZE"])
     for case in chosen(binding, table):
-        faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
+        faulthandler.dump_traceback_later(patience, exit=True)
         wrong, began = "", time.monotonic()
         try:
             if case.init is not None:

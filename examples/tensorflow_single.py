@@ -1,0 +1,55 @@
+"""Trains a small network on scikit-learn's handwritten digits with TensorFlow, and saves it with --save. It is here
+twice: tensorflow_single.py for one process, tensorflow_digits.py for any number of them."""
+
+import argparse
+
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--batch", type=int, default=50, help="images per process and step")
+parser.add_argument("--rate", type=float, default=0.05)
+parser.add_argument("--save", metavar="FILE", help="where the trained model goes")
+options = parser.parse_args()
+
+tf.keras.utils.set_random_seed(1)
+first = True  # the process that prints and saves
+
+digits = load_digits()
+images, labels = digits.images[..., None] / 16, digits.target
+x, y = images[:1500], labels[:1500]
+
+layers = tf.keras.layers
+model = tf.keras.Sequential(
+    [
+        layers.Input((8, 8, 1)),
+        layers.Conv2D(32, 3, padding="same", activation="relu"),
+        layers.MaxPooling2D(2),
+        layers.Flatten(),
+        layers.Dense(128, activation="relu"),
+        layers.Dense(10, activation="softmax"),
+    ]
+)
+optimizer = tf.optimizers.SGD(options.rate, momentum=0.9)
+loss_of = tf.losses.SparseCategoricalCrossentropy()
+batches = tf.data.Dataset.from_tensor_slices((x.astype("float32"), y)).shuffle(1500).batch(options.batch, True)
+
+
+@tf.function
+def step(image, label):
+    with tf.GradientTape() as tape:
+        loss = loss_of(label, model(image, training=True))
+    variables = model.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+
+for _ in range(options.epochs):
+    for image, label in batches:
+        step(image, label)
+
+right = tf.reduce_mean(tf.cast(tf.argmax(model(images[1500:]), 1) == labels[1500:], tf.float32))
+if first:
+    print(f"accuracy {right:.1%}", flush=True)
+if first and options.save:
+    model.save(options.save)

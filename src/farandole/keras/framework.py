@@ -1,0 +1,53 @@
+# Keras itself: present and new enough, or words that say what to install.
+# Touches the import system and the version of Keras.
+"""`keras` is Keras 3; the bodies of this binding also serve the `tf_keras` of scripts for Keras 2."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+
+from ..compat import is_version_greater_equal_than
+from ..engine import Array
+
+LEAST = "3.0.0"
+
+
+def present() -> None:
+    """ImportError says what to install when there is no Keras; loads nothing."""
+    if importlib.util.find_spec("keras") is None:
+        raise ImportError(
+            "farandole.keras needs Keras 3, and it is not installed: pip install keras, and one of its backends "
+            "(tensorflow, torch)"
+        )
+
+
+def require() -> Any:
+    """Keras; ImportError says what to install."""
+    present()
+    import keras
+
+    if not is_version_greater_equal_than(keras.__version__, LEAST):
+        raise ImportError(
+            f"farandole.keras needs Keras {LEAST} or newer; this is {keras.__version__}: pip install --upgrade keras "
+            "(for tf_keras there is farandole.tensorflow.keras)"
+        )
+    return keras
+
+
+def array_of(value: Any) -> Array:
+    """A variable's or tensor's values, whatever the backend."""
+    detached = value.detach().cpu() if hasattr(value, "detach") else value
+    return np.asarray(detached.numpy() if hasattr(detached, "numpy") else detached)
+
+
+def variables_of(model: Any, optimizer: Any) -> list[Any]:
+    """What makes up the state of a model and its optimizer; gradients that are still added up belong to their rank."""
+    found = list(model.variables)
+    seen = {id(one) for one in getattr(optimizer, "_accumulated_gradients", ())}
+    if optimizer is not None:
+        own = optimizer.variables
+        found += list(own() if callable(own) and not isinstance(own, (list, tuple)) else own)
+    return [one for one in found if not (id(one) in seen or seen.add(id(one)))]  # type: ignore[func-returns-value]

@@ -1,0 +1,84 @@
+# Values between ranks: what callbacks and scripts reduce, gather and broadcast beside the training step.
+# Touches the NumPy layer and framework.
+"""On NumPy arrays, numbers, and tensors of any backend; results are NumPy's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import ops
+from ..groups import ProcessSet, global_process_set
+from ..pending import chosen_op
+from ..reductions import Average
+from ..reductions import reducescatter as reducescatter_arrays
+from .framework import array_of
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: Any = None,
+    compression: Any = None,
+) -> Any:
+    """The reduction of all ranks' values; the average unless `op` says otherwise."""
+    chosen = chosen_op(op, average)
+    array = array_of(value)
+    return ops.allreduce(
+        array, name=name, op=chosen, prescale_factor=prescale_factor, postscale_factor=postscale_factor
+    )
+
+
+def allgather(value: Any, name: str | None = None) -> Any:
+    """All ranks' values, one after the other along the first dimension."""
+    return ops.allgather(array_of(value), name)
+
+
+def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
+    """The root's value on every rank."""
+    return ops.broadcast(array_of(value), root_rank, name)
+
+
+def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any:
+    """This rank's rows of the reduction."""
+    return reducescatter_arrays(array_of(value), name, op)
+
+
+def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Gives variables of any backend the root's values, all of them under way at once."""
+    # By place, not by name: Keras numbers its layers, and a rank may have made others before.
+    arrays = [np.array(array_of(variable), order="C") for variable in variables]
+    handles = [
+        ops.broadcast_async_(_numbers(array), root_rank, f"keras.variables.{place}", process_set)
+        for place, array in enumerate(arrays)
+    ]
+    failure: Exception | None = None
+    for handle in handles:
+        try:
+            ops.synchronize(handle)
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+    for variable, array in zip(variables, arrays, strict=True):
+        variable.assign(array)
+
+
+def _numbers(array: Any) -> Any:
+    """The same memory in a type that travels: of what does not (uint32, uint64) the bytes."""
+    if array.dtype.kind == "u" and array.dtype.itemsize > 2:
+        return array.reshape(-1).view(np.uint8)
+    return array
+
+
+def broadcast_global_variables(root_rank: int) -> None:
+    """RuntimeError: Keras 3 has no global variables; the callback broadcasts a model's own."""
+    raise RuntimeError(
+        "there are no global variables in Keras 3: pass BroadcastGlobalVariablesCallback(0) to model.fit, or call "
+        "broadcast_variables(model.variables, root_rank=0)"
+    )

@@ -1,0 +1,397 @@
+// The operations of TensorFlow's graphs over the core's C interface; compiled against the TensorFlow that is installed.
+// Touches TensorFlow's headers and core/api/farandole.h's functions, found in the library that Python has loaded.
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "farandole.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::DataType;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+constexpr int kAllreduce = 0, kAllgather = 1, kBroadcast = 2, kAlltoall = 3, kReducescatter = 4;
+
+// The functions of the core that are used here, as the loaded library has them.
+struct Core {
+  decltype(&farandole_submit) submit = nullptr;
+  decltype(&farandole_next_completion) next_completion = nullptr;
+  decltype(&farandole_outcome_of) outcome_of = nullptr;
+  decltype(&farandole_release) release = nullptr;
+};
+
+// One node that is under way: as many requests as it has tensors.
+struct Step {
+  OpKernelContext* context = nullptr;
+  AsyncOpKernel::DoneCallback done;
+  int kind = 0;
+  size_t left = 0;
+  std::vector<Tensor> inputs;  // keeps the memory
+  absl::Status status;
+};
+
+struct World {
+  std::mutex mutex;
+  farandole_engine* engine = nullptr;
+  int rank = 0, size = 0;
+  Core core;
+  std::map<std::int64_t, std::pair<std::shared_ptr<Step>, size_t>> pending;  // by handle; the tensor's place
+};
+
+World& world() {
+  static World* one = new World;  // nodes may outlive static objects
+  return *one;
+}
+
+int dtype_of(DataType type) {
+  switch (type) {
+    case tensorflow::DT_BOOL:
+      return 0;
+    case tensorflow::DT_UINT8:
+      return 1;
+    case tensorflow::DT_INT8:
+      return 2;
+    case tensorflow::DT_UINT16:
+      return 3;
+    case tensorflow::DT_INT16:
+      return 4;
+    case tensorflow::DT_INT32:
+      return 5;
+    case tensorflow::DT_INT64:
+      return 6;
+    case tensorflow::DT_HALF:
+      return 7;
+    case tensorflow::DT_FLOAT:
+      return 8;
+    case tensorflow::DT_DOUBLE:
+      return 9;
+    case tensorflow::DT_BFLOAT16:
+      return 10;
+    default:
+      return -1;
+  }
+}
+
+// The name before the colon is that of the exception in Python (farandole/errors.py).
+absl::Status failure(int code, const std::string& message) {
+  switch (code) {
+    case 2:
+      return absl::InvalidArgumentError("ValueError: " + message);
+    case 3:
+      return absl::UnknownError("Mismatch: " + message);
+    case 5:
+      return absl::UnknownError("ShutDown: " + message);
+    case 6:
+      return absl::UnknownError("PeerLost: " + message);
+    case 7:
+      return absl::UnknownError("Revoked: " + message);
+    case 8:
+      return absl::UnknownError("FarandoleTimeout: " + message);
+    default:
+      return absl::UnknownError("HorovodInternalError: " + message);
+  }
+}
+
+absl::Status take_received(Step& step, size_t place, const farandole_outcome& outcome) {
+  TensorShape shape;
+  for (int i = 0; i < outcome.dimensions; ++i) shape.AddDim(outcome.shape[i]);
+  Tensor* output = nullptr;
+  TF_RETURN_IF_ERROR(step.context->allocate_output(static_cast<int>(place), shape, &output));
+  if (outcome.output_bytes > 0) std::memcpy(output->data(), outcome.output, outcome.output_bytes);
+  if (step.kind != kAlltoall) return absl::OkStatus();
+  Tensor* splits = nullptr;
+  TF_RETURN_IF_ERROR(step.context->allocate_output(1, TensorShape({outcome.splits_count}), &splits));
+  for (int i = 0; i < outcome.splits_count; ++i)
+    splits->flat<std::int32_t>()(i) = static_cast<std::int32_t>(outcome.splits[i]);
+  return absl::OkStatus();
+}
+
+void finish(const std::shared_ptr<Step>& step) {
+  if (!step->status.ok()) step->context->SetStatus(step->status);
+  // What comes after the node runs in TensorFlow's own threads: this one only passes results on.
+  auto done = std::move(step->done);
+  step->inputs.clear();
+  (*step->context->runner())([done]() { done(); });
+}
+
+void complete(std::int64_t handle, farandole_engine* engine, const Core& core) {
+  std::shared_ptr<Step> step;
+  size_t place = 0;
+  {
+    std::lock_guard lock(world().mutex);
+    auto found = world().pending.find(handle);
+    if (found == world().pending.end()) return;  // somebody else's
+    step = found->second.first;
+    place = found->second.second;
+    world().pending.erase(found);
+  }
+  farandole_outcome outcome{};
+  absl::Status status;
+  if (core.outcome_of(engine, handle, &outcome) != 0)
+    status = failure(10, "the outcome is gone");
+  else if (outcome.code != 0)
+    status = failure(outcome.code, outcome.message);
+  else if (step->kind == kAllgather || step->kind == kAlltoall)
+    status = take_received(*step, place, outcome);
+  core.release(engine, handle);
+  if (!status.ok() && step->status.ok()) step->status = status;
+  if (--step->left == 0) finish(step);  // one thread completes, so that nobody else counts
+}
+
+class Collective : public AsyncOpKernel {
+ public:
+  explicit Collective(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("kind", &kind_));
+    OP_REQUIRES_OK(context, context->GetAttr("tensor_names", &names_));
+    OP_REQUIRES_OK(context, context->GetAttr("bundle", &bundle_));
+    OP_REQUIRES_OK(context, context->GetAttr("reduce_op", &op_));
+    OP_REQUIRES_OK(context, context->GetAttr("root_rank", &root_));
+    OP_REQUIRES_OK(context, context->GetAttr("process_set_id", &group_));
+    OP_REQUIRES_OK(context, context->GetAttr("ranks", &ranks_));
+    std::string scales;
+    OP_REQUIRES_OK(context, context->GetAttr("scales", &scales));
+    char* rest = nullptr;
+    prescale_ = std::strtod(scales.c_str(), &rest);
+    postscale_ = std::strtod(rest, nullptr);
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    auto step = std::make_shared<Step>();
+    step->context = context;
+    step->done = std::move(done);
+    step->kind = kind_;
+    step->left = names_.size();
+    // One lock for all: a completion must find what it belongs to.
+    std::lock_guard lock(world().mutex);
+    absl::Status status = submit(*context, step);
+    if (status.ok()) return;
+    context->SetStatus(status);
+    step->done();
+  }
+
+ private:
+  absl::Status submit(OpKernelContext& context, const std::shared_ptr<Step>& step) {
+    World& now = world();
+    if (now.engine == nullptr)
+      return absl::FailedPreconditionError("NotInitialized: Farandole has not been initialized; call init() first.");
+    const size_t count = names_.size();
+    std::vector<farandole_request> requests(count);
+    std::vector<std::vector<std::int64_t>> shapes(count);
+    std::vector<std::int64_t> splits;
+    for (size_t i = 0; i < count; ++i) {
+      const Tensor& input = context.input(static_cast<int>(i) + 1);
+      for (int d = 0; d < input.dims(); ++d) shapes[i].push_back(input.dim_size(d));
+      if (kind_ != kAllreduce && kind_ != kBroadcast && input.dims() == 0)
+        return failure(2, "a tensor with at least one dimension is needed; reshape the scalar to (1,)");
+      Tensor* output = nullptr;
+      TF_RETURN_IF_ERROR(allocate(context, static_cast<int>(i), input, &output));
+      if (kind_ == kAlltoall) TF_RETURN_IF_ERROR(read_splits(context, input, splits, shapes[i]));
+      farandole_request& request = requests[i];
+      request = farandole_request{};
+      request.kind = kind_;
+      request.dtype = dtype_of(input.dtype());
+      request.op = op_;
+      request.group = group_;
+      request.peer = root_;
+      request.device = -1;
+      request.name = names_[i].c_str();
+      request.input = input.data();
+      request.output = output == nullptr ? nullptr : output->data();
+      request.shape = shapes[i].data();
+      request.dimensions = static_cast<std::int32_t>(shapes[i].size());
+      request.splits = splits.empty() ? nullptr : splits.data();
+      request.splits_count = static_cast<std::int32_t>(splits.size());
+      request.prescale = prescale_;
+      request.postscale = postscale_;
+      step->inputs.push_back(input);
+    }
+    std::vector<std::int64_t> handles(count);
+    char error[1024] = "";
+    int code = now.core.submit(now.engine, requests.data(), static_cast<std::int32_t>(count), bundle_ ? 1 : 0,
+                               handles.data(), error, sizeof error);
+    if (code != 0) return failure(code, error);
+    for (size_t i = 0; i < count; ++i) now.pending.emplace(handles[i], std::make_pair(step, i));
+    return absl::OkStatus();
+  }
+
+  absl::Status allocate(OpKernelContext& context, int place, const Tensor& input, Tensor** output) const {
+    if (kind_ == kAllgather || kind_ == kAlltoall) return absl::OkStatus();  // the core allocates
+    TensorShape shape = input.shape();
+    if (kind_ == kReducescatter) {
+      const std::int64_t rows = shape.dim_size(0), members = size(), own = index();
+      shape.set_dim(0, rows / members + (own < rows % members ? 1 : 0));
+    }
+    return context.allocate_output(place, shape, output);
+  }
+
+  // Rows for each member; rows beyond their sum go nowhere.
+  absl::Status read_splits(OpKernelContext& context, const Tensor& input, std::vector<std::int64_t>& splits,
+                           std::vector<std::int64_t>& shape) const {
+    const std::int64_t rows = input.dim_size(0), members = size();
+    const Tensor& given = context.input(2);
+    if (given.NumElements() == 1 && given.dims() == 0) {  // none were given
+      if (rows % members != 0)
+        return failure(2, "alltoall without splits: " + std::to_string(rows) + " rows cannot be divided evenly among " +
+                              std::to_string(members) + " ranks");
+      splits.assign(members, rows / members);
+      return absl::OkStatus();
+    }
+    if (given.dims() != 1 || given.NumElements() != members)
+      return failure(2, "splits has " + std::to_string(given.NumElements()) + " entries, but the process set has " +
+                            std::to_string(members) + " ranks");
+    std::int64_t sum = 0;
+    for (std::int64_t i = 0; i < members; ++i) {
+      splits.push_back(given.flat<std::int64_t>()(i));
+      if (splits.back() < 0) return failure(2, "splits: a number of rows cannot be negative");
+      sum += splits.back();
+    }
+    if (sum > rows)
+      return failure(2, "splits ask for " + std::to_string(sum) + " rows, but the tensor has " + std::to_string(rows));
+    shape[0] = sum;
+    return absl::OkStatus();
+  }
+
+  std::int64_t size() const { return ranks_.empty() ? world().size : static_cast<std::int64_t>(ranks_.size()); }
+  std::int64_t index() const {
+    if (ranks_.empty()) return world().rank;
+    for (size_t i = 0; i < ranks_.size(); ++i)
+      if (ranks_[i] == world().rank) return static_cast<std::int64_t>(i);
+    return 0;
+  }
+
+  int kind_ = 0, op_ = 1, root_ = -1, group_ = 0;
+  bool bundle_ = false;
+  double prescale_ = 1, postscale_ = 1;
+  std::vector<std::string> names_;
+  std::vector<int> ranks_;
+};
+
+// A number that TensorFlow must ask for each time: whatever depends on it is not computed once and kept.
+class Anchor : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
+    output->scalar<std::int32_t>()() = 0;
+  }
+};
+
+using tensorflow::shape_inference::InferenceContext;
+
+absl::Status shapes_of(InferenceContext* context) {
+  int kind = 0;
+  TF_RETURN_IF_ERROR(context->GetAttr("kind", &kind));
+  for (int i = 0; i < context->num_outputs(); ++i) {
+    if (kind == kAllreduce || kind == kBroadcast) {
+      context->set_output(i, context->input(i + 1));
+    } else if (kind == kAlltoall && i == 1) {
+      context->set_output(i, context->UnknownShapeOfRank(1));
+    } else if (!context->RankKnown(context->input(i + 1)) || context->Rank(context->input(i + 1)) == 0) {
+      context->set_output(i, context->UnknownShape());
+    } else {
+      auto shape = context->input(i + 1);
+      TF_RETURN_IF_ERROR(context->ReplaceDim(shape, 0, context->UnknownDim(), &shape));
+      context->set_output(i, shape);
+    }
+  }
+  return absl::OkStatus();
+}
+
+#define COLLECTIVE_ATTRIBUTES             \
+  Attr("kind: int")                       \
+      .Attr("tensor_names: list(string)") \
+      .Attr("bundle: bool = false")       \
+      .Attr("reduce_op: int = 1")         \
+      .Attr("root_rank: int = -1")        \
+      .Attr("process_set_id: int = 0")    \
+      .Attr("ranks: list(int) = []")      \
+      .Attr("scales: string = '1 1'")
+
+REGISTER_OP("FarandoleAnchor")
+    .Output("anchor: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+REGISTER_OP("FarandoleCollective")
+    .Input("anchor: int32")
+    .Input("tensors: T")
+    .Output("outputs: T")
+    .Attr("T: list({bool, uint8, int8, uint16, int16, int32, int64, half, float, double, bfloat16})")
+    .COLLECTIVE_ATTRIBUTES.SetShapeFn(shapes_of);
+REGISTER_OP("FarandoleAlltoall")
+    .Input("anchor: int32")
+    .Input("tensor: T")
+    .Input("splits: int64")
+    .Output("output: T")
+    .Output("received_splits: int32")
+    .Attr("T: {bool, uint8, int8, uint16, int16, int32, int64, half, float, double, bfloat16}")
+    .COLLECTIVE_ATTRIBUTES.SetShapeFn(shapes_of);
+
+REGISTER_KERNEL_BUILDER(Name("FarandoleAnchor").Device(tensorflow::DEVICE_CPU), Anchor);
+REGISTER_KERNEL_BUILDER(Name("FarandoleCollective").Device(tensorflow::DEVICE_CPU), Collective);
+REGISTER_KERNEL_BUILDER(Name("FarandoleAlltoall").Device(tensorflow::DEVICE_CPU), Collective);
+
+}  // namespace
+
+// From now on nodes use this engine, and wait for it to be served. 0, or 1 when the library of the core lacks
+// something.
+extern "C" __attribute__((visibility("default"))) int farandole_ops_attach(farandole_engine* engine,
+                                                                           const char* library, int rank, int size) {
+  void* core_library = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+  if (core_library == nullptr) return 1;
+  Core core;
+  core.submit = reinterpret_cast<decltype(core.submit)>(dlsym(core_library, "farandole_submit"));
+  core.next_completion =
+      reinterpret_cast<decltype(core.next_completion)>(dlsym(core_library, "farandole_next_completion"));
+  core.outcome_of = reinterpret_cast<decltype(core.outcome_of)>(dlsym(core_library, "farandole_outcome_of"));
+  core.release = reinterpret_cast<decltype(core.release)>(dlsym(core_library, "farandole_release"));
+  if (!core.submit || !core.next_completion || !core.outcome_of || !core.release) return 1;
+  std::lock_guard lock(world().mutex);
+  world().engine = engine;
+  world().rank = rank;
+  world().size = size;
+  world().core = core;
+  return 0;
+}
+
+// Serves the nodes that use this engine until it has ended; blocks, for one thread of Python.
+extern "C" __attribute__((visibility("default"))) void farandole_ops_serve(farandole_engine* engine) {
+  Core core;
+  {
+    std::lock_guard lock(world().mutex);
+    core = world().core;
+  }
+  std::int64_t handle = 0;
+  while ((handle = core.next_completion(engine, 1000)) >= 0)
+    if (handle > 0) complete(handle, engine, core);
+  std::map<std::int64_t, std::pair<std::shared_ptr<Step>, size_t>> rest;
+  {
+    std::lock_guard lock(world().mutex);
+    if (world().engine != engine) return;
+    world().engine = nullptr;
+    rest.swap(world().pending);
+  }
+  for (auto& [_, entry] : rest) {
+    auto& step = entry.first;
+    if (step->status.ok()) step->status = failure(5, "Farandole has been shut down");
+    if (--step->left == 0) finish(step);
+  }
+}

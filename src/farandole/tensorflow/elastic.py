@@ -1,0 +1,104 @@
+# Elastic training for TensorFlow: variables as state, and a loop that knows errors from inside graphs.
+# Touches TensorFlow, elastic, failures, functions and farandole.keras.elastic_bodies.
+"""Stands where a script has `horovod.tensorflow.elastic`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..elastic import loop
+from ..elastic.state import ObjectState, State
+from ..engine import Array
+from ..errors import HorovodInternalError
+from ..keras import elastic_bodies
+from ..keras.values import broadcast_variables
+from ..objects import broadcast_object
+from ..runtime import rank
+from . import compiled
+from .failures import translated
+from .framework import tf
+
+__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates `func(state, ...)`: it is called again, with the last commit, when ranks were lost or came.
+
+    Errors of the engine that TensorFlow reports as its own, because they happened inside a graph, count as well.
+    """
+
+    @functools.wraps(func)
+    def knowing(state: State, *args: Any, **kwargs: Any) -> Any:
+        compiled.prepare()  # the world may be a new one
+        try:
+            return func(state, *args, **kwargs)
+        except tf.errors.OpError as error:
+            meant = translated(error)
+            if isinstance(meant, HorovodInternalError):
+                raise meant from error
+            raise
+
+    return loop.run(knowing)
+
+
+class TensorFlowKerasState(elastic_bodies.KerasState):
+    """`TensorFlowKerasState(model, optimizer, batch=0, epoch=0)`: the variables of a built Keras model and optimizer.
+
+    `backend` is there for scripts that pass it.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        super().__init__(model, optimizer, **kwargs)
+
+
+class TensorFlowState(ObjectState):
+    """`TensorFlowState(variables=[...], batch=0)`: variables of TensorFlow, and plain values.
+
+    With `session` the variables are those of its graph; without `variables`, all global ones.
+    """
+
+    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
+        self._session = session
+        if variables is None:
+            variables = tf.compat.v1.global_variables()
+        self.variables = list(variables)
+        self._copies: list[Array] = []
+        super().__init__(broadcast_object, rank, **kwargs)
+        self._copies = self._read()
+
+    def _read(self) -> list[Array]:
+        if self._session is not None:
+            return [np.array(value) for value in self._session.run(self.variables)]
+        return [np.array(variable) for variable in self.variables]
+
+    def _write(self, values: Sequence[Array]) -> None:
+        for variable, value in zip(self.variables, values, strict=True):
+            if self._session is not None:
+                variable.load(value, self._session)
+            else:
+                variable.assign(value)
+
+    def save(self) -> None:
+        """Keeps a copy in memory, on this rank alone."""
+        self._copies = self._read()
+        super().save()
+
+    def restore(self) -> None:
+        """Goes back to the last copy."""
+        self._write(self._copies)
+        super().restore()
+
+    def sync(self) -> None:
+        """Gives every rank rank 0's variables and values."""
+        if self._session is None:
+            broadcast_variables(self.variables, 0)
+        else:
+            self._write(broadcast_object(self._read(), 0, "elastic.variables"))
+        super().sync()
+
+    def _saved_bytes(self) -> int:
+        return super()._saved_bytes() + sum(copy.nbytes for copy in self._copies)

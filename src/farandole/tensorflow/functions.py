@@ -1,0 +1,123 @@
+# Variables and objects from one rank to all.
+# Touches TensorFlow, naming, ops, work and objects.
+"""Called once before training, so that all ranks begin with the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import objects
+from .. import ops as arrays_ops
+from ..engine import Kind
+from ..groups import ProcessSet, global_process_set
+from ..runtime import runtime
+from . import naming
+from .framework import tf
+from .ops import run
+from .work import Work
+
+
+def broadcast_variables(
+    variables: Sequence[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> Any:
+    """Gives all variables the root's values: at once in eager mode, else when the operation that it gives runs.
+
+    `inplace` is there for scripts that pass it.
+    """
+    variables = list(variables)
+    _, ranks = runtime.world.groups.members(process_set)
+    arrays_ops.member(root_rank, ranks, "root_rank")
+    if not variables:
+        return tf.group()
+    prefix = "broadcast_variables"
+    if not tf.executing_eagerly():
+        prefix = naming.in_graph("HorovodBroadcast", prefix, None, False)
+    # By place, not by the variable's name: Keras numbers its layers, and a rank may have made others before.
+    names = tuple(f"{prefix}.{place}" for place in range(len(variables)))
+    work = Work(Kind.BROADCAST, process_set=process_set, root=root_rank, names=names)
+    values = run(work, [tf.stop_gradient(_read(variable)) for variable in variables])
+    return tf.group(*[_assigned(variable, value) for variable, value in zip(variables, values, strict=True)])
+
+
+def _read(variable: Any) -> Any:
+    return tf.convert_to_tensor(variable)
+
+
+def _assigned(variable: Any, value: Any) -> Any:
+    done = variable.assign(value)
+    return done if done is not None and hasattr(done, "op") and not tf.executing_eagerly() else tf.no_op()
+
+
+def broadcast_(
+    variables: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Gives the variables the root's values, in place, and gives them back."""
+    naming.checked(name)
+    single = not isinstance(variables, (list, tuple))
+    broadcast_variables([variables] if single else variables, root_rank, process_set, True)
+    return variables
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """An operation that gives all global variables of the graph the root's values; for graphs with sessions alone."""
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "broadcast_global_variables() works in graphs for sessions alone; in eager mode call "
+            "broadcast_variables(model.variables, root_rank=0)"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Gives all variables the root's values once a session has been made; `device` is there for scripts."""
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.device = device
+        self.bcast_op: Any = None
+
+    def begin(self) -> None:
+        """Adds the operation to the graph, which is finalised afterwards."""
+        if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
+            self.bcast_op = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        """Runs it."""
+        session.run(self.bcast_op)
+
+
+# Objects travel beside the graph: no session is needed, and one that is given is not used.
+
+
+def broadcast_object(
+    obj: Any = None,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The root's object on every rank; what the others pass is ignored. `session` is there for scripts that pass it."""
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Callable[[Any], Any]:
+    """A function that gives every rank the root's object."""
+
+    def give(obj: Any = None) -> Any:
+        return objects.broadcast_object(obj, root_rank, name, process_set)
+
+    return give
+
+
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Every rank's object, in the order of ranks. `session` is there for scripts that pass it."""
+    return objects.allgather_object(obj, name, process_set)

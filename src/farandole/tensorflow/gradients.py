@@ -1,0 +1,140 @@
+# The gradients of a step: reduced over the ranks, dense and sparse, in groups, compressed, some of them left alone.
+# Touches TensorFlow, compression, naming, ops and work.
+"""`Reduction` is what tapes and optimizers have in common."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..compat import split_list
+from ..engine import Kind
+from ..groups import ProcessSet, global_process_set
+from ..pending import chosen_op
+from ..reductions import Adasum, Average
+from . import naming
+from .compression import Compression, checked_compression
+from .framework import tf
+from .ops import allreduce, grouped_allreduce, run
+from .work import Work
+
+
+@dataclass
+class Reduction:
+    """How gradients are reduced. `local` holds variables whose gradients stay on their rank."""
+
+    compression: Any = Compression.none
+    sparse_as_dense: bool = False
+    op: Any = Average
+    gradient_predivide_factor: float = 1.0
+    groups: Any = None
+    process_set: ProcessSet = field(default_factory=lambda: global_process_set)
+    scale_local_gradients: bool = True
+    local: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.op = chosen_op(self.op, None)
+        checked_compression(self.compression)
+        if self.gradient_predivide_factor != 1.0 and self.op != Average:
+            raise ValueError("gradient_predivide_factor only makes sense with op=Average")
+        if self.groups is not None:
+            _check_groups(self.groups)
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """Before and after the sum; together they change nothing but the range in between."""
+        return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor
+
+    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The reduced gradients, in the same order; None stays None."""
+        if self.process_set.included() is False:
+            return list(gradients)
+        result = list(gradients)
+        dense: list[int] = []
+        for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            if gradient is None:
+                continue
+            if id(variable) in self.local:
+                result[place] = self._scaled(gradient)
+            elif isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense:
+                result[place] = self._sparse(gradient)
+            else:
+                result[place] = tf.convert_to_tensor(gradient)
+                dense.append(place)
+        parts = self._parts(dense, variables)
+        for places in parts[:-1]:
+            reduced = grouped_allreduce(
+                [result[place] for place in places], compression=self.compression, op=self.op,
+                prescale_factor=self.scales[0], postscale_factor=self.scales[1], process_set=self.process_set,
+            )  # fmt: skip
+            for place, gradient in zip(places, reduced, strict=True):
+                result[place] = gradient
+        for place, gradient in zip(parts[-1], self._each([result[place] for place in parts[-1]]), strict=True):
+            result[place] = gradient
+        return result
+
+    def _scaled(self, gradient: Any) -> Any:
+        if not self.scale_local_gradients:
+            return gradient
+        count = self.process_set.size() or 1
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(gradient.values / count, gradient.indices, gradient.dense_shape)
+        return gradient / count
+
+    def _sparse(self, gradient: Any) -> Any:
+        if self.op == Adasum:
+            raise NotImplementedError("Adasum does not take tf.IndexedSlices; use sparse_as_dense=True")
+        return allreduce(gradient, compression=self.compression, op=self.op, process_set=self.process_set)
+
+    def _each(self, gradients: list[Any]) -> list[Any]:
+        """Every gradient by itself, all in one call: no thread waits for one while others could go."""
+        if not gradients:
+            return []
+        packed = [self.compression.compress(gradient) for gradient in gradients]
+        sent = [tensor for tensor, _ in packed]
+        prefix = "gradients"
+        if tf.executing_eagerly():
+            # Models that take turns have names of their own; ranks agree on them without having agreed on any name.
+            prefix = f"gradients.{len(sent)}.{sum(int(tf.size(tensor)) for tensor in sent)}"
+        else:
+            prefix = naming.in_graph("HorovodAllreduce", prefix, None, False)
+        names = tuple(f"{prefix}.{place}" for place in range(len(sent)))
+        work = Work(Kind.ALLREDUCE, None, self.op, self.scales, self.process_set, names=names)
+        reduced = run(replace(work, name=None), sent)
+        return [self.compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, packed, strict=True)]
+
+    def _parts(self, places: list[int], variables: Sequence[Any]) -> list[list[int]]:
+        """The places by group; last, those that are in none."""
+        if self.groups is None:
+            return [places]
+        if isinstance(self.groups, int):
+            even = split_list(places, min(self.groups, len(places))) if places else []
+            return [*[list(part) for part in even], []]
+        where = {id(variables[place]): place for place in places}
+        parts = [[where[id(one)] for one in group if id(one) in where] for group in self.groups]
+        grouped = {place for part in parts for place in part}
+        return [*[part for part in parts if part], [place for place in places if place not in grouped]]
+
+
+def _check_groups(groups: Any) -> None:
+    if isinstance(groups, int):
+        if groups <= 0:
+            raise ValueError(f"groups={groups}: expected a positive number, or lists of variables")
+        return
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple)) for group in groups):
+        raise ValueError("groups: expected a positive number, or a list of lists of variables")
+    members = [id(variable) for group in groups for variable in group]
+    if len(members) != len(set(members)):
+        raise ValueError("groups: a variable can only be in one group")
+
+
+def chosen_groups(num_groups: int, groups: Any) -> Any:
+    """`groups`, or its deprecated name."""
+    if num_groups:
+        warnings.warn("`num_groups` is deprecated; use `groups`", DeprecationWarning, stacklevel=3)
+        if num_groups < 0:
+            raise ValueError(f"num_groups={num_groups}: expected a positive number")
+        return num_groups if groups is None else groups
+    return groups

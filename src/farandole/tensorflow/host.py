@@ -1,0 +1,78 @@
+# How work gets done on the host: at once on eager tensors, by a callback of Python in graphs.
+# Touches TensorFlow, NumPy, work and the NumPy layer.
+"""The way without a compiler, and the only one of eager tensors.
+
+A callback blocks a thread of TensorFlow. In a `tf.function` callbacks are stateful, so that TensorFlow runs them in the
+order of the program, which is the same on all ranks. In a graph for sessions nobody keeps that order: there as many
+collectives can wait at once as TensorFlow has threads for operations, and the gradients of a step count as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..engine import Array, Kind
+from .framework import tf
+from .work import Work, begin, results
+
+
+def carry_out(work: Work, tensors: Sequence[Any], splits: Any = None) -> list[Any]:
+    """The outputs of the work on these tensors, as tensors."""
+    if tf.executing_eagerly():
+        rows = None if splits is None else _plain(splits)
+        return [tf.convert_to_tensor(array) for array in results(work, begin(work, _arrays(tensors), rows))]
+    inputs = [*tensors] if splits is None else [*tensors, splits]
+    types = [tensor.dtype for tensor in tensors] + [tf.int32] * (work.kind == Kind.ALLTOALL)
+    outputs = _callback(work, len(tensors), inputs, types)
+    for output, shape in zip(outputs, shapes(work, tensors), strict=True):
+        output.set_shape(shape)
+    return outputs
+
+
+def shapes(work: Work, tensors: Sequence[Any]) -> list[Any]:
+    """What is known of the outputs' shapes."""
+    if work.kind in (Kind.ALLREDUCE, Kind.BROADCAST):
+        return [tensor.shape for tensor in tensors]
+    if any(tensor.shape.rank == 0 for tensor in tensors):
+        raise ValueError(f"{work.kind.name.lower()} needs a tensor with at least one dimension; reshape it to (1,)")
+    known = [[None, *tensor.shape[1:]] if tensor.shape.rank is not None else None for tensor in tensors]
+    return [*known, [None]] if work.kind == Kind.ALLTOALL else known
+
+
+def _arrays(tensors: Sequence[Any]) -> list[Array]:
+    """NumPy's view of each; without a copy where the tensor lies in the memory of the CPU."""
+    return [np.asarray(tensor) for tensor in tensors]
+
+
+def _plain(splits: Any) -> Any:
+    return splits.numpy().tolist() if hasattr(splits, "numpy") else splits
+
+
+def _split(count: int, arrays: Sequence[Any]) -> tuple[list[Array], Any]:
+    given = [np.asarray(array) for array in arrays]
+    return given[:count], given[count].tolist() if len(given) > count else None
+
+
+def _callback(work: Work, count: int, inputs: list[Any], types: list[Any]) -> list[Any]:
+    def run(*arrays: Any) -> list[Array]:
+        own, rows = _split(count, arrays)
+        return results(work, begin(work, own, rows))
+
+    return _listed(tf.numpy_function(run, inputs, types, name=work.label))
+
+
+def _listed(outputs: Any) -> list[Any]:
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+def asked(question: Any, dtype: Any, name: str | None) -> Any:
+    """The answer of a function of this process: now in eager mode, each time it runs in a graph."""
+    if tf.executing_eagerly():
+        return tf.convert_to_tensor(question(), dtype)
+    kind = dtype.as_numpy_dtype
+    answer = tf.numpy_function(lambda: kind(question()), [], dtype, name=name)
+    answer.set_shape([])
+    return answer

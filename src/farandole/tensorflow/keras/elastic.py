@@ -1,0 +1,29 @@
+# Elastic training for tf.keras: the model and its optimizer as state, and callbacks that commit.
+# Touches tf.keras, farandole.keras.elastic_bodies and the elastic loop of TensorFlow.
+"""Stands where a script has `horovod.tensorflow.keras.elastic`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...keras import elastic_bodies
+from ..elastic import run
+from ..framework import tf
+
+__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
+
+_Callback: Any = tf.keras.callbacks.Callback
+
+KerasState = elastic_bodies.KerasState
+
+
+class CommitStateCallback(elastic_bodies.Commit, _Callback):  # type: ignore[misc]
+    """Commits the state every so many batches."""
+
+
+class UpdateBatchStateCallback(elastic_bodies.UpdateBatch, _Callback):  # type: ignore[misc]
+    """Keeps `state.batch` up to date, and begins an interrupted epoch where it was left."""
+
+
+class UpdateEpochStateCallback(elastic_bodies.UpdateEpoch, _Callback):  # type: ignore[misc]
+    """Keeps `state.epoch` up to date."""

@@ -1,0 +1,118 @@
+# DistributedOptimizer for tf.keras: Keras 3's, or for tf_keras one that reduces in apply_gradients.
+# Touches tf.keras, aggregation, gradients and farandole.keras.
+"""Wraps an optimizer; the result is of a class of the same name, so that saved models load without this package."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ...groups import ProcessSet, global_process_set
+from ...keras.optimizer import make
+from ...pending import chosen_op
+from ...reductions import Adasum, Average
+from ..aggregation import LocalGradientAggregationHelper
+from ..compression import Compression
+from ..framework import tf
+from ..gradients import Reduction, chosen_groups
+
+
+def legacy() -> bool:
+    """Whether tf.keras is Keras 2."""
+    return not str(getattr(tf.keras, "__version__", "2")).startswith("3")  # tf_keras has none there
+
+
+class ReducedGradients:
+    """The methods that a DistributedOptimizer over one of tf_keras has before those of the wrapped class."""
+
+    def register_local_var(self, var: Any) -> None:
+        """The gradient of this variable stays on its rank."""
+        self.__dict__["_farandole_reduction"].local.add(id(var))
+
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the wrapped optimizer's, with the gradients of all ranks."""
+        base: Any = super()
+        gradients, variables = zip(*list(grads_and_vars), strict=True)
+        aggregation: LocalGradientAggregationHelper = self.__dict__["_farandole_aggregation"]
+        reduced = aggregation.compute_gradients(gradients, variables)
+        # Slots are variables, and those cannot be made inside the branch that applies.
+        if aggregation.backward_passes_per_step > 1:
+            with tf.init_scope():
+                base.build(list(variables))
+        pairs = list(zip(reduced, variables, strict=True))
+        return aggregation.apply_gradients(lambda: base.apply_gradients(pairs, *args, **kwargs))
+
+
+@functools.cache
+def _class_over(base: Any) -> Any:
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    return type(base.__name__, (ReducedGradients, base), names)
+
+
+def over_legacy(optimizer: Any, reduction: Reduction, passes: int, average: bool) -> Any:
+    """A DistributedOptimizer over one of tf_keras, with everything that it has."""
+    kind: Any = type(optimizer)
+    twin: Any = object.__new__(_class_over(kind))
+    object.__setattr__(twin, "__dict__", optimizer.__dict__)  # Keras watches assignments
+    twin.__dict__["_farandole_reduction"] = reduction
+    twin.__dict__["_farandole_aggregation"] = LocalGradientAggregationHelper(
+        passes, reduction, average_aggregated_gradients=average
+    )
+    return twin
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """An optimizer that applies the average of all ranks' gradients. The first, `optimizer`, is used up by it."""
+    groups = chosen_groups(num_groups, groups)
+    if chosen_op(op, None) == Adasum:
+        raise ValueError("op=Adasum does not go with Keras optimizers")
+    if legacy() and hasattr(optimizer, "apply_gradients"):
+        reduction = Reduction(
+            compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set, scale_local_gradients
+        )
+        return over_legacy(optimizer, reduction, backward_passes_per_step, average_aggregated_gradients)
+    return make(
+        optimizer,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Any = None,
+    custom_objects: Any = None,
+    compression: Any = Compression.none,
+    legacy_opts: bool = False,
+) -> Any:
+    """A saved model whose optimizer reduces the gradients of all ranks; its state is that of the file.
+
+    `custom_optimizers`: classes that Keras does not know. `legacy_opts` is there for scripts that pass it.
+    """
+    known = {kind.__name__: kind for kind in custom_optimizers or ()}
+    model = tf.keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
+    if getattr(model, "optimizer", None) is not None:
+        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
+    return model

@@ -1,0 +1,338 @@
+# The operations on tensors: in eager mode, in tf.function and in graphs for sessions; gradients flow through them.
+# Touches TensorFlow, compression, host, naming, work and the NumPy layer's words.
+"""Operations with the names, arguments and rules of Horovod. Each gradient is a collective too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from .. import ops as arrays_ops
+from ..engine import DType, Kind
+from ..errors import HorovodInternalError
+from ..groups import ProcessSet, global_process_set
+from ..pending import checked_scales, chosen_op
+from ..reductions import Adasum, Average, Sum
+from ..runtime import local_rank, local_size, rank, runtime
+from . import naming
+from .compression import Compression, checked_compression
+from .framework import tf
+from .host import asked
+from .way import carry_out
+from .work import Work
+
+_TYPES = tuple(kind.name.lower() for kind in DType)
+
+# --- how each is carried out -----------------------------------------------------------------------------------------
+
+
+def _dense(tensor: Any) -> Any:
+    if isinstance(tensor, tf.Tensor):
+        return tensor
+    return tf.convert_to_tensor(tensor)
+
+
+def run(work: Work, tensors: Sequence[Any], splits: Any = None, ignore_name_scope: bool = False) -> list[Any]:
+    """The outputs, with gradients; of an alltoall the rows and the received splits."""
+    naming.checked(work.name)
+    runtime.world.groups.members(work.process_set)  # ValueError now rather than when the graph runs
+    given = [_dense(tensor) for tensor in tensors]
+    if not given:
+        return []
+    for tensor in given:
+        if tensor.dtype.name not in _TYPES:
+            raise ValueError(
+                f"tensors of dtype {tensor.dtype.name} are not supported; supported are {', '.join(_TYPES)}"
+            )
+    if not tf.executing_eagerly() and work.names is None:
+        work = replace(work, name=naming.in_graph(work.label, work.name, given[0], ignore_name_scope))
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def differentiable(*inputs: Any) -> Any:
+        outputs = carry_out(work, inputs, splits)
+
+        def backward(*grads: Any) -> list[Any]:
+            # Whole numbers have no gradient: the received splits of an alltoall come with None.
+            filled = [
+                tf.zeros_like(output) if grad is None else _dense(grad)
+                for grad, output in zip(grads, outputs, strict=True)
+            ]
+            return _backward(work, inputs, outputs, filled)
+
+        return outputs, backward
+
+    found = differentiable(*given)
+    return list(found) if isinstance(found, (list, tuple)) else [found]
+
+
+def _backward(work: Work, inputs: Sequence[Any], outputs: Sequence[Any], grads: list[Any]) -> list[Any]:
+    again = replace(work, name=None, names=None, grouped=work.grouped or work.names is not None)
+    if work.kind == Kind.ALLREDUCE:
+        return run(again, grads)
+    average = replace(again, kind=Kind.ALLREDUCE, op=Average, scales=(1.0, 1.0))
+    if work.kind == Kind.BROADCAST:
+        at_root = rank_op() == tf.cast(work.root, tf.int32)
+        return [tf.where(at_root, grad, tf.zeros_like(grad)) for grad in run(average, grads)]
+    if work.kind == Kind.ALLGATHER:
+        return _own_rows(work, inputs, run(average, grads))
+    if work.kind == Kind.REDUCESCATTER:
+        factor = work.scales[0] * work.scales[1]
+        if work.op == Sum:
+            factor = factor * tf.cast(_members_op(work.process_set), tf.float64)
+        scaled = [grad * tf.cast(factor, grad.dtype) for grad in grads]
+        return run(replace(again, kind=Kind.ALLGATHER, op=Sum, scales=(1.0, 1.0)), scaled)
+    rows, _ = run(again, grads[:1], outputs[1])
+    # Rows beyond the sum of the splits went nowhere.
+    left = tf.shape(inputs[0])[0] - tf.shape(rows)[0]
+    return [tf.concat([rows, tf.zeros(tf.concat([[left], tf.shape(rows)[1:]], 0), rows.dtype)], 0)]
+
+
+def _own_rows(work: Work, inputs: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
+    """This rank's part of gradients of what all ranks gathered."""
+    rows = tf.stack([tf.shape(tensor)[0] for tensor in inputs])
+    everyones = run(Work(Kind.ALLGATHER, process_set=work.process_set), [rows[tf.newaxis]])[0]
+    place = asked(lambda: work.process_set.rank(), tf.int32, None)
+    before = tf.reduce_sum(everyones[:place], 0)
+    return [grad[before[i] : before[i] + rows[i]] for i, grad in enumerate(grads)]
+
+
+def _members_op(process_set: ProcessSet) -> Any:
+    return asked(lambda: process_set.size(), tf.int32, None)
+
+
+# --- allreduce -------------------------------------------------------------------------------------------------------
+
+
+def _allreduce(
+    tensors: Sequence[Any],
+    average: bool | None,
+    compression: Any,
+    op: Any,
+    scales: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+    grouped: bool,
+    ignore_name_scope: bool,
+) -> list[Any]:
+    chosen = chosen_op(op, average)
+    scales = checked_scales(scales)
+    if not grouped and isinstance(tensors[0], tf.IndexedSlices):
+        return [_sparse_allreduce(tensors[0], chosen, scales, name, process_set, compression)]
+    packed = [checked_compression(compression).compress(_dense(tensor)) for tensor in tensors]
+    work = Work(Kind.ALLREDUCE, name, chosen, scales, process_set, grouped=grouped)
+    reduced = run(work, [tensor for tensor, _ in packed], None, ignore_name_scope)
+    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, packed, strict=True)]
+
+
+def _sparse_allreduce(
+    slices: Any, op: Any, scales: tuple[float, float], name: str | None, process_set: ProcessSet, compression: Any
+) -> Any:
+    """Two allgathers: the rows that occur on several ranks are added by whoever uses them."""
+    if op == Adasum:
+        raise NotImplementedError("Adasum does not take tf.IndexedSlices; use sparse_as_dense=True")
+    if op not in (Average, Sum):
+        raise NotImplementedError("tf.IndexedSlices can only be reduced with Average and Sum")
+    if scales != (1.0, 1.0):
+        raise NotImplementedError("prescale_factor and postscale_factor are not supported for tf.IndexedSlices")
+    sent, ctx = checked_compression(compression).compress(_dense(slices.values))
+    values = compression.decompress(allgather(sent, name and f"{name}.values", process_set=process_set), ctx)
+    indices = allgather(slices.indices, name and f"{name}.indices", process_set=process_set)
+    if op == Average:
+        values = values / tf.cast(_members_op(process_set), values.dtype)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """The reduction of all ranks' tensors on every rank; the average unless `op` says otherwise.
+
+    tf.IndexedSlices give tf.IndexedSlices. `device_dense` and `device_sparse` are there for scripts that pass them.
+    """
+    scales = (prescale_factor, postscale_factor)
+    return _allreduce([tensor], average, compression, op, scales, name, process_set, False, ignore_name_scope)[0]
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """Allreduce of several tensors that become ready together."""
+    scales = (prescale_factor, postscale_factor)
+    return _allreduce(list(tensors), average, compression, op, scales, name, process_set, True, ignore_name_scope)
+
+
+# --- reducescatter ---------------------------------------------------------------------------------------------------
+
+
+def _reducescatter(
+    tensors: Sequence[Any],
+    compression: Any,
+    op: Any,
+    scales: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+    grouped: bool,
+    ignore_name_scope: bool,
+) -> list[Any]:
+    chosen = chosen_op(op, None)
+    if chosen not in (Average, Sum):
+        raise HorovodInternalError("Reducescatter currently only supports Average and Sum")
+    packed = [checked_compression(compression).compress(_dense(tensor)) for tensor in tensors]
+    work = Work(Kind.REDUCESCATTER, name, chosen, checked_scales(scales), process_set, grouped=grouped)
+    reduced = run(work, [tensor for tensor, _ in packed], None, ignore_name_scope)
+    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, packed, strict=True)]
+
+
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: Any = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """This rank's rows of the reduction; the first `rows % size` ranks get one row more."""
+    scales = (prescale_factor, postscale_factor)
+    return _reducescatter([tensor], compression, op, scales, name, process_set, False, ignore_name_scope)[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+) -> list[Any]:
+    """Reducescatter of several tensors that become ready together."""
+    scales = (prescale_factor, postscale_factor)
+    return _reducescatter(list(tensors), compression, op, scales, name, process_set, True, False)
+
+
+# --- allgather, broadcast, alltoall ----------------------------------------------------------------------------------
+
+
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """All ranks' tensors, one after the other along the first dimension, which may differ between ranks."""
+    return run(Work(Kind.ALLGATHER, name, process_set=process_set), [tensor], None, ignore_name_scope)[0]
+
+
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Allgather of several tensors that become ready together."""
+    work = Work(Kind.ALLGATHER, name, process_set=process_set, grouped=True)
+    return run(work, list(tensors), None, ignore_name_scope)
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The root's tensor on every rank. `root_rank` is a rank of the job."""
+    _, ranks = runtime.world.groups.members(process_set)
+    arrays_ops.member(root_rank, ranks, "root_rank")
+    work = Work(Kind.BROADCAST, name, process_set=process_set, root=root_rank)
+    return run(work, [tensor], None, ignore_name_scope)[0]
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends `splits[i]` rows to member i and gives the rows received; given `splits`, with the received splits."""
+    if splits is not None and not tf.executing_eagerly():
+        splits = tf.convert_to_tensor(splits)
+        if not splits.dtype.is_integer:
+            raise ValueError(f"splits are of {splits.dtype.name}; expected whole numbers")
+    work = Work(Kind.ALLTOALL, name, process_set=process_set)
+    rows, received = run(work, [tensor], splits, ignore_name_scope)
+    return rows if splits is None else (rows, received)
+
+
+# --- barrier, join, who and where ------------------------------------------------------------------------------------
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> Any:
+    """Returns when every rank of the process set has called it; in a graph, a node that ends then."""
+    if tf.executing_eagerly():
+        return arrays_ops.barrier(process_set)
+
+    def wait() -> int:
+        arrays_ops.barrier(process_set)
+        return 0
+
+    return asked(wait, tf.int32, "HorovodBarrier").op
+
+
+def join() -> Any:
+    """Says that this rank has no more data: it adds zeros to the others' allreduces until all have joined.
+
+    Gives the rank that joined last.
+    """
+    return asked(arrays_ops.join, tf.int32, "HorovodJoin")
+
+
+def rank_op(name: str | None = None) -> Any:
+    """This process's number, read when the node runs: in an elastic job it changes."""
+    return asked(rank, tf.int32, name)
+
+
+def local_rank_op(name: str | None = None) -> Any:
+    """This process's number on its host, read when the node runs."""
+    return asked(local_rank, tf.int32, name)
+
+
+def local_size_op(name: str | None = None) -> Any:
+    """The number of processes on this host, read when the node runs."""
+    return asked(local_size, tf.int32, name)
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """The number of ranks of a process set, read when the node runs."""
+    return asked(lambda: len(runtime.world.groups.numbered(process_set_id)), tf.int32, name)
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """1 where this process is in the process set, else 0, read when the node runs."""
+    return asked(lambda: int(rank() in runtime.world.groups.numbered(process_set_id)), tf.int32, name)

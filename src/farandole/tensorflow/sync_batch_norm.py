@@ -1,0 +1,55 @@
+# Batch normalisation over the batches of all ranks.
+# Touches tf.keras, ops and the words of the layers below.
+"""`SyncBatchNormalization` stands where `tf.keras.layers.BatchNormalization` stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..groups import global_process_set
+from ..reductions import Sum
+from .framework import tf
+from .ops import allreduce
+
+
+class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
+    """Normalises with the mean and variance of the batches of all ranks; ranks may have batches of any size."""
+
+    def __init__(self, fused: Any = False, **kwargs: Any) -> None:
+        if fused in (True, None):
+            raise ValueError(f"SyncBatchNormalization does not support fused={fused}: leave it out")
+        kwargs.setdefault("name", None)
+        super().__init__(**kwargs)
+
+    def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """The statistics of all ranks. Keras 3 asks with a mask, tf_keras with the axes and how to shape the result."""
+        axes, keep, mask = self._asked(inputs, args, kwargs)
+        if mask is not None:
+            raise NotImplementedError("SyncBatchNormalization does not support masks")
+        values = tf.cast(inputs, tf.float64 if inputs.dtype == tf.float64 else tf.float32)
+        channels = [axis for axis in range(inputs.shape.rank) if axis not in axes]
+        own = tf.cast(tf.reduce_prod(tf.gather(tf.shape(values), axes)), values.dtype)
+        # Two sums instead of one with squares: large means cost no precision.
+        total, first = _summed([own[tf.newaxis], tf.reduce_sum(values, axes)])
+        mean = first / total
+        shape = [inputs.shape[axis] if axis in channels else 1 for axis in range(inputs.shape.rank)]
+        centred = values - tf.reshape(mean, shape)
+        [squares] = _summed([tf.reduce_sum(tf.square(centred), axes)])
+        variance = squares / total
+        if keep:
+            mean, variance = tf.reshape(mean, shape), tf.reshape(variance, shape)
+        return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
+
+    def _asked(self, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[int], bool, Any]:
+        if hasattr(self, "_reduction_axes"):
+            mask = args[0] if args else kwargs.get("mask")
+            return list(self._reduction_axes), False, mask
+        axes = args[0] if args else kwargs["reduction_axes"]
+        keep = args[1] if len(args) > 1 else kwargs["keep_dims"]
+        return [axis % inputs.shape.rank for axis in axes], bool(keep), kwargs.get("mask")
+
+
+def _summed(tensors: list[Any]) -> list[Any]:
+    flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+    parts = tf.split(allreduce(flat, op=Sum, process_set=global_process_set), [tf.size(one) for one in tensors])
+    return [tf.reshape(part, tf.shape(one)) for part, one in zip(parts, tensors, strict=True)]

@@ -1,0 +1,63 @@
+# Which way work takes: the compiled operations in graphs where they are, callbacks and NumPy elsewhere.
+# Touches TensorFlow, compiled, host and work.
+"""`carry_out(work, tensors, splits)` gives the outputs; both ways ask the engine for the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..engine import Kind
+from ..groups import global_process_set
+from ..pending import names_of
+from . import compiled, host
+from .framework import tf
+from .work import Work
+
+
+def carry_out(work: Work, tensors: Sequence[Any], splits: Any = None) -> list[Any]:
+    """The outputs of the work on these tensors."""
+    library = None if tf.executing_eagerly() else compiled.library()
+    if library is None:
+        return host.carry_out(work, tensors, splits)
+    host.shapes(work, tensors)  # refuses scalars that cannot be
+    operation = work.kind.name.lower()
+    if work.names is not None:
+        # Each goes as soon as it is there, while the rest of the graph still computes.
+        return [
+            _node(library, work, [tensor], names_of(operation, name))[0]
+            for tensor, name in zip(tensors, work.names, strict=True)
+        ]
+    names = names_of(operation, work.name, len(tensors) if work.grouped else None)
+    if work.kind == Kind.ALLTOALL:
+        rows = tf.constant(-1, tf.int64) if splits is None else tf.cast(splits, tf.int64)
+        return list(
+            library.farandole_alltoall(
+                anchor=library.farandole_anchor(), tensor=tensors[0], splits=rows, **_attributes(work, names)
+            )
+        )
+    return _node(library, work, tensors, names)
+
+
+def _node(library: Any, work: Work, tensors: Sequence[Any], names: Sequence[str | None]) -> list[Any]:
+    return list(
+        library.farandole_collective(
+            anchor=library.farandole_anchor(), tensors=list(tensors), **_attributes(work, names)
+        )
+    )
+
+
+def _attributes(work: Work, names: Sequence[str | None]) -> dict[str, Any]:
+    everyone = work.process_set is global_process_set
+    return {
+        "kind": int(work.kind),
+        "tensor_names": list(names),
+        "bundle": work.grouped,
+        "reduce_op": int(work.op),
+        "root_rank": int(work.root),
+        "process_set_id": work.process_set.process_set_id,
+        # The world's size may change while the graph stays; a process set's ranks do not.
+        "ranks": [] if everyone else work.process_set.ranks,
+        "scales": f"{work.scales[0].hex()} {work.scales[1].hex()}",
+        "name": work.label,
+    }

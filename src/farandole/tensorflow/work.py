@@ -1,0 +1,86 @@
+# A collective call as this binding sees it: what is asked for, and how the NumPy layer begins it.
+# Touches NumPy and the NumPy layer; knows no tensor.
+"""`Work` says what to do with arrays that come later: now, in eager mode, or each time a graph runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import ops as arrays_ops
+from .. import reductions
+from ..engine import Array, Kind, Outcome, ReduceOp
+from ..groups import ProcessSet, global_process_set
+from ..pending import Beginning
+
+
+@dataclass(frozen=True)
+class Work:
+    """One call. `grouped`: its tensors become ready together, under one name.
+
+    `names`: each tensor is an operation of its own, and they only travel in one call.
+    """
+
+    kind: Kind
+    name: str | None = None
+    op: ReduceOp = ReduceOp.SUM
+    scales: tuple[float, float] = (1.0, 1.0)
+    process_set: ProcessSet = global_process_set
+    root: Any = -1
+    grouped: bool = False
+    names: tuple[str, ...] | None = None
+
+    @property
+    def label(self) -> str:
+        """As Horovod calls its nodes."""
+        return f"Horovod{self.kind.name.capitalize()}"
+
+
+def begin(work: Work, arrays: Sequence[Array], splits: Any = None) -> Beginning:
+    """The requests of a call, on these arrays."""
+    if work.names is not None:
+        return _together([_single(work, name, array) for name, array in zip(work.names, arrays, strict=True)])
+    if work.kind == Kind.ALLTOALL:
+        begun = arrays_ops.begin_alltoall(arrays[0], splits, work.name, work.process_set, None, False)
+        give = begun.finish
+        begun.finish = lambda outcomes: (give(outcomes), np.asarray(outcomes[0].splits, dtype=np.int32))
+        return begun
+    if not work.grouped:
+        return _single(work, work.name, arrays[0])
+    if work.kind == Kind.ALLREDUCE:
+        return reductions.begin_allreduce(
+            arrays, None, work.name, work.op, work.scales, work.process_set, None, True, False
+        )
+    if work.kind == Kind.REDUCESCATTER:
+        return reductions.begin_reducescatter(arrays, work.name, work.op, work.scales, work.process_set, None, True)
+    return arrays_ops.begin_allgather(arrays, work.name, work.process_set, None, True)
+
+
+def _single(work: Work, name: str | None, array: Array) -> Beginning:
+    if work.kind == Kind.ALLREDUCE:
+        return reductions.begin_allreduce(
+            [array], None, name, work.op, work.scales, work.process_set, None, False, False
+        )
+    if work.kind == Kind.REDUCESCATTER:
+        return reductions.begin_reducescatter([array], name, work.op, work.scales, work.process_set, None, False)
+    if work.kind == Kind.BROADCAST:
+        return arrays_ops.begin_broadcast(array, work.root, name, work.process_set, None, False)
+    return arrays_ops.begin_allgather([array], name, work.process_set, None, False)
+
+
+def _together(parts: list[Beginning]) -> Beginning:
+    """Operations of one tensor each, submitted by one call and not bound to each other."""
+
+    def finish(outcomes: list[Outcome]) -> Any:
+        return tuple(part.finish([outcome]) for part, outcome in zip(parts, outcomes, strict=True))
+
+    return Beginning(parts[0].world, [part.requests[0] for part in parts], finish)
+
+
+def results(work: Work, begun: Beginning) -> list[Array]:
+    """Waits, and gives the outputs as a list; of an alltoall the rows and the received splits."""
+    found = begun.result()
+    return list(found) if work.grouped or work.names is not None or work.kind == Kind.ALLTOALL else [found]

@@ -1,0 +1,112 @@
+# The battery's binding to TensorFlow; run as a program it is one rank of the battery.
+# Touches TensorFlow, farandole.tensorflow and the battery.
+"""Three bindings: eager tensors, every operation inside a tf.function, every operation in a graph with a session."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from battery.binding import BARRIER, GRADIENTS, JOIN, Binding, Table
+from battery.run import common, run
+
+import farandole.tensorflow as hvd
+from farandole.engine import Array, DType
+from farandole.tensorflow.failures import translated
+
+OPERATIONS = """allreduce grouped_allreduce allgather grouped_allgather broadcast alltoall reducescatter
+    grouped_reducescatter"""
+
+
+class EagerBinding(Binding):
+    hvd: Any = hvd
+    offers = frozenset({BARRIER, GRADIENTS, JOIN})
+
+    def tensor(self, values: Any, dtype: DType = DType.FLOAT32) -> Any:
+        return tf.cast(tf.convert_to_tensor(np.asarray(values)), getattr(tf, dtype.name.lower()))
+
+    def array(self, tensor: Any) -> Array:
+        found = np.asarray(tensor)
+        return found.astype(np.float32) if found.dtype.name == "bfloat16" else found
+
+    def dtype_of(self, tensor: Any) -> DType:
+        return DType[np.asarray(tensor).dtype.name.upper()]
+
+    def gradient(self, function: Callable[[Any], Any], values: Any, weight: float) -> Array:
+        tensor = self.tensor(values)
+        with tf.GradientTape() as tape:
+            tape.watch(tensor)
+            target = tf.reduce_sum(weight * function(tensor))
+        return self.array(tf.convert_to_tensor(tape.gradient(target, tensor)))
+
+    def unusable(self) -> dict[str, Any]:
+        return {"complex": tf.ones(4, tf.complex64), "strings": tf.constant(["a", "b", "c", "d"])}
+
+
+class FunctionBinding(EagerBinding):
+    """Each operation is traced and run as a function of its tensors."""
+
+    def __init__(self) -> None:
+        self.hvd = SimpleNamespace(**{name: getattr(hvd, name) for name in dir(hvd) if not name.startswith("__")})
+        for name in OPERATIONS.split():
+            setattr(self.hvd, name, self.traced(getattr(hvd, name)))
+
+    def traced(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def call(first: Any, *args: Any, **kwargs: Any) -> Any:
+            inside = tf.function(lambda tensors: operation(tensors, *args, **kwargs), autograph=False)
+            try:
+                return inside(first)
+            except tf.errors.OpError as error:
+                raise translated(error) or error from None
+
+        return call
+
+
+class SessionBinding(FunctionBinding):
+    """Each operation is a node of a graph that a session runs."""
+
+    offers = frozenset({BARRIER, JOIN})
+
+    def tensor(self, values: Any, dtype: DType = DType.FLOAT32) -> Any:
+        return np.asarray(values).astype(getattr(tf, dtype.name.lower()).as_numpy_dtype)
+
+    def unusable(self) -> dict[str, Any]:
+        return {"complex": np.ones(4, np.complex64), "strings": np.array(["a", "b", "c", "d"])}
+
+    def traced(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def call(first: Any, *args: Any, **kwargs: Any) -> Any:
+            with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+                given = [tf.constant(one) for one in first] if isinstance(first, list) else tf.constant(first)
+                node = operation(given, *args, **kwargs)
+                if isinstance(node, (list, tuple)) and not node:
+                    return node
+                try:
+                    return session.run(node)
+                except tf.errors.OpError as error:
+                    raise translated(error) or error from None
+
+        return call
+
+
+PATIENCE_S = 120.0  # for one case: graphs are traced and optimised, which takes longer than all that is sent
+BINDINGS = {"eager": EagerBinding, "function": FunctionBinding, "session": SessionBinding}
+
+
+# What a graph does not have: operations without a name, and the line of the script that the warning points to.
+NOT_IN_GRAPHS = ("a timeline has the names", "average and op", "many steps with the same names")
+
+
+def table(form: str) -> Table:
+    """The common cases that this form can have."""
+    cases = common()
+    for name in NOT_IN_GRAPHS if form != "eager" else ():
+        del cases[name]
+    return cases
+
+
+if __name__ == "__main__":
+    run(BINDINGS[sys.argv[1]](), table(sys.argv[1]), PATIENCE_S)

@@ -1,0 +1,87 @@
+# Keras on its backends, and tf_keras: training, callbacks, files; scripts as Horovod's users have them.
+# Touches keras_cases.py, the scripts beside it and the launcher.
+"""One job per backend; the scripts run under horovodrun, as they are."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from battery.run import judge
+from tensorflow_jobs import CACHE, ENVIRONMENT, needs_tensorflow, results
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
+HERE = Path(__file__).parent
+EXAMPLES, DOCS = HERE.parents[1] / "examples", HERE.parents[1] / "docs"
+LAUNCH = "import sys; from farandole.launch.cli import horovodrun; sys.exit(horovodrun())"
+BACKENDS = {
+    "tensorflow": {"KERAS_BACKEND": "tensorflow"},
+    "torch": {"KERAS_BACKEND": "torch"},
+    "tf_keras": {"KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": "1"},
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_cases(backend: str) -> None:
+    if importlib.util.find_spec("torch" if backend == "torch" else "tf_keras") is None:
+        pytest.skip(f"what {backend} needs is not installed")
+    found = results("keras_cases.py", 2, **BACKENDS[backend])
+    assert len(found) == 8
+    for name in found:
+        judge(found, name, 2)
+
+
+def launched(script: Path, place: str, *options: str, legacy: str = "0") -> str:
+    """What a script printed under horovodrun, in the folder `place`."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **ENVIRONMENT, "TF_USE_LEGACY_KERAS": legacy, "TMPDIR": place}
+    command = [sys.executable, "-c", LAUNCH, "-np", "2", sys.executable, str(script), *options]
+    done = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("script", "legacy"),
+    [("horovod_tf2_script.py", "0"), ("horovod_tf_keras_script.py", "1"), ("horovod_keras_script.py", "0")],
+)
+def test_scripts_for_horovod(script: str, legacy: str) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        said = launched(HERE / script, place, legacy=legacy)
+        assert any("checkpoint" in name for name in os.listdir(place))
+    (accuracy,) = re.findall(r"\baccuracy ([\d.]+)", said)
+    assert float(accuracy) > 0.8, said[-2000:]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["keras", "tensorflow"])
+def test_examples(kind: str) -> None:
+    if importlib.util.find_spec("sklearn") is None:  # not imported here: it changes the environment
+        pytest.skip("scikit-learn is not installed")
+    before, after = (EXAMPLES / f"{kind}_{name}.py" for name in ("single", "digits"))
+    lines = difflib.ndiff(before.read_text().splitlines(), after.read_text().splitlines())
+    assert sum(line.startswith("+ ") for line in lines) <= 10
+    with tempfile.TemporaryDirectory() as place:
+        said = launched(after, place, "--epochs", "3", "--save", "digits.keras")
+        assert "digits.keras" in os.listdir(place)
+    (accuracy,) = re.findall(r"\baccuracy ([\d.]+)%", said)  # one rank speaks
+    assert float(accuracy) > 60
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", ["keras.md", "tensorflow.md"])
+def test_the_code_of_the_pages(page: str) -> None:
+    code = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)[0]
+    with tempfile.TemporaryDirectory() as place:
+        script = Path(place, "train.py")
+        script.write_text(code)
+        assert "loss below 0.01: True" in launched(script, place)

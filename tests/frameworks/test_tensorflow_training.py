@@ -1,0 +1,59 @@
+# Training with TensorFlow on 2 and 3 ranks, with compiled operations and with callbacks; a rank that is killed.
+# Touches farandole.launch, tensorflow_training_cases.py and the harness of tests/ranks.
+"""Training on shards is training on the whole batch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import jobs
+import pytest
+from battery.run import judge
+from tensorflow_jobs import ENVIRONMENT, needs_tensorflow, results
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
+HERE = Path(__file__).parent
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("way", "ranks"), [("compiled", 3), ("callback", 2)])
+def test_training(way: str, ranks: int) -> None:
+    found = results("tensorflow_training_cases.py", ranks, FARANDOLE_TENSORFLOW_OPS=way)
+    assert len(found) == 13
+    for name in found:
+        judge(found, name, ranks)
+
+
+KILLED = """
+import json, os, sys
+import tensorflow as tf
+import farandole.tensorflow as hvd
+from farandole.tensorflow.failures import translated
+hvd.init()
+step = tf.function(lambda x: [hvd.allreduce(x + i, name=f"part{i}") for i in range(4)])
+step(tf.ones(1000))
+print(json.dumps({"pid": os.getpid()}), flush=True)
+try:
+    while True:
+        step(tf.ones(1000))
+except tf.errors.OpError as error:
+    print(json.dumps({"error": type(translated(error)).__name__}), flush=True)
+"""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("way", ["compiled", "callback"])
+def test_a_killed_rank_raises_on_the_others(way: str) -> None:
+    environment = {**ENVIRONMENT, "FARANDOLE_TENSORFLOW_OPS": way}
+    with jobs.local.start([sys.executable, "-c", KILLED], 3, None, environment, stop_on_failure=False) as job:
+        for rank in range(3):
+            jobs.look_until(lambda: jobs.results(job, rank), job, 150)  # noqa: B023
+        os.kill(jobs.results(job, 1)[0]["pid"], signal.SIGKILL)
+        for rank in (0, 2):
+            found = jobs.look_until(lambda: jobs.results(job, rank)[1:], job, 20)  # noqa: B023
+            assert found == [{"error": "PeerLost"}]
+        job.wait(60)
+        assert [job.codes[rank] for rank in (0, 2)] == [0, 0]
