@@ -76,7 +76,8 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     },
     "lightning": _RUNTIME
     | {"runtime", "groups", "reductions", "objects", "launch", "launch/clusters", "autoload", "elastic", "torch"},
-    "ray": _RUNTIME | {"runtime", "compat", "launch", "elastic/coordinator", "elastic/members", "elastic/policy"},
+    "ray": _RUNTIME
+    | {"runtime", "compat", "launch", "elastic/coordinator", "elastic/members", "elastic/policy", "lightning"},
     "tensorflow": _ARRAYS | {"compat", "elastic", "keras"},
     "tensorflow/keras": _ARRAYS | {"compat", "elastic", "keras", "tensorflow"},
     # Keras runs on other frameworks: each backend's gradients are reduced by that framework's own binding.

@@ -57,3 +57,9 @@ def test_the_examples(cluster: Cluster) -> None:
     (rate, accuracy) = re.findall(r"best rate ([\d.]+): accuracy ([\d.]+)%", said)[0]
     assert float(accuracy) > 50 and float(rate) > 0.001
     assert int(re.findall(r"(\d) of 2 trials were stopped early", said)[0]) == 1
+
+
+def test_lightning_in_ray_train(cluster: Cluster, tmp_path: Path) -> None:
+    said = cluster.run(str(ROOT / "examples" / "three_layers.py"), "--epochs", "2", "--storage", str(tmp_path))
+    (loss, path) = re.findall(r"loss ([\d.]+) after 2 epochs, checkpoint .*path=([^)]+)", said)[0]
+    assert float(loss) < 1.0 and (Path(path) / "checkpoint.ckpt").is_file()

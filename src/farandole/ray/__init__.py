@@ -17,9 +17,17 @@ from farandole.ray.worker import BaseHorovodWorker  # noqa: E402
 if TYPE_CHECKING:
     from farandole.ray.train import HorovodConfig as HorovodConfig
     from farandole.ray.train import HorovodTrainer as HorovodTrainer
+    from farandole.ray.train import prepare_trainer as prepare_trainer
 
-OF_TRAIN = ("HorovodConfig", "HorovodTrainer")
-__all__ = ["BaseHorovodWorker", "ElasticRayExecutor", "HorovodConfig", "HorovodTrainer", "RayExecutor"]
+OF_TRAIN = ("HorovodConfig", "HorovodTrainer", "prepare_trainer")
+__all__ = [
+    "BaseHorovodWorker",
+    "ElasticRayExecutor",
+    "HorovodConfig",
+    "HorovodTrainer",
+    "RayExecutor",
+    "prepare_trainer",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -186,6 +186,17 @@ class HorovodTrainer(DataParallelTrainer):  # type: ignore[misc]
                 internal_kv._internal_kv_del(self._key, namespace=SPACE)
 
 
+def prepare_trainer(trainer: Any) -> Any:
+    """As that of ray.train.lightning, which knows its own strategies alone: a Lightning Trainer with ours is ready."""
+    from farandole.lightning.ranks import Ranks  # torch: only for those who use Lightning
+
+    if isinstance(trainer.strategy, Ranks):
+        return trainer
+    from ray.train.lightning import prepare_trainer as theirs
+
+    return theirs(trainer)
+
+
 def _ours(given: Any, scaling: Any) -> HorovodConfig:
     """The configuration, whoever's class it is; a range of workers makes it elastic."""
     known = {one.name: getattr(given, one.name) for one in fields(HorovodConfig) if hasattr(given, one.name)}

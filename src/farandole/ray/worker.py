@@ -14,6 +14,7 @@ import ray
 
 from farandole import runtime
 from farandole.errors import Removed
+from farandole.lightning import registration
 from farandole.ray import ray_logger
 from farandole.rendezvous import sockets
 from farandole.rendezvous.reach import reach
@@ -62,6 +63,7 @@ def take_place(variables: Mapping[str, str], addresses: Sequence[str], key: byte
     if address is None:
         raise ConnectionError(f"{os.uname().nodename} cannot reach the launcher: {why}")
     runtime.shutdown()
+    registration.watch()  # the function that runs here may ask Lightning for strategy="horovod"
     old = os.environ.get(SECRET)
     os.environ.update(variables)
     os.environ["FARANDOLE_RENDEZVOUS"] = address
