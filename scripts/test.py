@@ -38,5 +38,5 @@ def stages() -> list[Stage]:
 
 
 if __name__ == "__main__":
-    print("make test: about 40 minutes on 2 cores the first time", flush=True)
+    print("make test: about an hour on 2 cores the first time", flush=True)
     sys.exit(run(stages()))
