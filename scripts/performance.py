@@ -46,17 +46,14 @@ steps follow a plan without asking anybody; what is left of communication shows 
 pinned processes as ranks that do not communicate. [timeline.md](timeline.md) tells how to see the same for your own
 job, [tuning.md](tuning.md) what to turn when.
 
-A target that a table below calls NOT MET is shown beside the limit that stands in its way:
+The limits that the tables show beside a target, for reading one that is NOT MET:
 
-- *Allreduce of 1 MiB.* It is already at the rate of 64 MiB: every byte is moved three times, and `copy by all` shows
-  what moving it once costs. Gloo's own time for it changes from run to run by a factor of two, and the ratio with it.
-- *Efficiency.* `single, in step` is the same training without communication, but each step waits for the slowest rank:
-  nothing synchronous is faster. In `many` the rest is finding out, 400 times in a step, where a gradient of a few
-  kilobytes lies; on x86 with all cores busy it is memory that all ranks use at once.
-- *Alltoall, 16 ranks.* Bytes pass shared memory, so each is copied twice: `copy by all` copies them once.
-- *Four hosts, direct.* Three hosts send to one port at the same time. `plain TCP, all at once` does that and nothing
-  else; `ring` has one sender for each port, at the price of another order of additions.
-- *More ranks than cores, 16 cores.* Every hand-over waits for the scheduler; Gloo sleeps in the kernel anyway.
+- `memcpy` and `copy by all` move a byte once. An allreduce inside a host moves it three times, an alltoall and an
+  allgather twice. Gloo's own time for a size changes from run to run, by a factor of two at 1 MiB, and ratios with it.
+- `single, in step` is the same training without communication, but each step waits for the slowest rank: nothing
+  synchronous is faster.
+- `plain TCP, all at once`: several hosts send to one port at the same time, as `direct` does; `plain TCP, both ways` has
+  one sender for each port, as `ring` does.
 
 ## Measure it yourself
 

@@ -1,5 +1,5 @@
 # What torch runs at the end of its own import: the backend `farandole` becomes known; Lightning's import is awaited.
-# Touches torch.distributed's registries alone; the backend itself is loaded when a group is made, Lightning never.
+# Touches torch.distributed's registries and looks into the library's file; the backend is loaded when a group is made.
 """The entry point of `torch.backends`: it never raises, and FARANDOLE_AUTOLOAD=0 switches it off."""
 
 from __future__ import annotations
