@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -45,7 +46,7 @@ class Belongings:
             children=children(),
             descriptors=descriptors(),
             shared_memory={name for name in listing("/dev/shm") if "farandole" in name},
-            temporary_files={name for name in listing(tempfile.gettempdir()) if not name.startswith("pytest-of-")},
+            temporary_files=temporary_files(),
             environment={f"{k}={v}" for k, v in os.environ.items() if k not in OWN_VARIABLES},
         )
 
@@ -61,6 +62,25 @@ def listing(path: str) -> list[str]:
         return os.listdir(path)
     except FileNotFoundError:
         return []
+
+
+def temporary_files() -> set[str]:
+    """What lies in the directory of temporary files. Python probes that directory with a file of eight characters that
+    says "blat"; a process that is killed in that moment leaves it, and nobody can help that."""
+    place = Path(tempfile.gettempdir())
+    found = set()
+    for name in listing(str(place)):
+        if name.startswith("pytest-of-"):
+            continue
+        if re.fullmatch("[a-z0-9_]{8}", name):
+            try:
+                probe = place.joinpath(name).read_bytes() in (b"", b"blat")
+            except OSError:  # a directory, or gone
+                probe = False
+            if probe:
+                continue
+        found.add(name)
+    return found
 
 
 def native_threads() -> set[str]:
