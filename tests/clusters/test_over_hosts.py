@@ -15,7 +15,7 @@ import bed
 import pytest
 import slurm
 from bed import Network
-from test_launchers import DIGITS, LAUNCHERS, MPIS, PACKAGES, PROGRAM, command, reports
+from test_launchers import DIGITS, LAUNCHERS, MPIS, PACKAGES, PROGRAM, SUM, command, reports
 
 pytestmark = pytest.mark.ranks
 NETWORKS = [Network("172.17.0", connects=False, same_address=True), Network("10.77.2")]
@@ -37,6 +37,11 @@ def expect(text: str, number: float, rounds: int, places: list[list[int]], silen
     size = places[0][1]
     assert all(one["total"] == [size * number] for one in found), found
     assert not silent or all(one["listening"] == [] for one in found), found
+
+
+def sums(text: str) -> list[list[object]]:
+    """What the ranks of SUM have seen, in their order."""
+    return sorted([one["rank"], one["sum"]] for one in reports(text))
 
 
 def start_on(host: bed.Host, words: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
@@ -73,6 +78,8 @@ def test_srun_with_nothing_set_over_hosts_that_share_a_home() -> None:
         running = [start_on(hosts[0], step, slurm.ENVIRONMENT) for step in steps]
         for number, (said, _) in enumerate(finish(running), 1):
             expect(said, number, 3, PLACES)
+        said = srun(["-N", "2", "-n", "3", PYTHON, "-c", SUM], timeout=100).stdout
+        assert sums(said) == [[rank, [6.0] * 4] for rank in range(3)], said
         # A step of one task is a job of one.
         done = srun(["-N", "1", "-n", "1", PYTHON, PROGRAM, "1", "1"])
         expect(done.stdout, 1, 1, [[0, 1, 0, 1, 0, 1]])
@@ -152,13 +159,17 @@ def test_pods_of_an_indexed_job() -> None:
             "FARANDOLE_MEET_AT": "tcp:host1:29400",
             "FARANDOLE_SECRET_FILE": "/run/host/secret",
         }
-        running = []
-        for index in (1, 0):
-            host = hosts[index]
-            (host.files / "secret").write_text("0123456789abcdef" * 4 + "\n")
-            (host.files / "secret").chmod(0o400)
-            running.append(start_on(host, [PYTHON, *DIGITS], {**environment, "JOB_COMPLETION_INDEX": str(index)}))
-        outputs = finish(running)
+        for number in range(2):
+            (hosts[number].files / "secret").write_text("0123456789abcdef" * 4 + "\n")
+            (hosts[number].files / "secret").chmod(0o400)
+
+        def pods(*words: str) -> list[tuple[str, str]]:
+            places = [{**environment, "JOB_COMPLETION_INDEX": str(index)} for index in range(2)]
+            return finish([start_on(hosts[index], [PYTHON, *words], places[index]) for index in (1, 0)])
+
+        outputs = pods(*DIGITS)
         assert outputs[1][0].count("accuracy") == 1 and outputs[0][0] == "", outputs
+        outputs = pods("-c", SUM)
+        assert sums(outputs[0][0] + outputs[1][0]) == [[rank, [3.0] * 4] for rank in range(2)], outputs
         assert not [place for host in hosts for place in host.listening()]
         assert_nothing_left(hosts)

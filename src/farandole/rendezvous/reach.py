@@ -1,14 +1,16 @@
-# Which of several addresses leads to the hub of this job: found by trying, not by guessing.
-# Touches sockets through handshake.
-"""An address counts only if whoever answers there proves the job's secret."""
+# Which of several addresses leads to a host: found by trying, not by guessing.
+# Touches sockets.
+"""An address of the hub counts if whoever answers there proves the job's secret; one of a rank, if a note arrives."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
 from collections.abc import Sequence
 
 from farandole.rendezvous import sockets
-from farandole.rendezvous.flow import Flow, Loop
+from farandole.rendezvous.flow import READ, Flow, Loop, Wait, send
 from farandole.rendezvous.handshake import NOBODY, Greeting, Role, call
 from farandole.rendezvous.secret import Secret
 
@@ -47,3 +49,50 @@ def knock(address: str, secret: Secret, agent: int = 0) -> Flow[bool]:
     finally:
         sock.close()
     return True
+
+
+def leave_note(addresses: Sequence[str], note: bytes, seconds: float) -> None:
+    """Tries all addresses at once and leaves the note wherever somebody takes it."""
+    loop = Loop()
+    ended: list[object] = []
+    deadline = time.monotonic() + seconds
+    try:
+        for address in addresses:
+            loop.spawn(_drop(address, note), deadline, lambda *outcome: ended.append(outcome))
+        while len(ended) < len(addresses):
+            loop.turn(deadline)
+    finally:
+        loop.close()
+
+
+def read_notes(listener: socket.socket, length: int, seconds: float) -> set[bytes]:
+    """The notes of this length that were left there; afterwards nobody waits at the door."""
+    loop = Loop()
+    found: set[bytes] = set()
+    try:
+        while (visitor := sockets.accept(listener)) is not None:
+            with contextlib.closing(visitor), contextlib.suppress(OSError):
+                found.add(loop.finish(_take(visitor, length), time.monotonic() + seconds))
+    finally:
+        loop.close()
+    return found
+
+
+def _drop(address: str, note: bytes) -> Flow[None]:
+    sock = yield from sockets.connect(address)
+    with contextlib.closing(sock):
+        yield from send(sock, note)
+
+
+def _take(sock: socket.socket, length: int) -> Flow[bytes]:
+    data = b""
+    while len(data) < length:
+        try:
+            more = sock.recv(length - len(data))
+        except (BlockingIOError, InterruptedError):
+            yield Wait(sock, READ)
+            continue
+        if not more:
+            break
+        data += more
+    return data

@@ -4,17 +4,24 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 from torch import distributed as dist
 
+from ... import ops
 from ...config import Config, environment
 from ...launch.clusters import ClusterError, detect
 from ...objects import broadcast_object
 from ...rendezvous import interfaces, sockets
+from ...rendezvous.reach import leave_note, read_notes
 from ...runtime import init, runtime
+
+NOTE_BYTES = 16
+NOTE_SECONDS = 3.0  # an address that swallows what is sent to it costs this once
+REMEDY = "set MASTER_ADDR and MASTER_PORT, or name the interface with HOROVOD_GLOO_IFACE"
 
 
 def launched() -> bool:
@@ -33,26 +40,62 @@ def meet(timeout: timedelta) -> Iterator[tuple[Any, int, int]]:
     init()
     engine = runtime.world.engine
     if engine.rank != 0:
-        host, port = broadcast_object(None, 0)
+        host, port = _found()
         yield dist.TCPStore(host, port, engine.size, False, timeout), engine.rank, engine.size
         return
-    listener, address = sockets.listen(f"tcp:{_host()}")
+    descriptor, address = _listener()
     place = sockets.split(address)
     assert isinstance(place, tuple)
     # The store takes the descriptor over. It knows no secret: on one host nobody from outside reaches it.
-    store = dist.TCPStore(
-        *place, engine.size, True, timeout, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
+    store = dist.TCPStore(*place, engine.size, True, timeout, wait_for_workers=False, master_listen_fd=descriptor)
     broadcast_object(place, 0)
     yield store, engine.rank, engine.size
 
 
-def _host() -> str:
-    """An address of this host by which every rank can reach it."""
+def _listener() -> tuple[int, str]:
+    """On rank 0: a listening socket at an address by which every host reaches this one, found by trying all."""
     world = runtime.world
-    if len(set(world.session.hosts)) == 1:
-        return "127.0.0.1"
-    found = interfaces.candidates(tuple((world.config.gloo_iface or "").replace(",", " ").split()))
-    if not found:
-        raise dist.DistNetworkError("this host has no network address by which other ranks could reach its store")
-    return found[0]
+    visitors = _visitors()
+    if not visitors:
+        listener, address = sockets.listen("tcp:127.0.0.1")
+        return listener.detach(), address
+    names = tuple((world.config.gloo_iface or "").replace(",", " ").split())
+    offered = [sockets.listen(f"tcp:{each}") for each in interfaces.candidates(names)]
+    notes = {rank: secrets.token_bytes(NOTE_BYTES) for rank in visitors}
+    broadcast_object(([address for _, address in offered], notes), 0)
+    ops.barrier()  # every note is left, or will not be
+    chosen: tuple[int, str] | None = None
+    for listener, address in offered:
+        left = read_notes(listener, NOTE_BYTES, NOTE_SECONDS) if chosen is None else set()
+        if chosen is None and left >= set(notes.values()):
+            chosen = listener.detach(), address
+        else:
+            listener.close()
+    if chosen is None:
+        tried = ", ".join(address for _, address in offered) or "none"
+        text = f"no address of rank 0's host is reached by every other host (tried: {tried})"
+        broadcast_object(text, 0)
+        raise dist.DistNetworkError(f"{text}; {REMEDY}")
+    return chosen
+
+
+def _found() -> tuple[str, int]:
+    """On the others: where rank 0 serves the store."""
+    visitors = _visitors()
+    if visitors:
+        addresses, notes = broadcast_object(None, 0)
+        if runtime.world.engine.rank in visitors:
+            leave_note(addresses, notes[runtime.world.engine.rank], NOTE_SECONDS)
+        ops.barrier()
+    found = broadcast_object(None, 0)
+    if isinstance(found, str):
+        raise dist.DistNetworkError(f"{found}; {REMEDY}")
+    host, port = found
+    return host, port
+
+
+def _visitors() -> list[int]:
+    """One rank of each host but rank 0's."""
+    hosts = runtime.world.session.hosts
+    first = {host: rank for rank, host in reversed(list(enumerate(hosts)))}
+    return sorted(rank for host, rank in first.items() if host != hosts[0])
