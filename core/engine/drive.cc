@@ -452,10 +452,12 @@ void Engine::execute_revocation() {
 }
 
 void Engine::tell_revocation() {
+  // To the others our lack of memory is the loss of a rank, which they may survive.
+  const bool mine = revoked_.code == Code::no_memory && revoked_.rank < 0;
   wire::Writer writer;
-  writer.i32(static_cast<std::int32_t>(revoked_.code));
-  writer.i32(revoked_.rank);
-  writer.text(revoked_.message);
+  writer.i32(static_cast<std::int32_t>(mine ? Code::revoked : revoked_.code));
+  writer.i32(mine ? options_.rank : revoked_.rank);
+  writer.text(mine ? "rank " + std::to_string(options_.rank) + " " + revoked_.message : revoked_.message);
   std::vector<std::byte> message = writer.take();
   for (int peer = 0; peer < options_.size; ++peer)
     if (peer != options_.rank && peer != revoked_.rank && messenger_->has(peer))

@@ -207,6 +207,7 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms, bool a
   if (done.load(std::memory_order_acquire) != 0) return true;
   await(*operation);
   std::int64_t now = os::now_ns();
+  const std::int64_t began = now;
   std::int64_t end = now + std::min(timeout_ms, kLongestWait) * 1'000'000;
   const bool slow = operation->slow.load(std::memory_order_relaxed);
   const std::int64_t patience = spin_ns_.load(std::memory_order_relaxed);
@@ -234,7 +235,9 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms, bool a
     os::futex_wait(&done, 0, end - now);
     operation->sleepers.fetch_sub(1, std::memory_order_relaxed);
     waiters_.fetch_sub(waiting, std::memory_order_relaxed);
+    now = os::now_ns();
   }
+  counters_[static_cast<int>(Counter::waited_ns)].fetch_add(now - began, std::memory_order_relaxed);
   if (done.load(std::memory_order_acquire) != 0) return true;
   if (!aside) operation->slow.store(true, std::memory_order_relaxed);
   return false;

@@ -57,9 +57,10 @@ enum class Counter {
   wake_ups,
   steps,
   step_ns,
-  step_bytes
+  step_bytes,
+  waited_ns  // by threads of the user, for operations that were not done when they asked
 };
-inline constexpr int kCounters = 12;
+inline constexpr int kCounters = 13;
 using Counters = std::array<std::atomic<std::int64_t>, kCounters>;
 
 // Types of control frames between engines.

@@ -104,6 +104,7 @@ COUNTERS: tuple[str, ...] = (
     "steps",
     "step_ns",
     "step_bytes",
+    "waited_ns",
 )
 
 

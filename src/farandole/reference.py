@@ -366,7 +366,10 @@ class ReferenceEngine:
             if handle not in self.handles:
                 raise ValueError(f"there is no handle {handle}")
             pending = self.handles[handle]
-            if not self.monitor.wait_for(lambda: pending.done, timeout):
+            began = time.monotonic_ns()
+            done = self.monitor.wait_for(lambda: pending.done, timeout)
+            self.counters["waited_ns"] += time.monotonic_ns() - began
+            if not done:
                 text = f"{pending.request.kind.name} {pending.name} is not done after {timeout} s"
                 raise errors.FarandoleTimeout(text, seconds=timeout)
             del self.handles[handle]

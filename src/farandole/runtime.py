@@ -349,7 +349,8 @@ def _connect(config: Config, found: Found | None, commit: int, owner: Runtime) -
         lost = meeting.hub_lost if meeting is not None else None
         if session.place:
             lost = functools.partial(owner.hub_lost, engine)
-        session.serve(engine, lost, owner.notifications.hear, owner.notifications.lose)
+        waited = functools.partial(engine.counter, "waited_ns")
+        session.serve(engine, lost, owner.notifications.hear, owner.notifications.lose, waited)
         engine.start(config.start_timeout)
         return World(config, engine, session, meeting)
     except BaseException:

@@ -4,8 +4,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jobs
@@ -36,6 +40,67 @@ def test_row_6_a_stopped_rank_of_a_static_job_is_waited_for() -> None:
         kill(found[0]["pid"], signal.SIGCONT)
         assert job.wait(60) == 0
         assert [jobs.results(job, rank)[-1]["sum"] for rank in (0, 1)] == [one["sum"] for one in undisturbed]
+
+
+BUSY = """
+import time
+def work(seconds):
+    began = time.thread_time()
+    while time.thread_time() - began < seconds:
+        pass
+"""
+IN_STEP = """
+import json, os, sys, time
+import numpy as np
+import farandole as hvd
+hvd.init()
+print("dance " + json.dumps({"event": "up", "pid": os.getpid(), "rank": hvd.rank()}), flush=True)
+while hvd.allreduce(np.array([float(os.path.exists(os.environ["DANCE_FINISH"]))]), op=hvd.Max, name="go")[0] == 0:
+    work(0.01)
+hvd.shutdown()
+"""
+
+
+@contextlib.contextmanager
+def slowed(pid: int, seconds: float = 20.0) -> Iterator[float]:
+    """While this goes on, the process runs for a tenth of the time."""
+    turn = f"kill -STOP {pid}; sleep 0.18; kill -CONT {pid}; sleep 0.02"
+    words = ["sh", "-c", f"for i in $(seq {int(seconds / 0.2)}); do {turn}; done"]
+    began = time.monotonic()
+    with subprocess.Popen(words) as turns:
+        try:
+            yield began
+        finally:
+            turns.terminate()
+            turns.wait()
+            kill(pid, signal.SIGCONT)
+
+
+def test_row_17_a_slow_rank_is_named_with_what_the_others_wait(tmp_path: Path) -> None:
+    program = PROGRAM.replace("fresh = True\n", BUSY + "fresh = True\n", 1).replace("time.sleep(0.005)", "work(0.01)")
+    with Dance(["-np", "2", "--min-np", "1"], tmp_path, program=program) as dance:
+        full = dance.world(2)
+        with slowed(full[1]["pid"]) as began:
+            line = dance.wait(lambda: dance.said("slow"), 12.0, "the name of the slow rank")[0]
+            took = time.monotonic() - began
+        print(f"named after {took:.1f} s: {line}")
+        found = re.search(r"rank (\d+) on \S+ is slow: the others wait for it (\d+)% of the time", line)
+        assert found and found[1] == "1" and int(found[2]) >= 50, line
+        assert took <= 10.0 and not dance.said("rank 0 on") and not dance.said("evicted"), dance.tail()
+        dance.finish()
+
+
+def test_row_17_a_slow_rank_of_a_static_job_is_named(tmp_path: Path) -> None:
+    with Dance(["-np", "2"], tmp_path, program=BUSY + IN_STEP) as dance:
+        up = dance.wait(lambda: [one for one in dance.events if one["rank"] == 1], 30.0)
+        with slowed(up[0]["pid"]):
+            named = "is slow: the others wait for it"
+            line = dance.wait(lambda: [one for one in dance.lines if named in one], 12.0, "the name of the slow rank")[
+                0
+            ]
+        assert "rank 1 on " in line, line
+        dance.finish_file.touch()
+        assert dance.process.wait(30) == 0, dance.tail()
 
 
 def test_row_37_busy_cores_evict_nobody(tmp_path: Path) -> None:

@@ -87,3 +87,35 @@ def test_row_18_a_rank_that_the_kernel_killed_for_its_memory() -> None:
         assert "rank 1 (process" in done.stderr and "killed by the kernel: out of memory" in done.stderr, done.stderr
     finally:
         place.rmdir()
+
+
+LITTLE_MEMORY = """
+import os, resource, numpy as np, farandole as hvd
+hvd.init()
+mine = np.ones(16 << 20, dtype=np.float32)
+hvd.allgather(np.ones(4), name="small")
+if hvd.rank() == 1:
+    pages = int(open("/proc/self/statm").read().split()[0])
+    most = pages * resource.getpagesize() + (32 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+for name in ("large", "afterwards"):
+    try:
+        hvd.allgather(mine, name=name)
+    except Exception as error:
+        os.write(1, f"{hvd.rank()} {name} {type(error).__name__}: {error}\\n".encode())
+hvd.shutdown()
+"""
+
+
+def test_row_18_memory_that_runs_out_is_an_error_on_every_rank() -> None:
+    """The rank that has none says so; to the others it is a rank that cannot go on. Nobody aborts."""
+    words = [sys.executable, "-m", "farandole", "run", "-np", "2"]
+    env = {**os.environ, "PYTHONPATH": SOURCE}
+    done = subprocess.run(
+        [*words, sys.executable, "-c", LITTLE_MEMORY], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    text = "cannot allocate 134217728 bytes for a result"
+    lines = [f"0 {name} Revoked: rank 1 {text}" for name in ("afterwards", "large")]
+    lines += [f"1 {name} MemoryError: {text}" for name in ("afterwards", "large")]
+    assert sorted(line.partition(":")[2] for line in done.stdout.splitlines()) == lines, done.stdout

@@ -247,7 +247,10 @@ class Coordinator(Rounds):
             return self._leave(one, rank, message.again) + self._go_on()
         if isinstance(message, Broken):
             return self._complain(one, rank, message)
-        return super().message(member, message, now) + self._go_on()
+        sends = super().message(member, message, now)
+        while self.notices:
+            self.acts.append(Say(self.notices.pop(0)))
+        return sends + self._go_on()
 
     def gone(self, member: int, reason: str, now: float = 0.0) -> Sends:
         """A member's connection has ended."""

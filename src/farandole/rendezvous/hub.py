@@ -182,6 +182,8 @@ class Hub:
 
     def deliver(self, sends: Sends) -> None:
         """Sends what has been decided. In the loop."""
+        while self._rounds.notices:
+            log.warning("%s", self._rounds.notices.pop(0))
         for name, message in sends:
             channel = self._channels.get(name)
             if channel is None:

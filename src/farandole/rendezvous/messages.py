@@ -176,6 +176,15 @@ class Broken:
     text: str
 
 
+@dataclass(frozen=True)
+class Waited:
+    """Rank to hub: since my last report I have waited so long for others."""
+
+    generation: int
+    waited_ms: int
+    of_ms: int
+
+
 Message = (
     Hello
     | Welcome
@@ -195,6 +204,7 @@ Message = (
     | Updated
     | Removed
     | Broken
+    | Waited
 )
 
 _CODEC = Codec(typing.get_args(Message))

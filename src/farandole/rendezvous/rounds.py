@@ -25,10 +25,12 @@ from farandole.rendezvous.messages import (
     Proved,
     Sorry,
     Started,
+    Waited,
     Wanted,
     Welcome,
     Wish,
 )
+from farandole.rendezvous.stragglers import Stragglers
 
 LINK_SECONDS = 30.0  # a complete round has this long to make its links
 LONGEST_TEXT = 1024  # of a host name or an address
@@ -59,6 +61,7 @@ class Round:
     divided: set[int] = field(default_factory=set)  # host numbers without shared memory
     wishes: set[tuple[int, int]] = field(default_factory=set)
     timeout: float = 0.0
+    stragglers: Stragglers | None = None
 
     def tell(self, message: Message, ranks: Iterable[int] | None = None) -> Sends:
         """The message for these ranks, or for all that are still there."""
@@ -77,6 +80,7 @@ class Rounds:
         self._rounds: list[Round] = []
         self._places: dict[int, tuple[Round, int]] = {}  # member -> its round and rank
         self._spoilt: tuple[str, set[int]] = ("", set())  # an objection, and the ranks that have heard it
+        self.notices: list[str] = []  # what whoever runs the job wants to know; the hub prints it
         self._absent: dict[int, str] = {}  # ranks whose process has ended, and how
 
     def complete(self) -> bool:
@@ -132,6 +136,8 @@ class Rounds:
             return self._wish(one, rank, message.peer)
         if isinstance(message, Offer):
             return self._offer(one, rank, message)
+        if isinstance(message, Waited):
+            return self._waited(one, rank, message)
         return self._end(one, f"rank {rank} sent a {type(message).__name__} while {one.phase.value}")
 
     def gone(self, member: int, reason: str, now: float = 0.0) -> Sends:
@@ -278,6 +284,15 @@ class Rounds:
             one.wishes.discard(pair)
             return one.tell(NoLink(one.generation, rank, f"rank {rank} cannot listen"), [offer.peer])
         return one.tell(Offer(one.generation, rank, offer.address), [offer.peer])
+
+    def _waited(self, one: Round, rank: int, message: Waited) -> Sends:
+        if one.phase is Phase.RUNNING and len(one.hellos) == len(one.hosts) > 1:
+            if one.stragglers is None:
+                one.stragglers = Stragglers([f"rank {each} on {one.hellos[each].host}" for each in sorted(one.hellos)])
+            named = one.stragglers.heard(rank, message.waited_ms / max(1, message.of_ms))
+            if named is not None:
+                self.notices.append(named)
+        return []
 
     def _end(self, one: Round, text: str) -> Sends:
         sends = one.tell(Sorry(text))

@@ -19,8 +19,9 @@ from farandole.rendezvous import sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.flow import Loop, Stream
 from farandole.rendezvous.links import Doors, Weaver
-from farandole.rendezvous.messages import Again, Leave, Lost, Message, NoLink, Offer, Updated, Wanted, Wish
+from farandole.rendezvous.messages import Again, Leave, Lost, Message, NoLink, Offer, Updated, Waited, Wanted, Wish
 from farandole.rendezvous.secret import Secret
+from farandole.rendezvous.stragglers import report_seconds
 
 ON_DEMAND_SECONDS = 30.0  # a link that is wished for must stand after this time
 GOODBYE_SECONDS = 0.5
@@ -80,6 +81,8 @@ class Session:
         self._hub_lost: Callable[[str], None] | None = None
         self._updated: Callable[[Updated], None] = lambda message: None
         self._lost: Callable[[], None] = lambda: None
+        self._waited: Callable[[], int] | None = None
+        self._reported = (0, 0)  # the moment of the last report and the nanoseconds waited until then
         self._doors: dict[int, tuple[Doors, Weaver]] = {}
         self._wished: set[int] = set()  # peers whose link the engine needs
         self._linked: set[int] = set()  # peers whose link the engine has
@@ -106,10 +109,12 @@ class Session:
         hub_lost: Callable[[str], None] | None = None,
         updated: Callable[[Updated], None] = lambda message: None,
         lost: Callable[[], None] = lambda: None,
+        waited: Callable[[], int] | None = None,
     ) -> None:
         """Makes links on demand from now on, on a thread. `hub_lost(reason)`: instead of revoking the generation.
 
         `updated(message)` hears, on that thread, that somebody wants to come or has to go; `lost()`: a rank is gone.
+        `waited()`: for how many nanoseconds this rank has waited for others; the hub hears it now and then.
         """
         if self._channel is None or self._loop is None or self._thread is not None:
             return
@@ -117,6 +122,7 @@ class Session:
         self._hub_lost = hub_lost
         self._updated = updated
         self._lost = lost
+        self._waited = waited
         self._thread = threading.Thread(target=self._run, name="farandole-session", daemon=True)
         self._loop.call(self._catch_up)
         self._thread.start()
@@ -219,6 +225,24 @@ class Session:
             self.heard(message)
         if self._lost_early is not None:
             self.ended(self._lost_early)
+        if self.size > 1:
+            self._report()
+
+    def _report(self) -> None:
+        """Tells the hub for how much of the time this rank has waited: it knows all ranks, and who is slow."""
+        if self._waited is None or self._channel is None or self._loop is None:
+            return
+        try:
+            waited = self._waited()
+        except Exception as error:  # an engine that is closing counts no more
+            log.debug("no more reports: %s", error)
+            return
+        now = time.monotonic_ns()
+        began, before = self._reported
+        self._reported = (now, waited)
+        if began:
+            self._channel.send(Waited(self.generation, (waited - before) // 1_000_000, (now - began) // 1_000_000))
+        self._loop.at("report", time.monotonic() + report_seconds(self.size), self._report)
 
     def _run(self) -> None:
         assert self._loop is not None
