@@ -85,7 +85,8 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "compat": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions"},
     "elastic/policy": _BASE,
     "elastic/members": _BASE | {"rendezvous"},
-    "elastic/coordinator": _BASE | {"rendezvous", "elastic/policy", "elastic/members"},
+    "elastic/places": _BASE | {"rendezvous", "elastic/policy", "elastic/members"},
+    "elastic/coordinator": _BASE | {"rendezvous", "elastic/policy", "elastic/members", "elastic/places"},
     "launch": _BASE
     | {"rendezvous", "observe", "tools", "launch/clusters", "elastic/coordinator", "elastic/members", "elastic/policy"},
     "launch/clusters": _BASE | {"rendezvous", "observe"},

@@ -1,5 +1,5 @@
 # The coordinator of an elastic job: who is in, who is waited for, who may come; the only issuer of generations.
-# Pure: no sockets, no processes; time is an argument. Uses members.py, policy.py and the rounds of the rendezvous.
+# Pure: no sockets, no processes; time is an argument. Uses places.py, members.py, policy.py and rounds.py.
 """`Coordinator` is `Rounds` whose members come and go.
 
 What ranks say comes in through `message` and `gone`, what the launcher knows through `hosts_found`, `ended`, `silent`
@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 import farandole.elastic.policy as policy
-from farandole.elastic.members import Act, Drop, Host, Kill, Life, Over, Say, Slot, Start, Worker
+from farandole.elastic.members import Act, Drop, Host, Kill, Life, Over, Say, Slot, Worker
+from farandole.elastic.places import Places, places_of
 from farandole.elastic.policy import Candidate, Limits, Times
 from farandole.rendezvous.messages import Again, Broken, Hello, Leave, Lost, Message, Removed, Sorry, Updated, Welcome
-from farandole.rendezvous.rounds import LINK_SECONDS, LONGEST_TEXT, Phase, Round, Rounds, Sends, number_in_order
+from farandole.rendezvous.rounds import LINK_SECONDS, LONGEST_TEXT, Phase, Round, Sends, number_in_order
 
 FIRST_SECONDS = 2.0  # -np ranks have come: so long the first generation waits for those that are just starting
 RETURN_SECONDS = 10.0  # between leaving one generation and asking for the next
@@ -25,28 +26,19 @@ COMPLAINT_SECONDS = 0.3  # for others to complain as well
 LEFT_SECONDS = 2.0  # who leaves in good order may come again; so long the next generation waits for it
 
 
-class Coordinator(Rounds):
+class Coordinator(Places):
     """See the module. `draw` gives the random part of cool-downs."""
 
     def __init__(
         self, limits: Limits, package: str, times: Times | None = None, draw: random.Random | None = None
     ) -> None:
-        super().__init__(limits.np, package)
-        self.limits = limits
-        self.times = times or Times()
-        self.hosts: dict[str, Host] = {}  # in order of seniority
-        self.workers: dict[int, Worker] = {}
-        self.acts: list[Act] = []
+        super().__init__(limits, package, times)
         self.over: Over | None = None
-        self.finishing = False  # somebody has ended well: nobody else is started
         self.drained = False  # a host has asked to be left alone
-        self.runs = 0  # generations that have run
-        self.last = 0  # the newest generation that has run
-        self.roster: dict[int, int] = {}  # its ranks, and the workers that had them
-        self.commit = 0  # how far the state had come when it began
+        self.roster: dict[
+            int, int
+        ] = {}  # the ranks of the newest generation that has run, and the workers that had them
         self._draw = draw or random.Random()
-        self._now = 0.0
-        self._numbers = 0
         self._suspects: set[int] = set()  # workers that are silent
         self._stamp = 0
         self._told: set[tuple[int, int]] = set()  # (worker, REMOVED or ADDED) of which members know
@@ -65,12 +57,6 @@ class Coordinator(Rounds):
     def complete(self) -> bool:
         """Never: somebody may come at any time."""
         return False
-
-    @property
-    def members(self) -> list[Worker]:
-        """Those of the generation that runs, by rank."""
-        found = [one for one in self.workers.values() if one.life is Life.IN]
-        return sorted(found, key=lambda one: one.rank)
 
     # What the launcher knows.
 
@@ -294,18 +280,6 @@ class Coordinator(Rounds):
             )
         return ""
 
-    def _has_place(self, worker: Worker) -> bool:
-        slot = self._slot(worker)
-        if slot is None or worker.dismissed or (worker.leaving is not None and not self._stays(worker)):
-            return False
-        if self.finishing and worker.generation == 0:
-            return False  # the others are at the end
-        return slot.worker == worker.number
-
-    def _slot(self, worker: Worker) -> Slot | None:
-        host = self.hosts.get(worker.host)
-        return host.places[worker.index] if host is not None and worker.index < len(host.places) else None
-
     def _leave(self, one: Round, rank: int, again: int) -> Sends:
         worker = self._member(one, rank)
         worker.member = None
@@ -346,12 +320,6 @@ class Coordinator(Rounds):
         return self._end(one, text)
 
     # Lives.
-
-    def name(self, worker: Worker) -> str:
-        """A worker in words."""
-        who = f"rank {worker.rank}" if worker.generation or worker.life is Life.IN else f"worker {worker.number}"
-        pid = f"process {worker.hello.pid} " if worker.hello is not None else ""
-        return f"{who} ({pid}on {worker.host})"
 
     def _evict(self, worker: Worker, text: str) -> Sends:
         """Nobody waits for it any more; it may come again as a new member while its slot is free."""
@@ -433,60 +401,6 @@ class Coordinator(Rounds):
         self._look_for_the_end()
         return sends
 
-    def _take_slots_away(self) -> None:
-        for worker in self.workers.values():
-            host = self.hosts[worker.host]
-            here = host.listed and not host.drained and worker.index < host.slots
-            if here and worker.leaving is not None and not worker.dismissed:
-                worker.leaving, worker.owes = None, False  # it was put back in time
-            if not here and worker.leaving is None and worker.life is not Life.GONE:
-                worker.leaving = self._now + self.limits.drain_timeout
-                if worker.life is Life.STARTING:
-                    worker.leaving = self._now
-
-    def _live(self) -> list[Worker]:
-        """Those that count against the largest world."""
-        return [
-            one
-            for one in self.workers.values()
-            if one.life is not Life.GONE and one.leaving is None and not one.dismissed and self._has_slot(one)
-        ]
-
-    def _has_slot(self, worker: Worker) -> bool:
-        slot = self._slot(worker)
-        return slot is not None and slot.worker == worker.number
-
-    def _ready(self) -> list[Candidate]:
-        return [
-            Candidate(one.number, one.host, one.hello.commit, one.rank if self._holds(one) else -1)
-            for one in self.workers.values()
-            if one.life is Life.READY
-            and one.hello is not None
-            and (one.leaving is None or self._stays(one))
-            and one.barred <= self._now
-            and self.hosts[one.host].up
-        ]
-
-    def _holds(self, worker: Worker) -> bool:
-        """Whether it has the state of the last generation, as far as can be known.
-
-        A newcomer whose source died before it had given it the state was in that generation, and has none.
-        """
-        behind = worker.life is Life.READY and worker.hello is not None and worker.hello.commit < self.commit
-        return 0 < worker.generation == self.last and not behind
-
-    def _stays(self, worker: Worker) -> bool:
-        """Whether it is taken into one more generation, though its slot goes: it has to save, or others need it."""
-        return (worker.owes and worker.leaving is not None and self._now < worker.leaving) or self._needed(worker)
-
-    def _needed(self, worker: Worker) -> bool:
-        """Whether it has to stay, though its slot goes, until somebody else has the state."""
-        if not any(host.usable for host in self.hosts.values()):
-            return False  # there is nobody to give it to
-        stay = (Life.IN, Life.READY, Life.RETURNING)
-        others = (one for one in self.workers.values() if one.life in stay and one.leaving is None)
-        return self._holds(worker) and not any(map(self._holds, others))
-
     def _begin(self) -> Sends:
         """Begins a generation if it may be."""
         lives = Counter(one.life for one in self.workers.values())
@@ -540,7 +454,7 @@ class Coordinator(Rounds):
             self._places[worker.member] = (one, rank)
         hellos = [one.hellos[rank] for rank in range(len(order))]
         one.hosts = number_in_order([hello.host if hello.sharing else rank for rank, hello in enumerate(hellos)])
-        places = _places([hello.host for hello in hellos])
+        places = places_of([hello.host for hello in hellos])
         return [
             (
                 one.members[rank],
@@ -594,35 +508,6 @@ class Coordinator(Rounds):
         hurry = max(1, round(min(owing) * 1000)) if owing and result & policy.REMOVED else 0
         return one.tell(Updated(one.generation, self._stamp, result, hurry))
 
-    def _replace_the_silent(self) -> None:
-        for worker in self.workers.values():
-            if worker.life is Life.OUT and self._now >= worker.changed + self.times.replace:
-                slot = self._slot(worker)
-                mine = slot is not None and slot.worker == worker.number
-                if slot is not None and mine and self.hosts[worker.host].up and not self._needed(worker):
-                    slot.worker = None
-
-    def _fill(self) -> None:
-        """Starts processes in free slots."""
-        if self.finishing:
-            return
-        room = self.limits.most - len(self._live())
-        for host in self.hosts.values():
-            while len(host.places) < host.slots:
-                host.places.append(Slot())
-            if not host.usable or host.not_before > self._now:
-                continue
-            for index, slot in enumerate(host.places[: host.slots]):
-                if room <= 0:
-                    return
-                free = slot.worker is None and slot.not_before <= self._now
-                if free and slot.failures < policy.MOST_FAILURES:
-                    room -= 1
-                    slot.worker = self._numbers
-                    self.workers[self._numbers] = Worker(self._numbers, host.name, index, self._now, changed=self._now)
-                    self.acts.append(Start(self._numbers, host.name, index))
-                    self._numbers += 1
-
     def _look_for_the_end(self) -> None:
         alive = [w for w in self.workers.values() if w.life is not Life.GONE and not w.dismissed]
         if self.finishing:
@@ -651,18 +536,6 @@ class Coordinator(Rounds):
         if self._below_since is not None and self._now >= self._below_since + self.limits.elastic_timeout:
             self._end_job(True, self._missing())
 
-    def _missing(self) -> str:
-        ready = self._ready()
-        need = self.limits.min_np if self.runs else self.limits.np
-        which = "--min-np" if self.runs else "-np"
-        slots = sum(host.slots for host in self.hosts.values() if host.usable)
-        down = [host.name for host in self.hosts.values() if host.listed and not host.usable]
-        text = (
-            f"only {len(ready)} of the {need} ranks of {which} are there after {self.limits.elastic_timeout:g} s "
-            f"(--elastic-timeout); the hosts that can be reached have {slots} slots"
-        )
-        return text + (f"; not reached: {', '.join(down)}" if down else "")
-
     def stop(self) -> None:
         """The launcher ends the job: nothing is decided any more."""
         self.over = self.over or Over(False, "")
@@ -671,17 +544,3 @@ class Coordinator(Rounds):
         if self.over is None:
             self.over = Over(failed, text)
             self.acts.append(self.over)
-
-
-def _places(hosts: Sequence[str]) -> list[tuple[int, ...]]:
-    """(rank, size, local rank, local size, cross rank, cross size) of each."""
-    counts = Counter(hosts)
-    order = list(counts)
-    seen: Counter[str] = Counter()
-    found: list[tuple[int, ...]] = []
-    for rank, host in enumerate(hosts):
-        local = seen[host]
-        seen[host] += 1
-        across = [other for other in order if counts[other] > local]
-        found.append((rank, len(hosts), local, counts[host], across.index(host), len(across)))
-    return found
