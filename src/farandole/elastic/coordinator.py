@@ -35,9 +35,7 @@ class Coordinator(Places):
         super().__init__(limits, package, times)
         self.over: Over | None = None
         self.drained = False  # a host has asked to be left alone
-        self.roster: dict[
-            int, int
-        ] = {}  # the ranks of the newest generation that has run, and the workers that had them
+        self.roster: dict[int, int] = {}  # the ranks of the last generation that has run, and their workers
         self._draw = draw or random.Random()
         self._suspects: set[int] = set()  # workers that are silent
         self._stamp = 0
