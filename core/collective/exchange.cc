@@ -40,6 +40,13 @@ void Exchange::take(int writer, bool from_everyone, Cursor to, std::size_t bytes
   incoming_bytes_ += bytes;
 }
 
+void Exchange::keep(Cursor from, Cursor to, std::size_t bytes) {
+  keep_from_ = from;
+  keep_to_ = to;
+  keep_left_ = bytes;
+  incoming_bytes_ += bytes;
+}
+
 void Exchange::fold(Cursor in, Cursor out, std::size_t bytes, const Reduction& reduction, bool mirror,
                     std::size_t* folded) {
   fold_in_ = in;
@@ -71,7 +78,7 @@ Task Exchange::run() {
 }
 
 bool Exchange::done() const {
-  if (fold_left_ > 0) return false;
+  if (fold_left_ > 0 || keep_left_ > 0) return false;
   for (const Outgoing& outgoing : outgoing_) {
     if (outgoing.left > 0) return false;
   }
@@ -82,6 +89,7 @@ bool Exchange::done() const {
 }
 
 bool Exchange::ready() const {
+  if (keep_left_ > 0) return true;
   for (const Incoming& incoming : incoming_) {
     if (incoming.left > 0 && rings_.peek(incoming.writer, incoming.from_everyone) != nullptr) return true;
   }
@@ -97,7 +105,7 @@ bool Exchange::step() {
   for (Outgoing& outgoing : outgoing_) moved |= give_one(outgoing);
   moved |= fold_one();
   for (Incoming& incoming : incoming_) moved |= take_one(incoming);
-  return moved;
+  return moved || keep_one();
 }
 
 std::byte* Exchange::can_give(const Outgoing& outgoing) const {
@@ -134,6 +142,19 @@ bool Exchange::take_one(Incoming& incoming) {
   rings_.consume(incoming.writer, incoming.from_everyone);
   incoming.left -= bytes;
   enter(context_, "recv");
+  return true;
+}
+
+bool Exchange::keep_one() {
+  if (keep_left_ == 0) return false;
+  std::size_t bytes = std::min({keep_left_, chunk_, keep_from_.run()});
+  if (anew_ && incoming_bytes_ >= kBeyondCache) {
+    keep_to_.write(keep_from_.data(), bytes, kernel::copy_past_cache);
+  } else {
+    keep_to_.write(keep_from_.data(), bytes);
+  }
+  keep_from_.skip(bytes);
+  keep_left_ -= bytes;
   return true;
 }
 

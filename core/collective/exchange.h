@@ -27,7 +27,9 @@ class Exchange {
   void give(int lane, Cursor from, std::size_t bytes, Cursor also);
   // `bytes` come from a lane of `writer` to `to`.
   void take(int writer, bool from_everyone, Cursor to, std::size_t bytes);
-  // What is taken goes to memory that this collective has not read: if it is much, past the cache.
+  // `bytes` at `from` stay with me: they go to `to` while there is nothing to do for others.
+  void keep(Cursor from, Cursor to, std::size_t bytes);
+  // What is taken and kept goes to memory that this collective has not read: if it is much, past the cache.
   void write_anew() { anew_ = true; }
   // `bytes` at `in` and what the other members' lanes to me bring are reduced to `out`, in local order; with `mirror`,
   // the result goes to my lane `everyone` in the same pass. `folded`, when given, counts the bytes that are done.
@@ -59,6 +61,7 @@ class Exchange {
   std::byte* can_give(const Outgoing& outgoing) const;  // the slot to fill, or null
   bool give_one(Outgoing& outgoing);
   bool take_one(Incoming& incoming);
+  bool keep_one();
   bool can_fold() const;
   bool fold_one();
 
@@ -69,6 +72,9 @@ class Exchange {
   std::vector<Incoming> incoming_;
   std::size_t incoming_bytes_ = 0;
   bool anew_ = false;
+  Cursor keep_from_;
+  Cursor keep_to_;
+  std::size_t keep_left_ = 0;
   Cursor fold_in_;
   Cursor fold_out_;
   std::size_t fold_left_ = 0;

@@ -119,7 +119,7 @@ Task local_alltoall(const Context& context, const std::vector<Pieces>& in, const
     exchange.give(to, Cursor(in[index(to)]), in[index(to)].bytes());
     exchange.take(from, false, Cursor(out[index(from)]), out[index(from)].bytes());
   }
-  copy(in[index(rings.me())], out[index(rings.me())]);
+  exchange.keep(Cursor(in[index(rings.me())]), Cursor(out[index(rings.me())]), in[index(rings.me())].bytes());
   Task task = exchange.run();
   co_await task;
 }
