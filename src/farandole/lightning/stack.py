@@ -184,7 +184,7 @@ def strategy_of(stack: Stack) -> str:
         options.append(f"compression={stack.compression!r}")
     if stack.scale_lr:
         options.append("scale_lr=True")
-    return f"FarandoleStrategy({', '.join(options)})" if options else '"farandole"'
+    return f"FarandoleStrategy({', '.join(options)})" if options or stack.kind == "slurm" else '"farandole"'
 
 
 def explain(stack: Stack) -> str:
