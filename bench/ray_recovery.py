@@ -69,7 +69,7 @@ def surviving(config: dict[str, Any]) -> None:
             if state.step % 5 == 0:
                 state.commit()
 
-    train(farandole.elastic.ObjectState(step=0))
+    train(farandole.elastic.ObjectState(hvd.broadcast_object, hvd.rank, step=0))
 
 
 def recovery(scratch: Path) -> float:
