@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -83,6 +85,31 @@ def test_srun_with_nothing_set_over_hosts_that_share_a_home() -> None:
         # A step of one task is a job of one.
         done = srun(["-N", "1", "-n", "1", PYTHON, PROGRAM, "1", "1"])
         expect(done.stdout, 1, 1, [[0, 1, 0, 1, 0, 1]])
+        assert_nothing_left(hosts)
+
+
+@pytest.mark.timeout(240)
+def test_a_stack_from_a_file_by_slurm() -> None:
+    """`farandole fit` with `orchestration: slurm`, one rank on each host: a few steps."""
+    if reason := slurm.unfit():
+        pytest.skip(reason)
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("Lightning is not installed")
+    (bed.ROOT / "build").mkdir(exist_ok=True)
+    # Below the repository: the hosts share that, not their temporary folders.
+    with tempfile.TemporaryDirectory(dir=bed.ROOT / "build") as place, bed.hosts(2, shared_home=True) as hosts:
+        with slurm.cluster(hosts):
+            shutil.copy(bed.ROOT / "examples" / "lightning_digits.py", place)
+            text = (bed.ROOT / "examples" / "stack.yaml").read_text().replace("kind: local", "kind: slurm")
+            Path(place, "stack.yaml").write_text(text.replace("max_epochs: 2", "max_steps: 3"))
+            before = hosts[1].counters()
+            environment = {**slurm.ENVIRONMENT, "PYTHONPATH": str(bed.ROOT / "src")}
+            environment |= dict.fromkeys(("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK"), "4")  # all that a host has
+            words = [PYTHON, "-m", "farandole", "fit", f"{place}/stack.yaml"]
+            done = hosts[0].run(words, environment, bed.ROOT, 200, check=False)
+            said = done.stdout + done.stderr
+            assert done.returncode == 0 and "`max_steps=3` reached" in said, said
+            assert (hosts[1].counters() - before).sent > 30_000, "the ranks should have met over the wire"
         assert_nothing_left(hosts)
 
 

@@ -20,7 +20,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import farandole.torch as hvd
-from farandole.lightning import FarandoleEnvironment, FarandoleStrategy, HorovodStrategy
+from farandole.lightning import FarandoleEnvironment, FarandoleStrategy, HorovodStrategy, fit, stack
 
 OWN: dict[str, Any] = {}
 
@@ -279,6 +279,68 @@ def lightnings_model_parallel_on_ours() -> None:
     module = Sharded()
     trainer("ddp", max_epochs=1, strategy=strategy).fit(module, ordered(8 * SIZE))
     close(module.whole, plain(together()))
+
+
+@own
+def stacks_from_a_file() -> None:
+    """What `farandole fit` runs in each rank, with Lightning's strategies on our backend; and what it refuses."""
+    own_module = {"class_path": "lightning_own_cases.Rows"}
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    application = {"module": own_module, "trainer": {**quiet, "max_epochs": 1, "enable_model_summary": False}}
+    orchestration = {"kind": "local", "ranks": SIZE}
+    sharded = {"class_path": "lightning.pytorch.strategies.ModelParallelStrategy"}
+    sharded["init_args"] = {"data_parallel_size": SIZE, "tensor_parallel_size": 1}
+    for strategy, name in (("ddp", "DDPStrategy"), (sharded, "ModelParallelStrategy")):
+        communication = {"backend": "farandole", "strategy": strategy}
+        document = {"communication": communication, "orchestration": orchestration, "application": application}
+        Rows.seen = ()
+        fit.train(stack.checked(document), str(SCRATCH))
+        assert Rows.seen == (name, "farandole", SIZE, RANK, 2), Rows.seen
+    for communication, words in (("nccl", "nccl needs a CUDA GPU"), ({"strategy": "fsdp"}, "requires a GPU")):
+        document = {"communication": communication, "orchestration": orchestration, "application": application}
+        try:
+            fit.train(stack.checked(document), str(SCRATCH))
+        except ValueError as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(f"{communication} was taken")
+
+
+class Rows(Plain):
+    """Has its own data, and is sharded where there is a mesh; notes how it was trained."""
+
+    seen: tuple[Any, ...] = ()
+
+    def configure_model(self) -> None:
+        if getattr(self, "_device_mesh", None) is not None and self.seen == ():
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+    def train_dataloader(self) -> Any:
+        return ordered(8 * SIZE)
+
+    def on_train_end(self) -> None:
+        runs = self.trainer
+        Rows.seen = (type(runs.strategy).__name__, dist.get_backend(), runs.world_size, runs.global_rank)
+        Rows.seen += (runs.global_step,)
+
+
+@own
+def as_the_extension_says() -> None:
+    """The lines of lightning-Horovod's own page, but for model, data and accelerator."""
+    from lightning import Trainer
+
+    from lightning_horovod import HorovodStrategy as Theirs
+
+    quiet: dict[str, Any] = {"max_epochs": 1, "logger": False, "enable_progress_bar": False}
+    quiet |= {"enable_checkpointing": False, "enable_model_summary": False}
+    for runs in (
+        Trainer(strategy="horovod", accelerator="auto", devices=1, **quiet),
+        Trainer(strategy=Theirs(), **quiet),
+    ):
+        module = fresh(Plain)
+        runs.fit(module, ordered(8 * SIZE))
+        assert (runs.world_size, runs.global_step) == (SIZE, 2)
+        hvd.check_equal(module)
 
 
 @own

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ ANSWER = "answer: "
 
 
 class Cluster:
-    """Ray nodes with these resources; `ask` runs a case of ray_cases.py in a driver that is connected to them."""
+    """Ray nodes with these resources; `ask` runs a case of ray_cases.py or ray_patterns.py in a connected driver."""
 
     def __init__(self, nodes: Sequence[dict[str, Any]], client: bool = False) -> None:
         self.mark = uuid.uuid4().hex
@@ -158,7 +159,8 @@ def main() -> None:
                 nodes.remove_node(added[arguments["index"]], allow_graceful=False)
                 answer(True, None)
             else:
-                answer(True, getattr(ray_cases, name)(**arguments))
+                case = getattr(ray_cases, name, None) or getattr(importlib.import_module("ray_patterns"), name)
+                answer(True, case(**arguments))
         except BaseException:
             answer(False, traceback.format_exc())
     ray.shutdown()

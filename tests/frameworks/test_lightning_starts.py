@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -182,6 +183,17 @@ def test_an_old_lightning_is_refused(installed: dict[str, str], tmp_path: Path) 
     environment = {**installed, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT / 'src'}"}
     text = said([sys.executable, "-c", "from farandole.lightning import FarandoleStrategy"], environment, code=1)
     assert "lightning.pytorch is version 2.1.4; farandole.lightning needs 2.6 or newer" in text
+
+
+def test_a_logger_of_somebody_elses_has_one_run(installed: dict[str, str], tmp_path: Path) -> None:
+    """Weights & Biases, offline: two ranks, one run, that of rank 0."""
+    if importlib.util.find_spec("wandb") is None:
+        pytest.skip("wandb is not installed")
+    environment = {**installed, "SCRATCH": str(tmp_path), "WANDB_SILENT": "true"}
+    job = str(ROOT / "tests" / "frameworks" / "lightning_loggers_job.py")
+    said([sys.executable, "-m", "farandole", "run", "-np", "2", sys.executable, job], environment)
+    [run] = (tmp_path / "wandb").glob("offline-run-*")
+    assert [path.stat().st_size > 1000 for path in run.glob("*.wandb")] == [True]
 
 
 @pytest.mark.parametrize("communication", ["{compression: bf16, scale_lr: false}", "gloo"], ids=["farandole", "gloo"])

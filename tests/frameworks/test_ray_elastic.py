@@ -74,10 +74,18 @@ def test_actors_die_and_nodes_come_and_go(cluster: Cluster, tmp_path: Path) -> N
         cluster.ask("remove_node", index=node)
         shrunk = run.until(lambda now: now["size"] == 3 and now["generation"] > grown["generation"])
         assert set(full["pids"]) < set(grown["pids"]) and set(shrunk["pids"]) == set(full["pids"])
+        frozen, stopped = shrunk["pids"][2], time.monotonic()
+        os.kill(frozen, signal.SIGSTOP)
+        without = run.until(lambda now: now["size"] == 2 and now["generation"] > shrunk["generation"])
+        again = run.until(lambda now: now["size"] == 3 and now["generation"] > without["generation"])
+        assert frozen not in again["pids"] and set(without["pids"]) < set(again["pids"])
         assert run.finish() == 0, run.words()
         found, results = run.verdict(), run.results()
     gone_on = after["time"] - began
     print(f"training went on after {gone_on:.2f} s, with all workers after {full['time'] - began:.1f} s; {found}")
+    frozen_for = without["time"] - stopped
+    print(f"without the frozen one after {frozen_for:.1f} s, with another one after {again['time'] - stopped:.1f} s")
+    assert 4 < frozen_for < 10
     assert (found.lost, found.duplicated, found.padded) == (0, 0, 0)
     assert len(results) == 3 and set(results[0]["sizes"]) == {2, 3, 4}
     assert after["size"] == 2 and gone_on < 2

@@ -45,6 +45,8 @@ def test_one_word_says_a_layer() -> None:
         ({"application": {**MODULE, "trainer": {"strategy": "ddp"}}}, "communication and orchestration say that"),
         ({"application": MODULE, "communication": {"backend": "gloo", "scale_lr": True}}, "for farandole, not for"),
         ({"application": MODULE, "communication": "gloo", "orchestration": {"min_ranks": 1}}, "cannot lose ranks"),
+        ({"application": MODULE, "communication": {"strategy": "fsd"}}, "'fsd' is unknown; did you mean 'fsdp'?"),
+        ({"application": MODULE, "communication": {"strategy": "ddp", "scale_lr": True}}, "not for DDPStrategy"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said(document: Any, words: str) -> None:
@@ -66,6 +68,10 @@ def test_the_explanation_is_python_that_compiles() -> None:
         compile(text[text.index("# train.py") :], "train.py", "exec")
         assert "orchestration  local: 3 ranks on this host" in text
     assert "FarandoleStrategy(compression='bf16', scale_lr=True)" in text
+    theirs = explain(stack(communication={"strategy": "model_parallel"}, orchestration={"ranks": 3}))
+    compile(theirs[theirs.index("# train.py") :], "train.py", "exec")
+    assert "strategy=ModelParallelStrategy(process_group_backend='farandole')" in theirs
+    assert "plugins=[FarandoleEnvironment()]" in theirs and "devices=3" in theirs
     elastic = explain(stack(orchestration={"ranks": 3, "min_ranks": 2}))
     assert "2 to 3 ranks" in elastic and "callbacks=[ElasticCallback()]" in elastic and "--min-np 2" in elastic
 

@@ -27,12 +27,14 @@ _WORD = struct.Struct("=Q")
 
 
 class Word:
-    """A memory file with a number at its beginning."""
+    """A memory file with a number at its beginning: a new one, or the one behind a descriptor, which is then ours."""
 
-    def __init__(self) -> None:
-        self.fd = os.memfd_create("farandole-pulse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.truncate(self.fd, WORD_BYTES)
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    def __init__(self, fd: int | None = None) -> None:
+        if fd is None:
+            fd = os.memfd_create("farandole-pulse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.truncate(fd, WORD_BYTES)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        self.fd = fd
         self._memory = mmap.mmap(self.fd, WORD_BYTES)
 
     @property

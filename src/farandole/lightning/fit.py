@@ -15,6 +15,7 @@ import yaml
 
 from ..config import environment
 from ..launch import cli, spawn
+from ..launch.clusters import detect
 from .stack import Stack, StackError, checked, explain
 
 USAGE = """usage: farandole fit STACK.yaml [--explain]
@@ -98,6 +99,7 @@ def _with_ray(stack: Stack, folder: str) -> int:
 
 def train(stack: Stack, folder: str) -> None:
     """Trains in this rank, through the classes of Lightning's own command line."""
+    _check_devices(stack)
     if folder not in sys.path:
         sys.path.insert(0, folder)  # modules may lie beside the file
     try:
@@ -121,23 +123,44 @@ def train(stack: Stack, folder: str) -> None:
 def _trainer(stack: Stack) -> dict[str, Any]:
     """The Trainer's options, with what the other two sections say."""
     options = dict(stack.trainer)
-    if stack.backend != "farandole":
-        place = environment()
-        chosen = {"process_group_backend": stack.backend}
-        ranks, local = int(place.get("WORLD_SIZE", stack.ranks)), int(place.get("LOCAL_WORLD_SIZE", stack.ranks))
-        strategy = {"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": chosen}
-        return {**options, "strategy": strategy, "devices": local, "num_nodes": max(1, ranks // local)}
+    if stack.strategy is not None:
+        if stack.backend == "farandole":
+            ours = {"class_path": "farandole.lightning.FarandoleEnvironment"}
+            options["plugins"] = [*_listed(options.get("plugins")), ours]
+        size, local = _place(stack)
+        return {**options, "strategy": stack.strategy, "devices": local, "num_nodes": max(1, size // local)}
     options["strategy"] = _strategy(stack)
     if stack.min_ranks is not None:
-        callbacks = options.get("callbacks") or []
-        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-        options["callbacks"] = [*callbacks, {"class_path": "farandole.lightning.ElasticCallback"}]
+        ours = {"class_path": "farandole.lightning.ElasticCallback"}
+        options["callbacks"] = [*_listed(options.get("callbacks")), ours]
     return {**options, "devices": 1}
 
 
+def _listed(given: Any) -> list[Any]:
+    """Lightning takes one as well as a list of them."""
+    return given if isinstance(given, list) else [given] if given else []
+
+
+def _place(stack: Stack) -> tuple[int, int]:
+    """The number of ranks, and of those on this host, as whoever started this process says."""
+    variables = environment()
+    found = detect(variables)
+    if found is not None:
+        return found.size, found.local_size or found.size
+    return int(variables.get("WORLD_SIZE", stack.ranks)), int(variables.get("LOCAL_WORLD_SIZE", stack.ranks))
+
+
+def _check_devices(stack: Stack) -> None:
+    """NCCL says the same in other words, on all ranks at once, after a while."""
+    if stack.backend == "nccl" and not importlib.import_module("torch").cuda.is_available():
+        raise StackError(
+            f"communication: nccl needs a CUDA GPU for each rank, and {os.uname().nodename} has none that torch can "
+            "use; farandole and gloo run on CPUs"
+        )
+
+
 def _strategy(stack: Stack) -> Any:
-    if stack.compression == "none" and not stack.scale_lr:
-        return "farandole"
+    # The class, not its name: with the name Lightning asks SLURM first who is who, and refuses `srun -n`.
     options = {"compression": stack.compression, "scale_lr": stack.scale_lr}
     return {"class_path": "farandole.lightning.FarandoleStrategy", "init_args": options}
 

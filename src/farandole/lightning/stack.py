@@ -15,11 +15,13 @@ from typing import Any
 COMMUNICATION = ("farandole", "gloo", "nccl")
 ORCHESTRATION = ("local", "hosts", "ray", "slurm")
 SECTIONS = {
-    "communication": ("backend", "compression", "scale_lr"),
+    "communication": ("backend", "strategy", "compression", "scale_lr"),
     "orchestration": ("kind", "ranks", "min_ranks", "hosts", "use_gpu"),
     "application": ("module", "datamodule", "trainer", "seed", "ckpt_path"),
 }
 COMPRESSIONS = ("none", "fp16", "bf16")
+# Lightning's own, on the backend that the stack names.
+STRATEGIES = {"ddp": "DDPStrategy", "fsdp": "FSDPStrategy", "model_parallel": "ModelParallelStrategy"}
 
 
 class StackError(ValueError):
@@ -31,6 +33,7 @@ class Stack:
     """A whole stack."""
 
     backend: str = "farandole"
+    strategy: dict[str, Any] | None = None  # class_path, init_args; None: ours
     compression: str = "none"
     scale_lr: bool = False
     kind: str = "local"
@@ -71,6 +74,8 @@ def checked(document: Any, where: str = "stack.yaml") -> Stack:
     for name in ("module", "datamodule"):
         if found.get(name) is not None:
             found[name] = _class(found[name], f"{where}: application: {name}")
+    if found.get("strategy") is not None or found.get("backend", "farandole") != "farandole":
+        found["strategy"] = _strategy(found, where)
     options = found.setdefault("trainer", {})
     if not isinstance(options, dict):
         raise StackError(f"{where}: application: trainer: expected options of Lightning's Trainer")
@@ -89,10 +94,11 @@ def _check_sense(stack: Stack, where: str) -> None:
         raise StackError(f'{where}: orchestration: hosts is missing, such as "host1:4,host2:4"')
     if stack.kind != "hosts" and stack.hosts:
         raise StackError(f"{where}: orchestration: hosts is for kind: hosts, not for {stack.kind}")
-    if stack.min_ranks is not None and (stack.backend != "farandole" or stack.kind == "slurm"):
+    if stack.min_ranks is not None and (stack.strategy is not None or stack.kind == "slurm"):
         raise StackError(f"{where}: min_ranks needs communication: farandole, and no slurm: others cannot lose ranks")
-    if stack.backend != "farandole" and (stack.scale_lr or stack.compression != "none"):
-        raise StackError(f"{where}: communication: compression and scale_lr are for farandole, not for {stack.backend}")
+    if stack.strategy is not None and (stack.scale_lr or stack.compression != "none"):
+        theirs = stack.strategy["class_path"].rpartition(".")[2]
+        raise StackError(f"{where}: communication: compression and scale_lr are for farandole, not for {theirs}")
     taken = [name for name in ("strategy", "devices", "num_nodes") if name in stack.trainer]
     if taken:
         raise StackError(
@@ -125,6 +131,17 @@ def _class(value: Any, where: str) -> dict[str, Any]:
     if "." not in str(value.get("class_path", "")):
         raise StackError(f"{where}: class_path: expected package.Class, not {value.get('class_path')!r}")
     return {"class_path": value["class_path"], "init_args": dict(value.get("init_args") or {})}
+
+
+def _strategy(found: dict[str, Any], where: str) -> dict[str, Any]:
+    """One of Lightning's strategies on the backend of the stack."""
+    given, backend = found.get("strategy") or "ddp", found.get("backend", "farandole")
+    if isinstance(given, str) and "." not in given:
+        _choice({"strategy": given}, "strategy", tuple(STRATEGIES), where)
+        given = f"lightning.pytorch.strategies.{STRATEGIES[given]}"
+    made = _class(given, f"{where}: communication: strategy")
+    made["init_args"] = {"process_group_backend": backend, **made["init_args"]}
+    return made
 
 
 def trainer_options() -> list[str]:
@@ -160,14 +177,14 @@ def start_of(stack: Stack, command: str) -> str:
 
 def strategy_of(stack: Stack) -> str:
     """The Trainer's strategy, as one would write it."""
-    if stack.backend != "farandole":
-        return f'DDPStrategy(process_group_backend="{stack.backend}")'
+    if stack.strategy is not None:
+        return _made(stack.strategy)
     options = []
     if stack.compression != "none":
         options.append(f"compression={stack.compression!r}")
     if stack.scale_lr:
         options.append("scale_lr=True")
-    return f"FarandoleStrategy({', '.join(options)})" if options else '"farandole"'
+    return f"FarandoleStrategy({', '.join(options)})" if options or stack.kind == "slurm" else '"farandole"'
 
 
 def explain(stack: Stack) -> str:
@@ -190,24 +207,27 @@ def explain(stack: Stack) -> str:
 def _script(stack: Stack) -> list[str]:
     strategy = strategy_of(stack)
     lines = ["from lightning.pytorch import Trainer" + (", seed_everything" if stack.seed is not False else "")]
-    if strategy.startswith("DDP"):
-        lines.append("from lightning.pytorch.strategies import DDPStrategy")
     if strategy.startswith("Farandole"):
         lines.append("from farandole.lightning import FarandoleStrategy")
+    theirs_on_ours = stack.strategy is not None and stack.backend == "farandole"
+    if theirs_on_ours:
+        lines.append("from farandole.lightning import FarandoleEnvironment")
     if stack.min_ranks:
         lines.append("from farandole.lightning import ElasticCallback")
-    for one in (stack.module, stack.datamodule):
+    for one in (stack.strategy, stack.module, stack.datamodule):
         if one is not None:
             package, _, name = one["class_path"].rpartition(".")
             lines.append(f"from {package} import {name}")
     lines.append("")
     if stack.seed is not False:
         lines.append(f"seed_everything({'' if stack.seed is True else stack.seed})")
-    devices = 1 if stack.backend == "farandole" else stack.ranks
+    devices = 1 if stack.strategy is None else stack.ranks
     options = {**stack.trainer, "devices": devices}
     words = [f"strategy={strategy}", *(f"{name}={value!r}" for name, value in options.items())]
     if stack.min_ranks:
         words.append("callbacks=[ElasticCallback()]")
+    if theirs_on_ours:
+        words.append("plugins=[FarandoleEnvironment()]")
     lines.append(f"trainer = Trainer({', '.join(words)})")
     given = [_made(stack.module)]
     given += [f"datamodule={_made(stack.datamodule)}"] if stack.datamodule else []

@@ -15,13 +15,14 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from farandole.elastic.members import Act, Kill, Over, Say, Start
+from farandole.elastic.members import Act, Kill, Life, Over, Say, Start
 from farandole.elastic.policy import Limits
 from farandole.errors import RankFailed
 from farandole.launch.discovery import Discovery, DiscoveryError
 from farandole.launch.hosts import Host
 from farandole.observe.ending import blames
 from farandole.ray.meeting import Meeting
+from farandole.ray.pulse import Pulses
 from farandole.ray.strategy import bundle, shortage
 from farandole.ray.utils import detect_nics, nics_to_env_var
 from farandole.ray.worker import BaseHorovodWorker, Gone
@@ -71,6 +72,8 @@ class ActorJob:
         self._over: Over | None = None
         self._closing = threading.Event()
         self._looking: threading.Thread | None = None
+        self._places: dict[Any, int] = {}  # the reference to a worker's whereabouts -> its number
+        self._pulses: Pulses | None = None
 
     def run(self, turn: Callable[[], None]) -> list[Any]:
         """Until the function has ended everywhere; `turn` is called again and again meanwhile."""
@@ -92,6 +95,7 @@ class ActorJob:
         self._meeting.call(lambda: self._found(found))
         self._looking = threading.Thread(target=self._look, name="farandole-ray-discovery", daemon=True)
         self._looking.start()
+        self._pulses = Pulses(self.coordinator.times, self._quiet)
 
     def _results(self) -> list[Any]:
         crew = self._crew
@@ -114,6 +118,8 @@ class ActorJob:
         self._discovery.close()
         if self._looking is not None:
             self._looking.join()
+        if self._pulses is not None:
+            self._pulses.close()
         self._meeting.close()
         for actor in self._crew.actors.values():
             with contextlib.suppress(Exception):  # Ray itself may be gone
@@ -136,6 +142,11 @@ class ActorJob:
 
     def _watch(self) -> None:
         """Looks for workers that have answered or died; on the thread that called `run`."""
+        for ref in ray.wait(list(self._places), num_returns=1, timeout=0)[0] if self._places else []:
+            with contextlib.suppress(Exception):  # it died before it could say where it was
+                worker, where = self._places.pop(ref), ray.get(ref)
+                assert self._pulses is not None
+                self._pulses.add(worker, where)
         pending = list(self._crew.ends)
         if not pending:
             self._closing.wait(TURN_SECONDS)
@@ -149,6 +160,10 @@ class ActorJob:
             except Exception as error:
                 code, answer = KILLED, error
             self._meeting.call(lambda w=worker, c=code, a=answer: self._ended(w, c, a))  # type: ignore[misc]
+
+    def _quiet(self, worker: int, seconds: float, state: str) -> None:
+        now = time.monotonic()
+        self._meeting.call(lambda: self._deliver(self.coordinator.quiet(worker, seconds, state, now)))
 
     # In the loop.
 
@@ -172,6 +187,8 @@ class ActorJob:
             self._crew.failures.append(answer)
             first = " ".join(str(answer).split())[:200] if code == KILLED else f"raised {type(answer).__name__}"
             self._say(f"{self.coordinator.name(worker)} has ended: {first}")
+        if self._pulses is not None:
+            self._pulses.forget(number)
         if code or isinstance(answer, Gone):  # one that has returned stays until the job is over, with what it printed
             actor = self._crew.actors.pop(number, None)
             if actor is not None:
@@ -197,6 +214,7 @@ class ActorJob:
 
     def _launch(self, start: Start) -> None:
         make, meeting = self._make, self._meeting
+        self._make_room(start)
         variables = meeting.variables(start.worker, start.host, start.index, self.coordinator.hosts[start.host].slots)
         variables.update(nics_to_env_var(detect_nics(self._settings)))
         resources = {"num_cpus": make.cpus, "num_gpus": make.gpus}
@@ -205,7 +223,17 @@ class ActorJob:
         actor.set_queue.remote(make.queue)
         place = (variables, meeting.addresses, meeting.secret.key)
         self._crew.actors[start.worker] = actor
+        self._places[actor.where.remote()] = start.worker
         self._crew.ends[actor.train.remote(make.function, make.executable, place)] = start.worker
+
+    def _make_room(self, start: Start) -> None:
+        """One that has been silent for long has lost its slot, and still has the CPU that the new one needs."""
+        for number in self._crew.actors:
+            worker = self.coordinator.workers.get(number)
+            if worker is not None and (worker.host, worker.index, worker.life) == (start.host, start.index, Life.OUT):
+                worker.dismissed = True
+                assert self._pulses is not None
+                self._pulses.kill(number)
 
 
 def _where(name: str) -> dict[str, Any]:

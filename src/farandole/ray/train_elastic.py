@@ -19,6 +19,7 @@ from farandole import runtime
 from farandole.elastic.members import Act, Life, Over, Say, Start
 from farandole.elastic.policy import Limits
 from farandole.ray.meeting import Meeting
+from farandole.ray.pulse import Pulses
 from farandole.ray.train import LEAVE_SECONDS, Rank
 from farandole.ray.utils import detect_nics, nics_to_env_var
 from farandole.ray.worker import Whereabouts, take_place, whereabouts
@@ -42,6 +43,7 @@ class ElasticBackend(Backend):  # type: ignore[misc]  # mypy does not look into 
         self._changed: Any = None
         self._numbers: dict[str, int] = {}  # slot -> the number of the worker that shall be in it
         self._given: dict[str, int] = {}  # slot -> the number of the worker that is in it
+        self._pulses: Pulses | None = None
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         """All workers have been started, or one in the place of one that was lost."""
@@ -71,6 +73,7 @@ class ElasticBackend(Backend):  # type: ignore[misc]  # mypy does not look into 
         limits = Limits(size, least, size, elastic_timeout=config.elastic_timeout)
         self._meeting = Meeting(limits, config.nics, self._act)
         self._meeting.start()
+        self._pulses = Pulses(self._coordinator.times, self._quiet)
         slots = [(f"rank-{rank}", 1) for rank in range(size)]
         self._call(lambda now: self._coordinator.hosts_found(slots, now))
 
@@ -87,13 +90,16 @@ class ElasticBackend(Backend):  # type: ignore[misc]  # mypy does not look into 
     def _place(self, slot: str, worker: Any, place: Whereabouts, config: Any) -> tuple[Any, ...]:
         before = self._given.get(slot)
         if before is not None:
+            assert self._pulses is not None
+            self._pulses.forget(before)
             self._call(lambda now: self._coordinator.ended(before, KILLED, "killed", now))
         with self._changed:
             if not self._changed.wait_for(lambda: self._numbers.get(slot, before) != before, SLOT_SECONDS):
                 raise TimeoutError(f"there was no place for a new worker in {slot} within {SLOT_SECONDS:g} s")
             number = self._given[slot] = self._numbers[slot]
         meeting, context = self._meeting, worker.distributed_context
-        assert meeting is not None
+        assert meeting is not None and self._pulses is not None
+        self._pulses.add(number, place)
         variables = meeting.variables(number, place.node, context.local_rank, context.local_world_size)
         variables.update(nics_to_env_var(detect_nics(config)))
         return variables, meeting.addresses, meeting.secret.key
@@ -103,13 +109,21 @@ class ElasticBackend(Backend):  # type: ignore[misc]  # mypy does not look into 
             with self._changed:
                 self._numbers[act.host] = act.worker
                 self._changed.notify_all()
+            if act.host in self._given and self._pulses is not None:
+                self._pulses.kill(self._given[act.host])  # silent for long: Ray starts another one when it is dead
         elif isinstance(act, Say):
             log.warning("%s", act.text)
         elif isinstance(act, Over) and act.failed and self._meeting is not None:
             waiting = [w for w in self._coordinator.workers.values() if w.member is not None and w.life is Life.READY]
             self._meeting.deliver([(worker.member, Sorry(act.text)) for worker in waiting])
 
+    def _quiet(self, worker: int, seconds: float, state: str) -> None:
+        self._call(lambda now: self._coordinator.quiet(worker, seconds, state, now))
+
     def _close(self) -> None:
+        pulses, self._pulses = self._pulses, None
+        if pulses is not None:
+            pulses.close()
         meeting, self._meeting = self._meeting, None
         self._numbers.clear()
         self._given.clear()

@@ -14,6 +14,7 @@ import ray
 
 from farandole import runtime
 from farandole.errors import Removed
+from farandole.launch.watch import Word
 from farandole.lightning import registration
 from farandole.ray import ray_logger
 from farandole.rendezvous import sockets
@@ -34,6 +35,7 @@ class Whereabouts:
     pid: int
     gpus: tuple[str, ...]
     port: int  # that a server of this process may use
+    pulse: int  # descriptor of the memory file with its signs of life, in an elastic job
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,19 @@ class Gone:
 
 
 _held: list[Any] = []  # the port of this process
+_pulse: list[Word] = []  # its signs of life
 
 
 def whereabouts() -> Whereabouts:
     """Of this process."""
     if not _held:
         _held.extend(sockets.hold_port())
+        _pulse.append(Word())
     context = ray.get_runtime_context()
     gpus = tuple(str(one) for one in ray.get_gpu_ids())
     address = str(ray.util.get_node_ip_address())
-    return Whereabouts(str(context.get_node_id()), os.uname().nodename, address, os.getpid(), gpus, _held[1])
+    node, host = str(context.get_node_id()), os.uname().nodename
+    return Whereabouts(node, host, address, os.getpid(), gpus, _held[1], _pulse[0].fd)
 
 
 def take_place(variables: Mapping[str, str], addresses: Sequence[str], key: bytes) -> None:
@@ -67,6 +72,8 @@ def take_place(variables: Mapping[str, str], addresses: Sequence[str], key: byte
     old = os.environ.get(SECRET)
     os.environ.update(variables)
     os.environ["FARANDOLE_RENDEZVOUS"] = address
+    if "FARANDOLE_ELASTIC" in variables:
+        os.environ["FARANDOLE_PULSE_FD"] = str(_pulse[0].fd)
     os.environ[SECRET] = str(secret.to_descriptor())
     if old is not None:
         with contextlib.suppress(OSError, ValueError):
