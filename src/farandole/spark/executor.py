@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import time
@@ -14,8 +15,6 @@ from farandole.config import SETTINGS
 from farandole.elastic.policy import Limits
 from farandole.launch import executor, ssh
 from farandole.launch.elastic import Terms
-from farandole.launch.elastic_run import ElasticRun
-from farandole.launch.hosts import Host
 from farandole.launch.job import Plan
 from farandole.launch.line import package_place
 from farandole.launch.output import Marked, Sink, Target, Tee, time_of_day
@@ -23,11 +22,11 @@ from farandole.launch.slots import places
 from farandole.rendezvous import interfaces
 from farandole.rendezvous.secret import Secret
 from farandole.spark import session
+from farandole.spark.elastic import Executors, Keeper
 from farandole.spark.muster import Muster
 from farandole.spark.task import Summons
 from farandole.spark.words import Here
 
-RELEASE_SECONDS = 10.0  # for tasks to end once they are let go; then Spark is told to end them
 REACH_SECONDS = 30.0  # for a task to reach this process
 
 
@@ -96,6 +95,10 @@ class Slots:
             secret=self.secret,
         )
 
+    def gpus_of(self, name: str) -> dict[str, str]:
+        """The same for those of one executor."""
+        return self.visible(list(dict.fromkeys(gpu for here in self.muster.slots().get(name, ()) for gpu in here.gpus)))
+
     def visible(self, gpus: Sequence[str]) -> dict[str, str]:
         """What makes these GPUs the ones that ranks see."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus and not self._ignore_gpus else {}
@@ -134,7 +137,7 @@ class SparkExecutor(executor.Executor):
         self._stamped = prefix_output_with_timestamp
         self._executable = executable
         self._slots: Slots | None = None
-        self._holding: session.Holding | None = None
+        self._holding: session.Holding | Keeper | None = None
 
     def start(self) -> SparkExecutor:
         """Waits for the slots and starts the workers; a second call does nothing."""
@@ -151,11 +154,14 @@ class SparkExecutor(executor.Executor):
         """Ends the workers and gives their slots back. Calling it again does nothing."""
         super().shutdown()
         slots, self._slots = self._slots, None
+        holding, self._holding = self._holding, None
+        held = slots.muster.count() if slots is not None else 0
+        if isinstance(holding, Keeper):
+            holding.stop()
         if slots is not None:
             slots.muster.close()
-        holding, self._holding = self._holding, None
-        if holding is not None and not holding.join(RELEASE_SECONDS if self._job is not None else 0.0):
-            holding.cancel()
+        if holding is not None:
+            holding.close(held)
 
     def _open(self, most: int) -> Slots:
         self._slots = Slots(self._spark, most, self._env, self._executable, self._nics, self._seconds)
@@ -182,6 +188,41 @@ class SparkExecutor(executor.Executor):
             gpus.setdefault(here.host, []).extend(gpu for gpu in here.gpus if gpu not in gpus.get(here.host, []))
         # Each sees the GPUs of all ranks on its host, so that local_rank() chooses among them.
         self._plan = slots.plan(seats, [slots.visible(gpus[here.host]) for _, here in seats])
+
+    def run_elastic(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        limits: Limits,
+    ) -> list[Any]:
+        """As `run`, once, in ranks that come and go with Spark's executors; nothing has to be started before."""
+        spark = self._spark
+        if session.is_local(spark):
+            session.check_slots(spark, limits.np, self._seconds)
+        most = limits.max_np or max(limits.np, session.slots(spark) or 0)
+        deadline = time.monotonic() + self._seconds
+        slots = self._open(most)
+        try:
+            keeper = self._holding = Keeper(spark, most, slots.summons)
+            if not slots.muster.await_slots(limits.np, deadline, keeper.why):
+                last = f"; the last one said: {keeper.last}" if keeper.last else ""
+                raise TimeoutError(
+                    f"{slots.muster.count()} of {limits.np} Spark tasks have started within {self._seconds:g} s "
+                    f"(start_timeout){last}"
+                )
+            seats = [(name, here) for name, found in slots.muster.slots().items() for here in found]
+            self._plan = dataclasses.replace(slots.plan(seats), of_host=slots.gpus_of)
+            say = (lambda line: None) if self._level < 1 else self._say
+            return self._run_elastic(fn, args, kwargs, Terms(limits, Executors(slots.muster)), say)
+        finally:
+            self.shutdown()
+
+    def _say(self, line: str) -> None:
+        stream = _Stream(self._streams[1]) if self._streams[1] is not None else executor._Screen("stderr")
+        stream.write(f"farandole: {line}\n".encode())
+        stream.flush()
 
     def _sink(self) -> Sink:
         given = [

@@ -20,6 +20,7 @@ from farandole.spark.task import Summons
 NO_SESSION = "there is no Spark session: make one first, for example with SparkSession.builder.getOrCreate()"
 LOOK_SECONDS = 0.2  # between two looks at how many executors have come
 REGISTER_SECONDS = 30.0  # for executors to come when there are too few; Spark itself waits as long for them
+RELEASE_SECONDS = 10.0  # for tasks to end once they are let go; then Spark is told to end them
 CANCEL_SECONDS = 10.0  # for a cancelled Spark job to end
 LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 
@@ -101,14 +102,25 @@ def check_fixed(spark: Any) -> None:
         )
 
 
+def new_tag() -> str:
+    """What Spark jobs are cancelled by."""
+    return f"farandole-{uuid.uuid4().hex}"
+
+
+def interrupt(spark: Any, tag: str) -> None:
+    """Ends the Spark jobs of this tag."""
+    with contextlib.suppress(Exception):  # the session may be gone
+        spark.interruptTag(tag)
+
+
 class Holding:
     """A Spark job whose tasks attend; `error` and `trouble` tell how it ended. It is cancelled by its tag."""
 
-    def __init__(self, spark: Any, count: int, summons: Summons, barrier: bool) -> None:
+    def __init__(self, spark: Any, count: int, summons: Summons, barrier: bool, tag: str = "") -> None:
         self.error: Exception | None = None
         self.trouble = ""  # what a task said
         self._spark = spark
-        self._tag = f"farandole-{uuid.uuid4().hex}"
+        self._tag = tag or new_tag()
         self._work = (count, summons, barrier)
         self._thread = threading.Thread(target=self._run, name="farandole-spark-job", daemon=True)
         self._thread.start()
@@ -128,17 +140,17 @@ class Holding:
             return RuntimeError(f"the Spark job of the ranks has failed: {_last_words(self.error)}")
         return RuntimeError("the Spark job of the ranks has ended before they began")
 
-    def join(self, seconds: float) -> bool:
+    def join(self, seconds: float) -> None:
         """Waits for its end."""
-        self._thread.join(seconds)
-        return self.over
+        self._thread.join(max(0.0, seconds))
 
-    def cancel(self) -> None:
-        """Ends it; its tasks are killed."""
+    def close(self, held: int) -> None:
+        """Waits for its end, when it held slots that were let go; then ends it, and its tasks are killed."""
+        if held:
+            self.join(RELEASE_SECONDS)
         if not self.over:
-            with contextlib.suppress(Exception):  # the session may be gone
-                self._spark.interruptTag(self._tag)
-            self._thread.join(CANCEL_SECONDS)
+            interrupt(self._spark, self._tag)
+            self.join(CANCEL_SECONDS)
 
     def _run(self) -> None:
         count, summons, barrier = self._work
