@@ -1,4 +1,4 @@
-# A Spark application for tests, in a process of its own that also runs the cases, and a standalone cluster to run it on.
+# A Spark application for tests, in a process of its own that runs the cases, and a standalone cluster to run it on.
 # Touches processes that carry its mark, and a temporary directory.
 """`Application` in the test's process, `main()` in the other; they talk as those of ray_cluster.py do."""
 
@@ -39,7 +39,7 @@ def missing() -> str:
 
 
 class Application(Cluster):
-    """`ask` runs a case of spark_cases.py in a driver with this `master`; `workers`: a cluster of so many is its master,
+    """`ask` runs a case of spark_cases.py in a driver with this `master`; `workers`: of a cluster that is its master,
     each with two cores and two GPUs. Spark Connect listens at `remote`."""
 
     def __init__(self, master: str = "", workers: int = 0) -> None:
@@ -55,6 +55,7 @@ class Application(Cluster):
             "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", HERE, HERE.parent / "ranks"))),
             "TMPDIR": str(self.home),
             "SPARK_HOME": str(self.spark_home),
+            "SPARK_SCALA_VERSION": "2.13",  # as Spark's own scripts have it
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONWARNINGS": "ignore",
@@ -117,7 +118,7 @@ class Application(Cluster):
         return address
 
     def _serve(self, name: str, options: Sequence[str], sign: str, properties: Sequence[str] = ()) -> str:
-        """Starts a server of Spark's own; what it says when it is ready. Without Spark's script, which starts Java twice."""
+        """Starts a server of Spark's; what it says when it is ready. Spark's own script would start Java twice."""
         opens = [f"--add-opens=java.base/{module}=ALL-UNNAMED" for module in MODULES]
         command = ["java", "-cp", f"{self.spark_home}/jars/*", "-Xmx512m", *opens, *properties]
         command += [f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]

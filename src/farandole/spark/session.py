@@ -1,6 +1,6 @@
 # What is asked of Spark itself, the same for a session in this process and for one of Spark Connect.
 # Touches pyspark, and a thread for each Spark job that holds slots.
-"""`active()` finds the session, `slots()` counts what it has room for, `Holding` is a Spark job of tasks that attend."""
+"""`active()` finds the session, `slots()` counts what it has room for, `Holding` is a Spark job whose tasks attend."""
 
 from __future__ import annotations
 
