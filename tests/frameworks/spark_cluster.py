@@ -58,6 +58,8 @@ class Application(Cluster):
             "SPARK_SCALA_VERSION": "2.13",  # as Spark's own scripts have it
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
+            # Six Javas on few cores: quick to start counts, not how they fare later.
+            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
             "PYTHONWARNINGS": "ignore",
         }
         self._said = open(self.home / "said", "w+b")  # noqa: SIM115
@@ -106,7 +108,10 @@ class Application(Cluster):
             server.wait(30)
 
     def _cluster(self, workers: int) -> str:
-        address = self._serve("master.Master", [], r"spark://[\d.]+:\d+", ["-Dspark.master.rest.enabled=false"])
+        address = self._said_by(
+            *self._serve("master.Master", [], r"spark://[\d.]+:\d+", ["-Dspark.master.rest.enabled=false"])
+        )
+        begun = []
         for number in range(workers):
             script = self.home / f"gpus{number}"
             addresses = [str(4 + 2 * number), str(5 + 2 * number)]
@@ -114,11 +119,15 @@ class Application(Cluster):
             script.chmod(0o700)
             options = ["--cores", "2", "--memory", "1g", "--work-dir", str(self.home / f"work{number}"), address]
             gpus = [f"-Dspark.worker.resource.gpu.{name}" for name in ("amount=2", f"discoveryScript={script}")]
-            self._serve("worker.Worker", options, "registered with master", gpus)
+            begun.append(self._serve("worker.Worker", options, "registered with master", gpus))
+        for one in begun:
+            self._said_by(*one)
         return address
 
-    def _serve(self, name: str, options: Sequence[str], sign: str, properties: Sequence[str] = ()) -> str:
-        """Starts a server of Spark's; what it says when it is ready. Spark's own script would start Java twice."""
+    def _serve(
+        self, name: str, options: Sequence[str], sign: str, properties: Sequence[str] = ()
+    ) -> tuple[subprocess.Popen[bytes], Path, str]:
+        """Starts a server of Spark's. Spark's own script would start Java twice."""
         opens = [f"--add-opens=java.base/{module}=ALL-UNNAMED" for module in MODULES]
         command = ["java", "-cp", f"{self.spark_home}/jars/*", "-Xmx512m", *opens, *properties]
         command += [f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
@@ -128,7 +137,11 @@ class Application(Cluster):
                 [*command, *options], env=self.environment, stdout=file, stderr=file, cwd=self.home
             )
         self._servers.append(started)
-        deadline = time.monotonic() + 90
+        return started, said, sign
+
+    def _said_by(self, started: subprocess.Popen[bytes], said: Path, sign: str) -> str:
+        """What it says when it is ready."""
+        deadline = time.monotonic() + 180
         while not (found := re.search(sign, said.read_text())):
             assert started.poll() is None and time.monotonic() < deadline, said.read_text()
             time.sleep(0.05)

@@ -88,9 +88,15 @@ def check_slots(spark: Any, wanted: int, seconds: float) -> None:
         if time.monotonic() >= deadline:
             raise RuntimeError(
                 f"num_proc={wanted}, but Spark has {found} slots (spark.master {conf(spark, 'spark.master')}, "
-                f"{conf(spark, 'spark.task.cpus') or 1} CPU for each task): add executors or cores, or ask for fewer"
+                f"{_each(spark)} for each task): add executors or cores, or ask for fewer"
             )
         time.sleep(LOOK_SECONDS)
+
+
+def _each(spark: Any) -> str:
+    cpus = f"{conf(spark, 'spark.task.cpus') or 1} CPU"
+    gpus = conf(spark, "spark.task.resource.gpu.amount")
+    return cpus if gpus is None else f"{cpus} and {gpus} GPU"
 
 
 def check_fixed(spark: Any) -> None:
