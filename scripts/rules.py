@@ -78,6 +78,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     | {"runtime", "groups", "reductions", "objects", "launch", "launch/clusters", "autoload", "elastic", "torch"},
     "ray": _RUNTIME
     | {"runtime", "compat", "launch", "elastic/coordinator", "elastic/members", "elastic/policy", "lightning"},
+    "spark": _RUNTIME | {"launch", "elastic/policy"},
     "tensorflow": _ARRAYS | {"compat", "elastic", "keras"},
     "tensorflow/keras": _ARRAYS | {"compat", "elastic", "keras", "tensorflow"},
     # Keras runs on other frameworks: each backend's gradients are reduced by that framework's own binding.
@@ -96,7 +97,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
 
 # Rooms named after a framework may import it; nobody else may.
 # Those that are built on another one may import that as well.
-BUILT_ON = {"lightning": {"torch"}}
+BUILT_ON = {"lightning": {"torch"}, "spark": {"pyspark"}}
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "mxnet", "lightning", "pytorch_lightning", "ray", "pyspark"}
 
 # Paths and settings of one machine. Written in halves so that this file keeps its own rule.
@@ -117,6 +118,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("framework", "src/farandole/launch/clusters/store.py"): "torchrun's own store; loaded only in a job of torchrun",
     ("framework", "src/farandole/autoload.py"): "torch runs it; torch's registries are all that it touches",
     ("environment", "src/farandole/ray/worker.py"): "an actor is a rank: its place is put where ranks look for it",
+    ("environment", "src/farandole/spark/task.py"): "Spark's own worker: what it has, ranks get; it reads no setting",
     ("environment", "src/farandole/autoload.py"): "runs in every import of torch: the settings would cost too much",
     ("environment", "src/farandole/tools/doctor.py"): "its probes get what a job would get; it reads no setting",
     ("process", "src/farandole/tools/bench/processes.py"): "peers and yardsticks do not run under what is measured",
