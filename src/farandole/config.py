@@ -449,10 +449,16 @@ class Config:
         minimum=0,
     )
     spark_start_timeout: float = _setting(
-        600.0, "accepted; there is no Spark yet", "HOROVOD_SPARK_START_TIMEOUT", unit="seconds", minimum=0
+        600.0,
+        "how long a job on Spark waits for its tasks to start",
+        "HOROVOD_SPARK_START_TIMEOUT",
+        unit="seconds",
+        minimum=0,
     )
     spark_use_local_rank_gpu_index: bool = _setting(
-        False, "accepted; there is no Spark yet", "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX"
+        False,
+        "ranks on Spark see all GPUs of their host, not those that Spark gave to the tasks",
+        "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX",
     )
     library: str | None = _setting(None, "path of another native library (the one with failpoints)", scope="test")
 

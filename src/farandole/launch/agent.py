@@ -56,18 +56,20 @@ class _Rank:
 class Agent:
     """Carries out orders until the line to the launcher, or the guard, is gone."""
 
-    def __init__(self, loop: Loop, directory: str, line: Duplex, guard_line: int) -> None:
+    def __init__(
+        self, loop: Loop, directory: str, line: Duplex, guard_line: int, secret: Secret | None, base: dict[bytes, bytes]
+    ) -> None:
         self._loop = loop
         self._directory = directory
         self._ranks: dict[int, _Rank] = {}
-        self._environment = environment.of_this_host(os.environb)
+        self._environment = base
         self._command: list[bytes] = []
         self._port: object = None  # held, never listened on
         self._over = False
         self._full = False  # the line does not keep up, so nothing that ranks say is read
         self._unwritten = 0  # bytes of output that the launcher has not written yet
         deadline = time.monotonic() + GREETING_SECONDS
-        self._secret, proven = loop.finish(_introduce(line, directory), deadline)
+        self._secret, proven = loop.finish(_introduce(line, directory, secret), deadline)
         self._secret_fd = self._secret.to_descriptor()
         self._channel = Channel(loop, line, proven, self._heard, self._end, codec=orders)
         self._memory = evidence.Memory()
@@ -380,11 +382,11 @@ def _nearest_first(own: tuple[str, ...], hub: str) -> tuple[str, ...]:
     return own
 
 
-def _introduce(line: Duplex, directory: str) -> Flow[tuple[Secret, Proven]]:
-    """Says who we are, gets the secret, proves it."""
+def _introduce(line: Duplex, directory: str, known: Secret | None) -> Flow[tuple[Secret, Proven]]:
+    """Says who we are, gets the secret unless it is known, proves it."""
     words = f"{package_version()} {directory}\n".encode()
     yield from send(line, orders.MARK + words)
-    secret = Secret((yield from receive(line, SECRET_BYTES)))
+    secret = known or Secret((yield from receive(line, SECRET_BYTES)))
     me = Greeting(Role.AGENT, NOBODY, 0)
     return secret, (yield from answer(line, secret, me, lambda peer: peer.role is Role.LAUNCHER))
 
@@ -407,8 +409,9 @@ def _explain(error: OSError, program: bytes) -> str:
     return f"{what}: {error.strerror or error}"
 
 
-def main() -> None:
-    """Runs the agent, with its guard over it; never returns."""
+def main(secret: Secret | None = None, base: dict[bytes, bytes] | None = None) -> None:
+    """Runs the agent, with its guard over it; never returns. `secret`: the job's, where the line does not bring it;
+    `base`: the variables that ranks get from here, if they are not just those of the host."""
     directory = sockets.private_directory()
     guard_line = guard.stand(directory)
     spawn.become("farandole-agent")
@@ -419,7 +422,8 @@ def main() -> None:
     code = 1
     try:
         with contextlib.suppress(EOFError, TimeoutError, BrokenPipeError):
-            Agent(Loop(), directory, line, guard_line).run()
+            here = environment.of_this_host(os.environb) if base is None else base
+            Agent(Loop(), directory, line, guard_line, secret, here).run()
             code = 0
     finally:
         spawn.end_descendants()

@@ -16,7 +16,7 @@ from typing import Any
 from farandole.elastic.coordinator import Coordinator
 from farandole.elastic.members import Drop, Kill, Over, Say, Start
 from farandole.elastic.policy import Limits, Times
-from farandole.launch import blame, environment
+from farandole.launch import blame, environment, ssh
 from farandole.launch.blame import Ending
 from farandole.launch.discovery import Discovery, DiscoveryError
 from farandole.launch.hosts import Host
@@ -145,7 +145,7 @@ class ElasticJob(Job):
             found = self._terms.discovery.find()
         except DiscoveryError as error:
             raise StartError(str(error)) from None
-        here = {host.name: interfaces.is_this_host(host.name) for host in found}
+        here = {host.name: self._is_here(host.name) for host in found}
         self._open_hub_at(all(here.values()) and self._terms.discovery.fixed)
         deadline = time.monotonic() + self._plan.start_timeout
         self._found(found, here)
@@ -160,6 +160,10 @@ class ElasticJob(Job):
         if not self._terms.discovery.fixed:
             self._looking = threading.Thread(target=self._look, name="farandole-discovery", daemon=True)
             self._looking.start()
+
+    def _is_here(self, name: str) -> bool:
+        """Whether an agent of that host is a child of this process; those that call us are none."""
+        return isinstance(self._plan.way, ssh.Way) and interfaces.is_this_host(name)
 
     def _open_hub_at(self, alone: bool) -> None:
         try:
@@ -231,7 +235,7 @@ class ElasticJob(Job):
                 self._loop.call(lambda text=text: self._say_once(text))  # type: ignore[misc]
                 continue
             names = [one.name for one in found]
-            here = {name: here[name] if name in here else interfaces.is_this_host(name) for name in names}
+            here = {name: here[name] if name in here else self._is_here(name) for name in names}
             self._loop.call(lambda found=found, here=here: self._found(found, here))  # type: ignore[misc]
 
     def _say_once(self, text: str) -> None:
@@ -399,6 +403,7 @@ class ElasticJob(Job):
             "HOROVOD_ELASTIC": "1",
             "FARANDOLE_WORKER": str(start.worker),
             **self._threads(line.prepared.cores, slots, said),
+            **self._plan.of_host(start.host),
         }
         if self._plan.interfaces:
             variables["FARANDOLE_NETWORK_INTERFACES"] = ",".join(self._plan.interfaces)

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from farandole.errors import RankFailed
 from farandole.launch import calls
 from farandole.launch.elastic import ElasticJob, Terms
@@ -26,10 +28,12 @@ class ElasticRun:
         self._job: ElasticJob | None = None
         self._early: list[int] = []
 
-    def run(self, plan: Plan, terms: Terms, sink: Sink) -> list[object]:
+    def run(
+        self, plan: Plan, terms: Terms, sink: Sink, say: Callable[[str], None] = lambda line: None
+    ) -> list[object]:
         """What the function returned, by rank; the first of them when there were more than at least had to be."""
         try:
-            job = ElasticJob(plan, terms, sink, on_call=self._heard, on_running=self._running)
+            job = ElasticJob(plan, terms, sink, say, on_call=self._heard, on_running=self._running)
         except StartError as error:
             raise RuntimeError(str(error)) from None
         with job:

@@ -130,12 +130,17 @@ class Executor:
         return _gather(futures)
 
     def _run_elastic(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, terms: Terms
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        terms: Terms,
+        say: Callable[[str], None] = lambda line: None,
     ) -> list[Any]:
         """As `run`, once, in a job whose ranks come and go; the executor itself starts nobody."""
         plan = dataclasses.replace(self._plan, places=[], hosts=[])
         try:
-            return ElasticRun(_pack_call(fn, args, kwargs)).run(plan, terms, self._sink())
+            return ElasticRun(_pack_call(fn, args, kwargs)).run(plan, terms, self._sink(), say)
         finally:
             self.shutdown()
 

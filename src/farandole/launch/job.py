@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from farandole.launch import blame, environment, ssh
 from farandole.launch.blame import Ending
-from farandole.launch.line import Line, Pump, StartError
+from farandole.launch.line import Bridge, Line, Pump, StartError
 from farandole.launch.output import Sink, Writer
 from farandole.launch.slots import Place
 from farandole.rendezvous import interfaces, orders, sockets
@@ -42,13 +42,15 @@ class Plan:
     hosts: Sequence[str]  # where each rank runs; "" is this machine
     environ: Mapping[str, str]
     directory: str
-    way: ssh.Way
+    way: ssh.Way | Bridge
     start_timeout: float = 30.0
     interfaces: tuple[str, ...] = ()
     threads: int | None = None  # OMP_NUM_THREADS of each rank
     calls: bool = False  # ranks get a channel for functions to call
     stop_on_failure: bool = True
     extra: Sequence[Mapping[str, str]] = field(default_factory=tuple)  # more variables, for each rank its own
+    of_host: Callable[[str], Mapping[str, str]] = lambda host: {}  # more for those on one host
+    secret: Secret | None = None  # that the agents know already
 
 
 class Job:
@@ -77,7 +79,7 @@ class Job:
         self._on_call = on_call
         self._on_ended = on_ended
         self._on_over = on_over
-        self._secret = Secret.create()
+        self._secret = plan.secret or Secret.create()
         self._loop = Loop()
         self._writer = Writer()
         self._unwritten = 0  # messages with output that wait for the writer
@@ -269,6 +271,7 @@ class Job:
             more.update(self._threads(line.prepared.cores, plan.hosts.count(host), said))
             if plan.interfaces:
                 more["FARANDOLE_NETWORK_INTERFACES"] = ",".join(plan.interfaces)
+            more.update(plan.of_host(host))
             if plan.extra:
                 more.update(plan.extra[place.rank])
             directory = os.fsencode(plan.directory)

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from farandole.launch import spawn, ssh
 from farandole.rendezvous import orders, sockets
@@ -38,6 +38,18 @@ class StartError(Exception):
         self.code = code
 
 
+class Bridge(Protocol):
+    """Another way to agents than ssh: they have called us themselves, and know the job's secret."""
+
+    def take(self, host: str) -> tuple[Any, Any]:
+        """The connection to the agent of a host, and something to wait for its end with; OSError: there is none now."""
+        ...
+
+    def explain(self, host: str, code: int | None, said: str) -> str:
+        """Why there is no agent on a host."""
+        ...
+
+
 class Line:
     """`host` is "" for this machine. `heard(line, report)` and `ended(line, reason)` are called in the loop."""
 
@@ -45,7 +57,7 @@ class Line:
         self,
         loop: Loop,
         host: str,
-        way: ssh.Way,
+        way: ssh.Way | Bridge,
         secret: Secret,
         heard: Callable[[Line, Any], None],
         ended: Callable[[Line, str], None],
@@ -62,21 +74,25 @@ class Line:
         self._complaint = b""
         self._channel: Channel | None = None
         try:
-            self._near, far = sockets.pair()
+            self._near, self._process = way.take(host) if not isinstance(way, ssh.Way) else self._start(way)
         except OSError as error:
-            raise StartError(f"cannot open a line to {self.name}: {error.strerror}") from None
+            raise StartError(f"cannot open a line to {self.name}: {error.strerror or error}") from None
+        self._errors = -1
+        if self._process.stderr is not None:
+            self._errors = self._process.stderr.fileno()
+            os.set_blocking(self._errors, False)
+            loop.watch(self._errors, READ, lambda _: self._read_errors())
+
+    def _start(self, way: ssh.Way) -> tuple[Any, Any]:
+        near, far = sockets.pair()
         try:
-            command = way.command(host) if host else _here()
-            self._process = spawn.start_agent(command, far.fileno())
+            command = way.command(self.host) if self.host else _here()
+            return near, spawn.start_agent(command, far.fileno())
         except OSError as error:
-            self._near.close()
+            near.close()
             raise StartError(f"cannot start {command[0]}: {error.strerror}", 127) from None
         finally:
             far.close()
-        assert self._process.stderr is not None
-        self._errors = self._process.stderr.fileno()
-        os.set_blocking(self._errors, False)
-        loop.watch(self._errors, READ, lambda _: self._read_errors())
 
     def open(self, deadline: float, done: Callable[[], None], failed: Callable[[StartError], None]) -> None:
         """Proves each other until `deadline`; one of the two is called in the loop."""
@@ -120,7 +136,7 @@ class Line:
     @property
     def over(self) -> bool:
         """Whether its process has ended, so that `close` waits for nothing."""
-        return self._process.poll() is not None
+        return bool(self._process.poll() is not None)
 
     def cut(self) -> None:
         """Ends the line; the agent kills everything on its host. Safe from any thread."""
@@ -132,7 +148,8 @@ class Line:
         self.cut()
         if self._channel is not None:
             self._channel.close()
-        self._loop.forget(self._errors)
+        if self._errors >= 0:
+            self._loop.forget(self._errors)
         self._near.close()
         # Who never spoke as an agent has started nothing, and finds its input closed should it speak later.
         gone = self._channel is None
@@ -142,11 +159,13 @@ class Line:
         except Exception:  # subprocess.TimeoutExpired: only spawn.py knows it by name
             self._process.kill()
             self._process.wait()
-        assert self._process.stderr is not None
-        self._process.stderr.close()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
         return gone
 
     def _read_errors(self) -> None:
+        if self._errors < 0:
+            return
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._errors, 4096)
             if not data:
@@ -160,7 +179,8 @@ class Line:
                 f"{self.name} has farandole {version}, this host {package_version()}: "
                 "install the same version on every host"
             )
-        yield from send(self._near, self._secret.key)
+        if isinstance(self._way, ssh.Way):  # others have brought it
+            yield from send(self._near, self._secret.key)
         return (yield from call(self._near, self._secret, Greeting(Role.LAUNCHER, 0, NOBODY), Role.AGENT))
 
     def _find_mark(self) -> Flow[str]:

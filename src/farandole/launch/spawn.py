@@ -100,22 +100,26 @@ class Worker:
                 pipe.close()
 
 
-def start_worker(
-    command: Sequence[bytes], environment: Mapping[bytes, bytes], directory: bytes, inherit: Sequence[int]
-) -> Worker:
-    """Starts one rank; the caller is the agent's main thread. OSError when the command cannot be run."""
-    agent = os.getpid()
+def _tied_to(parent: int) -> Callable[[], None]:
+    """For a new process, before it becomes its program: it dies with its parent."""
 
     def tie() -> None:
         # The kernel sends this signal when the *thread* that started a process ends: the main one lives longest.
         _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != agent:  # it died before the line above
+        if os.getppid() != parent:  # it died before the line above
             os._exit(1)
 
+    return tie
+
+
+def start_worker(
+    command: Sequence[bytes], environment: Mapping[bytes, bytes], directory: bytes, inherit: Sequence[int]
+) -> Worker:
+    """Starts one rank; the caller is the agent's main thread. OSError when the command cannot be run."""
     process = subprocess.Popen(
         list(command),
         env=environment,
-        cwd=directory,
+        cwd=directory or None,  # none is named: the agent's own
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -123,7 +127,7 @@ def start_worker(
         pass_fds=tuple(inherit),
         start_new_session=True,
         restore_signals=True,
-        preexec_fn=tie,
+        preexec_fn=_tied_to(os.getpid()),
     )
     worker = Worker(process)
     os.set_blocking(worker.stdout, False)
@@ -136,6 +140,23 @@ def start_agent(command: Sequence[str], line: int) -> subprocess.Popen[bytes]:
     # A session of its own: Ctrl-C at the terminal is for the launcher alone.
     return subprocess.Popen(
         list(command), stdin=line, stdout=line, stderr=subprocess.PIPE, bufsize=0, start_new_session=True
+    )
+
+
+def start_tied_agent(
+    command: Sequence[str], line: int, secret: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Starts an agent with `line` as its input and output that ends with the thread that calls this; it inherits the
+    secret's descriptor."""
+    return subprocess.Popen(
+        list(command),
+        stdin=line,
+        stdout=line,
+        env=environment,
+        pass_fds=(secret,),
+        start_new_session=True,
+        restore_signals=True,
+        preexec_fn=_tied_to(os.getpid()),
     )
 
 

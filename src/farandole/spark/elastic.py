@@ -1,0 +1,103 @@
+# Slots that come back: Spark jobs of one task each, started again when they end, and the executors they are found on.
+# Touches Spark through session.py, and a thread.
+"""No task waits for another one, so that Spark may lose executors and start new ones while the ranks go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from farandole.launch.hosts import Host
+from farandole.spark import session
+from farandole.spark.muster import Muster
+from farandole.spark.task import Summons
+
+LOOK_SECONDS = 0.5  # between two looks at what has ended
+LONGEST_PAUSE = 30.0  # before a slot is asked for again that keeps ending
+GOOD_SECONDS = 10.0  # after which its earlier ends are forgotten
+
+
+class Executors:
+    """The hosts of an elastic job on Spark: its executors, each with as many slots as tasks sit there."""
+
+    fixed = False
+
+    def __init__(self, muster: Muster) -> None:
+        self._muster = muster
+
+    def find(self) -> list[Host]:
+        """Those of this moment."""
+        return [Host(name, len(found)) for name, found in self._muster.slots().items()]
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class _Slot:
+    """One task that Spark is asked for again and again."""
+
+    def __init__(self, holding: session.Holding) -> None:
+        self.holding = holding
+        self.since = time.monotonic()
+        self.failures = 0
+        self.again = 0.0  # when it is asked for again; 0: it is there, or on its way
+
+
+class Keeper:
+    """Keeps asking Spark for so many slots, until stop()."""
+
+    def __init__(self, spark: Any, count: int, summons: Summons) -> None:
+        self.last = ""  # why one ended last
+        self._troubled: set[int] = set()  # slots whose task said that it cannot work
+        self._spark = spark
+        self._summons = summons
+        self._tag = session.new_tag()
+        self._stopping = threading.Event()
+        self._slots = [_Slot(self._ask()) for _ in range(count)]
+        self._thread = threading.Thread(target=self._run, name="farandole-spark-slots", daemon=True)
+        self._thread.start()
+
+    def why(self) -> Exception | None:
+        """An error when no slot can ever be one."""
+        return RuntimeError(self.last) if len(self._troubled) == len(self._slots) else None
+
+    def stop(self) -> None:
+        """Asks for no more."""
+        self._stopping.set()
+        self._thread.join()
+
+    def close(self, held: int) -> None:
+        """Waits for as many Spark jobs to end as were held; ends the others, which have not begun."""
+        self.stop()
+        deadline = time.monotonic() + session.RELEASE_SECONDS
+        left = [slot.holding for slot in self._slots]
+        while len(left) > len(self._slots) - held and time.monotonic() < deadline:
+            left[0].join(0.05)
+            left = [one for one in left if not one.over]
+            left = left[1:] + left[:1]
+        if left:
+            session.interrupt(self._spark, self._tag)
+        deadline = time.monotonic() + session.CANCEL_SECONDS
+        for one in left:
+            one.join(deadline - time.monotonic())
+
+    def _ask(self) -> session.Holding:
+        return session.Holding(self._spark, 1, self._summons, barrier=False, tag=self._tag)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(LOOK_SECONDS):
+            now = time.monotonic()
+            for number, slot in enumerate(self._slots):
+                if slot.again and now >= slot.again:
+                    slot.holding, slot.since, slot.again = self._ask(), now, 0.0
+                elif not slot.again and slot.holding.over:
+                    self._lost(number, slot, now)
+
+    def _lost(self, number: int, slot: _Slot, now: float) -> None:
+        slot.failures = 1 if now > slot.since + GOOD_SECONDS else slot.failures + 1
+        slot.again = now + min(LONGEST_PAUSE, 2.0 ** (slot.failures - 2))
+        if slot.holding.trouble or slot.holding.error is not None:
+            self.last = str(slot.holding.why())
+        if slot.holding.trouble:
+            self._troubled.add(number)

@@ -1,0 +1,200 @@
+# What is asked of Spark itself, the same for a session in this process and for one of Spark Connect.
+# Touches pyspark, and a thread for each Spark job that holds slots.
+"""`active()` finds the session, `slots()` counts what it has room for, `Holding` is a Spark job of tasks that attend."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from farandole.launch.line import package_place
+from farandole.spark.task import Summons
+
+NO_SESSION = "there is no Spark session: make one first, for example with SparkSession.builder.getOrCreate()"
+LOOK_SECONDS = 0.2  # between two looks at how many executors have come
+REGISTER_SECONDS = 30.0  # for executors to come when there are too few; Spark itself waits as long for them
+RELEASE_SECONDS = 10.0  # for tasks to end once they are let go; then Spark is told to end them
+CANCEL_SECONDS = 10.0  # for a cancelled Spark job to end
+LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
+
+
+def active() -> Any:
+    """The session of this thread or process. RuntimeError when there is none."""
+    with contextlib.suppress(Exception):
+        return SparkSession.active()
+    with contextlib.suppress(Exception):
+        from pyspark import SparkContext
+
+        if SparkContext._active_spark_context is not None:
+            return SparkSession(SparkContext._active_spark_context)
+    raise RuntimeError(NO_SESSION)
+
+
+def is_remote(spark: Any) -> bool:
+    """Whether it is a session of Spark Connect: what runs Spark is another process then, maybe far away."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def conf(spark: Any, name: str) -> str | None:
+    """A setting of Spark; None when it is not set."""
+    try:
+        value = spark.conf.get(name, None)
+    except Exception:  # some servers show nothing
+        return None
+    return None if value is None else str(value)
+
+
+def is_local(spark: Any) -> bool:
+    """Whether its executors run in one process on the machine of its driver."""
+    return LOCAL.fullmatch(conf(spark, "spark.master") or "") is not None
+
+
+def default_parallelism(spark: Any) -> int:
+    """Spark's own idea of how many tasks there should be. ValueError when it does not tell."""
+    if not is_remote(spark):
+        return int(spark.sparkContext.defaultParallelism)
+    found = conf(spark, "spark.default.parallelism")
+    if found is not None and found.isdigit():
+        return int(found)
+    local = LOCAL.fullmatch(conf(spark, "spark.master") or "")
+    if local is not None and (local.group(1) or "1").isdigit():
+        return int(local.group(1) or 1)
+    raise ValueError("num_proc is not given, and Spark Connect does not tell spark.default.parallelism: give num_proc")
+
+
+def slots(spark: Any) -> int | None:
+    """How many tasks can run at a time, with the executors of this moment; None when Spark does not tell."""
+    if is_remote(spark):
+        local = LOCAL.fullmatch(conf(spark, "spark.master") or "")
+        return int(local.group(1) or 1) if local is not None and (local.group(1) or "1").isdigit() else None
+    try:
+        context = spark.sparkContext._jsc.sc()
+        return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
+    except Exception:
+        return None
+
+
+def check_slots(spark: Any, wanted: int, seconds: float) -> None:
+    """RuntimeError when there is no room for so many tasks at a time: Spark's stage would wait for a long time."""
+    deadline = time.monotonic() + (0.0 if is_local(spark) else min(seconds, REGISTER_SECONDS))
+    while (found := slots(spark)) is not None and found < wanted:
+        if time.monotonic() >= deadline:
+            raise RuntimeError(
+                f"num_proc={wanted}, but Spark has {found} slots (spark.master {conf(spark, 'spark.master')}, "
+                f"{conf(spark, 'spark.task.cpus') or 1} CPU for each task): add executors or cores, or ask for fewer"
+            )
+        time.sleep(LOOK_SECONDS)
+
+
+def check_fixed(spark: Any) -> None:
+    """RuntimeError when executors come and go as Spark likes: it has no barrier stages then."""
+    if (conf(spark, "spark.dynamicAllocation.enabled") or "").lower() == "true":
+        raise RuntimeError(
+            "Spark starts no tasks together while spark.dynamicAllocation.enabled is true: set it to false, "
+            "or use run_elastic"
+        )
+
+
+def new_tag() -> str:
+    """What Spark jobs are cancelled by."""
+    return f"farandole-{uuid.uuid4().hex}"
+
+
+def interrupt(spark: Any, tag: str) -> None:
+    """Ends the Spark jobs of this tag."""
+    with contextlib.suppress(Exception):  # the session may be gone
+        spark.interruptTag(tag)
+
+
+class Holding:
+    """A Spark job whose tasks attend; `error` and `trouble` tell how it ended. It is cancelled by its tag."""
+
+    def __init__(self, spark: Any, count: int, summons: Summons, barrier: bool, tag: str = "") -> None:
+        self.error: Exception | None = None
+        self.trouble = ""  # what a task said
+        self._spark = spark
+        self._tag = tag or new_tag()
+        self._work = (count, summons, barrier)
+        self._thread = threading.Thread(target=self._run, name="farandole-spark-job", daemon=True)
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return not self._thread.is_alive()
+
+    def why(self) -> Exception | None:
+        """Why it has ended; None while it runs, or when its tasks were let go."""
+        if not self.over:
+            return None
+        if self.trouble:
+            return RuntimeError(self.trouble)
+        if self.error is not None:
+            return RuntimeError(f"the Spark job of the ranks has failed: {_last_words(self.error)}")
+        return RuntimeError("the Spark job of the ranks has ended before they began")
+
+    def join(self, seconds: float) -> None:
+        """Waits for its end."""
+        self._thread.join(max(0.0, seconds))
+
+    def close(self, held: int) -> None:
+        """Waits for its end, when it held slots that were let go; then ends it, and its tasks are killed."""
+        if held:
+            self.join(RELEASE_SECONDS)
+        if not self.over:
+            interrupt(self._spark, self._tag)
+            self.join(CANCEL_SECONDS)
+
+    def _run(self) -> None:
+        count, summons, barrier = self._work
+        try:
+            self._spark.addTag(self._tag)
+            frame = self._spark.range(0, count, 1, count)
+            rows = frame.mapInArrow(_body(summons, barrier), "trouble string", barrier=barrier).collect()
+            self.trouble = next((row.trouble for row in rows if row.trouble), "")
+        except Exception as error:
+            self.error = error
+        finally:
+            with contextlib.suppress(Exception):
+                self._spark.removeTag(self._tag)
+
+
+def _body(summons: Summons, barrier: bool) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """What Spark runs in each task. It is pickled whole, so that it can look for the package before it imports it."""
+    place = package_place()
+    fields = (summons.key, summons.addresses, summons.seconds, dict(summons.env), summons.executable)
+
+    def body(batches: Iterator[Any]) -> Iterator[Any]:
+        import os
+        import sys
+
+        import pyarrow
+
+        for _ in batches:
+            pass
+        if os.path.isdir(os.path.join(place, "farandole")) and place not in sys.path:
+            sys.path.insert(0, place)
+        try:
+            from farandole.spark import task
+        except ImportError as error:
+            where = f"{os.uname().nodename} ({sys.executable})"
+            trouble = f"farandole cannot be imported by Spark's Python on {where}: {error}; install it there"
+        else:
+            trouble = task.attend(task.Summons(*fields), barrier)
+        yield pyarrow.RecordBatch.from_arrays([pyarrow.array([trouble])], names=["trouble"])
+
+    return body
+
+
+def _last_words(error: Exception) -> str:
+    """What is to be read in one of Spark's long errors."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b", line) and not line.startswith("at ")]
+    return (named or lines or [type(error).__name__])[-1][:500]

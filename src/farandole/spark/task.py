@@ -1,0 +1,184 @@
+# What runs in a Spark task: tells the leader of the job where it is, and starts an agent when it is asked to.
+# Touches the environment of Spark's Python worker, sockets through rendezvous/, processes through launch/spawn.py.
+"""`attend(summons)` holds a slot until the leader lets it go. Ranks are processes of their own, below an agent:
+
+[executor] -> [Spark's Python worker] -> guard -> agent -> ranks. The guard dies with the worker, whoever kills that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from farandole.launch import spawn
+from farandole.launch.line import package_place
+from farandole.launch.ssh import start_code
+from farandole.rendezvous import sockets
+from farandole.rendezvous.channel import Channel
+from farandole.rendezvous.flow import Flow, Loop
+from farandole.rendezvous.handshake import NOBODY, Greeting, Proven, Role, call
+from farandole.rendezvous.secret import Secret
+from farandole.spark import words
+
+SEAT = 0  # the number that a task calls itself by; agents have others
+LOOK_SECONDS = 0.1  # between two looks at an agent
+# What Spark gives its own workers to be known by: no rank needs it.
+OF_SPARK = ("PYTHON_WORKER_FACTORY_", "PYSPARK_GATEWAY_", "SPARK_AUTH_SOCKET_", "PYTHON_UNIX_DOMAIN_")
+END_SECONDS = 20.0  # for an agent to end everything below it
+
+
+@dataclass(frozen=True)
+class Summons:
+    """What a task needs to know; it travels with the function that Spark runs."""
+
+    key: bytes = field(repr=False)
+    addresses: tuple[str, ...]
+    seconds: float  # to reach the leader
+    env: Mapping[str, str] = field(repr=False)
+    executable: str | None = None  # of the ranks; None: what runs Spark's Python worker
+
+
+class Unreachable(Exception):
+    """The leader does not answer."""
+
+
+class Seat:
+    """A slot of the job."""
+
+    def __init__(self, summons: Summons, gpus: Sequence[str], cpus: int) -> None:
+        self._summons = summons
+        self._secret = Secret(summons.key)
+        self._loop = Loop()
+        self._agents: dict[int, Any] = {}
+        self._over = False
+        deadline = time.monotonic() + summons.seconds
+        self._address, sock, proven = self._dial(summons.addresses, SEAT, deadline)
+        self._channel = Channel(self._loop, sock, proven, self._heard, self._ended, codec=words)
+        # All workers of an executor are forked by one process.
+        host = os.uname().nodename
+        python = summons.executable or sys.executable
+        self._channel.send(words.Here(host, f"{host} (executor {os.getppid()})", python, cpus, tuple(gpus)))
+
+    def hold(self) -> None:
+        """Until the leader lets it go; what was started is gone then."""
+        try:
+            while not self._over:
+                self._loop.turn()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends what was started."""
+        self._channel.close()
+        deadline = time.monotonic() + END_SECONDS
+        for process in self._agents.values():
+            with contextlib.suppress(Exception):  # subprocess.TimeoutExpired: only spawn.py knows it by name
+                process.wait(max(0.1, deadline - time.monotonic()))
+            process.kill()  # its guard; the agent sees that and ends everything
+            process.wait()
+        self._loop.close()
+
+    def _dial(self, addresses: Sequence[str], number: int, deadline: float) -> tuple[str, Any, Proven]:
+        """All addresses at once: the first where the leader of this job answers."""
+        found: list[tuple[str, Any, Proven]] = []
+        reasons: list[str] = []
+
+        def spawn_flow(address: str) -> None:
+            def done(result: tuple[Any, Proven] | None, error: Exception | None) -> None:
+                if result is None:
+                    reasons.append(f"{address}: {sockets.explain(error or EOFError())}")
+                elif found:
+                    result[0].close()
+                else:
+                    found.append((address, *result))
+
+            tasks.append(self._loop.spawn(self._greet(address, number), deadline, done))
+
+        tasks: list[Any] = []
+        for address in addresses:
+            spawn_flow(address)
+        while not found and len(reasons) < len(addresses):
+            self._loop.turn(deadline)
+        for task in tasks:
+            self._loop.cancel(task)
+        if not found:
+            raise Unreachable(
+                f"{os.uname().nodename} cannot reach the process that called run ({'; '.join(reasons)}); "
+                "executors must be able to open connections to it: check firewalls, or name its interface with nics="
+            )
+        return found[0]
+
+    def _greet(self, address: str, number: int) -> Flow[tuple[Any, Proven]]:
+        sock = yield from sockets.connect(address)
+        try:
+            proven = yield from call(sock, self._secret, Greeting(Role.AGENT, number, NOBODY), Role.LAUNCHER)
+        except BaseException:
+            sock.close()
+            raise
+        return sock, proven
+
+    def _heard(self, message: Any) -> None:
+        if isinstance(message, words.Carry):
+            try:
+                self._carry(message.number)
+            except (OSError, Unreachable) as error:
+                print(f"farandole: cannot start an agent: {error}", file=sys.stderr, flush=True)
+                self._channel.send(words.Ended(message.number, 1))
+
+    def _ended(self, _reason: str) -> None:
+        self._over = True
+
+    def _carry(self, number: int) -> None:
+        deadline = time.monotonic() + self._summons.seconds
+        _, sock, _ = self._dial([self._address], number, deadline)
+        secret = self._secret.to_descriptor()
+        try:
+            sock.setblocking(True)
+            command = [sys.executable, "-c", start_code(package_place(), "farandole.launch.called"), str(secret)]
+            self._agents[number] = spawn.start_tied_agent(command, sock.fileno(), secret, self._environment())
+        finally:
+            sock.close()
+            os.close(secret)
+        self._loop.at("agents", time.monotonic() + LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        for number, process in list(self._agents.items()):
+            if process.poll() is not None:
+                del self._agents[number]
+                self._channel.send(words.Ended(number, process.returncode))
+        if self._agents:
+            self._loop.at("agents", time.monotonic() + LOOK_SECONDS, self._look)
+
+    def _environment(self) -> dict[str, str]:
+        """That of Spark's worker, the files that Spark has brought on its path, and what the caller of run added."""
+        mine = {name: value for name, value in os.environ.items() if not name.startswith(OF_SPARK)}
+        if self._summons.executable in (None, sys.executable):
+            mine["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
+        return {**mine, **self._summons.env}
+
+
+def attend(summons: Summons, barrier: bool) -> str:
+    """The whole life of a task: "" or what went wrong, which the leader tells. It never raises: Spark would retry."""
+    from pyspark import BarrierTaskContext, TaskContext
+
+    context: Any = BarrierTaskContext.get() if barrier else TaskContext.get()
+    trouble, seat = "", None
+    try:
+        gpu = context.resources().get("gpu")
+        seat = Seat(summons, list(gpu.addresses) if gpu is not None else [], context.cpus())
+    except Exception as error:
+        trouble = str(error) or type(error).__name__
+    if barrier:  # all or none
+        found = [text for text in context.allGather(trouble) if text]
+        trouble = found[0] if found else ""
+    if seat is not None:
+        if trouble:
+            seat.close()
+        else:
+            seat.hold()
+    return trouble
