@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import SparkSession
+from ..session import active, default_parallelism
 
 
 class Backend:
@@ -53,15 +53,6 @@ class SparkBackend(Backend):
     def num_processes(self) -> int:
         """As many as were asked for, or Spark's default parallelism."""
         if self._num_proc is None:
-            self._num_proc = int(active().sparkContext.defaultParallelism)
+            self._num_proc = default_parallelism(active())
         return self._num_proc
 
-
-def active() -> Any:
-    """The session of this process."""
-    session = SparkSession.getActiveSession()
-    if session is None:
-        raise RuntimeError(
-            "there is no Spark session: make one first, e.g. SparkSession.builder.master('local[2]').getOrCreate()"
-        )
-    return session

@@ -11,7 +11,8 @@ from typing import Any
 
 from pyspark.ml import Estimator
 
-from .backend import Backend, SparkBackend, active
+from ..session import active
+from .backend import Backend, SparkBackend
 from .model import HorovodModel as HorovodModel
 from .params import EstimatorParams
 from .parquet import Column, DataError, Dataset, inspect
