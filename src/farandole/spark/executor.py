@@ -62,9 +62,8 @@ class Slots:
         self.secret = Secret.create()
         alone = session.is_local(spark) and not session.is_remote(spark)
         # In local mode no other machine has a part in it, and there may be no network at all.
-        self.interfaces = nics or (("lo",) if alone else ())
-        found = [f"tcp:{one}" for one in interfaces.candidates(self.interfaces)] or ["tcp:127.0.0.1"]
-        self.muster = Muster(self.secret, found, most)
+        self.interfaces = nics or (() if not alone and interfaces.candidates() else ("lo",))
+        self.muster = Muster(self.secret, [f"tcp:{one}" for one in interfaces.candidates(self.interfaces)], most)
         self._ignore_gpus = SETTINGS["spark_use_local_rank_gpu_index"].read({**os.environ, **env})
         self._env = env
         self._seconds = seconds

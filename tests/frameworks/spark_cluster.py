@@ -1,0 +1,184 @@
+# A Spark application for tests, in a process of its own that also runs the cases, and a standalone cluster to run it on.
+# Touches processes that carry its mark, and a temporary directory.
+"""`Application` in the test's process, `main()` in the other; they talk as those of ray_cluster.py do."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ray_cluster import ANSWER, HERE, MARK, ROOT, Cluster, marked
+
+JAVA = 17
+MODULES = ("java.lang", "java.lang.invoke", "java.net", "java.nio", "java.util", "java.util.concurrent", "sun.nio.ch")
+EXECUTOR = "CoarseGrainedExecutorBackend"
+
+
+def missing() -> str:
+    """Why Spark cannot run here; nothing when it can."""
+    if importlib.util.find_spec("pyspark") is None:
+        return "pyspark is not installed"
+    java = shutil.which("java")
+    if java is None:
+        return "Java is not installed; Spark needs 17 or newer"
+    said = subprocess.run([java, "-version"], capture_output=True, text=True).stderr
+    found = re.search(r'version "(\d+)', said)
+    return "" if found and int(found.group(1)) >= JAVA else f"Spark needs Java 17 or newer, and this is {said!r}"
+
+
+class Application(Cluster):
+    """`ask` runs a case of spark_cases.py in a driver with this `master`; `workers`: a cluster of so many is its master,
+    each with two cores and two GPUs. Spark Connect listens at `remote`."""
+
+    def __init__(self, master: str = "", workers: int = 0) -> None:
+        import pyspark
+
+        self.mark = uuid.uuid4().hex
+        self._place = tempfile.TemporaryDirectory(prefix="s")
+        self.home = Path(self._place.name)
+        self.spark_home = Path(pyspark.__file__).parent
+        self.environment = {
+            **os.environ,
+            MARK: self.mark,
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", HERE, HERE.parent / "ranks"))),
+            "TMPDIR": str(self.home),
+            "SPARK_HOME": str(self.spark_home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONWARNINGS": "ignore",
+        }
+        self._said = open(self.home / "said", "w+b")  # noqa: SIM115
+        self._servers: list[subprocess.Popen[bytes]] = []
+        try:
+            if workers:
+                master = self._cluster(workers)
+            command = [sys.executable, str(HERE / "spark_cluster.py"), master, str(self.home), str(int(bool(workers)))]
+            self._process = subprocess.Popen(
+                command,
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                cwd=self.home,
+            )
+            self.remote = self._answer()
+        except BaseException:
+            self._end_servers()
+            raise
+
+    def begin(self, case: str, **arguments: Any) -> None:
+        """As `ask`, without waiting for what it returns."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([case, arguments]).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def executors(self) -> list[int]:
+        """The processes of the executors."""
+        return [pid for pid in marked(self.mark) if EXECUTOR.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    def close(self) -> None:
+        """Ends it, and looks that nothing of it is left."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        finally:
+            self._end_servers()
+        super().close()
+
+    def _end_servers(self) -> None:
+        for server in self._servers:
+            server.terminate()
+        for server in self._servers:
+            server.wait(30)
+
+    def _cluster(self, workers: int) -> str:
+        address = self._serve("master.Master", [], r"spark://[\d.]+:\d+")
+        for number in range(workers):
+            script = self.home / f"gpus{number}"
+            addresses = [str(4 + 2 * number), str(5 + 2 * number)]
+            script.write_text(f"#!/bin/sh\necho '{json.dumps({'name': 'gpu', 'addresses': addresses})}'\n")
+            script.chmod(0o700)
+            options = ["--cores", "2", "--memory", "1g", "--work-dir", str(self.home / f"work{number}"), address]
+            gpus = [f"-Dspark.worker.resource.gpu.{name}" for name in ("amount=2", f"discoveryScript={script}")]
+            self._serve("worker.Worker", options, "registered with master", gpus)
+        return address
+
+    def _serve(self, name: str, options: Sequence[str], sign: str, properties: Sequence[str] = ()) -> str:
+        """Starts a server of Spark's own; what it says when it is ready. Without Spark's script, which starts Java twice."""
+        opens = [f"--add-opens=java.base/{module}=ALL-UNNAMED" for module in MODULES]
+        command = ["java", "-cp", f"{self.spark_home}/jars/*", "-Xmx512m", *opens, *properties]
+        command += [f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+        said = self.home / f"{name}{len(self._servers)}"
+        with open(said, "wb") as file:
+            started = subprocess.Popen(
+                [*command, *options], env=self.environment, stdout=file, stderr=file, cwd=self.home
+            )
+        self._servers.append(started)
+        deadline = time.monotonic() + 90
+        while not (found := re.search(sign, said.read_text())):
+            assert started.poll() is None and time.monotonic() < deadline, said.read_text()
+            time.sleep(0.05)
+        return found.group()
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what Spark prints is no answer
+
+    def answer(good: bool, value: Any) -> None:
+        answers.write(ANSWER + json.dumps([good, value]) + "\n")
+        answers.flush()
+
+    from pyspark.sql import SparkSession
+
+    import farandole.rendezvous.sockets as sockets
+
+    master, home, cluster = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
+    for name, value in {
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": home,
+        "spark.sql.warehouse.dir": home,
+        "spark.ui.showConsoleProgress": "false",
+        "spark.executor.memory": "512m",
+    }.items():
+        builder = builder.config(name, value)
+    remote = ""
+    if cluster:
+        builder = builder.config("spark.executor.resource.gpu.amount", "2")
+        builder = builder.config("spark.task.resource.gpu.amount", "1")
+    else:
+        held, port = sockets.hold_port()
+        held.close()
+        builder = builder.config("spark.plugins", "org.apache.spark.sql.connect.SparkConnectPlugin")
+        builder = builder.config("spark.connect.grpc.binding.port", str(port))
+        remote = f"sc://127.0.0.1:{port}"
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    answer(True, remote)
+    import spark_cases
+
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        try:
+            answer(True, getattr(spark_cases, name)(spark, **arguments))
+        except BaseException:
+            answer(False, traceback.format_exc())
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
