@@ -1,38 +1,23 @@
-# The cases of test_spark_estimators.py, in a process of their own with a local Spark session.
+# What the tests of Spark's estimators do in a driver: each case gives plain data that the test judges.
 # Touches Spark, the stores it is given, and the ranks that Spark runs.
-"""A line of JSON asks for a case, a line of JSON answers; each case returns what a test compares."""
+"""Models and functions of users are nested, so that they travel whole."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import time
-import traceback
 from typing import Any
 
 import numpy as np
 
-ANSWER = "answer: "
 RANKS = 2
 spark: Any = None
 
 
-def begin() -> None:
-    """The session of all cases."""
+def run_case(session: Any, case: str, **arguments: Any) -> Any:
+    """Runs one of the cases below."""
     global spark
-    from pyspark.sql import SparkSession
-
-    made = SparkSession.builder.master("local[2]").appName("estimators")
-    for name, value in {
-        "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.driver.host": "127.0.0.1",
-        "spark.sql.warehouse.dir": os.path.join(os.environ["TMPDIR"], "warehouse"),
-    }.items():
-        made = made.config(name, value)
-    spark = made.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = session
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    return globals()[case](**arguments)
 
 
 def rows(count: int = 40, weight: bool = False) -> Any:
@@ -129,9 +114,7 @@ def torch_in_a_pipeline(place: str, saved: str) -> Any:
     after = SQLTransformer(statement="SELECT *, y__output - y AS error FROM __THIS__")
     seen = torch.nn.functional.l1_loss
     estimator = torch_estimator(place, validation="held", metrics=[seen], epochs=3)
-    pipeline = Pipeline(stages=[assembler(), estimator, after])
-    pipeline.write().overwrite().save(f"{saved}/pipeline")
-    fitted = Pipeline.load(f"{saved}/pipeline").fit(rows())
+    fitted = Pipeline(stages=[assembler(), estimator, after]).fit(rows())
     model = fitted.stages[1]
     plain = linear()
     expected = trained_without_spark(place, 3, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
@@ -158,22 +141,202 @@ def sorted_by_y(model: Any) -> list[float]:
         return [float(one) for one in model(torch.from_numpy(values[:, :4])).flatten()]
 
 
-def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what Spark prints is no answer
-    begin()
-    for line in sys.stdin:
-        name, arguments = json.loads(line)
-        began = time.monotonic()
+def lightning_in_a_pipeline(place: str, saved: str) -> Any:
+    import torch
+    from lightning import pytorch as lightning
+    from pyspark.ml import Pipeline, PipelineModel
+
+    from farandole.spark.lightning import LightningEstimator
+
+    class Line(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = linear()
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = torch.nn.functional.mse_loss(self(batch["features"]), batch["y"].reshape(-1, 1))
+            self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            loss = torch.nn.functional.mse_loss(self(batch["features"]), batch["y"].reshape(-1, 1))
+            self.log("val_loss", loss, sync_dist=True)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    estimator = LightningEstimator(model=Line(), **common(place, validation="held"))
+    fitted = Pipeline(stages=[assembler(), estimator]).fit(rows())
+    model = fitted.stages[1]
+    plain = linear()
+    expected = trained_without_spark(place, 2, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
+    fitted.save(f"{saved}/fitted")
+    again = PipelineModel.load(f"{saved}/fitted")
+    return {
+        "weights": flat(model.getModel()),
+        "expected": expected,
+        "history": model.getHistory(),
+        "again": predictions(again.transform(rows())),
+        "by_hand": sorted_by_y(plain),
+    }
+
+
+def keras_in_a_pipeline(place: str, saved: str) -> Any:
+    import keras
+    import torch
+    from pyspark.ml import Pipeline, PipelineModel
+
+    from farandole.spark.keras import KerasEstimator
+
+    plain = linear()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.set_weights([plain.weight.detach().numpy().T, plain.bias.detach().numpy()])
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    terms = common(place, validation="held", loss="mse", optimizer=optimizer, metrics=["mae"])
+    fitted = Pipeline(stages=[assembler(), KerasEstimator(model=model, **terms)]).fit(rows())
+    made = fitted.stages[1]
+    expected = trained_without_spark(place, 2, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
+    fitted.save(f"{saved}/fitted")
+    again = PipelineModel.load(f"{saved}/fitted")
+    return {
+        "weights": [float(x) for one in made.getModel().get_weights() for x in one.flatten()],
+        "expected": expected,
+        "history": made.getHistory(),
+        "again": predictions(again.transform(rows())),
+        "by_hand": sorted_by_y(plain),
+        "backend": keras.backend.backend(),
+    }
+
+
+def resumed_and_on_parquet(place: str, saved: str) -> Any:
+    """Vectors as Spark itself writes them, dense and sparse; an estimator that was saved; a run that goes on."""
+    import torch
+    from pyspark.ml.linalg import Vectors
+
+    from farandole.spark.torch import TorchEstimator
+
+    plain = linear()
+    data = [(Vectors.sparse(4, [1], [float(n)]) if n % 2 else Vectors.dense([n, 1.0, 0.0, 2.0]), n / 10) for n in range(20)]
+    frame = spark.createDataFrame(data, ["features", "y"])
+    told: list[int] = []
+    estimator = torch_estimator(place, run_id="walk", epochs=1, callbacks=[lambda epoch, found: told.append(epoch)])
+    frame.coalesce(1).write.parquet(estimator.getStore().get_train_data_path())
+    estimator.save(f"{saved}/estimator")
+    loaded = TorchEstimator.load(f"{saved}/estimator")
+    first = loaded.fit_on_parquet()
+    second = loaded.fit_on_parquet({loaded.epochs: 3})
+    expected = trained_without_spark(place, 3, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
+    store = estimator.getStore()
+    return {
+        "same": [loaded.uid == estimator.uid, loaded.getEpochs(), loaded.getFeatureCols(), loaded.getNumProc()],
+        "first": len(first.getHistory()),
+        "second": [one["epoch"] for one in second.getHistory()],
+        "weights": flat(second.getModel()),
+        "expected": expected,
+        "files": [store.exists(store.get_checkpoint_path("walk")), store.exists(f"{store.get_logs_path('walk')}/history.json")],
+        "checkpoints": len(store.get_checkpoints("walk")),
+    }
+
+
+def several_outputs(place: str) -> Any:
+    """Two labels, weights of losses and samples, arrays with nulls, a transformation, classes, a step of the user's."""
+    import torch
+
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(3)
+            self.one, self.two = torch.nn.Linear(3, 1), torch.nn.Linear(3, 2)
+
+        def forward(self, x: Any, k: Any) -> Any:
+            assert k.dtype == torch.int64 and not torch.isnan(x).any()
+            return self.one(x), self.two(x)
+
+    def filled(frame: Any) -> Any:
+        frame["x"] = [np.nan_to_num(one) for one in frame["x"]]
+        return frame
+
+    data = [([n / 10, 1.0, 2.0] if n % 4 else None, n, n / 5, float(n % 2), 1.0) for n in range(24)]
+    frame = spark.createDataFrame(data, "x array<double>, k int, y double, kind double, weight double")
+    model = Two()
+    estimator = torch_estimator(
+        place,
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        feature_cols=["x", "k"],
+        categorical_cols=["k"],
+        label_cols=["y", "kind"],
+        loss=[torch.nn.MSELoss(), torch.nn.CrossEntropyLoss()],
+        loss_weights=[0.25, 0.75],
+        sample_weight_col="weight",
+        transformation_fn=filled,
+        validation=0.3,
+        epochs=3,
+    )
+    fitted = estimator.fit(frame).setOutputCols(["a", "b"])
+    made = fitted.transform(frame.where("x is not null")).select("a", "b").collect()
+    history = fitted.getHistory()
+    return {
+        "losses": [one["train"]["loss"] for one in history],
+        "validated": [one["validation"]["loss"] for one in history],
+        "kinds": sorted({f"{type(row['a']).__name__} {type(row['b']).__name__} {len(row['b'])}" for row in made}),
+        "rows": len(made),
+    }
+
+
+def bad(place: str) -> Any:
+    """What each kind of bad input says; none of them may leave a Spark job behind."""
+    import torch
+
+    from farandole.spark.common.store import Store
+
+    good = assembler().transform(rows())
+    wide = torch.nn.Linear(7, 1)
+    made = {
+        "columns": lambda: torch_estimator(place, feature_cols=["featrues"]).fit(good),
+        "shape": lambda: torch_estimator(
+            place, model=wide, optimizer=torch.optim.SGD(wide.parameters(), lr=0.1)
+        ).fit(good),
+        "input_shapes": lambda: torch_estimator(place, input_shapes=[[-1, 5]]).fit(good),
+        "ragged": lambda: torch_estimator(place, feature_cols=["x"]).fit(
+            spark.createDataFrame([([1.0] * (3 + n % 2), 1.0) for n in range(8)], "x array<double>, y double")
+        ),
+        "text": lambda: torch_estimator(place, feature_cols=["x"]).fit(
+            spark.createDataFrame([("a", 1.0)], "x string, y double")
+        ),
+        "empty": lambda: torch_estimator(place).fit(good.where("y > 1000")),
+        "few": lambda: torch_estimator(place).fit(good.limit(1)),
+        "null label": lambda: torch_estimator(place, feature_cols=["x"]).fit(
+            spark.createDataFrame([(1.0, None if n == 3 else 1.0) for n in range(8)], "x double, y double")
+        ),
+        "store": lambda: torch_estimator("/proc/nowhere").fit(good),
+        "private store": lambda: torch_estimator("memory://x").fit(good),
+        "no store": lambda: torch_estimator(place).setStore(7).fit(good),
+        "no parquet": lambda: torch_estimator(place, store=Store.create(place + "/other")).fit_on_parquet(),
+        "slots": lambda: torch_estimator(place, num_proc=30).fit(good),
+        "parameter": lambda: torch_estimator(place, epoch=3),
+        "raises": lambda: torch_estimator(place, loss=lambda output, label: output.nonsense()).fit(good),
+    }
+    found = {}
+    for name, call in made.items():
         try:
-            found = (True, globals()[name](**arguments))
-        except BaseException:
-            found = (False, traceback.format_exc())
-        print(f"{name}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
-        answers.write(ANSWER + json.dumps(found) + "\n")
-        answers.flush()
+            call()
+            found[name] = "nothing was said"
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    found["left"] = str(list(spark.sparkContext.statusTracker().getActiveJobsIds()))
+    return found
+
+
+def no_session(place: str) -> str:
+    """The last case: ends the session."""
+    estimator = torch_estimator(place)
     spark.stop()
-
-
-if __name__ == "__main__":
-    main()
+    try:
+        estimator.fit_on_parquet()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing was said"

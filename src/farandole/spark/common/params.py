@@ -116,8 +116,9 @@ def declare(table: Mapping[str, Row]) -> Callable[[Class], Class]:
                 return self.getOrDefault(name)
 
             for spelling in filter(None, (camel(name), SPELLINGS.get(name))):
-                setattr(cls, f"set{spelling}", put)
-                setattr(cls, f"get{spelling}", take)
+                for accessor, function in ((f"set{spelling}", put), (f"get{spelling}", take)):
+                    if accessor not in vars(cls):  # some classes have one of their own
+                        setattr(cls, accessor, function)
             defaults: dict[str, Any] = {**getattr(cls, "DEFAULTS", {}), name: default}
             cls.DEFAULTS = defaults  # type: ignore[attr-defined]
         return cls

@@ -88,7 +88,8 @@ def inspect(store: Any, path: str, names: Sequence[str]) -> Dataset:
     rows = sum(piece.rows for piece in pieces)
     columns = [_describe(found, name, nulls[name]) for name in names] if rows else []
     for column in columns:
-        if column.shape and column.nulls == 0 and values[column.name] % rows:
+        uneven = column.nulls == 0 and values[column.name] % rows
+        if _is_list(found.schema.field(column.name).type) and uneven:
             raise DataError(f"column {column.name!r}: its arrays are of different lengths, and training needs one")
     return Dataset(tuple(pieces), tuple(columns), rows)
 
