@@ -106,7 +106,7 @@ class Application(Cluster):
             server.wait(30)
 
     def _cluster(self, workers: int) -> str:
-        address = self._serve("master.Master", [], r"spark://[\d.]+:\d+")
+        address = self._serve("master.Master", [], r"spark://[\d.]+:\d+", ["-Dspark.master.rest.enabled=false"])
         for number in range(workers):
             script = self.home / f"gpus{number}"
             addresses = [str(4 + 2 * number), str(5 + 2 * number)]

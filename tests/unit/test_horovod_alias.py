@@ -104,7 +104,7 @@ def test_basics_are_those_of_the_package() -> None:
         basics.rank()
 
 
-@pytest.mark.parametrize("name", ["mxnet", "spark", "mxnet.mpi_ops"])
+@pytest.mark.parametrize("name", ["mxnet", "mxnet.mpi_ops"])
 def test_what_is_not_there_says_so(name: str) -> None:
     with pytest.raises(ModuleNotFoundError, match=f"horovod.{name.split('.')[0]} is not available: Farandole"):
         importlib.import_module(f"horovod.{name}")
