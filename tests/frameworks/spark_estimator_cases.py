@@ -219,7 +219,9 @@ def resumed_and_on_parquet(place: str, saved: str) -> Any:
     from farandole.spark.torch import TorchEstimator
 
     plain = linear()
-    data = [(Vectors.sparse(4, [1], [float(n)]) if n % 2 else Vectors.dense([n, 1.0, 0.0, 2.0]), n / 10) for n in range(20)]
+    data = [
+        (Vectors.sparse(4, [1], [float(n)]) if n % 2 else Vectors.dense([n, 1.0, 0.0, 2.0]), n / 10) for n in range(20)
+    ]
     frame = spark.createDataFrame(data, ["features", "y"])
     told: list[int] = []
     estimator = torch_estimator(place, run_id="walk", epochs=1, callbacks=[lambda epoch, found: told.append(epoch)])
@@ -236,7 +238,10 @@ def resumed_and_on_parquet(place: str, saved: str) -> Any:
         "second": [one["epoch"] for one in second.getHistory()],
         "weights": flat(second.getModel()),
         "expected": expected,
-        "files": [store.exists(store.get_checkpoint_path("walk")), store.exists(f"{store.get_logs_path('walk')}/history.json")],
+        "files": [
+            store.exists(store.get_checkpoint_path("walk")),
+            store.exists(f"{store.get_logs_path('walk')}/history.json"),
+        ],
         "checkpoints": len(store.get_checkpoints("walk")),
     }
 
@@ -297,9 +302,9 @@ def bad(place: str) -> Any:
     wide = torch.nn.Linear(7, 1)
     made = {
         "columns": lambda: torch_estimator(place, feature_cols=["featrues"]).fit(good),
-        "shape": lambda: torch_estimator(
-            place, model=wide, optimizer=torch.optim.SGD(wide.parameters(), lr=0.1)
-        ).fit(good),
+        "shape": lambda: torch_estimator(place, model=wide, optimizer=torch.optim.SGD(wide.parameters(), lr=0.1)).fit(
+            good
+        ),
         "input_shapes": lambda: torch_estimator(place, input_shapes=[[-1, 5]]).fit(good),
         "ragged": lambda: torch_estimator(place, feature_cols=["x"]).fit(
             spark.createDataFrame([([1.0] * (3 + n % 2), 1.0) for n in range(8)], "x array<double>, y double")

@@ -77,7 +77,7 @@ def test_own_places_and_none(tmp_path: Path) -> None:
 def test_what_stores_need(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HADOOP_HOME", "ARROW_LIBHDFS_DIR"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(StoreError, match="needs Hadoop's client .* HADOOP_HOME"):
+    with pytest.raises(StoreError, match=r"needs Hadoop's client .* HADOOP_HOME"):
         Store.create("hdfs://nowhere:1/x")
     with pytest.raises(StoreError, match="libhdfs alone"):
         HDFSStore("hdfs://nowhere/x", driver="libhdfs3")

@@ -55,4 +55,3 @@ class SparkBackend(Backend):
         if self._num_proc is None:
             self._num_proc = default_parallelism(active())
         return self._num_proc
-

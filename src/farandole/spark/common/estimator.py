@@ -122,16 +122,12 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator):  # type: ignore[misc]
         columns = {column.name: column for column in train.columns}
         outputs = self._probe(columns) if self.getOrDefault("transformation_fn") is None else None
         run_id = self.getOrDefault("run_id") or f"{self.FRAMEWORK}_{int(time.time())}_{secrets.token_hex(3)}"
-        options = {
-            param.name: self.getOrDefault(param) for param in self.params if param.name not in OF_DRIVER
-        }
+        options = {param.name: self.getOrDefault(param) for param in self.params if param.name not in OF_DRIVER}
         resume = store.saving_runs() and store.exists(store.get_checkpoint_path(run_id))
         task = Task(store.to_remote(run_id, index), train, val, seed, resume, options, self._payload())
         result = backend.run(self._work(), args=(task,), env=self._env())[0]
         metadata = {
-            "columns": {
-                name: {"dtype": column.dtype, "shape": list(column.shape)} for name, column in columns.items()
-            },
+            "columns": {name: {"dtype": column.dtype, "shape": list(column.shape)} for name, column in columns.items()},
             "outputs": outputs,
         }
         return self.get_model_class()(**self._get_model_kwargs(result, run_id, metadata))

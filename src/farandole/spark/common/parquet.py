@@ -1,6 +1,6 @@
 # Parquet as arrays: what is in a folder of files, and the decoding of its columns to NumPy.
 # Touches pyarrow.dataset; knows nothing of Spark, of ranks or of order.
-"""`inspect` reads footers alone; `load` reads row groups. Numbers, arrays of numbers and MLlib's vectors are columns."""
+"""`inspect` reads footers alone; `load` reads row groups: numbers, arrays of numbers, MLlib's vectors."""
 
 from __future__ import annotations
 

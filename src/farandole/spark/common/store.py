@@ -281,7 +281,6 @@ class HDFSStore(AbstractFilesystemStore):
         kerb_ticket: str | None = None,
         driver: str = "libhdfs",
         extra_conf: dict[str, str] | None = None,
-        *args: Any,
         storage_options: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -289,7 +288,7 @@ class HDFSStore(AbstractFilesystemStore):
             raise StoreError(f"driver={driver!r}: pyarrow has libhdfs alone")
         given = {"host": host, "port": port, "user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf}
         options = {name: value for name, value in given.items() if value is not None}
-        super().__init__(prefix_path, *args, storage_options={**options, **(storage_options or {})}, **kwargs)
+        super().__init__(prefix_path, storage_options={**options, **(storage_options or {})}, **kwargs)
         try:
             _ = self.fs
         except (OSError, ImportError, StoreError) as error:

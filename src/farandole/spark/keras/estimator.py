@@ -74,9 +74,7 @@ class KerasEstimator(HorovodEstimator):
             {
                 "custom_objects": self.getOrDefault("custom_objects"),
                 "model": self._packed(),
-                "optimizer": optimizer
-                if isinstance(optimizer, str)
-                else require().optimizers.serialize(optimizer),
+                "optimizer": optimizer if isinstance(optimizer, str) else require().optimizers.serialize(optimizer),
                 "loss": self._given("loss"),
                 "metrics": self.getOrDefault("metrics"),
             }

@@ -1,6 +1,6 @@
 # Columns as tensors, and what a model says to them: shared by the estimators for PyTorch and Lightning.
 # Touches torch.
-"""Numbers are of the model's own type; class indices, for the losses that take them, and categories are whole numbers."""
+"""Numbers are of the model's own type; categories, and the class indices that some losses take, are whole."""
 
 from __future__ import annotations
 

@@ -206,7 +206,9 @@ def train(task: Task) -> Result | None:
         training.history.append(found)
         if progress is not None:
             progress.checkpoint(training.save())
-            losses = ", ".join(f"{name} loss {found[name]['loss']:.4g}" for name in ("train", "validation") if name in found)
+            losses = ", ".join(
+                f"{name} loss {found[name]['loss']:.4g}" for name in ("train", "validation") if name in found
+            )
             progress.note(training.history, f"epoch {number + 1} of {task.options['epochs']}: {losses}")
         for callback in task.options["callbacks"] or []:
             _tell(callback, number, found)
