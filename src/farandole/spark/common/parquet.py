@@ -111,7 +111,7 @@ def _describe(found: Any, name: str, nulls: int) -> Column:
         value = _first(found, name)
         size = value["size"] if value["type"] == 0 else len(value["values"])
         return Column(name, "float64", (int(size),), 0)
-    value = _first(found, name) if _is_list(kind) else None
+    value: Any = _first(found, name) if _is_list(kind) else None
     while _is_list(kind):
         shape += (len(value),)
         kind = kind.value_type

@@ -95,7 +95,7 @@ def _compiled(task: Task, held: dict[str, Any]) -> Any:
         compression=options["gradient_compression"] or hvd.Compression.none,
         backward_passes_per_step=options["backward_passes_per_step"],
     )
-    weighted = {"weighted_metrics": []} if options["sample_weight_col"] else {}
+    weighted: dict[str, Any] = {"weighted_metrics": []} if options["sample_weight_col"] else {}
     model.compile(
         optimizer=optimizer,
         loss=held["loss"],
@@ -141,7 +141,7 @@ def train(task: Task) -> Result | None:
     ]
     if options["checkpoint_callback"] is not None and hvd.rank() == 0:
         callbacks.append(options["checkpoint_callback"])
-    validation = {}
+    validation: dict[str, Any] = {}
     if data.val_steps:
         validation = {"validation_data": _validation_data(task, data), "validation_steps": data.val_steps}
     if done < options["epochs"]:

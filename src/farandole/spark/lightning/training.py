@@ -161,17 +161,17 @@ def _checkpoint(task: Task) -> Iterator[str | None]:
 
 def train(task: Task) -> Result | None:
     """In each rank."""
-    for tree in TREES:
+    for name in TREES:
         # Before the model is read: its class decides which of the two it belongs to.
         with contextlib.suppress(ImportError):
-            importlib.import_module(tree)
+            importlib.import_module(name)
     hvd.init()
     torch.manual_seed(task.seed)
     held, options = unpack(task.payload), task.options
     plain = held["model"]
-    tree = tree_of(plain)
-    model = plain if tree is not None else wrapped(plain, held, task)
-    tree = tree or TREES[0]
+    own = tree_of(plain)
+    model = plain if own is not None else wrapped(plain, held, task)
+    tree = own or TREES[0]
     data = task.module(hvd.rank(), hvd.size())
     dtype = number_type(plain)
     rows, val = Rows(task, data, dtype, True), Rows(task, data, dtype, False) if data.val_steps else None

@@ -52,7 +52,7 @@ class TorchEstimator(HorovodEstimator):
                 raise ValueError(f"{name} has {len(batches.as_list(given))} entries for {labels} label columns")
 
     def _double(self) -> bool:
-        return batches.number_type(self.getOrDefault("model")) == torch.float64
+        return bool(batches.number_type(self.getOrDefault("model")) == torch.float64)
 
     def _inputs(self) -> batches.Inputs:
         return batches.Inputs(
