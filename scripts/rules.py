@@ -127,6 +127,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("framework", "src/farandole/launch/clusters/store.py"): "torchrun's own store; loaded only in a job of torchrun",
     ("framework", "src/farandole/autoload.py"): "torch runs it; torch's registries are all that it touches",
     ("environment", "src/farandole/ray/worker.py"): "an actor is a rank: its place is put where ranks look for it",
+    ("environment", "src/farandole/spark/task.py"): "Spark's own worker: what it has, ranks get; it reads no setting",
     ("environment", "src/farandole/autoload.py"): "runs in every import of torch: the settings would cost too much",
     ("environment", "src/farandole/tools/doctor.py"): "its probes get what a job would get; it reads no setting",
     ("process", "src/farandole/tools/bench/processes.py"): "peers and yardsticks do not run under what is measured",

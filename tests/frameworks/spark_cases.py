@@ -24,6 +24,7 @@ def place(add: float = 0.0, factor: float = 1.0) -> dict[str, Any]:
     import numpy as np
 
     import farandole as hvd
+    from farandole.spark.task import get_available_devices
 
     hvd.init()
     total = hvd.allreduce(np.array([(hvd.rank() + 1.0) * factor + add]), op=hvd.Sum)[0]
@@ -37,6 +38,7 @@ def place(add: float = 0.0, factor: float = 1.0) -> dict[str, Any]:
         "sum": float(total),
         "extra": own_os.environ.get("EXTRA"),
         "gpus": own_os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "devices": get_available_devices(),
         "threads": own_os.environ.get("OMP_NUM_THREADS"),
         "secrets": [name for name in own_os.environ if "SECRET" in name and name != "FARANDOLE_SECRET_FD"],
         "pid": own_os.getpid(),

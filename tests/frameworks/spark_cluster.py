@@ -1,4 +1,4 @@
-# A Spark application for tests, in a process of its own that also runs the cases, and a standalone cluster to run it on.
+# A Spark application for tests, in a process of its own that runs the cases, and a standalone cluster to run it on.
 # Touches processes that carry its mark, and a temporary directory.
 """`Application` in the test's process, `main()` in the other; they talk as those of ray_cluster.py do."""
 
@@ -40,7 +40,7 @@ def missing() -> str:
 
 
 class Application(Cluster):
-    """`ask` runs a case of spark_cases.py in a driver with this `master`; `workers`: a cluster of so many is its master,
+    """`ask` runs a case of spark_cases.py in a driver with this `master`; `workers`: of a cluster that is its master,
     each with two cores and two GPUs. Spark Connect listens at `remote`."""
 
     def __init__(self, master: str = "", workers: int = 0) -> None:
@@ -56,8 +56,11 @@ class Application(Cluster):
             "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", HERE, HERE.parent / "ranks"))),
             "TMPDIR": str(self.home),
             "SPARK_HOME": str(self.spark_home),
+            "SPARK_SCALA_VERSION": "2.13",  # as Spark's own scripts have it
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
+            # Six Javas on few cores: quick to start counts, not how they fare later.
+            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
             "PYTHONWARNINGS": "ignore",
         }
         self._said = open(self.home / "said", "w+b")  # noqa: SIM115
@@ -106,7 +109,10 @@ class Application(Cluster):
             server.wait(30)
 
     def _cluster(self, workers: int) -> str:
-        address = self._serve("master.Master", [], r"spark://[\d.]+:\d+", ["-Dspark.master.rest.enabled=false"])
+        address = self._said_by(
+            *self._serve("master.Master", [], r"spark://[\d.]+:\d+", ["-Dspark.master.rest.enabled=false"])
+        )
+        begun = []
         for number in range(workers):
             script = self.home / f"gpus{number}"
             addresses = [str(4 + 2 * number), str(5 + 2 * number)]
@@ -114,11 +120,15 @@ class Application(Cluster):
             script.chmod(0o700)
             options = ["--cores", "2", "--memory", "1g", "--work-dir", str(self.home / f"work{number}"), address]
             gpus = [f"-Dspark.worker.resource.gpu.{name}" for name in ("amount=2", f"discoveryScript={script}")]
-            self._serve("worker.Worker", options, "registered with master", gpus)
+            begun.append(self._serve("worker.Worker", options, "registered with master", gpus))
+        for one in begun:
+            self._said_by(*one)
         return address
 
-    def _serve(self, name: str, options: Sequence[str], sign: str, properties: Sequence[str] = ()) -> str:
-        """Starts a server of Spark's own; what it says when it is ready. Without Spark's script, which starts Java twice."""
+    def _serve(
+        self, name: str, options: Sequence[str], sign: str, properties: Sequence[str] = ()
+    ) -> tuple[subprocess.Popen[bytes], Path, str]:
+        """Starts a server of Spark's. Spark's own script would start Java twice."""
         opens = [f"--add-opens=java.base/{module}=ALL-UNNAMED" for module in MODULES]
         command = ["java", "-cp", f"{self.spark_home}/jars/*", "-Xmx512m", *opens, *properties]
         command += [f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
@@ -128,7 +138,11 @@ class Application(Cluster):
                 [*command, *options], env=self.environment, stdout=file, stderr=file, cwd=self.home
             )
         self._servers.append(started)
-        deadline = time.monotonic() + 90
+        return started, said, sign
+
+    def _said_by(self, started: subprocess.Popen[bytes], said: Path, sign: str) -> str:
+        """What it says when it is ready."""
+        deadline = time.monotonic() + 180
         while not (found := re.search(sign, said.read_text())):
             assert started.poll() is None and time.monotonic() < deadline, said.read_text()
             time.sleep(0.05)

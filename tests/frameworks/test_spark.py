@@ -44,7 +44,10 @@ def test_run_as_the_contract_has_it(local: Application) -> None:
     assert [one["rank"] for one in found["run"]] == [0, 1]
     assert all(one["size"] == 2 and one["sum"] == 8.0 and one["cross"] == [0, 1] for one in found["run"])
     assert [one["local"] for one in found["run"]] == [[0, 2], [1, 2]]
-    assert all(one["extra"] == "7" and one["threads"] == "1" and one["gpus"] is None for one in found["run"])
+    assert all(
+        one["extra"] == "7" and one["threads"] == "1" and one["gpus"] is None and one["devices"] == []
+        for one in found["run"]
+    )
     assert all(one["secrets"] == [] for one in found["run"])
     assert sorted(found["out"].splitlines()) == [f"[{rank}]<stdout>:rank {rank} is here" for rank in (0, 1)]
     assert found["err"].count("]<stderr>:and complains") == 2
@@ -101,6 +104,7 @@ def test_a_cluster_of_two_workers(cluster: Application) -> None:
     # Both executors are on one machine, and each rank sees the GPUs of all of them there.
     assert [one["local"] for one in found] == [[rank, 4] for rank in range(4)]
     visible = {one["gpus"] for one in found}
+    assert [one["devices"] for one in found] == [[str(rank)] for rank in range(4)]
     assert len(visible) == 1 and sorted(visible.pop().split(",")) == ["4", "5", "6", "7"]
 
 

@@ -1,6 +1,6 @@
 # An agent that another system's task has started: it has called the launcher, and knows the secret.
 # Reads its environment, which is what its ranks get.
-"""`main()` is what such a task starts: the line is its input and output, the secret behind the descriptor it is told."""
+"""`main()` is what such a task starts: the line is its input and output, the secret behind a descriptor it is told."""
 
 from __future__ import annotations
 

@@ -28,9 +28,7 @@ class ElasticRun:
         self._job: ElasticJob | None = None
         self._early: list[int] = []
 
-    def run(
-        self, plan: Plan, terms: Terms, sink: Sink, say: Callable[[str], None] = lambda line: None
-    ) -> list[object]:
+    def run(self, plan: Plan, terms: Terms, sink: Sink, say: Callable[[str], None] = lambda line: None) -> list[object]:
         """What the function returned, by rank; the first of them when there were more than at least had to be."""
         try:
             job = ElasticJob(plan, terms, sink, say, on_call=self._heard, on_running=self._running)

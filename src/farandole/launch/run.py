@@ -188,6 +188,7 @@ def dry_run(plan: Plan, options: Options) -> str:
     remote = [host for host in dict.fromkeys(plan.hosts) if host]
     lines += ["", "ranks meet at: " + (_addresses(plan) if remote else "a unix socket in a private directory")]
     for host in remote:
+        assert isinstance(plan.way, ssh.Way)
         lines.append(f"{host} is reached by: {' '.join(plan.way.command(host)[:-1])} (an agent)")
     sample = environment.of_place(plan.places[0], ("ADDRESS", 0))
     lines += ["", "variables of rank 0, beside those of this shell:"]

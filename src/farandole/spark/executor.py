@@ -1,4 +1,4 @@
-# `SparkExecutor`: workers that stay, in the slots of a Spark application. The same protocol as the executor on this host.
+# `SparkExecutor`: workers that stay, in the slots of a Spark application. The protocol is that of launch/executor.py.
 # Touches Spark through session.py, the tasks through muster.py; the job itself is launch/'s.
 """A Spark job holds the slots; the launcher's agents, which its tasks start, run the ranks."""
 
@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from farandole.config import SETTINGS
+from farandole.config import SETTINGS, Config
 from farandole.elastic.policy import Limits
 from farandole.launch import executor, ssh
 from farandole.launch.elastic import Terms
@@ -64,7 +63,8 @@ class Slots:
         # In local mode no other machine has a part in it, and there may be no network at all.
         self.interfaces = nics or (() if not alone and interfaces.candidates() else ("lo",))
         self.muster = Muster(self.secret, [f"tcp:{one}" for one in interfaces.candidates(self.interfaces)], most)
-        self._ignore_gpus = SETTINGS["spark_use_local_rank_gpu_index"].read({**os.environ, **env})
+        ignore = SETTINGS["spark_use_local_rank_gpu_index"]
+        self._ignore_gpus = ignore.read(env) or Config.from_environment().spark_use_local_rank_gpu_index
         self._env = env
         self._seconds = seconds
         self.summons = Summons(
@@ -128,7 +128,8 @@ class SparkExecutor(executor.Executor):
         setting.check(start_timeout, "start_timeout")
         self._spark = session.active()
         super().__init__(session.default_parallelism(self._spark) if num_workers is None else num_workers)
-        self._seconds = float(setting.read(os.environ) if start_timeout is None else start_timeout)
+        usual = Config.from_environment().spark_start_timeout
+        self._seconds = float(usual if start_timeout is None else start_timeout)
         self._env = {str(name): str(value) for name, value in (env or {}).items()}
         self._streams = (stdout, stderr)
         self._level = verbose

@@ -4,11 +4,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from farandole.config import SETTINGS
+from farandole.config import SETTINGS, Config
 from farandole.elastic.policy import Limits
 from farandole.spark.executor import SparkExecutor
 
@@ -68,8 +67,7 @@ def run_elastic(
 ) -> list[Any]:
     """As `run`, in ranks that come and go with Spark's executors; `fn` uses the elastic API. It starts with `num_proc`
     ranks, goes on with at least `min_num_proc` and uses up to `max_num_proc` (None: the slots that Spark has)."""
-    timeout = SETTINGS["elastic_timeout"]
-    timeout.check(elastic_timeout, "elastic_timeout")
+    SETTINGS["elastic_timeout"].check(elastic_timeout, "elastic_timeout")
     executor = SparkExecutor(
         num_proc,
         start_timeout=start_timeout,
@@ -93,6 +91,6 @@ def run_elastic(
         most,
         reset_limit,
         None,
-        float(timeout.read(os.environ) if elastic_timeout is None else elastic_timeout),
+        float(Config.from_environment().elastic_timeout if elastic_timeout is None else elastic_timeout),
     )
     return executor.run_elastic(fn, args, kwargs, limits=limits)

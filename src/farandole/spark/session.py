@@ -1,6 +1,6 @@
 # What is asked of Spark itself, the same for a session in this process and for one of Spark Connect.
 # Touches pyspark, and a thread for each Spark job that holds slots.
-"""`active()` finds the session, `slots()` counts what it has room for, `Holding` is a Spark job of tasks that attend."""
+"""`active()` finds the session, `slots()` counts what it has room for, `Holding` is a Spark job whose tasks attend."""
 
 from __future__ import annotations
 
@@ -88,9 +88,15 @@ def check_slots(spark: Any, wanted: int, seconds: float) -> None:
         if time.monotonic() >= deadline:
             raise RuntimeError(
                 f"num_proc={wanted}, but Spark has {found} slots (spark.master {conf(spark, 'spark.master')}, "
-                f"{conf(spark, 'spark.task.cpus') or 1} CPU for each task): add executors or cores, or ask for fewer"
+                f"{_each(spark)} for each task): add executors or cores, or ask for fewer"
             )
         time.sleep(LOOK_SECONDS)
+
+
+def _each(spark: Any) -> str:
+    cpus = f"{conf(spark, 'spark.task.cpus') or 1} CPU"
+    gpus = conf(spark, "spark.task.resource.gpu.amount")
+    return cpus if gpus is None else f"{cpus} and {gpus} GPU"
 
 
 def check_fixed(spark: Any) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from farandole.config import Config
 from farandole.launch import spawn
 from farandole.launch.line import package_place
 from farandole.launch.ssh import start_code
@@ -41,6 +42,13 @@ class Summons:
     seconds: float  # to reach the leader
     env: Mapping[str, str] = field(repr=False)
     executable: str | None = None  # of the ranks; None: what runs Spark's Python worker
+
+
+def get_available_devices() -> list[str]:
+    """In a rank: the GPU that is its own among those it sees; none when Spark gave it none."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    local = Config.from_environment().local_rank
+    return [str(local)] if visible and local < len(visible.split(",")) else []
 
 
 class Unreachable(Exception):

@@ -108,8 +108,8 @@ def _describe(found: Any, name: str, nulls: int) -> Column:
     shape: tuple[int, ...] = ()
     if _is_vector(kind):
         # A vector has its size beside it when it is sparse, and a null in that field when it is not.
-        value = _first(found, name)
-        size = value["size"] if value["type"] == 0 else len(value["values"])
+        vector = _first(found, name)
+        size = vector["size"] if vector["type"] == 0 else len(vector["values"])
         return Column(name, "float64", (int(size),), 0)
     value: Any = _first(found, name) if _is_list(kind) else None
     while _is_list(kind):
