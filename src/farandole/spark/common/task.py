@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .parquet import Dataset
@@ -47,7 +47,6 @@ class Result:
 
     weights: bytes
     history: Any
-    extra: dict[str, Any] = field(default_factory=dict)
 
 
 class Progress:
