@@ -79,6 +79,10 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "ray": _RUNTIME
     | {"runtime", "compat", "launch", "elastic/coordinator", "elastic/members", "elastic/policy", "lightning"},
     "spark": _RUNTIME | {"launch", "elastic/policy"},
+    "spark/common": _WORDS | {"launch", "spark"},
+    "spark/torch": _WORDS | {"launch", "spark/common", "torch"},
+    "spark/lightning": _WORDS | {"launch", "spark/common", "spark/torch", "lightning", "torch"},
+    "spark/keras": _WORDS | {"launch", "spark/common", "compat", "keras"},
     "tensorflow": _ARRAYS | {"compat", "elastic", "keras"},
     "tensorflow/keras": _ARRAYS | {"compat", "elastic", "keras", "tensorflow"},
     # Keras runs on other frameworks: each backend's gradients are reduced by that framework's own binding.
@@ -97,7 +101,13 @@ PYTHON_ROOMS: dict[str, set[str]] = {
 
 # Rooms named after a framework may import it; nobody else may.
 # Those that are built on another one may import that as well.
-BUILT_ON = {"lightning": {"torch"}, "spark": {"pyspark"}}
+BUILT_ON = {
+    "lightning": {"torch"},
+    "spark": {"pyspark"},
+    "spark/common": {"pyspark"},
+    "spark/torch": {"torch"},
+    "spark/lightning": {"torch", "lightning"},
+}
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "mxnet", "lightning", "pytorch_lightning", "ray", "pyspark"}
 
 # Paths and settings of one machine. Written in halves so that this file keeps its own rule.

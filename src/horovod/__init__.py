@@ -44,8 +44,21 @@ MODULES = {
     "horovod.runner.elastic.constants": "farandole.elastic.policy",
     "horovod.runner.launch": "farandole.launch.cli",
     "horovod.spark": "farandole.spark",
+    "horovod.spark.common": "farandole.spark.common",
+    "horovod.spark.common.backend": "farandole.spark.common.backend",
+    "horovod.spark.common.datamodule": "farandole.spark.common.datamodule",
+    "horovod.spark.common.estimator": "farandole.spark.common.estimator",
+    "horovod.spark.common.params": "farandole.spark.common.params",
+    "horovod.spark.common.store": "farandole.spark.common.store",
+    "horovod.spark.common.util": "farandole.spark.common.util",
+    "horovod.spark.keras": "farandole.spark.keras",
+    "horovod.spark.keras.estimator": "farandole.spark.keras.estimator",
+    "horovod.spark.lightning": "farandole.spark.lightning",
+    "horovod.spark.lightning.estimator": "farandole.spark.lightning.estimator",
     "horovod.spark.runner": "farandole.spark.runner",
     "horovod.spark.task": "farandole.spark.task",
+    "horovod.spark.torch": "farandole.spark.torch",
+    "horovod.spark.torch.estimator": "farandole.spark.torch.estimator",
     "horovod.tensorflow": "farandole.tensorflow",
     "horovod.tensorflow.compression": "farandole.tensorflow.compression",
     "horovod.tensorflow.elastic": "farandole.tensorflow.elastic",
@@ -70,7 +83,8 @@ MODULES = {
     "ray.train.horovod.horovod_trainer": "farandole.ray.train",
     "ray.train.v2.horovod.horovod_trainer": "farandole.ray.train",
 }
-LATER = ("horovod.ray.train",)  # heavy: imported when somebody asks for it
+# Heavy: imported when somebody asks for it.
+LATER = ("horovod.ray.train", *(f"horovod.spark.{name}" for name in ("common", "keras", "lightning", "torch")))
 NAMES = {"run": "farandole"}
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -183,12 +184,12 @@ def main() -> None:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     answer(True, remote)
-    import spark_cases
-
     for line in sys.stdin:
         name, arguments = json.loads(line)
+        module, _, case = name.rpartition(".")
         try:
-            answer(True, getattr(spark_cases, name)(spark, **arguments))
+            cases = importlib.import_module(module or "spark_cases")
+            answer(True, getattr(cases, case)(spark, **arguments))
         except BaseException:
             answer(False, traceback.format_exc())
     spark.stop()

@@ -1,0 +1,73 @@
+# Saving and loading of estimators and models, as Spark's own stages are: `stage.save(path)`, `Stage.load(path)`.
+# Touches Spark's metadata files, and our pickles in Parquet beside them.
+"""What a stage holds is code as much as data: load only what you would run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
+from pyspark.sql import SparkSession
+
+from ...launch.calls import pack, unpack
+
+CHUNK = 4 << 20  # bytes of a row: Spark sends rows in messages
+
+
+class Writer(MLWriter):  # type: ignore[misc]
+    """Writes the parameters of a stage, all in one pickle: an optimizer knows the parameters of its model."""
+
+    def __init__(self, instance: Any) -> None:
+        super().__init__()
+        self.instance = instance
+
+    def saveImpl(self, path: str) -> None:
+        """For Spark."""
+        spark = SparkSession.active()
+        DefaultParamsWriter.saveMetadata(self.instance, path, spark, paramMap={})
+        values = {param.name: value for param, value in self.instance._paramMap.items()}
+        data = pack(self.instance.freeze(values))
+        rows = [(place, data[place : place + CHUNK]) for place in range(0, len(data), CHUNK)]
+        spark.createDataFrame(rows, "place long, data binary").coalesce(1).write.parquet(f"{path}/values")
+
+
+class Reader(MLReader[Any]):  # type: ignore[misc]
+    """Reads what the writer wrote."""
+
+    def __init__(self, cls: Any) -> None:
+        super().__init__()
+        self.cls = cls
+
+    def load(self, path: str) -> Any:
+        """A stage like the one that was saved."""
+        spark = SparkSession.active()
+        metadata = DefaultParamsReader.loadMetadata(path, spark)
+        stage = self.cls()
+        found = f"{type(stage).__module__}.{type(stage).__name__}"
+        if metadata["class"] != found:
+            raise ValueError(f"{path} holds a {metadata['class']}, not a {found}")
+        rows = spark.read.parquet(f"{path}/values").orderBy("place").collect()
+        stage._resetUid(metadata["uid"])
+        stage._set(**stage.thaw(unpack(b"".join(bytes(row["data"]) for row in rows))))
+        return stage
+
+
+class Saved(MLReadable, MLWritable):  # type: ignore[misc]
+    """A stage that can be saved. Subclasses say how what cannot be pickled as it is comes and goes."""
+
+    def write(self) -> Writer:
+        """For Spark, and for `stage.write().overwrite().save(path)`."""
+        return Writer(self)
+
+    @classmethod
+    def read(cls) -> Reader:
+        """For Spark."""
+        return Reader(cls)
+
+    def freeze(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Parameters as they are saved."""
+        return values
+
+    def thaw(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The other way."""
+        return values

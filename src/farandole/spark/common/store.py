@@ -1,0 +1,333 @@
+# Stores: where prepared data, checkpoints and logs of estimators lie, on this machine or behind any URL of fsspec.
+# Touches fsspec and, for data sets, pyarrow; knows nothing of Spark and starts nothing.
+"""`Store.create(prefix_path)` picks the class; driver, executors and ranks all have to reach the same place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+PRIVATE = ("memory",)  # file systems that exist inside one process
+
+
+class StoreError(RuntimeError):
+    """A store cannot be reached, or lacks what it needs."""
+
+
+class Store:
+    """What every store can do; `create` makes one."""
+
+    @staticmethod
+    def create(prefix_path: str, *args: Any, **kwargs: Any) -> Store:
+        """HDFSStore for hdfs://, DBFSLocalStore for the files of Databricks, otherwise a FilesystemStore.
+
+        >>> Store.create("memory://somewhere").get_train_data_path()
+        'memory://somewhere/intermediate_train_data'
+        """
+        prefix = str(prefix_path)
+        for kind in (HDFSStore, DBFSLocalStore):
+            if kind.matches(prefix):
+                return kind(prefix, *args, **kwargs)
+        return FilesystemStore(prefix, *args, **kwargs)
+
+
+@dataclass(frozen=True)
+class RemoteStore:
+    """A store as the ranks of one run see it."""
+
+    store: AbstractFilesystemStore
+    run_id: str
+    train_data_path: str
+    val_data_path: str
+    test_data_path: str
+    saving_runs: bool
+    runs_path: str
+    run_path: str
+    checkpoint_path: str
+    logs_path: str
+    checkpoint_filename: str
+    logs_subdir: str
+
+    def get_local_output_dir(self) -> Any:
+        """A context manager: a folder of this machine that is gone afterwards."""
+        return self.store.get_local_output_dir_fn(self.run_id)()
+
+    def sync(self, local_path: str) -> None:
+        """Copies such a folder into the run's."""
+        self.store.sync_fn(self.run_id)(local_path)
+
+
+class AbstractFilesystemStore(Store):
+    """A store on a file system of fsspec."""
+
+    def __init__(
+        self,
+        prefix_path: str,
+        train_path: str | None = None,
+        val_path: str | None = None,
+        test_path: str | None = None,
+        runs_path: str | None = None,
+        save_runs: bool = True,
+        storage_options: dict[str, Any] | None = None,
+        checkpoint_filename: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs:
+            raise TypeError(f"{type(self).__name__} has no argument {', '.join(sorted(kwargs))}")
+        self.prefix_path = str(prefix_path) if str(prefix_path) == "/" else str(prefix_path).rstrip("/")
+        self.storage_options = dict(storage_options or {})
+        self._train = train_path or self._under("intermediate_train_data")
+        self._val = val_path or self._under("intermediate_val_data")
+        self._test = test_path or self._under("intermediate_test_data")
+        self._runs = runs_path or self._under("runs")
+        self._save_runs = save_runs
+        self._checkpoint = checkpoint_filename or "checkpoint.ckpt"
+
+    def _under(self, name: str) -> str:
+        return f"{self.prefix_path.rstrip('/')}/{name}"
+
+    @property
+    def fs(self) -> Any:
+        """The file system; fsspec keeps one for each set of options."""
+        try:
+            return fsspec.core.url_to_fs(self.prefix_path, **self.storage_options)[0]
+        except (ImportError, ValueError) as error:
+            raise StoreError(f"the store {self.prefix_path} cannot be used: {error}") from error
+
+    def local(self, path: str) -> str:
+        """A path as the file system itself writes it."""
+        return str(self.fs._strip_protocol(path))
+
+    @property
+    def private(self) -> bool:
+        """Whether no other process can see what is in it."""
+        names = self.fs.protocol
+        return any(name in PRIVATE for name in ([names] if isinstance(names, str) else names))
+
+    def check(self) -> None:
+        """StoreError unless this process can write here."""
+        probe = f"{self.prefix_path}/.farandole-{os.getpid()}"
+        try:
+            self.write(probe, b"")
+            self.remove(probe)
+        except StoreError:
+            raise
+        except Exception as error:
+            raise StoreError(
+                f"the store {self.prefix_path} cannot be written to: {type(error).__name__}: {error}. "
+                "Driver, executors and ranks all need to reach it with these rights"
+            ) from error
+
+    # Files.
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file or folder."""
+        return bool(self.fs.exists(self.local(path)))
+
+    def read(self, path: str) -> bytes:
+        """A file's bytes."""
+        return bytes(self.fs.cat_file(self.local(path)))
+
+    def write(self, path: str, data: bytes) -> None:
+        """Writes a file whole or not at all."""
+        target, fs = self.local(path), self.fs
+        fs.makedirs(target.rpartition("/")[0] or "/", exist_ok=True)
+        if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
+            part = f"{target}.{os.getpid()}.part"
+            Path(part).write_bytes(data)
+            os.replace(part, target)
+        else:
+            fs.pipe_file(target, data)
+
+    def write_text(self, path: str, text: str) -> None:
+        """Writes a text file."""
+        self.write(path, text.encode())
+
+    def remove(self, path: str) -> None:
+        """Removes a file or folder; nothing when there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm(self.local(path), recursive=True)
+
+    # Data.
+
+    def is_parquet_dataset(self, path: str) -> bool:
+        """Whether there are Parquet files."""
+        try:
+            return bool(self.get_parquet_dataset(path).files)
+        except (OSError, ValueError):
+            return False
+
+    def get_parquet_dataset(self, path: str) -> Any:
+        """The Parquet files under a path as a pyarrow.dataset."""
+        import pyarrow.dataset
+
+        return pyarrow.dataset.dataset(self.local(path), format="parquet", filesystem=self.fs)
+
+    def get_train_data_path(self, idx: int | str | None = None) -> str:
+        """The folder of training data; with `idx`, of the data set of this number."""
+        return self._train if idx is None else f"{self._train}.{idx}"
+
+    def get_val_data_path(self, idx: int | str | None = None) -> str:
+        """The folder of validation data."""
+        return self._val if idx is None else f"{self._val}.{idx}"
+
+    def get_test_data_path(self, idx: int | str | None = None) -> str:
+        """The folder of test data."""
+        return self._test if idx is None else f"{self._test}.{idx}"
+
+    # Runs.
+
+    def saving_runs(self) -> bool:
+        """Whether checkpoints and logs are kept."""
+        return self._save_runs
+
+    def get_runs_path(self) -> str:
+        """The folder of all runs."""
+        return self._runs
+
+    def get_run_path(self, run_id: str) -> str:
+        """The folder of a run."""
+        return f"{self._runs}/{run_id}"
+
+    def get_checkpoint_path(self, run_id: str) -> str:
+        """The file of a run's last checkpoint."""
+        return f"{self.get_run_path(run_id)}/{self._checkpoint}"
+
+    def get_checkpoints(self, run_id: str, suffix: str = ".ckpt") -> list[str]:
+        """All checkpoint files of a run."""
+        place = self.local(self.get_run_path(run_id))
+        if not self.fs.exists(place):
+            return []
+        return sorted(str(name) for name in self.fs.ls(place, detail=False) if str(name).endswith(suffix))
+
+    def get_logs_path(self, run_id: str) -> str:
+        """The folder of a run's logs."""
+        return f"{self.get_run_path(run_id)}/{self.get_logs_subdir()}"
+
+    def get_checkpoint_filename(self) -> str:
+        """What a checkpoint is called."""
+        return self._checkpoint
+
+    def get_logs_subdir(self) -> str:
+        """What the folder of logs is called."""
+        return "logs"
+
+    def get_local_output_dir_fn(self, run_id: str) -> Callable[[], Any]:
+        """Gives a context manager: a folder of this machine that is gone afterwards."""
+
+        @contextlib.contextmanager
+        def folder() -> Iterator[str]:
+            with tempfile.TemporaryDirectory(prefix=f"{run_id}-") as place:
+                yield place
+
+        return folder
+
+    def sync_fn(self, run_id: str) -> Callable[[str], None]:
+        """Gives a function that copies a local folder into the run's."""
+
+        def sync(local_path: str) -> None:
+            for file in sorted(path for path in Path(local_path).rglob("*") if path.is_file()):
+                self.write(f"{self.get_run_path(run_id)}/{file.relative_to(local_path).as_posix()}", file.read_bytes())
+
+        return sync
+
+    def to_remote(self, run_id: str, dataset_idx: int | str | None = None) -> RemoteStore:
+        """What the ranks of a run need to know."""
+        return RemoteStore(
+            self,
+            run_id,
+            self.get_train_data_path(dataset_idx),
+            self.get_val_data_path(dataset_idx),
+            self.get_test_data_path(dataset_idx),
+            self.saving_runs(),
+            self.get_runs_path(),
+            self.get_run_path(run_id),
+            self.get_checkpoint_path(run_id),
+            self.get_logs_path(run_id),
+            self.get_checkpoint_filename(),
+            self.get_logs_subdir(),
+        )
+
+
+class FilesystemStore(AbstractFilesystemStore):
+    """Any URL that fsspec knows: /path, file://, s3://, gs://, abfs:// ... with `storage_options` for its driver."""
+
+
+class LocalStore(FilesystemStore):
+    """A folder that every host sees under the same path: of this machine alone, or on a shared disk."""
+
+    def __init__(self, prefix_path: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__(prefix_path, *args, **kwargs)
+        if not isinstance(self.fs, fsspec.implementations.local.LocalFileSystem):
+            raise StoreError(f"LocalStore({prefix_path!r}): expected a path; Store.create takes other URLs")
+
+
+class HDFSStore(AbstractFilesystemStore):
+    """hdfs://host:port/path, through pyarrow and Hadoop's own client library."""
+
+    def __init__(
+        self,
+        prefix_path: str,
+        host: str | None = None,
+        port: int | None = None,
+        user: str | None = None,
+        kerb_ticket: str | None = None,
+        driver: str = "libhdfs",
+        extra_conf: dict[str, str] | None = None,
+        storage_options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if driver != "libhdfs":
+            raise StoreError(f"driver={driver!r}: pyarrow has libhdfs alone")
+        given = {"host": host, "port": port, "user": user, "kerb_ticket": kerb_ticket, "extra_conf": extra_conf}
+        options = {name: value for name, value in given.items() if value is not None}
+        super().__init__(prefix_path, storage_options={**options, **(storage_options or {})}, **kwargs)
+        try:
+            _ = self.fs
+        except (OSError, ImportError, StoreError) as error:
+            raise StoreError(
+                f"HDFSStore({prefix_path!r}) needs Hadoop's client on the driver, the executors and the ranks: "
+                "HADOOP_HOME set (or ARROW_LIBHDFS_DIR, where libhdfs.so is), JAVA_HOME, and "
+                f"CLASSPATH=$($HADOOP_HOME/bin/hadoop classpath --glob). pyarrow says: {error}"
+            ) from error
+
+    @staticmethod
+    def matches(path: str) -> bool:
+        """Whether a path is for this class."""
+        return path.startswith("hdfs://")
+
+
+class DBFSLocalStore(FilesystemStore):
+    """Files of Databricks: dbfs:/x, file:///dbfs/x and /dbfs/x are one place, which clusters mount under /dbfs."""
+
+    def __init__(self, prefix_path: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__(self.normalize(str(prefix_path)), *args, **kwargs)
+        if not os.path.isdir("/dbfs"):
+            raise StoreError(
+                f"DBFSLocalStore({prefix_path!r}) needs /dbfs, the mount of a Databricks cluster, and there is none "
+                "here; elsewhere, give Store.create a path or a URL that all hosts reach"
+            )
+
+    @staticmethod
+    def matches(path: str) -> bool:
+        """Whether a path is for this class."""
+        return path.startswith(("dbfs:/", "/dbfs/", "file:///dbfs/"))
+
+    @staticmethod
+    def normalize(path: str) -> str:
+        """The path under the mount.
+
+        >>> DBFSLocalStore.normalize("dbfs:/models"), DBFSLocalStore.normalize("file:///dbfs/models")
+        ('/dbfs/models', '/dbfs/models')
+        """
+        for start in ("dbfs:///", "dbfs:/", "file:///dbfs/", "/dbfs/"):
+            if path.startswith(start):
+                return "/dbfs/" + path.removeprefix(start)
+        return path

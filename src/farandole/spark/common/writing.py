@@ -1,0 +1,195 @@
+# A DataFrame as Parquet files in a store, written by Spark's executors: one file per partition and kind of row.
+# Touches pyspark, pyarrow and the store.
+"""`prepare` writes training and validation data in one pass, and remembers what of it is there already."""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark.ml.functions import vector_to_array
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from .parquet import DataError, arrow_filesystem, check_names
+from .store import AbstractFilesystemStore, StoreError
+
+GROUP_BYTES = 8 << 20  # of a row group: small enough for many to be shuffled, large enough to be read at speed
+SPLIT = "__farandole_validation"
+TRAIN, VALIDATION, FAILED = "train", "validation", "failed"
+
+_prepared: weakref.WeakKeyDictionary[Any, dict[Any, str]] = weakref.WeakKeyDictionary()
+_written: list[tuple[AbstractFilesystemStore, str]] = []
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How data shall be written."""
+
+    store: AbstractFilesystemStore
+    columns: tuple[str, ...]
+    validation: Any  # part of the rows, a column or None
+    seed: int
+    files: int | None  # None: rows stay where they are
+    double: bool  # whether vectors keep 64 bits
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What makes written data the data that is wanted."""
+        split = self.seed if isinstance(self.validation, float) else None
+        return self.store.prefix_path, self.columns, self.validation, split, self.files, self.double
+
+
+def prepare(df: Any, wanted: Wanted) -> str:
+    """Writes a DataFrame, unless this very one was written so before; the number of the data set."""
+    check_names(_names(wanted), df.columns, "the DataFrame")
+    known = _prepared.setdefault(df, {})
+    index = known.get(wanted.key)
+    if index is None or not wanted.store.exists(wanted.store.get_train_data_path(index)):
+        index = known[wanted.key] = secrets.token_hex(4)
+        _write(_selected(df, wanted), wanted, index)
+    return index
+
+
+def clear_training_cache() -> None:
+    """Removes the data that this process has prepared."""
+    while _written:
+        store, index = _written.pop()
+        store.remove(store.get_train_data_path(index))
+        store.remove(store.get_val_data_path(index))
+    _prepared.clear()
+
+
+def _names(wanted: Wanted) -> list[str]:
+    return [*wanted.columns, *([wanted.validation] if isinstance(wanted.validation, str) else [])]
+
+
+def is_vector(kind: Any) -> bool:
+    """Whether a column holds MLlib's vectors."""
+    return type(kind).__name__ == "VectorUDT"
+
+
+def plain(name: str, kind: Any, double: bool) -> Any:
+    """A column as numbers or arrays of them."""
+    column = F.col(f"`{name}`")
+    return vector_to_array(column, "float64" if double else "float32").alias(name) if is_vector(kind) else column
+
+
+def _selected(df: Any, wanted: Wanted) -> Any:
+    kinds = {field.name: field.dataType for field in df.schema.fields}
+    for name in wanted.columns:
+        _check_kind(name, kinds[name])
+    columns = [plain(name, kinds[name], wanted.double) for name in wanted.columns]
+    split = F.lit(False)
+    if isinstance(wanted.validation, float):
+        split = F.rand(wanted.seed) < wanted.validation
+    elif wanted.validation is not None:
+        column, kind = F.col(f"`{wanted.validation}`"), kinds[wanted.validation]
+        if not isinstance(kind, T.BooleanType | T.NumericType):
+            raise DataError(f"validation column {wanted.validation!r} is of type {kind.simpleString()}: expected "
+                            "a boolean or a number")  # fmt: skip
+        split = F.coalesce(column.cast("double") > 0, F.lit(False))
+    chosen = df.select(*columns, split.alias(SPLIT))
+    return chosen if wanted.files is None else chosen.repartition(wanted.files)
+
+
+def _check_kind(name: str, kind: Any) -> None:
+    inner = kind
+    while isinstance(inner, T.ArrayType):
+        inner = inner.elementType
+    if not (isinstance(inner, T.NumericType | T.BooleanType) or is_vector(kind)):
+        raise DataError(
+            f"column {name!r} is of type {kind.simpleString()}: estimators train on numbers, vectors and arrays of "
+            "numbers; turn it into one of them first, e.g. with StringIndexer"
+        )
+
+
+def _write(df: Any, wanted: Wanted, index: str) -> None:
+    store = wanted.store
+    paths = {TRAIN: store.get_train_data_path(index), VALIDATION: store.get_val_data_path(index)}
+    for path in paths.values():
+        store.fs.makedirs(store.local(path), exist_ok=True)
+    _written.append((store, index))
+    write = Files(store, paths)
+    found = df.mapInArrow(write, "kind string, file string").collect()
+    for row in found:
+        if row["kind"] == FAILED:
+            clear_training_cache()
+            raise StoreError(f"an executor could not write to the store {store.prefix_path}: {row['file']}")
+    good = {row["file"] for row in found}
+    # A task that Spark ran twice has left a file that does not count.
+    for path in paths.values():
+        for file in store.fs.ls(store.local(path), detail=False):
+            if str(file).rpartition("/")[2] not in good:
+                store.remove(str(file))
+
+
+class Files:
+    """Runs in an executor: writes the rows of one partition, and tells what files it made."""
+
+    def __init__(self, store: AbstractFilesystemStore, paths: dict[str, str]) -> None:
+        self._store = store
+        self._paths = paths
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """For mapInArrow."""
+        task = TaskContext.get()
+        name = f"part-{task.partitionId():05d}-{task.attemptNumber()}.parquet" if task else "part-00000-0.parquet"
+        groups = {kind: Groups(self._store, f"{path}/{name}") for kind, path in self._paths.items()}
+        try:
+            for batch in batches:
+                table = pa.Table.from_batches([batch])
+                split = table.column(SPLIT)
+                rows = table.drop_columns([SPLIT])
+                groups[VALIDATION].add(rows.filter(split))
+                groups[TRAIN].add(rows.filter(pa.compute.invert(split)))
+            made = [(kind, name) for kind, group in groups.items() if group.close()]
+        except Exception as error:  # drivers of fsspec have errors of their own
+            made = [(FAILED, f"{type(error).__name__}: {error}")]
+        yield _answer(made)
+
+
+def _answer(rows: Sequence[tuple[str, str]]) -> pa.RecordBatch:
+    kinds, files = [row[0] for row in rows], [row[1] for row in rows]
+    return pa.record_batch([pa.array(kinds, pa.string()), pa.array(files, pa.string())], names=["kind", "file"])
+
+
+class Groups:
+    """One Parquet file, of row groups of about equal size."""
+
+    def __init__(self, store: AbstractFilesystemStore, path: str) -> None:
+        self._store = store
+        self._path = path
+        self._waiting: list[pa.Table] = []
+        self._writer: Any = None
+
+    def add(self, table: pa.Table) -> None:
+        """Takes rows, and writes when there are enough."""
+        if table.num_rows:
+            self._waiting.append(table)
+        if sum(one.nbytes for one in self._waiting) >= GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        table = pa.concat_tables(self._waiting)
+        self._waiting = []
+        if self._writer is None:
+            fs = arrow_filesystem(self._store.fs)
+            path = self._store.local(self._path)
+            # Numbers of a training set hardly repeat: a dictionary would only cost.
+            self._writer = pq.ParquetWriter(path, table.schema, filesystem=fs, use_dictionary=False)
+        self._writer.write_table(table, row_group_size=table.num_rows)
+
+    def close(self) -> bool:
+        """Whether there is a file."""
+        if self._waiting:
+            self._flush()
+        if self._writer is not None:
+            self._writer.close()
+        return self._writer is not None

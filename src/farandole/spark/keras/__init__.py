@@ -1,0 +1,9 @@
+# The face of Spark's estimator for Keras.
+# Re-exports alone.
+"""Stands where a script has `horovod.spark.keras`."""
+
+from __future__ import annotations
+
+from .estimator import KerasEstimator, KerasModel
+
+__all__ = ["KerasEstimator", "KerasModel"]

@@ -1,0 +1,159 @@
+# KerasEstimator and KerasModel: a Keras model trained on a DataFrame, and the transformer it becomes.
+# Touches Keras on the driver; training.py runs in the ranks.
+"""Keras 3 on its TensorFlow and torch backends; ranks and executors use the driver's."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from ...keras.framework import require
+from ...launch.calls import pack, unpack
+from ..common.estimator import HorovodEstimator, check_shapes
+from ..common.model import HorovodModel, Predict
+from ..common.params import declare
+from ..common.parquet import Column, DataError
+from ..common.task import Result, Task
+from . import models
+from .training import train
+
+OF_KERAS: dict[str, Any] = {
+    "custom_objects": ({}, "classes and functions of the model that Keras does not know, by name", None),
+    "checkpoint_callback": (None, "one more callback, on rank 0 alone", None),
+    "backend_env": ({"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"}, "variables of the ranks", None),
+}
+
+
+@declare(OF_KERAS)
+class KerasEstimator(HorovodEstimator):
+    """Trains a Keras model; optimizer and loss are those it was compiled with unless given."""
+
+    FRAMEWORK = "keras"
+
+    def _check(self) -> None:
+        keras, model = require(), self.getOrDefault("model")
+        if not isinstance(model, keras.Model):
+            raise ValueError(f"model={model!r}: expected a model of Keras 3; tf_keras models are not supported here")
+        if self._given("optimizer") is None or self._given("loss") is None:
+            raise ValueError("KerasEstimator needs optimizer and loss, or a model that was compiled with them")
+
+    def _given(self, name: str) -> Any:
+        value = self.getOrDefault(name)
+        if value is None and getattr(self.getOrDefault("model"), "compiled", False):
+            value = getattr(self.getOrDefault("model"), name, None)
+        return value
+
+    def _double(self) -> bool:
+        return bool(require().config.floatx() == "float64")
+
+    def _env(self) -> dict[str, str]:
+        return {**(self.getOrDefault("backend_env") or {}), "KERAS_BACKEND": require().backend.backend()}
+
+    def _probe(self, columns: dict[str, Column]) -> list[tuple[int, ...]]:
+        features, labels = self.getOrDefault("feature_cols"), self.getOrDefault("label_cols")
+        check_shapes(self.getOrDefault("label_shapes"), labels, columns, "label_shapes")
+        loader = models.Loader(
+            self._packed(), self.getOrDefault("custom_objects"), features, self.getOrDefault("categorical_cols")
+        )
+        try:
+            found = loader.probe(columns)
+        except Exception as error:  # Keras has as many kinds of errors as it has backends
+            shapes = ", ".join(f"{name!r} of shape {columns[name].shape}" for name in features)
+            raise DataError(f"the model cannot be called with {shapes}: {error}") from error
+        if len(found) != len(labels):
+            raise DataError(f"the model gives {len(found)} outputs for {len(labels)} label columns {labels}")
+        return found
+
+    def _packed(self) -> bytes:
+        return models.packed(self.getOrDefault("model"))
+
+    def _payload(self) -> bytes:
+        optimizer = self._given("optimizer")
+        return pack(
+            {
+                "custom_objects": self.getOrDefault("custom_objects"),
+                "model": self._packed(),
+                "optimizer": optimizer if isinstance(optimizer, str) else require().optimizers.serialize(optimizer),
+                "loss": self._given("loss"),
+                "metrics": self.getOrDefault("metrics"),
+            }
+        )
+
+    def _work(self) -> Callable[[Task], Result | None]:
+        return train
+
+    def get_model_class(self) -> type:
+        """The class of fitted models."""
+        return KerasModel
+
+    def _get_model_kwargs(self, result: Result, run_id: str, metadata: Any) -> dict[str, Any]:
+        return {
+            "model": models.unpacked(result.weights, self.getOrDefault("custom_objects")),
+            "custom_objects": self.getOrDefault("custom_objects"),
+            "history": result.history,
+            "feature_columns": self.getOrDefault("feature_cols"),
+            "label_columns": self.getOrDefault("label_cols"),
+            "categorical_cols": self.getOrDefault("categorical_cols"),
+            "run_id": run_id,
+            "_metadata": metadata,
+            "_floatx": require().config.floatx(),
+        }
+
+    def freeze(self, values: dict[str, Any]) -> dict[str, Any]:
+        """For saving."""
+        return _freeze(values)
+
+    def thaw(self, values: dict[str, Any]) -> dict[str, Any]:
+        """For loading."""
+        return _thaw(values)
+
+
+OF_MODEL: dict[str, Any] = {
+    "custom_objects": ({}, "classes and functions of the model that Keras does not know, by name", None),
+    "categorical_cols": (None, "columns whose whole numbers stay whole numbers", None),
+    "_floatx": ("float32", "what the model calculates with", None),
+}
+
+
+@declare(OF_MODEL)
+class KerasModel(HorovodModel):
+    """A trained Keras model; `getModel()` gives it."""
+
+    def _loader(self) -> Callable[[], Predict]:
+        return models.Loader(
+            models.packed(self.getOrDefault("model")),
+            self.getOrDefault("custom_objects"),
+            self.getOrDefault("feature_columns"),
+            self.getOrDefault("categorical_cols"),
+        )
+
+    def freeze(self, values: dict[str, Any]) -> dict[str, Any]:
+        """For saving."""
+        return _freeze(values)
+
+    def thaw(self, values: dict[str, Any]) -> dict[str, Any]:
+        """For loading."""
+        return _thaw(values)
+
+
+def _freeze(values: dict[str, Any]) -> dict[str, Any]:
+    """What is Keras's in its own format: its pickles need to know the custom objects before they are read."""
+    made = dict(values)
+    if values.get("model") is not None:
+        made["model"] = models.packed(values["model"])
+    optimizer = values.get("optimizer")
+    if optimizer is not None and not isinstance(optimizer, str):
+        made["optimizer"] = pack(require().optimizers.serialize(optimizer))
+    return made
+
+
+def _thaw(values: dict[str, Any]) -> dict[str, Any]:
+    made, custom = dict(values), values.get("custom_objects")
+    if values.get("model") is not None:
+        made["model"] = models.unpacked(values["model"], custom)
+    if isinstance(values.get("optimizer"), bytes):
+        made["optimizer"] = importlib.import_module("keras").optimizers.deserialize(
+            unpack(values["optimizer"]), custom_objects=custom
+        )
+    return made

@@ -1,0 +1,157 @@
+# What a rank of KerasEstimator runs: model.fit on the rank's rows.
+# Touches Keras, farandole.keras and the rank's data.
+"""`train(task)`; rank 0 returns the trained model and the history."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import farandole.keras as hvd
+
+from ...launch.calls import unpack
+from ..common.parquet import Array, Columns
+from ..common.task import Progress, Result, Task
+from . import models
+
+HISTORY = "farandole_history.json"  # inside the checkpoint, beside what Keras has in its files
+
+
+def _arrays(batch: Columns, task: Task) -> tuple[Any, ...]:
+    """A batch as `fit` takes it."""
+    shapes = task.options["label_shapes"] or [None] * len(task.labels)
+    labels: list[Array] = []
+    for name, shape in zip(task.labels, shapes, strict=True):
+        label = batch[name]
+        labels.append(label if shape is None else label.reshape([len(label) if n == -1 else n for n in shape]))
+    made = (
+        models.inputs(batch, task.features, task.options["categorical_cols"]),
+        labels[0] if len(labels) == 1 else labels,
+    )
+    column = task.options["sample_weight_col"]
+    return made if column is None else (*made, batch[column].astype("float32"))
+
+
+def _training_data(task: Task, data: Any, first: int) -> Iterator[Any]:
+    """All epochs from the first on, one after the other."""
+    for epoch in range(first, task.options["epochs"]):
+        for batch in data.train_data(epoch):
+            yield _arrays(batch, task)
+
+
+def _validation_data(task: Task, data: Any) -> Iterator[Any]:
+    while True:
+        for batch in data.val_data():
+            yield _arrays(batch, task)
+
+
+def _with_history(data: bytes, history: dict[str, list[float]]) -> bytes:
+    file = io.BytesIO(data)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr(HISTORY, json.dumps(history))
+    return file.getvalue()
+
+
+def _recorder(task: Task, history: dict[str, list[float]]) -> Any:
+    callbacks: Any = importlib.import_module("keras").callbacks
+
+    class Recorder(callbacks.Callback):  # type: ignore[misc]
+        """Keeps the history and, on rank 0, saves at the end of each epoch."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._progress = Progress(task) if hvd.rank() == 0 else None
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            """For Keras."""
+            for name, value in (logs or {}).items():
+                history.setdefault(name, []).append(float(value))
+            if self._progress is not None:
+                if task.remote.saving_runs:
+                    self._progress.checkpoint(_with_history(models.packed(self.model), history))
+                words = ", ".join(f"{name} {float(value):.4g}" for name, value in (logs or {}).items())
+                self._progress.note(history, f"epoch {epoch + 1} of {task.options['epochs']}: {words}")
+
+    return Recorder()
+
+
+def _compiled(task: Task, held: dict[str, Any]) -> Any:
+    keras: Any = importlib.import_module("keras")
+    custom, options = held["custom_objects"], task.options
+    with keras.saving.custom_object_scope(custom or {}):
+        model = models.unpacked(held["model"], custom)
+        given = held["optimizer"]
+        optimizer = (
+            keras.optimizers.get(given)
+            if isinstance(given, str)
+            else keras.optimizers.deserialize(given, custom_objects=custom)
+        )
+    optimizer = hvd.DistributedOptimizer(
+        optimizer,
+        compression=options["gradient_compression"] or hvd.Compression.none,
+        backward_passes_per_step=options["backward_passes_per_step"],
+    )
+    weighted: dict[str, Any] = {"weighted_metrics": []} if options["sample_weight_col"] else {}
+    model.compile(
+        optimizer=optimizer,
+        loss=held["loss"],
+        loss_weights=options["loss_weights"],
+        metrics=held["metrics"] or None,
+        **weighted,
+    )
+    return model
+
+
+def _resumed(task: Task, held: dict[str, Any]) -> tuple[Any, dict[str, list[float]]]:
+    """The model of the run's checkpoint, with its optimizer's state."""
+    import tempfile
+    from pathlib import Path
+
+    data = task.remote.store.read(task.remote.checkpoint_path)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        history = json.loads(archive.read(HISTORY))
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place, "model.keras")
+        path.write_bytes(data)
+        return hvd.load_model(path, custom_objects=held["custom_objects"]), history
+
+
+def train(task: Task) -> Result | None:
+    """In each rank."""
+    keras: Any = importlib.import_module("keras")
+    hvd.init()
+    keras.utils.set_random_seed(task.seed)
+    held, options = unpack(task.payload), task.options
+    history: dict[str, list[float]] = {}
+    if task.resume:
+        model, history = _resumed(task, held)
+    else:
+        model = _compiled(task, held)
+    done = max(map(len, history.values()), default=0)
+    data = task.module(hvd.rank(), hvd.size())
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+        *(options["callbacks"] or []),
+        _recorder(task, history),
+    ]
+    if options["checkpoint_callback"] is not None and hvd.rank() == 0:
+        callbacks.append(options["checkpoint_callback"])
+    validation: dict[str, Any] = {}
+    if data.val_steps:
+        validation = {"validation_data": _validation_data(task, data), "validation_steps": data.val_steps}
+    if done < options["epochs"]:
+        model.fit(
+            _training_data(task, data, done),
+            steps_per_epoch=data.train_steps,
+            initial_epoch=done,
+            epochs=options["epochs"],
+            callbacks=callbacks,
+            verbose=0,
+            **validation,
+        )
+    return Result(models.packed(model), history) if hvd.rank() == 0 else None

@@ -1,0 +1,71 @@
+# LightningEstimator and LightningModel: a LightningModule, or a plain module with loss and optimizer, on a DataFrame.
+# Touches torch on the driver; training.py runs in the ranks.
+"""Batches come to `training_step` as dicts of tensors by column: `batch["features"]`, `batch["label"]`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...launch.calls import pack, unpack
+from ..common.params import declare
+from ..common.task import Result, Task
+from ..torch.estimator import TorchEstimator, TorchModel
+from . import training
+
+OF_LIGHTNING: dict[str, Any] = {
+    "num_gpus": (None, "accepted: a rank trains on one GPU", None),
+    "logger": (None, "a logger of Lightning, or False", None),
+    "log_every_n_steps": (50, "steps between two of its lines", None),
+    "loader_num_epochs": (None, "accepted: the data comes again in each epoch", None),
+    "terminate_on_nan": (False, "whether a loss that is no number is an error", None),
+    "profiler": (None, "a profiler of Lightning", None),
+    "trainer_args": (None, "more arguments of Lightning's Trainer", None),
+    "debug_data_loader": (False, "accepted", None),
+    "train_async_data_loader_queue_size": (None, "accepted: one window of rows is read ahead", None),
+    "val_async_data_loader_queue_size": (None, "accepted: one window of rows is read ahead", None),
+}
+
+
+@declare(OF_LIGHTNING)
+class LightningEstimator(TorchEstimator):
+    """Trains a LightningModule with Lightning's Trainer."""
+
+    FRAMEWORK = "lightning"
+
+    def _check(self) -> None:
+        if training.tree_of(self.getOrDefault("model")) is None:
+            super()._check()  # a plain module: loss and optimizer are needed
+
+    def _payload(self) -> bytes:
+        names = ("model", "optimizer", "loss", "loss_constructors")
+        return pack({name: self.getOrDefault(name) for name in names})
+
+    def _work(self) -> Callable[[Task], Result | None]:
+        return training.train
+
+    def get_model_class(self) -> type:
+        """The class of fitted models."""
+        return LightningModel
+
+    def _get_model_kwargs(self, result: Result, run_id: str, metadata: Any) -> dict[str, Any]:
+        model = unpack(pack(self.getOrDefault("model")))
+        model.load_state_dict(torch.load(io.BytesIO(result.weights), map_location="cpu", weights_only=True))
+        return {
+            "model": model.eval(),
+            "loss": self.getOrDefault("loss"),
+            "history": result.history,
+            "feature_columns": self.getOrDefault("feature_cols"),
+            "label_columns": self.getOrDefault("label_cols"),
+            "input_shapes": self.getOrDefault("input_shapes"),
+            "categorical_cols": self.getOrDefault("categorical_cols"),
+            "run_id": run_id,
+            "_metadata": metadata,
+        }
+
+
+class LightningModel(TorchModel):
+    """A trained LightningModule; `getModel()` gives it, and `forward` predicts."""

@@ -1,0 +1,9 @@
+# The face of Spark's estimator for PyTorch.
+# Re-exports alone.
+"""Stands where a script has `horovod.spark.torch`."""
+
+from __future__ import annotations
+
+from .estimator import TorchEstimator, TorchModel
+
+__all__ = ["TorchEstimator", "TorchModel"]

@@ -1,0 +1,101 @@
+# Columns as tensors, and what a model says to them: shared by the estimators for PyTorch and Lightning.
+# Touches torch.
+"""Numbers are of the model's own type; categories, and the class indices that some losses take, are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from ...launch.calls import unpack
+from ..common.parquet import Array, Column, Columns, DataError
+
+INDEXED = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss, torch.nn.MultiMarginLoss)
+INDEXED_FUNCTIONS = (functional.cross_entropy, functional.nll_loss, functional.multi_margin_loss)
+
+
+def takes_classes(loss: Any) -> bool:
+    """Whether a loss compares with indices of classes."""
+    return isinstance(loss, INDEXED) or loss in INDEXED_FUNCTIONS
+
+
+def number_type(model: torch.nn.Module) -> torch.dtype:
+    """What a model calculates with."""
+    return next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.get_default_dtype())
+
+
+def tensor(values: Array, dtype: torch.dtype, device: Any, shape: Any = None, whole: bool = False) -> torch.Tensor:
+    """A column's batch."""
+    made = torch.from_numpy(values).to(device)
+    made = made.long() if whole else made.to(dtype)
+    if shape is None:
+        return made
+    return made.reshape([len(values) if number == -1 else number for number in shape])
+
+
+def as_list(value: Any) -> list[Any]:
+    """What a model returns, or a parameter that may be one thing or several, as a list."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def matched(outputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Labels in the shapes of the outputs where they hold as much: (n,) against (n, 1) would be broadcast."""
+    return [
+        label.reshape(output.shape) if output.numel() == label.numel() else label
+        for output, label in zip(outputs, labels, strict=True)
+    ]
+
+
+class Inputs:
+    """Calls a model with the feature columns of a batch."""
+
+    def __init__(self, features: list[str], shapes: Any, categorical: Any) -> None:
+        self.features = features
+        self.shapes = shapes or [None] * len(features)
+        self.categorical = set(categorical or ())
+
+    def tensors(self, batch: Columns, dtype: torch.dtype, device: Any) -> list[torch.Tensor]:
+        """Of the features."""
+        return [
+            tensor(batch[name], dtype, device, shape, name in self.categorical)
+            for name, shape in zip(self.features, self.shapes, strict=True)
+        ]
+
+
+class Loader:
+    """Makes a function that predicts, in an executor."""
+
+    def __init__(self, model: bytes, inputs: Inputs, use_gpu: bool) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._use_gpu = use_gpu
+
+    def __call__(self) -> Any:
+        """The function from columns to outputs."""
+        model = unpack(self._model)
+        device = torch.device("cuda" if self._use_gpu and torch.cuda.is_available() else "cpu")
+        model.to(device).eval()
+
+        def predict(batch: Columns) -> list[Array]:
+            with torch.no_grad():
+                outputs = as_list(model(*self._inputs.tensors(batch, number_type(model), device)))
+            return [np.asarray(output.detach().cpu().to(torch.float64)) for output in outputs]
+
+        return predict
+
+
+def probe(model: bytes, inputs: Inputs, columns: dict[str, Column], labels: list[str]) -> list[tuple[int, ...]]:
+    """The shapes of a row's outputs; DataError when the model cannot be called with such columns."""
+    batch = {name: np.zeros((2, *columns[name].shape), columns[name].dtype) for name in inputs.features}
+    try:
+        found = Loader(model, inputs, False)()(batch)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        shapes = ", ".join(f"{name!r} of shape {columns[name].shape}" for name in inputs.features)
+        raise DataError(f"the model cannot be called with {shapes}: {error}") from error
+    if len(found) != len(labels):
+        raise DataError(f"the model gives {len(found)} outputs for {len(labels)} label columns {labels}")
+    return [output.shape[1:] for output in found]

@@ -1,0 +1,119 @@
+# TorchEstimator and TorchModel: a torch.nn.Module trained on a DataFrame, and the transformer it becomes.
+# Touches torch on the driver; training.py runs in the ranks.
+"""`TorchEstimator(model=..., optimizer=..., loss=..., feature_cols=..., label_cols=..., store=...).fit(df)`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...launch.calls import pack, unpack
+from ..common.estimator import HorovodEstimator, check_shapes
+from ..common.model import HorovodModel, Predict
+from ..common.params import declare
+from ..common.parquet import Column
+from ..common.task import Result, Task
+from . import batches
+from .training import train
+
+OF_TORCH: dict[str, Any] = {
+    "loss_constructors": (None, "functions that make the losses, instead of loss", None),
+    "input_shapes": (None, "shape of each feature column's batch, e.g. [-1, 1, 28, 28]", None),
+    "train_minibatch_fn": (
+        None,
+        "instead of a step: (model, optimizer, transform_outputs, loss_fn, inputs, labels, sample_weights) "
+        "-> (outputs, loss)",
+        None,
+    ),
+}
+
+
+@declare(OF_TORCH)
+class TorchEstimator(HorovodEstimator):
+    """Trains a torch.nn.Module."""
+
+    FRAMEWORK = "torch"
+
+    def _check(self) -> None:
+        loss, makers = self.getOrDefault("loss"), self.getOrDefault("loss_constructors")
+        if not isinstance(self.getOrDefault("model"), torch.nn.Module):
+            raise ValueError(f"model={self.getOrDefault('model')!r}: expected a torch.nn.Module")
+        if not isinstance(self.getOrDefault("optimizer"), torch.optim.Optimizer):
+            raise ValueError("TorchEstimator needs an optimizer of torch, made for the model's parameters")
+        if (loss is None) == (makers is None):
+            raise ValueError("TorchEstimator needs loss or loss_constructors, and not both")
+        for name, count in (("loss", loss), ("loss_constructors", makers), ("loss_weights", None)):
+            given = self.getOrDefault(name) if name == "loss_weights" else count
+            if given is not None and len(batches.as_list(given)) != len(self.getOrDefault("label_cols")):
+                labels = len(self.getOrDefault("label_cols"))
+                raise ValueError(f"{name} has {len(batches.as_list(given))} entries for {labels} label columns")
+
+    def _double(self) -> bool:
+        return bool(batches.number_type(self.getOrDefault("model")) == torch.float64)
+
+    def _inputs(self) -> batches.Inputs:
+        return batches.Inputs(
+            self.getOrDefault("feature_cols"),
+            self.getOrDefault("input_shapes"),
+            self.getOrDefault("categorical_cols"),
+        )
+
+    def _probe(self, columns: dict[str, Column]) -> list[tuple[int, ...]]:
+        features, labels = self.getOrDefault("feature_cols"), self.getOrDefault("label_cols")
+        check_shapes(self.getOrDefault("input_shapes"), features, columns, "input_shapes")
+        check_shapes(self.getOrDefault("label_shapes"), labels, columns, "label_shapes")
+        return batches.probe(pack(self.getOrDefault("model")), self._inputs(), columns, labels)
+
+    def _payload(self) -> bytes:
+        names = ("model", "optimizer", "loss", "loss_constructors", "metrics")
+        # One pickle, so that the optimizer still holds the parameters of the model.
+        return pack({name: self.getOrDefault(name) for name in names})
+
+    def _work(self) -> Callable[[Task], Result | None]:
+        return train
+
+    def get_model_class(self) -> type:
+        """The class of fitted models."""
+        return TorchModel
+
+    def _get_model_kwargs(self, result: Result, run_id: str, metadata: Any) -> dict[str, Any]:
+        model, optimizer = unpack(pack((self.getOrDefault("model"), self.getOrDefault("optimizer"))))
+        state = torch.load(io.BytesIO(result.weights), map_location="cpu", weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        return {
+            "model": model.eval(),
+            "optimizer": optimizer,
+            "loss": self.getOrDefault("loss"),
+            "history": result.history,
+            "feature_columns": self.getOrDefault("feature_cols"),
+            "label_columns": self.getOrDefault("label_cols"),
+            "input_shapes": self.getOrDefault("input_shapes"),
+            "categorical_cols": self.getOrDefault("categorical_cols"),
+            "run_id": run_id,
+            "_metadata": metadata,
+        }
+
+
+OF_MODEL: dict[str, Any] = {
+    "optimizer": (None, "the optimizer, with its state", None),
+    "loss": (None, "the loss it was trained with", None),
+    "input_shapes": (None, "shape of each feature column's batch", None),
+    "categorical_cols": (None, "columns whose whole numbers stay whole numbers", None),
+}
+
+
+@declare(OF_MODEL)
+class TorchModel(HorovodModel):
+    """A trained torch.nn.Module; `getModel()` gives it."""
+
+    def _loader(self) -> Callable[[], Predict]:
+        inputs = batches.Inputs(
+            self.getOrDefault("feature_columns"),
+            self.getOrDefault("input_shapes"),
+            self.getOrDefault("categorical_cols"),
+        )
+        return batches.Loader(pack(self.getOrDefault("model")), inputs, self.getOrDefault("use_gpu"))

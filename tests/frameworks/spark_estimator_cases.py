@@ -1,0 +1,347 @@
+# What the tests of Spark's estimators do in a driver: each case gives plain data that the test judges.
+# Touches Spark, the stores it is given, and the ranks that Spark runs.
+"""Models and functions of users are nested, so that they travel whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+RANKS = 2
+spark: Any = None
+
+
+def run_case(session: Any, case: str, **arguments: Any) -> Any:
+    """Runs one of the cases below."""
+    global spark
+    spark = session
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    return globals()[case](**arguments)
+
+
+def rows(count: int = 40, weight: bool = False) -> Any:
+    """x0 .. x3 as columns of their own, y a sum of them, and a column that says which rows validate."""
+    draw = np.random.default_rng(7).uniform(-1, 1, (count, 4)).round(3)
+    made = [(*map(float, x), float(x @ [1, -2, 3, 0.5]), place % 5 == 0) for place, x in enumerate(draw)]
+    names = "x0 double, x1 double, x2 double, x3 double, y double, held boolean"
+    return spark.createDataFrame(made, names)
+
+
+def linear(seed: int = 1) -> Any:
+    import torch
+
+    torch.manual_seed(seed)
+    return torch.nn.Linear(4, 1)
+
+
+def assembler() -> Any:
+    from pyspark.ml.feature import VectorAssembler
+
+    return VectorAssembler(inputCols=["x0", "x1", "x2", "x3"], outputCol="features")
+
+
+def common(place: str, **more: Any) -> dict[str, Any]:
+    from farandole.spark.common.store import Store
+
+    return {
+        "num_proc": RANKS,
+        "store": Store.create(place),
+        "feature_cols": ["features"],
+        "label_cols": ["y"],
+        "batch_size": 6,
+        "epochs": 2,
+        "random_seed": 11,
+        "partitions_per_process": 2,
+        "verbose": 0,
+        **more,
+    }
+
+
+def torch_estimator(place: str, **more: Any) -> Any:
+    import torch
+
+    from farandole.spark.torch import TorchEstimator
+
+    model = more.pop("model", None) or linear()
+    made = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), "loss": torch.nn.MSELoss(), **more}
+    return TorchEstimator(model=model, **common(place, **made))
+
+
+def readers(place: str, columns: list[str]) -> list[Any]:
+    """The rows as the ranks of the last fit had them."""
+    from farandole.spark.common.parquet import inspect
+    from farandole.spark.common.reader import Reader
+    from farandole.spark.common.store import Store
+
+    store = Store.create(place)
+    (path,) = [one for one in store.fs.ls(place, detail=False) if "train_data" in one]
+    data = inspect(store, path, columns)
+    return [Reader(store, data, 6, rank, RANKS, 11) for rank in range(RANKS)]
+
+
+def trained_without_spark(place: str, epochs: int, model: Any, optimizer: Any) -> list[float]:
+    """Plain torch in this process, on the same rows in the same order: a step's gradient is the mean of the ranks'."""
+    import torch
+
+    parts = readers(place, ["features", "y"])
+    for epoch in range(epochs):
+        for batches in zip(*(part.epoch(epoch) for part in parts), strict=True):
+            optimizer.zero_grad()
+            for batch in batches:
+                target = torch.from_numpy(batch["y"]).float().reshape(-1, 1)
+                loss = torch.nn.functional.mse_loss(model(torch.from_numpy(batch["features"]).float()), target)
+                (loss / len(parts)).backward()
+            optimizer.step()
+    return flat(model)
+
+
+def flat(model: Any) -> list[float]:
+    return [float(x) for one in model.parameters() for x in one.detach().flatten()]
+
+
+def predictions(frame: Any, name: str = "y__output") -> list[float]:
+    found = [row[name] for row in frame.orderBy("y").collect()]
+    return [float(one) if isinstance(one, float) else float(one[0]) for one in found]
+
+
+def torch_in_a_pipeline(place: str, saved: str) -> Any:
+    import torch
+    from pyspark.ml import Pipeline, PipelineModel
+    from pyspark.ml.evaluation import RegressionEvaluator
+    from pyspark.ml.feature import SQLTransformer
+
+    after = SQLTransformer(statement="SELECT *, y__output - y AS error FROM __THIS__")
+    seen = torch.nn.functional.l1_loss
+    estimator = torch_estimator(place, validation="held", metrics=[seen], epochs=3)
+    fitted = Pipeline(stages=[assembler(), estimator, after]).fit(rows())
+    model = fitted.stages[1]
+    plain = linear()
+    expected = trained_without_spark(place, 3, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
+    fitted.save(f"{saved}/fitted")
+    again = PipelineModel.load(f"{saved}/fitted")
+    made = fitted.transform(rows())
+    return {
+        "weights": flat(model.getModel()),
+        "expected": expected,
+        "history": model.getHistory(),
+        "columns": made.columns,
+        "predicted": predictions(made),
+        "again": predictions(again.transform(rows())),
+        "by_hand": sorted_by_y(plain),
+        "rmse": RegressionEvaluator(labelCol="y", predictionCol="y__output").evaluate(made),
+    }
+
+
+def sorted_by_y(model: Any) -> list[float]:
+    import torch
+
+    values = np.array([list(row)[:5] for row in rows().orderBy("y").collect()], dtype=np.float32)
+    with torch.no_grad():
+        return [float(one) for one in model(torch.from_numpy(values[:, :4])).flatten()]
+
+
+def lightning_in_a_pipeline(place: str, saved: str) -> Any:
+    import torch
+    from lightning import pytorch as lightning
+    from pyspark.ml import Pipeline, PipelineModel
+
+    from farandole.spark.lightning import LightningEstimator
+
+    class Line(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = linear()
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = torch.nn.functional.mse_loss(self(batch["features"]), batch["y"].reshape(-1, 1))
+            self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
+            return loss
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            loss = torch.nn.functional.mse_loss(self(batch["features"]), batch["y"].reshape(-1, 1))
+            self.log("val_loss", loss, sync_dist=True)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    estimator = LightningEstimator(model=Line(), **common(place, validation="held"))
+    fitted = Pipeline(stages=[assembler(), estimator]).fit(rows())
+    model = fitted.stages[1]
+    plain = linear()
+    expected = trained_without_spark(place, 2, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
+    fitted.save(f"{saved}/fitted")
+    again = PipelineModel.load(f"{saved}/fitted")
+    return {
+        "weights": flat(model.getModel()),
+        "expected": expected,
+        "history": model.getHistory(),
+        "again": predictions(again.transform(rows())),
+        "by_hand": sorted_by_y(plain),
+    }
+
+
+def keras_in_a_pipeline(place: str, saved: str) -> Any:
+    import keras
+    import torch
+    from pyspark.ml import Pipeline, PipelineModel
+
+    from farandole.spark.keras import KerasEstimator
+
+    plain = linear()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.set_weights([plain.weight.detach().numpy().T, plain.bias.detach().numpy()])
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    terms = common(place, validation="held", loss="mse", optimizer=optimizer, metrics=["mae"])
+    fitted = Pipeline(stages=[assembler(), KerasEstimator(model=model, **terms)]).fit(rows())
+    made = fitted.stages[1]
+    expected = trained_without_spark(place, 2, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
+    fitted.save(f"{saved}/fitted")
+    again = PipelineModel.load(f"{saved}/fitted")
+    return {
+        "weights": [float(x) for one in made.getModel().get_weights() for x in one.flatten()],
+        "expected": expected,
+        "history": made.getHistory(),
+        "again": predictions(again.transform(rows())),
+        "by_hand": sorted_by_y(plain),
+        "backend": keras.backend.backend(),
+    }
+
+
+def resumed_and_on_parquet(place: str, saved: str) -> Any:
+    """Vectors as Spark itself writes them, dense and sparse; an estimator that was saved; a run that goes on."""
+    import torch
+    from pyspark.ml.linalg import Vectors
+
+    from farandole.spark.torch import TorchEstimator
+
+    plain = linear()
+    data = [
+        (Vectors.sparse(4, [1], [n / 20]) if n % 2 else Vectors.dense([n / 20, 1.0, 0.0, 0.5]), n / 10) for n in range(20)
+    ]
+    frame = spark.createDataFrame(data, ["features", "y"])
+    told: list[int] = []
+    estimator = torch_estimator(place, run_id="walk", epochs=1, callbacks=[lambda epoch, found: told.append(epoch)])
+    frame.coalesce(1).write.parquet(estimator.getStore().get_train_data_path())
+    estimator.save(f"{saved}/estimator")
+    loaded = TorchEstimator.load(f"{saved}/estimator")
+    first = loaded.fit_on_parquet()
+    second = loaded.fit_on_parquet({loaded.epochs: 3})
+    expected = trained_without_spark(place, 3, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
+    store = estimator.getStore()
+    return {
+        "same": [loaded.uid == estimator.uid, loaded.getEpochs(), loaded.getFeatureCols(), loaded.getNumProc()],
+        "first": len(first.getHistory()),
+        "second": [one["epoch"] for one in second.getHistory()],
+        "weights": flat(second.getModel()),
+        "expected": expected,
+        "files": [
+            store.exists(store.get_checkpoint_path("walk")),
+            store.exists(f"{store.get_logs_path('walk')}/history.json"),
+        ],
+        "checkpoints": len(store.get_checkpoints("walk")),
+    }
+
+
+def several_outputs(place: str) -> Any:
+    """Two labels, weights of losses and samples, arrays with nulls, a transformation, classes, a step of the user's."""
+    import torch
+
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(3)
+            self.one, self.two = torch.nn.Linear(3, 1), torch.nn.Linear(3, 2)
+
+        def forward(self, x: Any, k: Any) -> Any:
+            assert k.dtype == torch.int64 and not torch.isnan(x).any()
+            return self.one(x), self.two(x)
+
+    def filled(frame: Any) -> Any:
+        frame["x"] = [np.nan_to_num(one) for one in frame["x"]]
+        return frame
+
+    data = [([n / 10, 1.0, 2.0] if n % 4 else None, n, n / 5, float(n % 2), 1.0) for n in range(24)]
+    frame = spark.createDataFrame(data, "x array<double>, k int, y double, kind double, weight double")
+    model = Two()
+    estimator = torch_estimator(
+        place,
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        feature_cols=["x", "k"],
+        categorical_cols=["k"],
+        label_cols=["y", "kind"],
+        loss=[torch.nn.MSELoss(), torch.nn.CrossEntropyLoss()],
+        loss_weights=[0.25, 0.75],
+        sample_weight_col="weight",
+        transformation_fn=filled,
+        validation=0.3,
+        epochs=3,
+    )
+    fitted = estimator.fit(frame).setOutputCols(["a", "b"])
+    made = fitted.transform(frame.where("x is not null")).select("a", "b").collect()
+    history = fitted.getHistory()
+    return {
+        "losses": [one["train"]["loss"] for one in history],
+        "validated": [one["validation"]["loss"] for one in history],
+        "kinds": sorted({f"{type(row['a']).__name__} {type(row['b']).__name__} {len(row['b'])}" for row in made}),
+        "rows": len(made),
+    }
+
+
+def bad(place: str) -> Any:
+    """What each kind of bad input says; none of them may leave a Spark job behind."""
+    import torch
+
+    from farandole.spark.common.store import Store
+
+    good = assembler().transform(rows())
+    wide = torch.nn.Linear(7, 1)
+    made = {
+        "columns": lambda: torch_estimator(place, feature_cols=["featrues"]).fit(good),
+        "shape": lambda: torch_estimator(place, model=wide, optimizer=torch.optim.SGD(wide.parameters(), lr=0.1)).fit(
+            good
+        ),
+        "input_shapes": lambda: torch_estimator(place, input_shapes=[[-1, 5]]).fit(good),
+        "ragged": lambda: torch_estimator(place, feature_cols=["x"]).fit(
+            spark.createDataFrame([([1.0] * (3 + n % 2), 1.0) for n in range(8)], "x array<double>, y double")
+        ),
+        "text": lambda: torch_estimator(place, feature_cols=["x"]).fit(
+            spark.createDataFrame([("a", 1.0)], "x string, y double")
+        ),
+        "empty": lambda: torch_estimator(place).fit(good.where("y > 1000")),
+        "few": lambda: torch_estimator(place).fit(good.limit(1)),
+        "null label": lambda: torch_estimator(place, feature_cols=["x"]).fit(
+            spark.createDataFrame([(1.0, None if n == 3 else 1.0) for n in range(8)], "x double, y double")
+        ),
+        "store": lambda: torch_estimator("/proc/nowhere").fit(good),
+        "private store": lambda: torch_estimator("memory://x").fit(good),
+        "no store": lambda: torch_estimator(place).setStore(7).fit(good),
+        "no parquet": lambda: torch_estimator(place, store=Store.create(place + "/other")).fit_on_parquet(),
+        "slots": lambda: torch_estimator(place, num_proc=30).fit(good),
+        "parameter": lambda: torch_estimator(place, epoch=3),
+        "raises": lambda: torch_estimator(place, loss=lambda output, label: output.nonsense()).fit(good),
+    }
+    found = {}
+    for name, call in made.items():
+        try:
+            call()
+            found[name] = "nothing was said"
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    found["left"] = str(list(spark.sparkContext.statusTracker().getActiveJobsIds()))
+    return found
+
+
+def no_session(place: str) -> str:
+    """The last case: ends the session."""
+    estimator = torch_estimator(place)
+    spark.stop()
+    try:
+        estimator.fit_on_parquet()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing was said"

@@ -1,0 +1,120 @@
+# Spark's estimators on a real local application: each in a Pipeline, against training without Spark.
+# Touches spark_cluster.py, whose process runs the cases of spark_estimator_cases.py.
+"""Fitting, saving, resuming, and what is said about bad input."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray_cluster import ROOT
+from spark_cluster import Application, missing
+
+if why := missing():
+    pytest.skip(why, allow_module_level=True)
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[Application]:
+    before = os.environ.get("KERAS_BACKEND")
+    os.environ["KERAS_BACKEND"] = "torch"  # it starts in a fraction of TensorFlow's time
+    try:
+        made = Application("local[2]")
+    finally:
+        os.environ.pop("KERAS_BACKEND")
+        if before is not None:
+            os.environ["KERAS_BACKEND"] = before
+    yield made
+    made.close()
+
+
+def ask(local: Application, case: str, **arguments: Any) -> Any:
+    return local.ask("spark_estimator_cases.run_case", case=case, **arguments)
+
+
+def near(found: list[float], expected: list[float]) -> bool:
+    return found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_torch_in_a_pipeline(local: Application, tmp_path: Path) -> None:
+    found = ask(local, "torch_in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path))
+    assert near(found["weights"], found["expected"])
+    assert found["columns"] == ["x0", "x1", "x2", "x3", "y", "held", "features", "y__output", "error"]
+    assert near(found["predicted"], found["by_hand"]) and found["again"] == found["predicted"]
+    losses = [[one["train"]["loss"], one["validation"]["loss"]] for one in found["history"]]
+    assert len(losses) == 3 and losses[2][0] < losses[0][0] and losses[1][1] < losses[0][1]
+    assert all(0 < one["train"]["all_metrics"][0][0] < 10 for one in found["history"]) and found["rmse"] < 4
+
+
+def test_lightning_in_a_pipeline(local: Application, tmp_path: Path) -> None:
+    found = ask(local, "lightning_in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path))
+    assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
+    assert [one["epoch"] for one in found["history"]] == [0, 1]
+    assert found["history"][1]["val_loss"] < found["history"][0]["val_loss"]
+
+
+def test_keras_in_a_pipeline(local: Application, tmp_path: Path) -> None:
+    found = ask(local, "keras_in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path))
+    assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
+    assert found["backend"] == "torch" and sorted(found["history"]) == ["loss", "mae", "val_loss", "val_mae"]
+    assert found["history"]["val_loss"][1] < found["history"]["val_loss"][0]
+
+
+def test_saved_estimators_parquet_and_runs_that_go_on(local: Application, tmp_path: Path) -> None:
+    found = ask(local, "resumed_and_on_parquet", place=str(tmp_path / "store"), saved=str(tmp_path))
+    assert found["same"] == [True, 1, ["features"], 2]
+    assert found["first"] == 1 and found["second"] == [0, 1, 2]
+    assert near(found["weights"], found["expected"])
+    assert found["files"] == [True, True] and found["checkpoints"] == 1
+
+
+def test_several_outputs_weights_nulls_and_a_transformation(local: Application, tmp_path: Path) -> None:
+    found = ask(local, "several_outputs", place=str(tmp_path / "store"))
+    assert found["losses"][2] < found["losses"][0] and len(found["validated"]) == 3
+    assert found["kinds"] == ["float DenseVector 2"] and found["rows"] == 18
+
+
+SAID = {
+    "columns": r"DataError: the DataFrame has no column 'featrues'; its columns are 'x0'",
+    "shape": r"DataError: the model cannot be called with 'features' of shape \(4,\): ",
+    "input_shapes": r"DataError: input_shapes: column 'features' has values of shape \(4,\), which do not fit \[-1",
+    "ragged": r"DataError: column 'x': ",
+    "text": r"DataError: column 'x' is of type string: estimators train on numbers",
+    "empty": r"DataError: there are no rows for training",
+    "few": r"DataError: 1 rows for training are too few for 2 ranks: each needs at least one. Set num_proc",
+    "null label": r"DataError: column 'y' has nulls",
+    "store": r"StoreError: the store /proc/nowhere cannot be written to: ",
+    "private store": r"StoreError: the store memory://x exists in this process alone",
+    "no store": r"ValueError: TorchEstimator needs a store",
+    "no parquet": r"DataError: there is no Parquet data in ",
+    "slots": r".*30",
+    "parameter": r"TypeError: TorchEstimator has no parameter 'epoch'; did you mean epochs\?",
+    "raises": r"AttributeError: 'Tensor' object has no attribute 'nonsense'",
+}
+
+
+def test_bad_input(local: Application, tmp_path: Path) -> None:
+    found = ask(local, "bad", place=str(tmp_path / "store"))
+    assert found.pop("left") == "[]"
+    wrong = {name: text for name, text in found.items() if not re.match(SAID[name], text)}
+    assert not wrong and found.keys() == SAID.keys()
+
+
+def test_the_example(tmp_path: Path, local: Application) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "spark_digits.py"), "--store", str(tmp_path / "store")]
+    done = subprocess.run(command, env=local.environment, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (accuracy,) = re.findall(r"accuracy ([\d.]+)% with 2 ranks", done.stdout)
+    assert float(accuracy) > 80
+
+
+def test_without_a_session(local: Application, tmp_path: Path) -> None:
+    assert "there is no Spark session: make one first" in ask(local, "no_session", place=str(tmp_path))

@@ -1,0 +1,182 @@
+"""The reader of Spark's estimators: seeded order, every row exactly once per epoch, nulls, vectors, arrays, windows.
+Writes small Parquet files into a temporary folder; starts no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyspark")
+pa = pytest.importorskip("pyarrow")
+import pyarrow.parquet as pq  # noqa: E402
+
+from farandole.spark.common.parquet import Column, DataError, Dataset, decode, inspect  # noqa: E402
+from farandole.spark.common.reader import Reader, on_frames  # noqa: E402
+from farandole.spark.common.store import Store  # noqa: E402
+
+
+@pytest.fixture(autouse=True, scope="module")
+def threads_of_arrow() -> Iterator[None]:
+    """pyarrow starts its threads at the first use, and they stay: before a test is watched."""
+    pa.compute.sum(pa.array([1, 2]))
+    yield
+
+
+def write(place: Path, files: int = 3, rows: int = 37, group: int = 10) -> tuple[Any, str]:
+    store = Store.create(str(place))
+    path = Path(store.get_train_data_path())
+    path.mkdir()
+    for file in range(files):
+        numbers = np.arange(rows) + 1000 * file
+        table = pa.table({"id": numbers, "v": [[float(n), float(-n)] for n in numbers]})
+        pq.write_table(table, path / f"part-{file}.parquet", row_group_size=group)
+    return store, str(path)
+
+
+def ids(reader: Reader, epoch: int = 0) -> list[int]:
+    return [int(one) for batch in reader.epoch(epoch) for one in batch["id"]]
+
+
+def everything(files: int = 3, rows: int = 37) -> list[int]:
+    return [file * 1000 + row for file in range(files) for row in range(rows)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("batch", [1, 8, 200])
+@pytest.mark.parametrize("window", [1, 400, 1 << 20])
+def test_every_row_once_in_an_epoch(tmp_path: Path, size: int, batch: int, window: int) -> None:
+    store, path = write(tmp_path)
+    data = inspect(store, path, ["id", "v"])
+    for epoch in (0, 1):
+        readers = [Reader(store, data, batch, rank, size, 5, window_bytes=window) for rank in range(size)]
+        parts = [list(reader.epoch(epoch)) for reader in readers]
+        assert {len(part) for part in parts} == {len(readers[0])}  # the same number of steps on all ranks
+        assert all(1 <= len(one["id"]) <= batch + 1 for part in parts for one in part)
+        found = [int(n) for part in parts for one in part for n in one["id"]]
+        assert sorted(found) == everything() and found != everything()
+        for part in parts:
+            for one in part:  # rows stay rows
+                assert np.array_equal(one["v"], np.stack([one["id"], -one["id"]], axis=1))
+
+
+def test_the_order_is_that_of_the_seed(tmp_path: Path) -> None:
+    store, path = write(tmp_path)
+    data = inspect(store, path, ["id"])
+    first = ids(Reader(store, data, 8, seed=1))
+    assert first == ids(Reader(store, data, 8, seed=1)) != ids(Reader(store, data, 8, seed=2))
+    assert first != ids(Reader(store, data, 8, seed=1), 1)
+    # Whoever reads it, the order is one: ranks take neighbouring parts.
+    assert first == ids(Reader(store, data, 8, 0, 2, 1)) + ids(Reader(store, data, 8, 1, 2, 1))
+    assert ids(Reader(store, data, 8, shuffle=False)) == everything()
+
+
+def test_steps_of_the_user_go_on_where_the_last_epoch_ended(tmp_path: Path) -> None:
+    store, path = write(tmp_path)
+    data = inspect(store, path, ["id"])
+    whole = [one for turn in range(3) for one in ids(Reader(store, data, 8, seed=1), turn)]
+    reader = Reader(store, data, 8, seed=1, steps=5)
+    found = [one for epoch in range(7) for one in ids(reader, epoch)]
+    assert found == whole[: 7 * 5 * 8] and len(reader) == 5
+
+
+def test_rows_that_are_kept_are_read_once(tmp_path: Path) -> None:
+    store, path = write(tmp_path)
+    reader = Reader(store, inspect(store, path, ["id"]), 8, seed=1, keep=True)
+    first = ids(reader)
+    for file in Path(path).iterdir():
+        file.unlink()
+    assert ids(reader) == first and sorted(ids(reader, 1)) == sorted(first)
+
+
+def test_an_epoch_that_is_left_early_leaves_no_thread(tmp_path: Path) -> None:
+    store, path = write(tmp_path)
+    batches = Reader(store, inspect(store, path, ["id"]), 8, window_bytes=1).epoch(0)
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+
+
+def test_nulls_vectors_and_arrays(tmp_path: Path) -> None:
+    vector = pa.struct([("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())),
+                        ("values", pa.list_(pa.float64()))])  # fmt: skip
+    dense = {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0, 3.0]}
+    sparse = {"type": 0, "size": 3, "indices": [1], "values": [7.0]}
+    table = pa.table(
+        {
+            "whole": pa.array([1, None, 3], pa.int32()),
+            "real": pa.array([1.5, None, 2.5], pa.float32()),
+            "yes": pa.array([True, None, False]),
+            "list": pa.array([None, [1, 2], [3, 4]], pa.list_(pa.int64())),
+            "matrix": pa.array([[[1.0, 2.0]], [[3.0, 4.0]], [[5.0, None]]]),
+            "fixed": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int16(), 2)),
+            "vector": pa.array([dense, sparse, None], vector),
+            "price": pa.array([None, 1, 2], pa.decimal128(10, 2)),
+        }
+    )
+    store = Store.create(f"file://{tmp_path}")
+    pq.write_table(table, tmp_path / "one.parquet")
+    data = inspect(store, str(tmp_path), table.schema.names)
+    (found,) = Reader(store, data, 3, shuffle=False).epoch(0)
+    nan = np.nan
+    expected = {
+        "whole": [1, nan, 3],
+        "real": [1.5, nan, 2.5],
+        "yes": [1, nan, 0],
+        "list": [[nan, nan], [1, 2], [3, 4]],
+        "matrix": [[[1, 2]], [[3, 4]], [[5, nan]]],
+        "fixed": [[1, 2], [3, 4], [5, 6]],
+        "vector": [[1, 2, 3], [0, 7, 0], [nan] * 3],
+        "price": [nan, 1, 2],
+    }
+    for name, values in expected.items():
+        assert np.array_equal(found[name], np.array(values), equal_nan=found[name].dtype.kind == "f"), name
+    assert found["real"].dtype == np.float32 and found["fixed"].dtype == np.int16
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        (["a", "b"], "column 'x' is of type string"),
+        ([None, None], "column 'x'"),
+        ([[1.0], [1.0, 2.0]], "column 'x'"),
+        ([[1.0, 2.0], [1.0, 2.0, 3.0], [1.0]], "expected arrays of shape"),
+    ],
+)
+def test_data_that_cannot_be_trained_on(tmp_path: Path, column: Any, said: str) -> None:
+    store = Store.create(str(tmp_path))
+    pq.write_table(pa.table({"x": column}), tmp_path / "one.parquet")
+    with pytest.raises(DataError, match=said):
+        list(Reader(store, inspect(store, str(tmp_path), ["x"]), 2).epoch(0))
+
+
+def test_missing_columns_and_too_few_rows(tmp_path: Path) -> None:
+    store, path = write(tmp_path, 1, 3)
+    with pytest.raises(DataError, match="no column 'y'; its columns are 'id', 'v'"):
+        inspect(store, path, ["y"])
+    with pytest.raises(DataError, match="there is no Parquet data"):
+        inspect(store, str(tmp_path / "nowhere"), ["y"])
+    with pytest.raises(DataError, match="3 rows are too few for 4 ranks"):
+        Reader(store, inspect(store, path, ["id"]), 2, 0, 4)
+
+
+def test_columns_of_no_rows() -> None:
+    assert decode(pa.chunked_array([], pa.list_(pa.float32())), Column("x", "float32", (2,))).shape == (0, 2)
+    assert Dataset((), (), 0).rows == 0
+
+
+def test_a_transformation_of_frames() -> None:
+    def change(frame: Any) -> Any:
+        frame["twice"] = frame["a"] * 2
+        frame["v"] = [one + 1 for one in frame["v"]]
+        return frame
+
+    made = on_frames(change, [("twice", np.float32, (1,), False)], ["b"])(
+        {"a": np.arange(3, dtype=np.int16), "b": np.zeros(3), "v": np.zeros((3, 2), np.float32)}
+    )
+    assert sorted(made) == ["a", "twice", "v"] and made["a"].dtype == np.int16
+    assert made["twice"].tolist() == [[0], [2], [4]] and made["v"].tolist() == [[1, 1]] * 3
+    with pytest.raises(DataError, match="made 1 rows of 3"):
+        on_frames(lambda frame: frame[:1])({"a": np.arange(3)})

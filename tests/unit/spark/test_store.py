@@ -1,0 +1,96 @@
+"""Stores: on paths, file:// and memory://; HDFS and DBFS say what they need.
+Writes into temporary folders and into fsspec's memory."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+fsspec = pytest.importorskip("fsspec")
+from farandole.spark.common.store import (  # noqa: E402
+    AbstractFilesystemStore,
+    DBFSLocalStore,
+    FilesystemStore,
+    HDFSStore,
+    LocalStore,
+    Store,
+    StoreError,
+)
+
+
+@pytest.fixture(params=["path", "file", "memory"])
+def prefix(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return {"path": f"{tmp_path}/s", "file": f"file://{tmp_path}/s", "memory": f"memory://{tmp_path}/s"}[request.param]
+
+
+def make(prefix: str) -> AbstractFilesystemStore:
+    made = Store.create(prefix)
+    assert type(made) is FilesystemStore
+    return made
+
+
+def test_where_things_lie(prefix: str) -> None:
+    store = make(prefix + "/")
+    assert store.get_train_data_path() == f"{prefix}/intermediate_train_data"
+    assert store.get_val_data_path(3) == f"{prefix}/intermediate_val_data.3"
+    assert store.get_test_data_path("a") == f"{prefix}/intermediate_test_data.a"
+    assert store.get_runs_path() == f"{prefix}/runs" and store.get_run_path("r") == f"{prefix}/runs/r"
+    assert store.get_checkpoint_path("r") == f"{prefix}/runs/r/{store.get_checkpoint_filename()}"
+    assert store.get_logs_path("r") == f"{prefix}/runs/r/{store.get_logs_subdir()}" and store.saving_runs()
+    remote = pickle.loads(pickle.dumps(store.to_remote("r", 3)))
+    assert remote.train_data_path == store.get_train_data_path(3) and remote.run_path == store.get_run_path("r")
+
+
+def test_files(prefix: str, tmp_path: Path) -> None:
+    store = make(prefix)
+    store.check()
+    path = store.get_checkpoint_path("r")
+    assert not store.exists(path) and store.get_checkpoints("r") == []
+    store.write_text(path, "one")
+    store.write(path, b"two")
+    assert store.exists(path) and store.read(path) == b"two" and len(store.get_checkpoints("r")) == 1
+    remote = store.to_remote("r")
+    with remote.get_local_output_dir() as place:
+        (Path(place) / "logs").mkdir()
+        (Path(place) / "logs" / "events").write_text("x")
+        remote.sync(place)
+    assert store.read(f"{store.get_logs_path('r')}/events") == b"x" and not Path(place).exists()
+    assert not store.is_parquet_dataset(store.get_run_path("r")) and not store.is_parquet_dataset(prefix + "/none")
+    store.remove(prefix)
+    assert not store.exists(path)
+
+
+def test_own_places_and_none(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path), train_path="/data/train", runs_path="/runs", save_runs=False,
+                       checkpoint_filename="last.ckpt")  # fmt: skip
+    assert store.get_train_data_path() == "/data/train" and not store.saving_runs()
+    assert store.get_checkpoint_path("r") == "/runs/r/last.ckpt"
+    with pytest.raises(TypeError, match="no argument colour"):
+        LocalStore(str(tmp_path), colour=1)
+    with pytest.raises(StoreError, match="expected a path"):
+        LocalStore("memory://x")
+
+
+def test_what_stores_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HADOOP_HOME", "ARROW_LIBHDFS_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(StoreError, match=r"needs Hadoop's client .* HADOOP_HOME"):
+        Store.create("hdfs://nowhere:1/x")
+    with pytest.raises(StoreError, match="libhdfs alone"):
+        HDFSStore("hdfs://nowhere/x", driver="libhdfs3")
+    if not Path("/dbfs").exists():
+        for path in ("dbfs:/x", "/dbfs/x", "file:///dbfs/x"):
+            with pytest.raises(StoreError, match="needs /dbfs"):
+                Store.create(path)
+    assert DBFSLocalStore.normalize("dbfs:/a/b") == DBFSLocalStore.normalize("file:///dbfs/a/b") == "/dbfs/a/b"
+
+
+def test_a_store_that_cannot_be_reached() -> None:
+    with pytest.raises(StoreError, match="/proc/nowhere cannot be written to"):
+        make("/proc/nowhere").check()
+    with pytest.raises(StoreError, match="nonsense"):
+        make("nonsense://x").check()
+    assert make("memory://x").private and not make("/tmp").private
