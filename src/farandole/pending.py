@@ -18,7 +18,7 @@ from .runtime import Pending, World, runtime
 class Beginning:
     """Operations that are about to begin: waited for at once, or behind a handle."""
 
-    __slots__ = ("bundle", "finish", "requests", "world")
+    __slots__ = ("bundle", "finish", "pending", "requests", "world")
 
     def __init__(
         self, world: World, requests: list[Request], finish: Callable[[list[Outcome]], Any], bundle: bool = False
@@ -27,9 +27,17 @@ class Beginning:
         self.requests = requests
         self.finish = finish
         self.bundle = bundle
+        self.pending: Pending | None = None
+
+    def under_way(self) -> Beginning:
+        """Submitted, for `result` to wait for."""
+        self.pending = Pending(self.world.engine.submit(self.requests, self.bundle, prompt=True), self.finish)
+        return self
 
     def result(self) -> Any:
         """Waits for it."""
+        if self.pending is not None:
+            return _finish(self.world, self.pending, None)
         if len(self.requests) == 1 and not self.bundle:
             return self.finish([self.world.engine.run(self.requests[0])])
         handles = self.world.engine.submit(self.requests, self.bundle, prompt=True)
