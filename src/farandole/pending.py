@@ -29,10 +29,11 @@ class Beginning:
         self.bundle = bundle
         self.pending: Pending | None = None
 
-    def under_way(self) -> Beginning:
-        """Submitted, for `result` to wait for."""
-        self.pending = Pending(self.world.engine.submit(self.requests, self.bundle, prompt=True), self.finish)
-        return self
+    def under_way(self) -> list[int]:
+        """Submits it, for `result` to wait for; the engine's handles."""
+        handles = self.world.engine.submit(self.requests, self.bundle)
+        self.pending = Pending(handles, self.finish)
+        return handles
 
     def result(self) -> Any:
         """Waits for it."""

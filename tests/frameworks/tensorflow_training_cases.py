@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -240,39 +241,47 @@ def draw_for(seed: int) -> Any:
     return np.random.default_rng(seed)
 
 
-def many(step: Callable[[list[int]], Any], rank: int, size: int, rounds: int) -> None:
-    for round_ in range(rounds):
-        order = list(range(64))
-        random.Random(1000 * rank + round_).shuffle(order)
-        for place, value in step(order):
-            assert float(value) == place * size * (size + 1) / 2, (place, value)
+@case()
+def collectives_in_any_order(b: Any, rank: int, size: int) -> None:
+    """64 that know nothing of each other, 2 threads of TensorFlow, another order on each rank, 200 steps of each form."""
+
+    def node(place: int) -> Any:
+        return hvd.allreduce(tf.constant(float(place * (rank + 1))), op=hvd.Sum, name=f"any{place}")
+
+    def many(step: Callable[[], Any]) -> None:
+        for _ in range(200):
+            found = step()
+            for place, value in zip(mine, found, strict=True):
+                assert float(value) == place * size * (size + 1) / 2, (place, value)
+
+    mine = list(range(64))
+    random.Random(rank).shuffle(mine)
+    if hvd.compiled.library() is not None:  # once is enough: eager tensors have one way
+        with ThreadPoolExecutor(64) as threads:  # who asks waits
+            many(lambda: list(threads.map(node, mine)))
+    many(tf.function(lambda: [node(place) for place in mine], autograph=False))
+    random.Random(size + rank).shuffle(mine)
+    with tf.Graph().as_default():
+        nodes = [node(place) for place in mine]
+        with V1.Session(config=V1.ConfigProto(inter_op_parallelism_threads=2)) as session:
+            many(lambda: session.run(nodes))
 
 
 @case()
-def collectives_in_any_order(b: Any, rank: int, size: int) -> None:
-    """64 that know nothing of each other, 2 threads, another order on each rank."""
+def chains_in_opposite_orders(b: Any, rank: int, size: int) -> None:
+    """Each rank begins with another chain of collectives, each of which needs the one before it: no chain waits."""
 
-    def nodes(order: list[int]) -> dict[int, Any]:
-        return {
-            place: hvd.allreduce(tf.constant(float(place * (rank + 1))), op=hvd.Sum, name=f"any{place}")
-            for place in order
-        }
+    def chain(name: str) -> Any:
+        value = tf.constant(1.0)
+        for link in range(3):
+            value = hvd.allreduce(value, op=hvd.Sum, name=f"{name}{link}")
+        return value
 
-    in_order = hvd.compiled.library() is None  # a function's callbacks run in the order of the program
-    mine = list(range(64))
-    if not in_order:
-        random.Random(rank).shuffle(mine)
-    traced = tf.function(lambda: nodes(mine), autograph=False)
-    for _ in range(20):
-        many(lambda order: traced().items(), rank, size, 1)
-    if in_order:
-        return  # nobody keeps that order in a session: docs/tensorflow.md says how many callbacks can wait there
-    with tf.Graph().as_default():
-        random.Random(rank).shuffle(mine)
-        found = nodes(mine)
-        with V1.Session(config=V1.ConfigProto(inter_op_parallelism_threads=2)) as session:
-            for _ in range(20):
-                many(lambda order: session.run(found).items(), rank, size, 1)
+    names = [f"chain{place}." for place in range(8)]
+    names = names[rank:] + names[:rank]
+    step = tf.function(lambda: [chain(name) for name in names], autograph=False)
+    for _ in range(5):
+        assert [float(value) for value in step()] == [size**3] * 8
 
 
 @case()

@@ -1,23 +1,24 @@
 # Nodes that wait without a thread of TensorFlow: an operation registered through TensorFlow's C interface, no compiler.
-# Touches TensorFlow's library through ctypes, threads of its own, and work.
+# Touches TensorFlow's library through ctypes, native, a thread of its own, and work.
 """A ticket stands for work that is under way; `arrived(ticket)` is a node that ends when the work has.
 
 TensorFlow runs what is ready on few threads. A callback that waits keeps one of them from the very operations that other
-ranks wait for; here threads of Python wait, as many as there is work, and TensorFlow's are told when it is done.
+ranks wait for; here one thread of Python waits for all, and TensorFlow's are told when something is done.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import logging
 import os
-import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..engine import Array
+from ..native import NativeEngine
 from .framework import tf
 from .work import Work, begin, results
 
@@ -30,77 +31,87 @@ _manage = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p, ctyp
 _log = logging.getLogger("farandole")
 
 
-class Threads:
-    """Threads that wait; there is always one that is free, since whoever waits may wait for what comes next."""
+class _Entry:
+    """Work behind a ticket: what it waits for, and whom to tell."""
 
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._free = 0
-
-    def run(self, job: Callable[[], None]) -> None:
-        """In another thread, at once."""
-        with self._lock:
-            self._free -= 1
-            more = self._free < 0
-        if more:
-            threading.Thread(target=self._serve, name="farandole-arrivals", daemon=True).start()
-        self._jobs.put(job)
-
-    def _serve(self) -> None:
-        while True:
-            with self._lock:
-                self._free += 1
-            self._jobs.get()()
+    def __init__(self, give: Callable[[], list[Array]]) -> None:
+        self.give = give
+        self.left = 0  # requests that are still under way
+        self.tell: Callable[[], None] | None = None
 
 
 class Tickets:
-    """Work under way, by number: begun by one node, waited for beside the graph, fetched by another node."""
+    """Work under way, by number: begun by one node, watched beside the graph, fetched by another node."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._threads = Threads()
-        self._work: dict[int, Callable[[], list[Array]]] = {}
+        self._entries: dict[int, _Entry] = {}
+        self._handles: dict[int, _Entry] = {}  # of the watched engine
+        self._watched: Any = None
 
-    def draw(self) -> int:
-        """A number that nobody has."""
-        return next(self._numbers)
-
-    def begin(self, ticket: int, work: Work, arrays: Sequence[Array], splits: Any) -> None:
-        """Submits the work; errors are kept for whoever fetches the results."""
+    def begin(self, work: Work, arrays: Sequence[Array], splits: Any) -> int:
+        """Submits the work and gives its ticket; errors are kept for whoever fetches the results."""
         try:
-            begun = begin(work, arrays, splits).under_way()
+            begun = begin(work, arrays, splits)
+            entry = _Entry(lambda: results(work, begun))
+            # One lock for all: a completion must find what it belongs to.
+            with self._lock:
+                handles = begun.under_way()
+                if self._watch(begun.world.engine):
+                    entry.left = len(handles)
+                    self._handles.update(dict.fromkeys(handles, entry))
         except Exception as error:
-            failure = error  # the name of an except clause ends with it
-
-            def fail() -> list[Array]:
-                raise failure
-
-            self._work[ticket] = fail
-            return
-        self._work[ticket] = lambda: results(work, begun)
+            entry = _Entry(functools.partial(_fail, error))
+        ticket = next(self._numbers)
+        self._entries[ticket] = entry
+        return ticket
 
     def when_done(self, ticket: int, tell: Callable[[], None]) -> None:
         """Calls `tell` when the results are there, or the error."""
-
-        def wait() -> None:
-            try:
-                found = self._work[ticket]()
-                self._work[ticket] = lambda: found
-            except Exception as error:
-                failure = error
-
-                def fail() -> list[Array]:
-                    raise failure
-
-                self._work[ticket] = fail
-            tell()
-
-        self._threads.run(wait)
+        entry = self._entries[ticket]
+        with self._lock:
+            if entry.left:
+                entry.tell = tell
+                return
+        tell()
 
     def fetch(self, ticket: int) -> list[Array]:
         """The results; waits for them where nobody has."""
-        return self._work.pop(ticket)()
+        return self._entries.pop(ticket).give()
+
+    def _watch(self, engine: Any) -> bool:
+        """Whether somebody looks for what this engine completes; the engine in Python cannot be watched."""
+        if not isinstance(engine, NativeEngine):
+            return False
+        if self._watched is not engine:
+            self._watched, self._handles = engine, {}
+            threading.Thread(
+                target=self._look, args=(engine, self._handles), name="farandole-arrivals", daemon=True
+            ).start()
+        return True
+
+    def _look(self, engine: NativeEngine, entries: dict[int, _Entry]) -> None:
+        for handle in engine.completions():
+            with self._lock:
+                entry = entries.pop(handle, None)  # None: somebody else's
+                if entry is None:
+                    continue
+                entry.left -= 1
+                tell = entry.tell if entry.left == 0 else None
+            if tell is not None:
+                tell()
+        with self._lock:
+            rest = set(entries.values())
+            for entry in rest:
+                entry.left = 0
+        for entry in rest:
+            if entry.tell is not None:
+                entry.tell()  # the fetching node says what happened
+
+
+def _fail(error: Exception) -> list[Array]:
+    raise error
 
 
 tickets = Tickets()

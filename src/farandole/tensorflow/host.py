@@ -3,7 +3,7 @@
 """The way without a compiler, and the only one of eager tensors.
 
 In a graph one node submits, a second ends when the work is done, and a third fetches the results: none of them blocks a
-thread, so that collectives may become ready in any order (arrivals.py). Only the drawing of tickets is stateful.
+thread, so that collectives may become ready in any order (arrivals.py).
 """
 
 from __future__ import annotations
@@ -57,18 +57,17 @@ def _split(count: int, arrays: Sequence[Any]) -> tuple[list[Array], Any]:
 
 
 def _callback(work: Work, count: int, inputs: list[Any], types: list[Any]) -> list[Any]:
-    def submit(ticket: Any, *arrays: Any) -> Any:
+    def submit(_: Any, *arrays: Any) -> Any:
         own, rows = _split(count, arrays)
-        tickets.begin(int(ticket), work, own, rows)
-        return ticket
+        return np.int64(tickets.begin(work, own, rows))
 
     def fetch(ticket: Any) -> list[Array]:
         return tickets.fetch(int(ticket))
 
-    # Drawn each time: what depends on it is not computed once and kept. The rest is not stateful, so that TensorFlow
-    # holds no collective back until another has ended.
-    drawn = tf.numpy_function(lambda: np.int64(tickets.draw()), [], tf.int64)
-    submitted = tf.numpy_function(submit, [drawn, *inputs], tf.int64, stateful=False, name=f"{work.label}Submit")
+    # The time is asked for whenever the graph runs, so that what depends on it is not computed once and kept. The rest
+    # is not stateful: TensorFlow would hold a collective back until the one before it has ended.
+    given = [tf.timestamp(), *inputs]
+    submitted = tf.numpy_function(submit, given, tf.int64, stateful=False, name=f"{work.label}Submit")
     return _listed(tf.numpy_function(fetch, [arrived(submitted)], types, stateful=False, name=work.label))
 
 
