@@ -79,6 +79,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "ray": _RUNTIME
     | {"runtime", "compat", "launch", "elastic/coordinator", "elastic/members", "elastic/policy", "lightning"},
     "tensorflow": _ARRAYS | {"compat", "elastic", "keras"},
+    "data": set(),
     "tensorflow/keras": _ARRAYS | {"compat", "elastic", "keras", "tensorflow"},
     # Keras runs on other frameworks: each backend's gradients are reduced by that framework's own binding.
     "keras": _ARRAYS | {"compat", "elastic", "torch"},
@@ -125,5 +126,9 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
         "process",
         "src/farandole/tensorflow/compiled/__init__.py",
     ): "the compiler, once per version of TensorFlow; it ends before the call returns",
+    (
+        "ctypes",
+        "src/farandole/tensorflow/arrivals.py",
+    ): "TensorFlow's own C interface, where there is no compiler to do it in C++",
     ("ctypes", "src/farandole/launch/spawn.py"): "workers die with their launcher: prctl has no other door in Python",
 }
