@@ -68,9 +68,7 @@ class AsyncDataLoaderMixin:
         self.close_async_loader()  # of a pass that was left early
         batches: queue.Queue[Any] = queue.Queue(self.async_loader_queue_size)
         leave = threading.Event()
-        thread = threading.Thread(
-            target=_load, args=(self, batches, leave), name="farandole-loader", daemon=True
-        )
+        thread = threading.Thread(target=_load, args=(self, batches, leave), name="farandole-loader", daemon=True)
         self._ahead = (thread, leave)
         thread.start()
         try:

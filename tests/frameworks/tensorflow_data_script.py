@@ -5,9 +5,9 @@
 import sys
 
 import tensorflow as tf
-from horovod.tensorflow.data.compute_service import TfDataServiceConfig, tf_data_service
 
 import horovod.tensorflow as hvd
+from horovod.tensorflow.data.compute_service import TfDataServiceConfig, tf_data_service
 
 hvd.init()
 rank, size = hvd.rank(), hvd.size()
@@ -17,7 +17,7 @@ if config.dispatcher_side == "compute":
     shared = dataset.send_to_data_service(config, rank, size, reuse_dataset=True)
     mine = [int(x) for x in shared]  # the ranks share one pass
     turns = dataset.repeat().batch(2).send_to_data_service(config, rank, size, reuse_dataset=True, round_robin=True)
-    assert len([x for x in turns.take(4)]) == 4
+    assert len(list(turns.take(4))) == 4
     try:
         dataset.send_to_data_service(config, rank, round_robin=True)
     except ValueError as error:

@@ -243,7 +243,7 @@ def draw_for(seed: int) -> Any:
 
 @case()
 def collectives_in_any_order(b: Any, rank: int, size: int) -> None:
-    """64 that know nothing of each other, 2 threads of TensorFlow, another order on each rank, 200 steps of each form."""
+    """64 that know nothing of each other, 2 threads of TensorFlow, another order on each rank, 200 steps."""
 
     def node(place: int) -> Any:
         return hvd.allreduce(tf.constant(float(place * (rank + 1))), op=hvd.Sum, name=f"any{place}")

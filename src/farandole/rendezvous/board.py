@@ -2,8 +2,8 @@
 # Touches TCP sockets, and a thread for each visitor.
 """`Board` serves, `Visitor` puts and waits.
 
-The board opens with a nonce; every message after it carries the key's mac over the nonce, its number and its direction, so
-that nobody without the key is heard, believed, or repeated. What is said is JSON, and not secret.
+The board opens with a nonce; every message after it carries the key's mac over the nonce, its number and its direction,
+so that nobody without the key is heard, believed, or repeated. What is said is JSON, and not secret.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 # Touches TensorFlow's library through ctypes, native, a thread of its own, and work.
 """A ticket stands for work that is under way; `arrived(ticket)` is a node that ends when the work has.
 
-TensorFlow runs what is ready on few threads. A callback that waits keeps one of them from the very operations that other
-ranks wait for; here one thread of Python waits for all, and TensorFlow's are told when something is done.
+TensorFlow runs what is ready on few threads. A callback that waits keeps one of them from the very operations that
+other ranks wait for; here one thread of Python waits for all, and TensorFlow's are told when something is done.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
 import os
 import tempfile
@@ -24,6 +25,7 @@ __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "
 SIDES = ("compute", "training")
 HEARTBEAT_MS = 1000
 LONG_S = 3600.0
+_shared = itertools.count(1)
 
 
 class ComputeService:
@@ -158,7 +160,7 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
     """The address of this rank's dispatcher, which runs here where `dispatcher_side` is "training"."""
     number = rank if compute_config.dispatchers > 1 else 0
     if number >= compute_config.dispatchers:
-        raise ValueError(f"rank {rank} has no dispatcher: there are {compute_config.dispatchers}, expected one per rank")
+        raise ValueError(f"rank {rank} has no dispatcher: there are {compute_config.dispatchers}; give each rank one")
     client = compute_config.compute_client()
     own = compute_config.dispatcher_side == "training" and (compute_config.dispatchers > 1 or rank == 0)
     with _dispatcher(compute_config, number) if own else contextlib.nullcontext():
@@ -183,12 +185,13 @@ def send_to_data_service(
     `reuse_dataset`: the ranks share one pass over it; then with `round_robin` each takes its turn (`size` is needed).
     """
     if compute_config.dispatcher_side == "training":
-        raise RuntimeError("the dispatcher runs in the training job: use `with tf_data_service(...)` around the training")
+        raise RuntimeError("the dispatcher runs in the training job: train inside `with tf_data_service(...)`")
     if round_robin and not (reuse_dataset and size):
         raise ValueError("round_robin needs reuse_dataset=True and size")
     turns = {"consumer_index": rank, "num_consumers": size} if round_robin else {}
     with tf_data_service(compute_config, rank) as address:
-        name = "job" if reuse_dataset else None
+        # The ranks share what they ask for as the same one of their calls; a name serves one dataset.
+        name = f"job {next(_shared)}" if reuse_dataset else None
         return dataset.apply(
             tf.data.experimental.service.distribute(processing_mode, service=address, job_name=name, **turns)
         )
@@ -198,7 +201,7 @@ tf.data.Dataset.send_to_data_service = send_to_data_service
 
 
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
-    """What each process of the compute job runs: a worker, and in some of them a dispatcher, until the end is asked for."""
+    """What each process of the compute job runs until the end is asked for: a worker, in some of them a dispatcher."""
     runtime.init()
     index, per = runtime.rank(), compute_config.workers_per_dispatcher
     number, worker = divmod(index, per)

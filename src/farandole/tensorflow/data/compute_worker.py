@@ -22,7 +22,9 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: float
     runtime.init()
     rank, size = runtime.rank(), runtime.size()
     if dispatchers < 1 or size % dispatchers:
-        raise SystemExit(f"--dispatchers {dispatchers}: expected a number that divides the {size} processes of this job")
+        raise SystemExit(
+            f"--dispatchers {dispatchers}: expected a number that divides the {size} processes of this job"
+        )
     key = secrets.token_bytes(32)
     service = ComputeService(key) if rank == 0 else None
     try:
