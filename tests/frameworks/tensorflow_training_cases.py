@@ -241,30 +241,42 @@ def draw_for(seed: int) -> Any:
     return np.random.default_rng(seed)
 
 
-@case()
-def collectives_in_any_order(b: Any, rank: int, size: int) -> None:
-    """64 that know nothing of each other, 2 threads of TensorFlow, another order on each rank, 200 steps."""
+def any_order(rank: int, size: int, stepper: Callable[[Callable[[int], Any], list[int]], Callable[[], Any]]) -> None:
+    """64 collectives that know nothing of each other, in another order on each rank, 200 steps."""
 
     def node(place: int) -> Any:
         return hvd.allreduce(tf.constant(float(place * (rank + 1))), op=hvd.Sum, name=f"any{place}")
 
-    def many(step: Callable[[], Any]) -> None:
-        for _ in range(200):
-            found = step()
-            for place, value in zip(mine, found, strict=True):
-                assert float(value) == place * size * (size + 1) / 2, (place, value)
-
     mine = list(range(64))
     random.Random(rank).shuffle(mine)
+    step = stepper(node, mine)
+    for _ in range(200):
+        for place, value in zip(mine, step(), strict=True):
+            assert float(value) == place * size * (size + 1) / 2, (place, value)
+
+
+@case()
+def eager_collectives_in_any_order(b: Any, rank: int, size: int) -> None:
     if hvd.compiled.library() is not None:  # once is enough: eager tensors have one way
         with ThreadPoolExecutor(64) as threads:  # who asks waits
-            many(lambda: list(threads.map(node, mine)))
-    many(tf.function(lambda: [node(place) for place in mine], autograph=False))
-    random.Random(size + rank).shuffle(mine)
-    with tf.Graph().as_default():
-        nodes = [node(place) for place in mine]
-        with V1.Session(config=V1.ConfigProto(inter_op_parallelism_threads=2)) as session:
-            many(lambda: session.run(nodes))
+            any_order(rank, size, lambda node, mine: lambda: list(threads.map(node, mine)))
+
+
+@case()
+def collectives_of_a_function_in_any_order(b: Any, rank: int, size: int) -> None:
+    """On two threads of TensorFlow (see the end of this file)."""
+    any_order(rank, size, lambda node, mine: tf.function(lambda: [node(one) for one in mine], autograph=False))
+
+
+@case()
+def collectives_of_a_session_in_any_order(b: Any, rank: int, size: int) -> None:
+    def stepper(node: Callable[[int], Any], mine: list[int]) -> Callable[[], Any]:
+        nodes = [node(one) for one in mine]
+        return lambda: session.run(nodes)
+
+    two = V1.ConfigProto(inter_op_parallelism_threads=2)
+    with tf.Graph().as_default(), V1.Session(config=two) as session:
+        any_order(rank, size, stepper)
 
 
 @case()
