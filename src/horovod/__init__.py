@@ -92,7 +92,8 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         """Where a module comes from; those that Horovod has and Farandole does not are refused by name."""
         if fullname in MODULES:
-            return importlib.machinery.ModuleSpec(fullname, self, is_package=MODULES[fullname] == EMPTY)
+            real = MODULES[fullname]  # also what a program of `python -m` is called
+            return importlib.machinery.ModuleSpec(fullname, self, origin=real or None, is_package=real == EMPTY)
         if not fullname.startswith("horovod."):
             return None
         served = ", ".join(name for name in MODULES if name.count(".") == 1)
