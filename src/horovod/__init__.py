@@ -25,7 +25,7 @@ MODULES = {
     "horovod.common.process_sets": "farandole",
     "horovod.common.util": "farandole.compat",
     "horovod.data": "farandole.data",
-    "horovod.data.data_loader_base": "farandole.data",
+    "horovod.data.data_loader_base": "farandole.data.data_loader_base",
     "horovod.ray": "farandole.ray",
     "horovod.ray.elastic": "farandole.ray.elastic",
     "horovod.ray.elastic_v2": "farandole.ray.elastic",

@@ -1,6 +1,6 @@
 # Data loaders as Horovod has them: a base class, and a mixin that loads ahead in a thread.
 # Touches threads alone; knows no framework.
-"""Stands where a script has `horovod.data`."""
+"""Stands where a script has `horovod.data.data_loader_base`."""
 
 from __future__ import annotations
 
