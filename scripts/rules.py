@@ -84,6 +84,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "spark/lightning": _WORDS | {"launch", "spark/common", "spark/torch", "lightning", "torch"},
     "spark/keras": _WORDS | {"launch", "spark/common", "compat", "keras"},
     "tensorflow": _ARRAYS | {"compat", "elastic", "keras"},
+    "data": set(),
     "tensorflow/keras": _ARRAYS | {"compat", "elastic", "keras", "tensorflow"},
     # Keras runs on other frameworks: each backend's gradients are reduced by that framework's own binding.
     "keras": _ARRAYS | {"compat", "elastic", "torch"},
@@ -138,5 +139,9 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
         "process",
         "src/farandole/tensorflow/compiled/__init__.py",
     ): "the compiler, once per version of TensorFlow; it ends before the call returns",
+    (
+        "ctypes",
+        "src/farandole/tensorflow/arrivals.py",
+    ): "TensorFlow's own C interface, where there is no compiler to do it in C++",
     ("ctypes", "src/farandole/launch/spawn.py"): "workers die with their launcher: prctl has no other door in Python",
 }

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "farandole_submit": (INT, (POINTER, POINTER, INT, INT, POINTER, POINTER, ctypes.c_size_t)),
     "farandole_run": (INT, (POINTER,)),
     "farandole_poll": (INT, (POINTER, LONG)),
+    "farandole_next_completion": (LONG, (POINTER, LONG)),
     "farandole_wait": (INT, (POINTER, LONG, LONG)),
     "farandole_wait_aside": (INT, (POINTER, LONG, LONG)),
     "farandole_settle": (None, (POINTER, ctypes.c_size_t)),
@@ -511,6 +512,13 @@ class NativeEngine:
                 self._exit()
 
         threading.Thread(target=serve, name=f"farandole-operations-{self.rank}", daemon=True).start()
+
+    def completions(self) -> Iterator[int]:
+        """The handles that are done, each once, until the engine ends; for one listener, where no operations serve."""
+        with contextlib.suppress(errors.ShutDown):
+            while (handle := int(self._call(self._library.farandole_next_completion, SLICE_MS))) >= 0:
+                if handle:
+                    yield handle
 
     def revoke(self, code: int, rank: int, message: str) -> None:
         self._checked("revoking", self._library.farandole_revoke, code, rank, message.encode())

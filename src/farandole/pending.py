@@ -18,7 +18,7 @@ from .runtime import Pending, World, runtime
 class Beginning:
     """Operations that are about to begin: waited for at once, or behind a handle."""
 
-    __slots__ = ("bundle", "finish", "requests", "world")
+    __slots__ = ("bundle", "finish", "pending", "requests", "world")
 
     def __init__(
         self, world: World, requests: list[Request], finish: Callable[[list[Outcome]], Any], bundle: bool = False
@@ -27,9 +27,18 @@ class Beginning:
         self.requests = requests
         self.finish = finish
         self.bundle = bundle
+        self.pending: Pending | None = None
+
+    def under_way(self) -> list[int]:
+        """Submits it, for `result` to wait for; the engine's handles."""
+        handles = self.world.engine.submit(self.requests, self.bundle)
+        self.pending = Pending(handles, self.finish)
+        return handles
 
     def result(self) -> Any:
         """Waits for it."""
+        if self.pending is not None:
+            return _finish(self.world, self.pending, None)
         if len(self.requests) == 1 and not self.bundle:
             return self.finish([self.world.engine.run(self.requests[0])])
         handles = self.world.engine.submit(self.requests, self.bundle, prompt=True)

@@ -8,9 +8,10 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.metadata
+import importlib.util
 import sys
 from collections.abc import Sequence
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 __version__ = "0.28.1"  # the contract that is served; farandole.__version__ is the package's own
@@ -23,6 +24,8 @@ MODULES = {
     "horovod.common.exceptions": "farandole.errors",
     "horovod.common.process_sets": "farandole",
     "horovod.common.util": "farandole.compat",
+    "horovod.data": "farandole.data",
+    "horovod.data.data_loader_base": "farandole.data.data_loader_base",
     "horovod.ray": "farandole.ray",
     "horovod.ray.elastic": "farandole.ray.elastic",
     "horovod.ray.elastic_v2": "farandole.ray.elastic",
@@ -61,6 +64,9 @@ MODULES = {
     "horovod.spark.torch.estimator": "farandole.spark.torch.estimator",
     "horovod.tensorflow": "farandole.tensorflow",
     "horovod.tensorflow.compression": "farandole.tensorflow.compression",
+    "horovod.tensorflow.data": "farandole.tensorflow.data",
+    "horovod.tensorflow.data.compute_service": "farandole.tensorflow.data.compute_service",
+    "horovod.tensorflow.data.compute_worker": "farandole.tensorflow.data.compute_worker",
     "horovod.tensorflow.elastic": "farandole.tensorflow.elastic",
     "horovod.tensorflow.functions": "farandole.tensorflow.functions",
     "horovod.tensorflow.gradient_aggregation": "farandole.tensorflow.aggregation",
@@ -83,8 +89,12 @@ MODULES = {
     "ray.train.horovod.horovod_trainer": "farandole.ray.train",
     "ray.train.v2.horovod.horovod_trainer": "farandole.ray.train",
 }
-# Heavy: imported when somebody asks for it.
-LATER = ("horovod.ray.train", *(f"horovod.spark.{name}" for name in ("common", "keras", "lightning", "torch")))
+# Heavy, or programs: imported when somebody asks for them.
+LATER = (
+    "horovod.ray.train",
+    "horovod.tensorflow.data.compute_worker",
+    *(f"horovod.spark.{name}" for name in ("common", "keras", "lightning", "torch")),
+)
 NAMES = {"run": "farandole"}
 
 
@@ -102,7 +112,8 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         """Where a module comes from; those that Horovod has and Farandole does not are refused by name."""
         if fullname in MODULES:
-            return importlib.machinery.ModuleSpec(fullname, self, is_package=MODULES[fullname] == EMPTY)
+            real = MODULES[fullname]  # also what a program of `python -m` is called
+            return importlib.machinery.ModuleSpec(fullname, self, origin=real or None, is_package=real == EMPTY)
         if not fullname.startswith("horovod."):
             return None
         served = ", ".join(name for name in MODULES if name.count(".") == 1)
@@ -111,6 +122,12 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             f"{fullname} is not available: Farandole, which serves the package `horovod` here, has {served} so far",
             name=fullname.replace("horovod", "farandole", 1),
         )
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """The code of the real module: `python -m horovod...` runs it."""
+        spec = importlib.util.find_spec(MODULES[fullname])
+        loader = None if spec is None else spec.loader
+        return loader.get_code(MODULES[fullname]) if isinstance(loader, importlib.abc.InspectLoader) else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         """The import system's own empty module; exec_module puts the real one in its place."""

@@ -22,7 +22,7 @@ ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "FARANDOLE_CACHE_DIRECTORY": str(CACHE),
 }
-JOB_S = 280.0
+JOB_S = 420.0
 
 needs_tensorflow = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"

@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -240,39 +241,59 @@ def draw_for(seed: int) -> Any:
     return np.random.default_rng(seed)
 
 
-def many(step: Callable[[list[int]], Any], rank: int, size: int, rounds: int) -> None:
-    for round_ in range(rounds):
-        order = list(range(64))
-        random.Random(1000 * rank + round_).shuffle(order)
-        for place, value in step(order):
+def any_order(rank: int, size: int, stepper: Callable[[Callable[[int], Any], list[int]], Callable[[], Any]]) -> None:
+    """64 collectives that know nothing of each other, in another order on each rank, 200 steps."""
+
+    def node(place: int) -> Any:
+        return hvd.allreduce(tf.constant(float(place * (rank + 1))), op=hvd.Sum, name=f"any{place}")
+
+    mine = list(range(64))
+    random.Random(rank).shuffle(mine)
+    step = stepper(node, mine)
+    for _ in range(200):
+        for place, value in zip(mine, step(), strict=True):
             assert float(value) == place * size * (size + 1) / 2, (place, value)
 
 
 @case()
-def collectives_in_any_order(b: Any, rank: int, size: int) -> None:
-    """64 that know nothing of each other, 2 threads, another order on each rank."""
+def eager_collectives_in_any_order(b: Any, rank: int, size: int) -> None:
+    if hvd.compiled.library() is not None:  # once is enough: eager tensors have one way
+        with ThreadPoolExecutor(64) as threads:  # who asks waits
+            any_order(rank, size, lambda node, mine: lambda: list(threads.map(node, mine)))
 
-    def nodes(order: list[int]) -> dict[int, Any]:
-        return {
-            place: hvd.allreduce(tf.constant(float(place * (rank + 1))), op=hvd.Sum, name=f"any{place}")
-            for place in order
-        }
 
-    in_order = hvd.compiled.library() is None  # a function's callbacks run in the order of the program
-    mine = list(range(64))
-    if not in_order:
-        random.Random(rank).shuffle(mine)
-    traced = tf.function(lambda: nodes(mine), autograph=False)
-    for _ in range(20):
-        many(lambda order: traced().items(), rank, size, 1)
-    if in_order:
-        return  # nobody keeps that order in a session: docs/tensorflow.md says how many callbacks can wait there
-    with tf.Graph().as_default():
-        random.Random(rank).shuffle(mine)
-        found = nodes(mine)
-        with V1.Session(config=V1.ConfigProto(inter_op_parallelism_threads=2)) as session:
-            for _ in range(20):
-                many(lambda order: session.run(found).items(), rank, size, 1)
+@case()
+def collectives_of_a_function_in_any_order(b: Any, rank: int, size: int) -> None:
+    """On two threads of TensorFlow (see the end of this file)."""
+    any_order(rank, size, lambda node, mine: tf.function(lambda: [node(one) for one in mine], autograph=False))
+
+
+@case()
+def collectives_of_a_session_in_any_order(b: Any, rank: int, size: int) -> None:
+    def stepper(node: Callable[[int], Any], mine: list[int]) -> Callable[[], Any]:
+        nodes = [node(one) for one in mine]
+        return lambda: session.run(nodes)
+
+    two = V1.ConfigProto(inter_op_parallelism_threads=2)
+    with tf.Graph().as_default(), V1.Session(config=two) as session:
+        any_order(rank, size, stepper)
+
+
+@case()
+def chains_in_opposite_orders(b: Any, rank: int, size: int) -> None:
+    """Each rank begins with another chain of collectives, each of which needs the one before it: no chain waits."""
+
+    def chain(name: str) -> Any:
+        value = tf.constant(1.0)
+        for link in range(3):
+            value = hvd.allreduce(value, op=hvd.Sum, name=f"{name}{link}")
+        return value
+
+    names = [f"chain{place}." for place in range(8)]
+    names = names[rank:] + names[:rank]
+    step = tf.function(lambda: [chain(name) for name in names], autograph=False)
+    for _ in range(5):
+        assert [float(value) for value in step()] == [size**3] * 8
 
 
 @case()

@@ -89,7 +89,7 @@ class Commit:
 
 
 class UpdateBatch:
-    """Keeps `state.batch` up to date, and begins an interrupted epoch where it was left."""
+    """Keeps `state.batch` up to date; tells callbacks that look at `params["steps"]` how many batches are left."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()

@@ -1,10 +1,9 @@
 # How work gets done on the host: at once on eager tensors, by a callback of Python in graphs.
-# Touches TensorFlow, NumPy, work and the NumPy layer.
+# Touches TensorFlow, NumPy, arrivals, work and the NumPy layer.
 """The way without a compiler, and the only one of eager tensors.
 
-A callback blocks a thread of TensorFlow. In a `tf.function` callbacks are stateful, so that TensorFlow runs them in the
-order of the program, which is the same on all ranks. In a graph for sessions nobody keeps that order: there as many
-collectives can wait at once as TensorFlow has threads for operations, and the gradients of a step count as one.
+In a graph one node submits, a second ends when the work is done, and a third fetches the results: none of them blocks a
+thread, so that collectives may become ready in any order (arrivals.py).
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..engine import Array, Kind
+from .arrivals import arrived, tickets
 from .framework import tf
 from .work import Work, begin, results
 
@@ -57,11 +57,18 @@ def _split(count: int, arrays: Sequence[Any]) -> tuple[list[Array], Any]:
 
 
 def _callback(work: Work, count: int, inputs: list[Any], types: list[Any]) -> list[Any]:
-    def run(*arrays: Any) -> list[Array]:
+    def submit(_: Any, *arrays: Any) -> Any:
         own, rows = _split(count, arrays)
-        return results(work, begin(work, own, rows))
+        return np.int64(tickets.begin(work, own, rows))
 
-    return _listed(tf.numpy_function(run, inputs, types, name=work.label))
+    def fetch(ticket: Any) -> list[Array]:
+        return tickets.fetch(int(ticket))
+
+    # The time is asked for whenever the graph runs, so that what depends on it is not computed once and kept. The rest
+    # is not stateful: TensorFlow would hold a collective back until the one before it has ended.
+    given = [tf.timestamp(), *inputs]
+    submitted = tf.numpy_function(submit, given, tf.int64, stateful=False, name=f"{work.label}Submit")
+    return _listed(tf.numpy_function(fetch, [arrived(submitted)], types, stateful=False, name=work.label))
 
 
 def _listed(outputs: Any) -> list[Any]:

@@ -22,7 +22,7 @@ class CommitStateCallback(elastic_bodies.Commit, _Callback):  # type: ignore[mis
 
 
 class UpdateBatchStateCallback(elastic_bodies.UpdateBatch, _Callback):  # type: ignore[misc]
-    """Keeps `state.batch` up to date, and begins an interrupted epoch where it was left."""
+    """Keeps `state.batch` up to date; Keras itself begins an interrupted epoch anew."""
 
 
 class UpdateEpochStateCallback(elastic_bodies.UpdateEpoch, _Callback):  # type: ignore[misc]

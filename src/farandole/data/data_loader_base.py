@@ -1,0 +1,103 @@
+# Data loaders as Horovod has them: a base class, and a mixin that loads ahead in a thread.
+# Touches threads alone; knows no framework.
+"""Stands where a script has `horovod.data.data_loader_base`."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
+
+
+class BaseDataLoader:
+    """A loader says how many batches it has (`__len__`) and gives them (`_iterate`)."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def _iterate(self) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._iterate():
+            yield self._process_batch(batch)
+
+    def _process_batch(self, batch: Any) -> Any:
+        """What becomes of a batch before the user has it; in the user's own thread."""
+        return batch
+
+
+class _End:
+    """The last thing of a pass: it is over, or this went wrong."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class AsyncDataLoaderMixin:
+    """Loads ahead in a thread; stands before the loader's class: `class Mine(AsyncDataLoaderMixin, Loader)`.
+
+    With `async_loader_queue_size=0` there is no thread.
+    """
+
+    def __init__(
+        self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any, **kwargs: Any
+    ) -> None:
+        self.async_loader_queue_size = async_loader_queue_size
+        self.debug_data_loader = debug_data_loader
+        self._ahead: tuple[threading.Thread, threading.Event] | None = None
+        super().__init__(*args, **kwargs)
+
+    def close_async_loader(self) -> None:
+        """Ends the thread; a later pass begins another."""
+        if self._ahead is None:
+            return
+        (thread, leave), self._ahead = self._ahead, None
+        leave.set()
+        if thread is not threading.current_thread():
+            thread.join()
+
+    def __iter__(self) -> Iterator[Any]:
+        base: Any = super()
+        if self.async_loader_queue_size <= 0:
+            yield from base.__iter__()
+            return
+        self.close_async_loader()  # of a pass that was left early
+        batches: queue.Queue[Any] = queue.Queue(self.async_loader_queue_size)
+        leave = threading.Event()
+        thread = threading.Thread(target=_load, args=(self, batches, leave), name="farandole-loader", daemon=True)
+        self._ahead = (thread, leave)
+        thread.start()
+        try:
+            while not isinstance(batch := batches.get(), _End):
+                yield base._process_batch(batch)
+            if batch.error is not None:
+                raise batch.error
+        finally:
+            leave.set()
+            thread.join()
+
+
+def _load(loader: Any, batches: queue.Queue[Any], leave: threading.Event) -> None:
+    error: BaseException | None = None
+    try:
+        for batch in loader._iterate():
+            if not _put(batches, batch, leave):
+                return
+    except Exception as found:
+        error = found
+    _put(batches, _End(error), leave)
+
+
+def _put(batches: queue.Queue[Any], batch: Any, leave: threading.Event) -> bool:
+    """Whether it was taken; not when the user has left."""
+    while not leave.is_set():
+        try:
+            batches.put(batch, timeout=0.1)
+            return True
+        except queue.Full:
+            continue
+    return False

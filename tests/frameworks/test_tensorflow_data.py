@@ -1,0 +1,42 @@
+# The data service: a compute job and a training job, as users start them, on tf.data's real service.
+# Touches the launcher, horovod.tensorflow.data and tensorflow_data_script.py.
+"""The dispatcher on either side; the compute job ends when the training job asks for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorflow_jobs import CACHE, ENVIRONMENT, needs_tensorflow
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
+SCRIPT = str(Path(__file__).with_name("tensorflow_data_script.py"))
+LAUNCH = "import sys; from farandole.launch.cli import horovodrun; sys.exit(horovodrun())"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("side", "ranks"), [("compute", 2), ("training", 1)])
+def test_a_job_computes_for_another(side: str, ranks: int, tmp_path: Path) -> None:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **ENVIRONMENT, "TMPDIR": str(tmp_path), "FARANDOLE_TENSORFLOW_OPS": "callback"}
+    launch = [sys.executable, "-c", LAUNCH, "-np", str(ranks), sys.executable]
+    config = str(tmp_path / "config")
+    program = ["-m", "horovod.tensorflow.data.compute_worker", config, "--dispatcher-side", side, "--timeout", "120"]
+    with open(tmp_path / "compute", "wb") as said:
+        compute = subprocess.Popen([*launch, *program], env=environment, stdout=said, stderr=said)
+        try:
+            done = subprocess.run(
+                [*launch, SCRIPT, config], env=environment, capture_output=True, text=True, timeout=250, check=False
+            )
+            words = (tmp_path / "compute").read_text()[-3000:]
+            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + words
+            assert compute.wait(60) == 0, words
+        finally:
+            if compute.poll() is None:
+                compute.terminate()
+                compute.wait(30)
+    assert "all of them once: True" in done.stdout
+    assert not os.path.exists(config)  # the key was in it
