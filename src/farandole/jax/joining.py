@@ -23,6 +23,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     does without them. Arguments as in `farandole.init`.
     """
     global _registered
+    if not runtime.is_initialized():
+        forget()  # what failed in another world
     runtime.init(comm, process_sets)
     try:
         compiled.prepare()

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from .. import ops as arrays_ops
 from ..engine import Kind
 from ..errors import HorovodInternalError
@@ -31,6 +33,14 @@ def _on_tree(work: Work, tree: Any) -> Any:
     return jax.tree.unflatten(shape, run(work, leaves))
 
 
+def _listed(tensors: Sequence[Any]) -> list[Any]:
+    """The arrays of a group; in a tree of JAX's None would be nothing at all."""
+    found = list(tensors)
+    if any(one is None for one in found):
+        raise TypeError("a group has None among its arrays; expected arrays")
+    return found
+
+
 # --- allreduce and reducescatter -------------------------------------------------------------------------------------
 
 
@@ -44,6 +54,19 @@ def _reduced(work: Work, tree: Any, compression: Any) -> Any:
     found = jax.tree.leaves(_on_tree(work, sent))
     back = [compression.decompress(array, ctx) for array, (_, ctx) in zip(found, packed, strict=True)]
     return jax.tree.unflatten(shape, back)
+
+
+def _allreduce(
+    tree: Any,
+    average: bool | None,
+    name: str | None,
+    compression: Any,
+    op: Any,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+) -> Any:
+    work = Work(Kind.ALLREDUCE, name, chosen_op(op, average), checked_scales(scales), process_set)
+    return _reduced(work, tree, compression)
 
 
 def allreduce(
@@ -60,9 +83,8 @@ def allreduce(
 
     `tensor` is an array or a tree of arrays, which travels in one call.
     """
-    scales = checked_scales((prescale_factor, postscale_factor))
-    work = Work(Kind.ALLREDUCE, name, chosen_op(op, average), scales, process_set)
-    return _reduced(work, tensor, compression)
+    scales = prescale_factor, postscale_factor
+    return _allreduce(tensor, average, name, compression, op, scales, process_set)
 
 
 def grouped_allreduce(
@@ -76,9 +98,8 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Allreduce of several arrays that become ready together."""
-    scales = checked_scales((prescale_factor, postscale_factor))
-    work = Work(Kind.ALLREDUCE, name, chosen_op(op, average), scales, process_set)
-    return list(_reduced(work, list(tensors), compression))
+    scales = prescale_factor, postscale_factor
+    return list(_allreduce(_listed(tensors), average, name, compression, op, scales, process_set))
 
 
 def reducescatter(
@@ -109,7 +130,7 @@ def grouped_reducescatter(
 ) -> list[Any]:
     """Reducescatter of several arrays that become ready together."""
     scales = prescale_factor, postscale_factor
-    return list(reducescatter(list(tensors), name, compression, op, process_set, *scales))
+    return list(reducescatter(_listed(tensors), name, compression, op, process_set, *scales))
 
 
 # --- allgather, broadcast, alltoall ----------------------------------------------------------------------------------
@@ -127,7 +148,7 @@ def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """Allgather of several arrays that become ready together."""
-    return list(allgather(list(tensors), name, process_set))
+    return list(allgather(_listed(tensors), name, process_set))
 
 
 def broadcast(
@@ -155,7 +176,7 @@ def alltoall(
     work = Work(Kind.ALLTOALL, name, process_set=process_set)
     if splits is None:
         return run(work, [tensor])[0]
-    rows, received = run(work, [tensor], arrays_ops.np.asarray(splits).tolist())
+    rows, received = run(work, [tensor], np.asarray(splits).tolist())
     return rows, received
 
 
