@@ -50,10 +50,17 @@ def test_the_battery(form: str, way: str, ranks: int) -> None:
 def test_training(way: str, ranks: int) -> None:
     if importlib.util.find_spec("optax") is None:
         pytest.skip("optax is not installed")
-    found = results("jax_cases.py", ranks, **JAX, FARANDOLE_JAX_OPS=way)
-    assert len(found) == 12
+    found = results("jax_cases.py", ranks, "training", **JAX, FARANDOLE_JAX_OPS=way)
+    assert len(found) == 11
     for name in found:
         judge(found, name, ranks)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", ["compiled", "callback"])
+def test_collectives_become_ready_in_any_order(way: str) -> None:
+    found = results("jax_cases.py", 2, "order", **JAX, FARANDOLE_JAX_OPS=way)
+    judge(found, "collectives in any order", 2)
 
 
 KILLED = """

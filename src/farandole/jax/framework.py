@@ -8,7 +8,7 @@ from typing import Any
 
 from ..compat import is_version_greater_equal_than
 
-LEAST = "0.6.0"
+LEAST = "0.10.0"
 
 
 def require() -> Any:

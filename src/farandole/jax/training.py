@@ -1,5 +1,5 @@
 # The gradients of a step, those of all ranks: behind an optimizer of optax, or behind jax.grad.
-# Touches JAX, compression and ops; optax only where passes are added up.
+# Touches JAX, compression and ops; optax's transformations are pairs of functions, and optax itself is not needed.
 """`DistributedOptimizer` or `value_and_grad`: one of them in a program is enough."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..groups import ProcessSet, global_process_set
 from ..pending import chosen_op
@@ -75,10 +75,39 @@ def DistributedOptimizer(
     reduced = optimizer._replace(update=update)
     if backward_passes_per_step == 1:
         return reduced
-    import optax
+    return _every(backward_passes_per_step, average_aggregated_gradients, reduced)
 
-    passes = optax.MultiSteps(reduced, backward_passes_per_step, use_grad_mean=average_aggregated_gradients)
-    return passes.gradient_transformation()
+
+class Passes(NamedTuple):
+    """The state of an optimizer that adds up gradients."""
+
+    inner: Any
+    sums: Any
+    count: Any
+
+
+def _every(passes: int, average: bool, optimizer: Any) -> Any:
+    """Adds up the gradients of so many passes, and only then asks the optimizer; the updates in between are zeros."""
+
+    def init(params: Any) -> Passes:
+        zeros = jax.tree.map(jax.numpy.zeros_like, params)
+        return Passes(optimizer.init(params), zeros, jax.numpy.zeros((), jax.numpy.int32))
+
+    def update(updates: Any, state: Passes, params: Any = None, **more: Any) -> Any:
+        sums = jax.tree.map(jax.numpy.add, state.sums, updates)
+
+        def apply() -> tuple[Any, Passes]:
+            whole = jax.tree.map(lambda one: one / passes, sums) if average else sums
+            found, inner = optimizer.update(whole, state.inner, params, **more)
+            return found, Passes(inner, jax.tree.map(jax.numpy.zeros_like, sums), jax.numpy.zeros_like(state.count))
+
+        def keep() -> tuple[Any, Passes]:
+            nothing = jax.tree.map(lambda one: jax.numpy.zeros(one.shape, one.dtype), jax.eval_shape(apply)[0])
+            return nothing, Passes(state.inner, sums, state.count + 1)
+
+        return jax.lax.cond(state.count + 1 == passes, apply, keep)
+
+    return optimizer._replace(init=init, update=update)
 
 
 def value_and_grad(
