@@ -152,7 +152,9 @@ def main() -> None:
     first = statistics.median(found[names[0]])
     for name, taken in found.items():
         middle = statistics.median(taken)
-        print(f"{name:22} {middle * 1e3:8.1f} ms a step, least {min(taken) * 1e3:8.1f}, {middle / first:5.2f} x {names[0]}")
+        print(
+            f"{name:22} {middle * 1e3:8.1f} ms a step, least {min(taken) * 1e3:8.1f}, {middle / first:5.2f} x {names[0]}"
+        )
 
 
 if __name__ == "__main__":

@@ -129,6 +129,11 @@ def add(dtype: DType, left: Array, right: Array, out: Array) -> None:
         raise ValueError(f"the kernel knows no {dtype!r}")
 
 
+def calls(path: str) -> Any:
+    """A library of a framework's calls, for `lend`."""
+    return ctypes.CDLL(path)
+
+
 class _Loan:
     """Memory of the core under a NumPy array; goes back when the array and its views are gone."""
 
@@ -517,12 +522,12 @@ class NativeEngine:
 
     def lend(self, path: str) -> None:
         """Lets calls of a framework, compiled into the library at `path`, use this engine until it is closed."""
-        calls = ctypes.CDLL(path)
-        calls.farandole_calls_attach.argtypes = (POINTER, TEXT)
-        calls.farandole_calls_detach.argtypes = (POINTER,)
-        if calls.farandole_calls_attach(self._pointer, self._library._name.encode()):
+        library = calls(path)
+        library.farandole_calls_attach.argtypes = (POINTER, TEXT)
+        library.farandole_calls_detach.argtypes = (POINTER,)
+        if library.farandole_calls_attach(self._pointer, self._library._name.encode()):
             raise errors.LibraryMissing(f"the calls in {path} do not fit the native library")
-        self._lent.append(calls.farandole_calls_detach)
+        self._lent.append(library.farandole_calls_detach)
 
     def revoke(self, code: int, rank: int, message: str) -> None:
         self._checked("revoking", self._library.farandole_revoke, code, rank, message.encode())

@@ -76,7 +76,9 @@ def agree(found: Any, wanted: Any, tolerance: float = 1e-9) -> None:
 def optimizers_on_shards(b: Any, rank: int, size: int) -> None:
     wanted, x, y = alone(), X[rank::size], Y[rank::size]
     for compiled in (True, False):
-        agree(train(begun(rank), hvd.DistributedOptimizer(optimizer()), jax.value_and_grad, x, y, STEPS, compiled), wanted)
+        agree(
+            train(begun(rank), hvd.DistributedOptimizer(optimizer()), jax.value_and_grad, x, y, STEPS, compiled), wanted
+        )
     for more, tolerance in (
         ({"gradient_predivide_factor": 2.0}, 1e-9),
         ({"compression": hvd.Compression.fp16}, 0.05),
@@ -158,7 +160,9 @@ def shapes_that_xla_cannot_know(b: Any, rank: int, size: int) -> None:
 
     def uneven() -> Any:
         try:
-            return jax.block_until_ready(jax.jit(lambda one: hvd.allgather(one, name="uneven"))(rows[: 1 if rank else None]))
+            return jax.block_until_ready(
+                jax.jit(lambda one: hvd.allgather(one, name="uneven"))(rows[: 1 if rank else None])
+            )
         except jax.errors.JaxRuntimeError as error:
             raise hvd.translated(error) or error from None
 

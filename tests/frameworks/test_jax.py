@@ -102,7 +102,9 @@ def test_what_is_missing_or_too_old_is_named() -> None:
     ):
         program = f"import sys\n{change}\nimport farandole.jax"
         environment = {**os.environ, **ENVIRONMENT}
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment)
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment
+        )
         assert done.returncode == 1 and "ImportError" in done.stderr and words in done.stderr, done.stderr
 
 

@@ -25,6 +25,7 @@ from ..runtime import World
 HERE = Path(__file__).resolve().parent
 HEADERS = (native.LIBRARY.parent, HERE.parents[2] / "core" / "api")
 COMPILE_S = 600.0
+FAILURES = (OSError, RuntimeError, subprocess.SubprocessError)  # what building or loading a library may raise
 
 _log = logging.getLogger("farandole")
 

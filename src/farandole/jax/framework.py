@@ -32,8 +32,8 @@ def require() -> Any:
 def parts(module: Any) -> tuple[Any, Any, Any, Any, Any]:
     """Effects, tokens, core, batching and mlir; ImportError when this JAX has them elsewhere."""
     try:
-        from jax._src import dispatch, effects
         from jax._src import core as private_core
+        from jax._src import dispatch, effects
         from jax.interpreters import batching, mlir
 
         return effects, dispatch.runtime_tokens, private_core, batching, mlir

@@ -135,9 +135,7 @@ def _xla_call(context: Any, token: Any, arrays: Sequence[Any], call: Call) -> tu
     )
     in_place = work.kind in (Kind.ALLREDUCE, Kind.BROADCAST)
     aliases = {place + 1: place + 1 for place in range(len(arrays))} if in_place else None
-    found = jax.ffi.build_ffi_lowering_function(
-        compiled.TARGET, has_side_effect=True, operand_output_aliases=aliases
-    )(
+    found = jax.ffi.build_ffi_lowering_function(compiled.TARGET, has_side_effect=True, operand_output_aliases=aliases)(
         with_token,
         token,
         *arrays,

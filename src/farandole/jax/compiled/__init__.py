@@ -4,15 +4,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import jaxlib.version
 
 from ... import native
-from ...compiled import agreed, built
+from ...compiled import FAILURES, agreed, built
 from ...runtime import World, runtime
 from ..framework import jax
 
@@ -50,9 +48,9 @@ def _load(world: World) -> str:
     try:
         version = jaxlib.version.__version__
         path = built(world, "jax", version, SOURCE, ["-std=c++17", f"-I{jax.ffi.include_dir()}"], ["-ldl"])
-        library = ctypes.CDLL(str(path))
+        library = native.calls(str(path))
         jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.farandole_collective), platform="cpu")
         _loaded.update(library=library, path=str(path))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+    except FAILURES as error:
         return str(error)
     return ""

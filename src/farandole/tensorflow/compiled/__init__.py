@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from ... import native
-from ...compiled import agreed, built
+from ...compiled import FAILURES, agreed, built
 from ...runtime import World, runtime
 from ..framework import tf
 
@@ -52,6 +51,6 @@ def _load(world: World) -> str:
         path = built(world, "tensorflow", tf.__version__, SOURCE, flags, links)
         _loaded["module"] = tf.load_op_library(str(path))
         _loaded["path"] = str(path)
-    except (OSError, RuntimeError, subprocess.SubprocessError, tf.errors.OpError) as error:
+    except (*FAILURES, tf.errors.OpError) as error:
         return str(error)
     return ""

@@ -171,8 +171,7 @@ class Collective : public AsyncOpKernel {
  private:
   absl::Status submit(OpKernelContext& context, const std::shared_ptr<Step>& step) {
     World& now = world();
-    if (now.engine == nullptr)
-      return absl::FailedPreconditionError(farandole::kNotInitialized);
+    if (now.engine == nullptr) return absl::FailedPreconditionError(farandole::kNotInitialized);
     const size_t count = names_.size();
     std::vector<farandole_request> requests(count);
     std::vector<std::vector<std::int64_t>> shapes(count);
