@@ -1,5 +1,5 @@
 """The same exchange in every framework: the gradients of 34 million parameters, 64 arrays, averaged over 2 ranks.
-Each framework is a job of its own and they take turns, so that noise falls on all alike: `python bench/frameworks.py`."""
+Each framework is a job of its own and they take turns, so that noise falls on all: `python bench/frameworks.py`."""
 
 from __future__ import annotations
 
@@ -152,9 +152,8 @@ def main() -> None:
     first = statistics.median(found[names[0]])
     for name, taken in found.items():
         middle = statistics.median(taken)
-        print(
-            f"{name:22} {middle * 1e3:8.1f} ms a step, least {min(taken) * 1e3:8.1f}, {middle / first:5.2f} x {names[0]}"
-        )
+        least = min(taken) * 1e3
+        print(f"{name:22} {middle * 1e3:8.1f} ms a step, least {least:8.1f}, {middle / first:5.2f} x {names[0]}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ def layer(key, inputs, outputs):
     return {"w": jax.random.normal(key, (inputs, outputs)) * np.sqrt(2 / inputs), "b": jnp.zeros(outputs)}
 
 
-params = [layer(key, *shape) for key, shape in zip(jax.random.split(jax.random.key(1)), [(64, 128), (128, 10)])]
+keys = jax.random.split(jax.random.key(1))
+params = [layer(keys[0], 64, 128), layer(keys[1], 128, 10)]
 params = hvd.broadcast_parameters(params, root_rank=0)
 optimizer = hvd.DistributedOptimizer(optax.sgd(options.rate * hvd.size(), momentum=0.9))
 state = optimizer.init(params)

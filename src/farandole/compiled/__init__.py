@@ -1,6 +1,6 @@
-# What frameworks' compiled operations have in common: built once per version, agreed upon by the ranks, errors in words.
+# What frameworks' compiled operations share: built once per version, agreed upon by the ranks, errors in words.
 # Touches a compiler, the user's cache directory, native and runtime.
-"""`built(...)` gives a library's path, `agreed(...)` says whether all ranks have one, `meant(words)` an error's kind."""
+"""`built(...)` gives a library's path, `agreed(...)` whether all ranks have one, `meant(words)` the error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-# JAX itself: present and new enough, or words that say what to install; and the few of its parts that have no public name.
+# JAX itself: present and new enough, or words that say what to install; and the parts of it that have no public name.
 # Touches the import system and the version of JAX.
 """`jax` is JAX; every file of this binding takes it, and what is private in it, from here."""
 
@@ -39,7 +39,7 @@ def parts(module: Any) -> tuple[Any, Any, Any, Any, Any]:
         return effects, dispatch.runtime_tokens, private_core, batching, mlir
     except (ImportError, AttributeError) as error:
         raise ImportError(
-            f"farandole.jax does not know JAX {module.__version__} ({error}): upgrade farandole, or install an older jax"
+            f"farandole.jax does not know JAX {module.__version__} ({error}): upgrade farandole, or take an older jax"
         ) from None
 
 
