@@ -83,11 +83,15 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "spark/torch": _WORDS | {"launch", "spark/common", "torch"},
     "spark/lightning": _WORDS | {"launch", "spark/common", "spark/torch", "lightning", "torch"},
     "spark/keras": _WORDS | {"launch", "spark/common", "compat", "keras"},
-    "tensorflow": _ARRAYS | {"compat", "elastic", "keras"},
     "data": set(),
+    # What bindings with graphs share: a call as data, and compiled operations.
+    "work": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops"},
+    "compiled": _RUNTIME | {"runtime", "groups", "pending", "reductions", "ops"},
+    "tensorflow": _ARRAYS | {"compat", "elastic", "keras", "work", "compiled"},
+    "jax": _ARRAYS | {"compat", "elastic", "work", "compiled"},
     "tensorflow/keras": _ARRAYS | {"compat", "elastic", "keras", "tensorflow"},
     # Keras runs on other frameworks: each backend's gradients are reduced by that framework's own binding.
-    "keras": _ARRAYS | {"compat", "elastic", "torch"},
+    "keras": _ARRAYS | {"compat", "elastic"},
     "compat": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions"},
     "elastic/policy": _BASE,
     "elastic/members": _BASE | {"rendezvous"},
@@ -137,8 +141,8 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("socket", "src/farandole/tools/bench/inside/stream.py"): "plain TCP, the yardstick; runs in a measurement alone",
     (
         "process",
-        "src/farandole/tensorflow/compiled/__init__.py",
-    ): "the compiler, once per version of TensorFlow; it ends before the call returns",
+        "src/farandole/compiled/__init__.py",
+    ): "the compiler, once per version of a framework; it ends before the call returns",
     (
         "ctypes",
         "src/farandole/tensorflow/arrivals.py",

@@ -301,13 +301,19 @@ class Config:
     )
     cache_directory: str | None = _setting(
         None,
-        "where tune_at_init keeps what it has found, and TensorFlow's compiled operations lie; "
+        "where tune_at_init keeps what it has found, and compiled operations of TensorFlow and JAX lie; "
         "none: farandole in the user's cache directory",
     )
     tensorflow_ops: str = _setting(
         "auto",
         "how collectives run in TensorFlow's graphs: as operations that are compiled once per version, or as callbacks "
         "of Python; auto: compiled where all ranks can",
+        choices=("auto", "compiled", "callback"),
+    )
+    jax_ops: str = _setting(
+        "auto",
+        "how collectives run in compiled functions of JAX: as calls of XLA that are compiled once per version, or as "
+        "callbacks of Python; auto: compiled where all ranks can",
         choices=("auto", "compiled", "callback"),
     )
 

@@ -130,6 +130,11 @@ def add(dtype: DType, left: Array, right: Array, out: Array) -> None:
         raise ValueError(f"the kernel knows no {dtype!r}")
 
 
+def calls(path: str) -> Any:
+    """A library of a framework's calls, for `lend`."""
+    return ctypes.CDLL(path)
+
+
 class _Loan:
     """Memory of the core under a NumPy array; goes back when the array and its views are gone."""
 
@@ -174,6 +179,7 @@ class NativeEngine:
         # none that a fork could leave locked, none that a garbage collection could meet.
         self._calls: list[None] = []
         self._pending: dict[int, Request] = {}  # keeps the arrays alive until the core is done with them
+        self._lent: list[Any] = []  # what ends the use of this engine by a framework's calls
         self._abandoned: list[Any] = []  # of calls that an interrupt ended: the core may still use the arrays
         self._loans: set[int] = set()
         self._closed = False  # no call begins any more
@@ -476,6 +482,8 @@ class NativeEngine:
     def _close(self) -> None:
         self._closed = True
         self._library.farandole_leave(self._pointer, 0)
+        while self._lent:
+            self._lent.pop()(self._pointer)
         listener = self._listener
         if listener is not None:
             listener.join(_LISTENER_SECONDS)
@@ -519,6 +527,15 @@ class NativeEngine:
             while (handle := int(self._call(self._library.farandole_next_completion, SLICE_MS))) >= 0:
                 if handle:
                     yield handle
+
+    def lend(self, path: str) -> None:
+        """Lets calls of a framework, compiled into the library at `path`, use this engine until it is closed."""
+        library = calls(path)
+        library.farandole_calls_attach.argtypes = (POINTER, TEXT)
+        library.farandole_calls_detach.argtypes = (POINTER,)
+        if library.farandole_calls_attach(self._pointer, self._library._name.encode()):
+            raise errors.LibraryMissing(f"the calls in {path} do not fit the native library")
+        self._lent.append(library.farandole_calls_detach)
 
     def revoke(self, code: int, rank: int, message: str) -> None:
         self._checked("revoking", self._library.farandole_revoke, code, rank, message.encode())

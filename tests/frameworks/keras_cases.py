@@ -78,7 +78,7 @@ def flat(model: Any) -> Any:
 
 def agree(found: Any, wanted: Any) -> None:
     # On torch Keras itself differs by 1e-7 between the gradient of a batch and the mean of its halves' gradients.
-    tolerance = 1e-9 if BACKEND == "tensorflow" else 1e-6
+    tolerance = 1e-6 if BACKEND == "torch" else 1e-9
     assert np.abs(found - wanted).max() < tolerance, np.abs(found - wanted).max()
     everyones = hvd.allgather_object(found.tobytes())
     assert len(set(everyones)) == 1, "the ranks' bits differ"
@@ -104,8 +104,8 @@ def fitting_on_shards(b: Any, rank: int, size: int) -> None:
 def a_compiled_step_is_asked_for(b: Any, rank: int, size: int) -> None:
     single = model_of(0)
     fitted(single, X, Y)
-    if BACKEND != "torch":
-        model = model_of(rank, "sgd", hvd.DistributedOptimizer, jit_compile=True)
+    for wanted in {"jax": (True, False), "tensorflow": (True,), "torch": ()}[BACKEND]:
+        model = model_of(rank, "sgd", hvd.DistributedOptimizer, jit_compile=wanted)
         fitted(model, X[rank::size], Y[rank::size], [hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
         agree(flat(model), flat(single))
 
@@ -126,6 +126,8 @@ def rates_rise_and_fall(b: Any, rank: int, size: int) -> None:
 
     class Watch(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if BACKEND == "jax":
+                self.model.jax_state_sync()  # Keras keeps a step's variables elsewhere
             rates.append(float(np.asarray(self.model.optimizer.learning_rate.numpy())))
 
     warm = hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1 * size, warmup_epochs=2, verbose=1)

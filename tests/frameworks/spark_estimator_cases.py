@@ -220,7 +220,8 @@ def resumed_and_on_parquet(place: str, saved: str) -> Any:
 
     plain = linear()
     data = [
-        (Vectors.sparse(4, [1], [n / 20]) if n % 2 else Vectors.dense([n / 20, 1.0, 0.0, 0.5]), n / 10) for n in range(20)
+        (Vectors.sparse(4, [1], [n / 20]) if n % 2 else Vectors.dense([n / 20, 1.0, 0.0, 0.5]), n / 10)
+        for n in range(20)
     ]
     frame = spark.createDataFrame(data, ["features", "y"])
     told: list[int] = []

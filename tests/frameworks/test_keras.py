@@ -24,6 +24,7 @@ LAUNCH = "import sys; from farandole.launch.cli import horovodrun; sys.exit(horo
 BACKENDS = {
     "tensorflow": {"KERAS_BACKEND": "tensorflow"},
     "torch": {"KERAS_BACKEND": "torch"},
+    "jax": {"KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"},
     "tf_keras": {"KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": "1"},
 }
 
@@ -31,7 +32,7 @@ BACKENDS = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_cases(backend: str) -> None:
-    if importlib.util.find_spec("torch" if backend == "torch" else "tf_keras") is None:
+    if importlib.util.find_spec(backend if backend in ("torch", "jax") else "tf_keras") is None:
         pytest.skip(f"what {backend} needs is not installed")
     found = results("keras_cases.py", 2, **BACKENDS[backend])
     assert len(found) == 8

@@ -57,8 +57,9 @@ EXAMPLES = sorted(path for path in (ROOT / "src" / "farandole").rglob("*.py") if
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])
 def test_examples_in_docstrings_are_true(path: Path) -> None:
     parts = path.relative_to(ROOT / "src").with_suffix("").parts
-    if {"tensorflow", "keras"} & set(parts) and importlib.util.find_spec("tensorflow") is None:
-        pytest.skip("TensorFlow is not installed")
+    for room, framework in {"tensorflow": "tensorflow", "keras": "tensorflow", "jax": "jax"}.items():
+        if room in parts and importlib.util.find_spec(framework) is None:
+            pytest.skip(f"{framework} is not installed")
     module = ".".join(parts).removesuffix(".__init__")
     code = f"import doctest, {module} as module; found = doctest.testmod(module); "
     code += "raise SystemExit(found.failed or not found.attempted)"

@@ -14,7 +14,7 @@ import numpy as np
 from .. import ops
 from ..reductions import Average, Min
 from ..runtime import rank, size
-from .framework import array_of, variables_of
+from .framework import array_of, current, variables_of
 from .values import broadcast_variables
 
 _log = logging.getLogger("farandole")
@@ -116,6 +116,7 @@ class Schedule:
         return epoch >= self.start_epoch and (self.end_epoch is None or epoch < self.end_epoch)
 
     def _set(self, epoch: float) -> None:
+        current(self.model)  # type: ignore[attr-defined]
         optimizer: Any = self.model.optimizer  # type: ignore[attr-defined]
         old, new = float(array_of(optimizer.learning_rate)), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = new
@@ -146,6 +147,7 @@ class Schedule:
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._momentum is not None:
+            current(self.model)  # type: ignore[attr-defined]
             self.model.optimizer.momentum.assign(self._momentum)  # type: ignore[attr-defined]
             self._momentum = None
 

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from typing import Any
 
-from ..elastic.loop import run
+from ..elastic import loop
 from . import elastic_bodies
 from .framework import require
 
@@ -16,6 +18,18 @@ keras: Any = require()
 _Callback: Any = keras.callbacks.Callback
 
 KerasState = elastic_bodies.KerasState
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates `func(state, ...)`: it is called again, with the last commit, when ranks were lost or came.
+
+    On TensorFlow and JAX errors from inside compiled steps count as well.
+    """
+    backend = keras.backend.backend()
+    if backend not in ("tensorflow", "jax"):
+        return loop.run(func)
+    repeated: Callable[..., Any] = importlib.import_module(f"farandole.{backend}.elastic").run(func)
+    return repeated
 
 
 class CommitStateCallback(elastic_bodies.Commit, _Callback):  # type: ignore[misc]

@@ -20,7 +20,7 @@ def present() -> None:
     if importlib.util.find_spec("keras") is None:
         raise ImportError(
             "farandole.keras needs Keras 3, and it is not installed: pip install keras, and one of its backends "
-            "(tensorflow, torch)"
+            "(tensorflow, torch, jax)"
         )
 
 
@@ -43,8 +43,15 @@ def array_of(value: Any) -> Array:
     return np.asarray(detached.numpy() if hasattr(detached, "numpy") else detached)
 
 
+def current(model: Any) -> None:
+    """Gives a model's variables their values where Keras keeps them elsewhere between the batches of a fit, on JAX."""
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
+
+
 def variables_of(model: Any, optimizer: Any) -> list[Any]:
     """What makes up the state of a model and its optimizer; gradients that are still added up belong to their rank."""
+    current(model)
     found = list(model.variables)
     seen = {id(one) for one in getattr(optimizer, "_accumulated_gradients", ())}
     if optimizer is not None:

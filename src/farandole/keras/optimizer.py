@@ -1,5 +1,5 @@
 # DistributedOptimizer for Keras 3, on its backends: the gradients of all ranks in `apply`.
-# Touches framework and, by the backend, farandole.tensorflow or farandole.torch.
+# Touches framework and, by the backend, farandole.tensorflow, farandole.torch or farandole.jax.
 """Wraps an optimizer; the result is of a class of the same name, so that saved models load without this package."""
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ..pending import chosen_op
 from ..reductions import Adasum, Average
 from .compression import Compression
 from .framework import require
+from .gradients import Reduction
 
 Reduce = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 
@@ -85,10 +86,11 @@ def reduction_for(backend: str, **options: Any) -> Any:
     """What reduces gradients of a backend."""
     if backend == "tensorflow":
         return importlib.import_module("farandole.tensorflow.gradients").Reduction(**options)
-    if backend == "torch":
-        return importlib.import_module("farandole.keras.torch_gradients").TorchReduction(**options)
+    if backend in ("torch", "jax"):
+        return Reduction(backend, **options)
     raise NotImplementedError(
-        f"Keras runs on the backend {backend!r}; farandole.keras serves tensorflow and torch (KERAS_BACKEND chooses)"
+        f"Keras runs on the backend {backend!r}; farandole.keras serves tensorflow, torch and jax "
+        "(KERAS_BACKEND chooses)"
     )
 
 

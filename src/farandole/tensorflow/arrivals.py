@@ -19,8 +19,8 @@ from typing import Any
 
 from ..engine import Array
 from ..native import NativeEngine
+from ..work import Work, begin, results
 from .framework import tf
-from .work import Work, begin, results
 
 _OPERATION = "FarandoleArrival"
 _FAILED = 13  # TF_INTERNAL

@@ -12,10 +12,10 @@ from .. import ops as arrays_ops
 from ..engine import Kind
 from ..groups import ProcessSet, global_process_set
 from ..runtime import runtime
+from ..work import Work
 from . import naming
 from .framework import tf
 from .ops import run
-from .work import Work
 
 
 def broadcast_variables(

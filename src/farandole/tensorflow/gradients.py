@@ -14,11 +14,11 @@ from ..engine import Kind
 from ..groups import ProcessSet, global_process_set
 from ..pending import chosen_op
 from ..reductions import Adasum, Average
+from ..work import Work
 from . import naming
 from .compression import Compression, checked_compression
 from .framework import tf
 from .ops import allreduce, grouped_allreduce, run
-from .work import Work
 
 
 @dataclass

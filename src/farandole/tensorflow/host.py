@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..engine import Array, Kind
+from ..work import Work, begin, results
 from .arrivals import arrived, tickets
 from .framework import tf
-from .work import Work, begin, results
 
 
 def carry_out(work: Work, tensors: Sequence[Any], splits: Any = None) -> list[Any]:

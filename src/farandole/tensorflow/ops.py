@@ -15,12 +15,12 @@ from ..groups import ProcessSet, global_process_set
 from ..pending import checked_scales, chosen_op
 from ..reductions import Adasum, Average, Sum
 from ..runtime import local_rank, local_size, rank, runtime
+from ..work import Work
 from . import naming
 from .compression import Compression, checked_compression
 from .framework import tf
 from .host import asked
 from .way import carry_out
-from .work import Work
 
 _TYPES = tuple(kind.name.lower() for kind in DType)
 

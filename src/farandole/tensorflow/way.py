@@ -10,9 +10,9 @@ from typing import Any
 from ..engine import Kind
 from ..groups import global_process_set
 from ..pending import names_of
+from ..work import Work
 from . import compiled, host
 from .framework import tf
-from .work import Work
 
 
 def carry_out(work: Work, tensors: Sequence[Any], splits: Any = None) -> list[Any]:

@@ -1,7 +1,5 @@
 // The operations of TensorFlow's graphs over the core's C interface; compiled against the TensorFlow that is installed.
 // Touches TensorFlow's headers and core/api/farandole.h's functions, found in the library that Python has loaded.
-#include <dlfcn.h>
-
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "farandole.h"
+#include "farandole_words.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -28,15 +27,12 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-constexpr int kAllreduce = 0, kAllgather = 1, kBroadcast = 2, kAlltoall = 3, kReducescatter = 4;
-
-// The functions of the core that are used here, as the loaded library has them.
-struct Core {
-  decltype(&farandole_submit) submit = nullptr;
-  decltype(&farandole_next_completion) next_completion = nullptr;
-  decltype(&farandole_outcome_of) outcome_of = nullptr;
-  decltype(&farandole_release) release = nullptr;
-};
+using farandole::Core;
+using farandole::kAllgather;
+using farandole::kAllreduce;
+using farandole::kAlltoall;
+using farandole::kBroadcast;
+using farandole::kReducescatter;
 
 // One node that is under way: as many requests as it has tensors.
 struct Step {
@@ -90,24 +86,9 @@ int dtype_of(DataType type) {
   }
 }
 
-// The name before the colon is that of the exception in Python (farandole/errors.py).
 absl::Status failure(int code, const std::string& message) {
-  switch (code) {
-    case 2:
-      return absl::InvalidArgumentError("ValueError: " + message);
-    case 3:
-      return absl::UnknownError("Mismatch: " + message);
-    case 5:
-      return absl::UnknownError("ShutDown: " + message);
-    case 6:
-      return absl::UnknownError("PeerLost: " + message);
-    case 7:
-      return absl::UnknownError("Revoked: " + message);
-    case 8:
-      return absl::UnknownError("FarandoleTimeout: " + message);
-    default:
-      return absl::UnknownError("HorovodInternalError: " + message);
-  }
+  const std::string words = std::string(farandole::exception_of(code)) + ": " + message;
+  return code == 2 ? absl::InvalidArgumentError(words) : absl::UnknownError(words);
 }
 
 absl::Status take_received(Step& step, size_t place, const farandole_outcome& outcome) {
@@ -190,8 +171,7 @@ class Collective : public AsyncOpKernel {
  private:
   absl::Status submit(OpKernelContext& context, const std::shared_ptr<Step>& step) {
     World& now = world();
-    if (now.engine == nullptr)
-      return absl::FailedPreconditionError("NotInitialized: Farandole has not been initialized; call init() first.");
+    if (now.engine == nullptr) return absl::FailedPreconditionError(farandole::kNotInitialized);
     const size_t count = names_.size();
     std::vector<farandole_request> requests(count);
     std::vector<std::vector<std::int64_t>> shapes(count);
@@ -355,15 +335,8 @@ REGISTER_KERNEL_BUILDER(Name("FarandoleAlltoall").Device(tensorflow::DEVICE_CPU)
 // something.
 extern "C" __attribute__((visibility("default"))) int farandole_ops_attach(farandole_engine* engine,
                                                                            const char* library, int rank, int size) {
-  void* core_library = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
-  if (core_library == nullptr) return 1;
   Core core;
-  core.submit = reinterpret_cast<decltype(core.submit)>(dlsym(core_library, "farandole_submit"));
-  core.next_completion =
-      reinterpret_cast<decltype(core.next_completion)>(dlsym(core_library, "farandole_next_completion"));
-  core.outcome_of = reinterpret_cast<decltype(core.outcome_of)>(dlsym(core_library, "farandole_outcome_of"));
-  core.release = reinterpret_cast<decltype(core.release)>(dlsym(core_library, "farandole_release"));
-  if (!core.submit || !core.next_completion || !core.outcome_of || !core.release) return 1;
+  if (!core.load(library)) return 1;
   std::lock_guard lock(world().mutex);
   world().engine = engine;
   world().rank = rank;

@@ -1,9 +1,11 @@
-# The gradients of a step where Keras runs on torch.
-# Touches torch and farandole.torch.
-"""`TorchReduction` does for torch what `farandole.tensorflow.gradients` does for TensorFlow."""
+# The gradients of a step where Keras runs on torch or JAX.
+# Touches the backend's own binding: farandole.torch or farandole.jax.
+"""`Reduction` does for them what `farandole.tensorflow.gradients` does for TensorFlow."""
 
 from __future__ import annotations
 
+import importlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,14 +13,14 @@ from typing import Any
 from ..groups import ProcessSet, global_process_set
 from ..pending import chosen_op
 from ..reductions import Average
-from ..torch import grouped_allreduce
-from ..torch.compression import Compression, checked_compression
+from .compression import Compression
 
 
 @dataclass
-class TorchReduction:
+class Reduction:
     """How gradients are reduced: all of a step in one call. `local` holds variables whose gradients stay here."""
 
+    backend: str
     compression: Any = Compression.none
     sparse_as_dense: bool = False
     op: Any = Average
@@ -30,7 +32,8 @@ class TorchReduction:
 
     def __post_init__(self) -> None:
         self.op = chosen_op(self.op, None)
-        checked_compression(self.compression)
+        self._binding = importlib.import_module(f"farandole.{self.backend}")
+        importlib.import_module(f"farandole.{self.backend}.compression").checked_compression(self.compression)
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError("gradient_predivide_factor only makes sense with op=Average")
 
@@ -48,11 +51,11 @@ class TorchReduction:
                 places.append(place)
         if not places:
             return result
-        sent = [result[place].detach().contiguous() for place in places]
+        sent = [_plain(result[place]) for place in places]
         factor = self.gradient_predivide_factor
-        reduced = grouped_allreduce(
+        reduced = self._binding.grouped_allreduce(
             sent,
-            name=f"gradients.{len(sent)}.{sum(tensor.numel() for tensor in sent)}",
+            name=f"gradients.{len(sent)}.{sum(math.prod(tensor.shape) for tensor in sent)}",
             compression=self.compression,
             op=self.op,
             prescale_factor=1.0 / factor,
@@ -62,3 +65,7 @@ class TorchReduction:
         for place, gradient in zip(places, reduced, strict=True):
             result[place] = gradient
         return result
+
+
+def _plain(gradient: Any) -> Any:
+    return gradient.detach().contiguous() if hasattr(gradient, "detach") else gradient

@@ -1,4 +1,4 @@
-# A collective call as this binding sees it: what is asked for, and how the NumPy layer begins it.
+# A collective call as the bindings with graphs see it: what is asked for, and how the NumPy layer begins it.
 # Touches NumPy and the NumPy layer; knows no tensor.
 """`Work` says what to do with arrays that come later: now, in eager mode, or each time a graph runs."""
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import ops as arrays_ops
-from .. import reductions
-from ..engine import Array, Kind, Outcome, ReduceOp
-from ..groups import ProcessSet, global_process_set
-from ..pending import Beginning
+from . import ops as arrays_ops
+from . import reductions
+from .engine import Array, Kind, Outcome, ReduceOp
+from .groups import ProcessSet, global_process_set
+from .pending import Beginning
 
 
 @dataclass(frozen=True)

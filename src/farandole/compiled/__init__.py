@@ -1,0 +1,124 @@
+# What frameworks' compiled operations share: built once per version, agreed upon by the ranks, errors in words.
+# Touches a compiler, the user's cache directory, native and runtime.
+"""`built(...)` gives a library's path, `agreed(...)` whether all ranks have one, `meant(words)` the error."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from .. import errors, native, ops
+from ..config import cache_directory
+from ..reductions import Min
+from ..runtime import World
+
+HERE = Path(__file__).resolve().parent
+HEADERS = (native.LIBRARY.parent, HERE.parents[2] / "core" / "api")
+COMPILE_S = 600.0
+FAILURES = (OSError, RuntimeError, subprocess.SubprocessError)  # what building or loading a library may raise
+
+_log = logging.getLogger("farandole")
+
+
+def agreed(world: World, framework: str, wanted: str, load: Callable[[], str]) -> bool:
+    """Whether compiled operations are used; `load` gives "" or why this rank cannot have them.
+
+    `wanted` is the setting: auto, compiled or callback. All ranks take the same way, except in an elastic job, where
+    ranks come while others are in the middle of their training: both ways ask the engine for the same.
+    """
+    variable = f"FARANDOLE_{framework.upper()}_OPS"
+    if wanted == "callback":
+        failure = f"{variable}=callback"
+    elif not isinstance(world.engine, native.NativeEngine):
+        failure = "the engine is the one in Python"
+    else:
+        failure = load()
+    able = not failure
+    if world.engine.size > 1 and not world.config.elastic:
+        able = bool(ops.allreduce(np.array([able], dtype=np.int32), op=Min, name=f"{framework}.ops")[0])
+    if failure and wanted == "compiled":
+        raise RuntimeError(f"{variable}=compiled, but the operations are not there: {failure}")
+    if not able and wanted == "auto":
+        _log.info("%s uses callbacks of Python: %s", framework, failure or "another rank has no operations")
+    return able
+
+
+def built(world: World, framework: str, version: str, source: Path, flags: Sequence[str], links: Sequence[str]) -> Path:
+    """The library for this version; the first process of a host compiles it, and the others wait for it."""
+    header = next((place for place in HEADERS if (place / "farandole.h").exists()), None)
+    if header is None:
+        raise RuntimeError("farandole.h is not there")
+    directory = cache_directory(world.config)
+    options = [*flags, "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w", f"-I{header}", f"-I{HERE}"]
+    texts = [path.read_text() for path in (source, header / "farandole.h", HERE / "farandole_words.h")]
+    digest = hashlib.sha256("\0".join([version, *options, *links, *texts]).encode()).hexdigest()[:16]
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    _refuse_strangers(Path(directory))
+    path = Path(directory, f"{framework}-{version}-{digest}.so")
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            compiler = shutil.which("c++") or shutil.which("g++")
+            if compiler is None:
+                raise RuntimeError("there is no C++ compiler (c++ or g++)")
+            _log.info("compiling the operations of %s, once for version %s", framework, version)
+            _compile([compiler, *options, str(source)], links, path)
+    _refuse_strangers(path)
+    return path
+
+
+def _compile(command: list[str], links: Sequence[str], path: Path) -> None:
+    fresh = path.with_suffix(f".{os.getpid()}")
+    try:
+        done = subprocess.run(
+            [*command, "-o", str(fresh), *links], capture_output=True, text=True, timeout=COMPILE_S, check=False
+        )
+        if done.returncode != 0:
+            last = [line for line in done.stderr.splitlines() if "error" in line][:1]
+            raise RuntimeError(f"the compiler failed: {(last or ['no message'])[0]}")
+        fresh.chmod(0o700)
+        fresh.rename(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _refuse_strangers(path: Path) -> None:
+    """What another user could have written is not loaded."""
+    found = path.stat()
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+        raise RuntimeError(f"{path} is not this user's alone")
+
+
+# Frameworks turn errors into their own; the words stay (farandole_words.h, or Python's own in a callback's traceback).
+_KINDS = (
+    errors.PeerLost,
+    errors.Revoked,
+    errors.ShutDown,
+    errors.Mismatch,
+    errors.FarandoleTimeout,
+    errors.NotInitialized,
+    errors.HorovodInternalError,
+    ValueError,
+    TypeError,
+)
+_BY_NAME: dict[str, type[Exception]] = {kind.__name__: kind for kind in _KINDS}
+_WORDS = re.compile(rf"(?:^|[\s.])({'|'.join(_BY_NAME)}): (.*)$", re.MULTILINE)
+
+
+def meant(words: str) -> Exception | None:
+    """The error of an operation of ours that a framework tells in these words; None when it is somebody else's."""
+    found = _WORDS.search(words)
+    if found is None:
+        return None
+    kind, message = _BY_NAME[found[1]], found[2]
+    return errors.NotInitialized() if kind is errors.NotInitialized else kind(message)

@@ -1,0 +1,56 @@
+# The compiled calls: built on first use against the jaxlib that is installed, made known to XLA, lent an engine.
+# Touches JAX, farandole.compiled, native and runtime.
+"""`prepare()` after init; `ready()` says whether traced functions use them, or callbacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jaxlib.version
+
+from ... import native
+from ...compiled import FAILURES, agreed, built
+from ...runtime import World, runtime
+from ..framework import jax
+
+SOURCE = Path(__file__).with_name("farandole_calls.cc")
+TARGET = "farandole_collective"
+
+_loaded: dict[str, Any] = {}  # the library and its path, once XLA knows it
+_lent: Any = None  # the world whose engine the calls use
+
+
+def ready() -> bool:
+    """Whether the calls have the engine of the current world."""
+    return _lent is not None and runtime.initialized and runtime.world is _lent
+
+
+def prepare() -> None:
+    """After init: builds or finds the calls, and lets all ranks agree on them or on callbacks."""
+    global _lent
+    world = runtime.world
+    if _lent is world:
+        return
+    wanted = world.config.jax_ops
+    if wanted == "auto" and world.engine.size == 1 and not world.config.elastic:
+        return  # nobody is waited for: callbacks serve as well, and nothing need be compiled
+    if agreed(world, "jax", wanted, lambda: _load(world)):
+        assert isinstance(world.engine, native.NativeEngine)
+        world.engine.lend(_loaded["path"])
+        _lent = world
+
+
+def _load(world: World) -> str:
+    """Loads the library; "" or the reason why not."""
+    if _loaded:
+        return ""
+    try:
+        version = jaxlib.version.__version__
+        path = built(world, "jax", version, SOURCE, ["-std=c++17", f"-I{jax.ffi.include_dir()}"], ["-ldl"])
+        library = native.calls(str(path))
+        jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.farandole_collective), platform="cpu")
+        _loaded.update(library=library, path=str(path))
+    except FAILURES as error:
+        return str(error)
+    return ""

@@ -1,0 +1,142 @@
+# Elastic training for JAX: trees of arrays as state, and a loop that knows errors from inside compiled functions.
+# Touches JAX, elastic, compiled, failures and functions.
+"""`JaxState` holds what training has reached, `run` begins again with the last commit."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..elastic import loop
+from ..elastic.mirror import Sharded
+from ..elastic.state import ObjectState, State
+from ..errors import HorovodInternalError
+from ..runtime import rank, runtime
+from . import compiled
+from .failures import forget, translated
+from .framework import jax
+from .functions import broadcast_object, broadcast_parameters
+
+__all__ = ["JaxState", "ObjectState", "Sharded", "State", "run"]
+
+_seen: Any = None  # the world that functions were compiled in
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates `func(state, ...)`: it is called again, with the last commit, when ranks were lost or came.
+
+    Errors of the engine that JAX reports as its own, because they happened inside a compiled function, count as well.
+    Functions are compiled anew in a new world: their shapes, and the ranks that they name, may be others.
+    """
+
+    @functools.wraps(func)
+    def knowing(state: State, *args: Any, **kwargs: Any) -> Any:
+        _enter_world()
+        try:
+            return func(state, *args, **kwargs)
+        except jax.errors.JaxRuntimeError as error:
+            meant = translated(error)
+            if isinstance(meant, HorovodInternalError):
+                raise meant from error
+            raise
+
+    return loop.run(knowing)
+
+
+def _enter_world() -> None:
+    global _seen
+    compiled.prepare()
+    if _seen is not None and _seen is not runtime.world:
+        forget()
+        jax.clear_caches()
+    _seen = runtime.world
+
+
+class JaxState(ObjectState):
+    """`JaxState(params=params, opt_state=opt_state, epoch=0)`: trees of arrays and plain values, as attributes."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(broadcast_object, rank, **kwargs)
+        self.save()
+
+    def save(self) -> None:
+        """Keeps a copy in the host's memory, on this rank alone; arrays may be donated afterwards."""
+        self._saved = {name: jax.tree.map(_kept, getattr(self, name)) for name in self._names}
+
+    def restore(self) -> None:
+        """Goes back to the last copy."""
+        copies = {name: jax.tree.map(_given, value) for name, value in self._saved.items()}
+        super().restore()
+        for name, value in copies.items():
+            setattr(self, name, value)
+
+    def sync(self) -> None:
+        """Gives every rank rank 0's arrays and values as they are now, and deals out what is sharded."""
+        commits = broadcast_object(self._commits, 0, "elastic.commits")
+        values = broadcast_parameters({name: getattr(self, name) for name in self._names})
+        for name, value in values.items():
+            setattr(self, name, value)
+        self._take_over(commits)
+
+    def _saved_bytes(self) -> int:
+        return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(self._saved))
+
+    def _saved_tree(self) -> dict[str, Any]:
+        """By attribute, the leaves: what a tree is made of need not be written."""
+        return {name: [_plain(leaf) for leaf in jax.tree.leaves(value)] for name, value in self._saved.items()}
+
+    def _load_tree(self, tree: dict[str, Any]) -> None:
+        for name, leaves in tree.items():
+            own, shape = jax.tree.flatten(getattr(self, name))
+            if len(own) != len(leaves):
+                raise ValueError(f"the checkpoint's {name} has {len(leaves)} leaves; this state's has {len(own)}")
+            setattr(self, name, jax.tree.unflatten(shape, [_like(*pair) for pair in zip(leaves, own, strict=True)]))
+
+
+class _Key:
+    """Keys of random numbers, which NumPy does not know."""
+
+    def __init__(self, key: Any) -> None:
+        self.data, self.kind = np.array(jax.random.key_data(key)), jax.random.key_impl(key)
+
+
+class _Array:
+    """A JAX array's values, so that they become one again."""
+
+    def __init__(self, array: Any) -> None:
+        self.data = np.array(array)
+        self.nbytes = self.data.nbytes
+
+
+def _kept(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array):
+        try:
+            return copy.deepcopy(leaf)
+        except Exception:  # locks, files: such a value cannot be rolled back, and stays as it is
+            return leaf
+    return _Key(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else _Array(leaf)
+
+
+def _given(leaf: Any) -> Any:
+    if isinstance(leaf, _Key):
+        return jax.random.wrap_key_data(jax.numpy.array(leaf.data), impl=leaf.kind)
+    return jax.numpy.array(leaf.data) if isinstance(leaf, _Array) else _kept(leaf)
+
+
+def _plain(leaf: Any) -> Any:
+    if not isinstance(leaf, (_Key, _Array)):
+        return leaf
+    # NumPy has no bfloat16 of its own: the bits are written.
+    return leaf.data.view(np.uint16) if leaf.data.dtype.name == "bfloat16" else leaf.data
+
+
+def _like(leaf: Any, own: Any) -> Any:
+    if not isinstance(own, jax.Array):
+        return leaf
+    if jax.dtypes.issubdtype(own.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(jax.numpy.array(leaf), impl=jax.random.key_impl(own))
+    return jax.numpy.array(leaf.view(own.dtype) if leaf.dtype != own.dtype else leaf)

@@ -1,0 +1,69 @@
+# Parameters and objects from one rank to all.
+# Touches JAX, failures, ops and objects.
+"""Called once before training, so that all ranks begin with the same values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import objects
+from ..groups import ProcessSet, global_process_set
+from .failures import settle
+from .framework import jax
+from .ops import broadcast
+from .running import TYPES
+
+
+def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
+    """The root's tree of arrays on every rank: parameters, an optimizer's state, keys of random numbers.
+
+    JAX's arrays never change: use what it gives. Leaves that are no arrays travel as objects.
+    """
+    leaves, shape = jax.tree.flatten(params)
+    arrays = [place for place, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
+    sent = [_travelling(leaves[place]) for place in arrays]
+    found = broadcast(sent, root_rank, "parameters", process_set)
+    rest = [None if isinstance(leaf, (jax.Array, np.ndarray)) else leaf for leaf in leaves]
+    if len(arrays) < len(leaves):
+        rest = broadcast_object(rest, root_rank, "parameters.objects", process_set)
+    for place, array in zip(arrays, found, strict=True):
+        rest[place] = _arrived(array, leaves[place])
+    return jax.tree.unflatten(shape, rest)
+
+
+def _is_key(array: Any) -> bool:
+    return isinstance(array, jax.Array) and bool(jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key))
+
+
+def _travelling(array: Any) -> Any:
+    """The same in a type that travels: of what does not (uint32, complex numbers, keys) the bytes."""
+    if _is_key(array):
+        array = jax.random.key_data(array)
+    if array.dtype.name in TYPES:
+        return array
+    return np.ascontiguousarray(np.asarray(array)).reshape(-1).view(np.uint8)
+
+
+def _arrived(array: Any, original: Any) -> Any:
+    if _is_key(original):
+        data = _arrived(array, jax.random.key_data(original))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(original))
+    if array.dtype != original.dtype:
+        array = np.asarray(array).view(original.dtype).reshape(original.shape)
+    return np.array(array) if isinstance(original, np.ndarray) else jax.numpy.asarray(array)
+
+
+def broadcast_object(
+    obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The root's object on every rank; what the others pass is ignored."""
+    settle()
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """Every rank's object, in the order of ranks."""
+    settle()
+    return objects.allgather_object(obj, name, process_set)

@@ -1,0 +1,198 @@
+# The operations on arrays and trees of arrays: at once, and inside jit, grad, vmap and scan.
+# Touches JAX, compression, failures, running, work and the NumPy layer's words.
+"""Operations with the names and rules of Horovod. A tree of arrays goes in one call, and comes back as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .. import ops as arrays_ops
+from ..engine import Kind
+from ..errors import HorovodInternalError
+from ..groups import ProcessSet, global_process_set
+from ..pending import checked_scales, chosen_op
+from ..reductions import Average, Sum
+from ..runtime import runtime
+from ..work import Work
+from .compression import Compression, checked_compression
+from .failures import settle
+from .framework import jax
+from .running import run
+
+
+def _on_tree(work: Work, tree: Any) -> Any:
+    """The work on all arrays of the tree, in one call; the tree of the outputs."""
+    leaves, shape = jax.tree.flatten(tree)
+    alone = jax.tree.structure(0) == shape
+    if not alone:
+        work = replace(work, grouped=True)
+    return jax.tree.unflatten(shape, run(work, leaves))
+
+
+def _listed(tensors: Sequence[Any]) -> list[Any]:
+    """The arrays of a group; in a tree of JAX's None would be nothing at all."""
+    found = list(tensors)
+    if any(one is None for one in found):
+        raise TypeError("a group has None among its arrays; expected arrays")
+    return found
+
+
+# --- allreduce and reducescatter -------------------------------------------------------------------------------------
+
+
+def _reduced(work: Work, tree: Any, compression: Any) -> Any:
+    checked_compression(compression)
+    if compression is Compression.none:
+        return _on_tree(work, tree)
+    leaves, shape = jax.tree.flatten(tree)
+    packed = [compression.compress(jax.numpy.asarray(leaf)) for leaf in leaves]
+    sent = jax.tree.unflatten(shape, [array for array, _ in packed])
+    found = jax.tree.leaves(_on_tree(work, sent))
+    back = [compression.decompress(array, ctx) for array, (_, ctx) in zip(found, packed, strict=True)]
+    return jax.tree.unflatten(shape, back)
+
+
+def _allreduce(
+    tree: Any,
+    average: bool | None,
+    name: str | None,
+    compression: Any,
+    op: Any,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+) -> Any:
+    work = Work(Kind.ALLREDUCE, name, chosen_op(op, average), checked_scales(scales), process_set)
+    return _reduced(work, tree, compression)
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The reduction of all ranks' arrays on every rank; the average unless `op` says otherwise.
+
+    `tensor` is an array or a tree of arrays, which travels in one call.
+    """
+    scales = prescale_factor, postscale_factor
+    return _allreduce(tensor, average, name, compression, op, scales, process_set)
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Allreduce of several arrays that become ready together."""
+    scales = prescale_factor, postscale_factor
+    return list(_allreduce(_listed(tensors), average, name, compression, op, scales, process_set))
+
+
+def reducescatter(
+    tensor: Any,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """This rank's rows of the reduction; the first `rows % size` ranks get one row more."""
+    chosen = chosen_op(op, None)
+    if chosen not in (Average, Sum):
+        raise HorovodInternalError("Reducescatter currently only supports Average and Sum")
+    work = Work(Kind.REDUCESCATTER, name, chosen, checked_scales((prescale_factor, postscale_factor)), process_set)
+    return _reduced(work, tensor, compression)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: Any = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """Reducescatter of several arrays that become ready together."""
+    scales = prescale_factor, postscale_factor
+    return list(reducescatter(_listed(tensors), name, compression, op, process_set, *scales))
+
+
+# --- allgather, broadcast, alltoall ----------------------------------------------------------------------------------
+
+
+def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """All ranks' arrays, one after the other along the first dimension; of a tree, for each of its arrays.
+
+    The first dimension may differ between ranks, except in compiled functions, where it is the same on all.
+    """
+    return _on_tree(Work(Kind.ALLGATHER, name, process_set=process_set), tensor)
+
+
+def grouped_allgather(
+    tensors: Sequence[Any], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Allgather of several arrays that become ready together."""
+    return list(allgather(_listed(tensors), name, process_set))
+
+
+def broadcast(
+    tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The root's array, or tree of arrays, on every rank. `root_rank` is a rank of the job."""
+    _, ranks = runtime.world.groups.members(process_set)
+    arrays_ops.member(root_rank, ranks, "root_rank")
+    work = Work(Kind.BROADCAST, name, process_set=process_set, root=root_rank)
+    leaves, shape = jax.tree.flatten(tensor)
+    if jax.tree.structure(0) != shape:
+        prefix = "jax" if name is None else name
+        names = tuple(f"{prefix}_{place}of{len(leaves)}" for place in range(1, len(leaves) + 1))
+        work = replace(work, name=prefix, names=names)
+    return jax.tree.unflatten(shape, run(work, leaves))
+
+
+def alltoall(
+    tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Sends `splits[i]` rows to member i and gives the rows received; given `splits`, with the received splits.
+
+    In compiled functions there are no splits: each member gets as many rows as the others.
+    """
+    work = Work(Kind.ALLTOALL, name, process_set=process_set)
+    if splits is None:
+        return run(work, [tensor])[0]
+    rows, received = run(work, [tensor], np.asarray(splits).tolist())
+    return rows, received
+
+
+# --- barrier, join ---------------------------------------------------------------------------------------------------
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns when every rank of the process set has called it; not for compiled functions."""
+    settle()
+    arrays_ops.barrier(process_set)
+
+
+def join() -> int:
+    """Says that this rank has no more data: it adds zeros to the others' allreduces until all have joined.
+
+    Gives the rank that joined last; not for compiled functions.
+    """
+    settle()
+    return int(arrays_ops.join())

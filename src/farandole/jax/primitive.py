@@ -1,0 +1,156 @@
+# A collective as JAX's own primitive: traced, batched, and compiled into a call of XLA or into a callback of Python.
+# Touches JAX, compiled, host and work.
+"""`bind(work, arrays)` is one step of the program: its effect is ordered, so that JAX keeps the program's order.
+
+Every rank runs the same program; XLA alone would run calls that do not depend on each other in any order and at once.
+JAX hands a token from each call with this effect to the next, in one program and from one program to the next, so that
+the collectives of a thread happen one after the other, in the same order on all ranks: there is nobody to wait for but
+ranks that have not come so far yet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..engine import Kind, ReduceOp
+from ..pending import names_of
+from ..runtime import runtime
+from ..work import Work
+from . import compiled, host
+from .framework import batching, effects, jax, mlir, private_core
+
+
+class InOrder(effects.Effect):  # type: ignore[misc]
+    """The effect of every collective."""
+
+    def __str__(self) -> str:
+        return "Farandole"
+
+
+EFFECT = InOrder()
+for _allowed in (
+    effects.ordered_effects,
+    effects.lowerable_effects,
+    effects.control_flow_allowed_effects,
+    effects.custom_derivatives_allowed_effects,
+    effects.remat_allowed_effects,
+):
+    _allowed.add_type(InOrder)
+
+
+@dataclass(frozen=True)
+class Call:
+    """Work in a traced function: all that its shapes and its code depend on."""
+
+    work: Work
+    group: int
+    members: int
+    place: int
+    through_xla: bool
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """That of the output, which XLA wants to know: all ranks' arrays have the same number of rows."""
+        kind = self.work.kind
+        if kind in (Kind.ALLREDUCE, Kind.BROADCAST):
+            return shape
+        if kind == Kind.ALLGATHER:
+            return (shape[0] * self.members, *shape[1:])
+        if kind == Kind.REDUCESCATTER:
+            return (shape[0] // self.members + (self.place < shape[0] % self.members), *shape[1:])
+        if shape[0] % self.members:
+            raise ValueError(
+                f"alltoall without splits: {shape[0]} rows cannot be divided evenly among {self.members} ranks"
+            )
+        return shape
+
+
+_primitive: Any = jax.extend.core.Primitive("farandole")
+_primitive.multiple_results = True
+
+
+def bind(work: Work, arrays: Sequence[Any]) -> list[Any]:
+    """The outputs of the work on arrays of which some are traced."""
+    number, ranks = runtime.world.groups.members(work.process_set)
+    through_xla = compiled.ready() and jax.default_backend() == "cpu"
+    call = Call(work, number, len(ranks), list(ranks).index(runtime.world.engine.rank), through_xla)
+    return list(_primitive.bind(*arrays, call=call))
+
+
+@_primitive.def_impl  # type: ignore[untyped-decorator]
+def _now(*arrays: Any, call: Call) -> list[Any]:
+    return host.carry_out(call.work, arrays)
+
+
+@_primitive.def_effectful_abstract_eval  # type: ignore[untyped-decorator]
+def _shapes(*arrays: Any, call: Call) -> tuple[list[Any], set[Any]]:
+    return [jax.core.ShapedArray(call.shape(one.shape), one.dtype) for one in arrays], {EFFECT}
+
+
+def _batched(arrays: Sequence[Any], axes: Sequence[Any], *, call: Call) -> tuple[list[Any], list[Any]]:
+    """vmap: every rank has the same batch, and it travels as a whole; rows stay the first dimension."""
+    if call.work.kind in (Kind.ALLREDUCE, Kind.BROADCAST):
+        if call.work.op == ReduceOp.ADASUM:
+            raise NotImplementedError("Adasum looks at whole arrays: vmap cannot divide it into examples")
+        return _primitive.bind(*arrays, call=call), list(axes)
+    moved = [one if axis is None else jax.numpy.moveaxis(one, axis, 1) for one, axis in zip(arrays, axes, strict=True)]
+    return _primitive.bind(*moved, call=call), [None if axis is None else 1 for axis in axes]
+
+
+batching.primitive_batchers[_primitive] = _batched
+
+
+def full_name(work: Work) -> str:
+    """The name in a traced function. No two calls of a thread happen at once, so that one serves all without any."""
+    name = names_of("name", work.name)[0]
+    plain = "jit" if name is None else work.name
+    return f"{'grouped_' if work.grouped else ''}{work.kind.name.lower()}.{plain}"
+
+
+def _lowered(context: Any, *arrays: Any, call: Call) -> Any:
+    token = context.tokens_in.get(EFFECT)
+    if call.through_xla and context.module_context.platforms == ("cpu",):
+        results, token = _xla_call(context, token, arrays, call)
+    else:
+        work = call.work if call.work.name is not None else dataclasses.replace(call.work, name="jit")
+
+        def callback(*given: Any) -> tuple[Any, ...]:
+            return tuple(host.arrays_of(work, given))
+
+        results, token, _ = mlir.emit_python_callback(
+            context, callback, token, list(arrays), context.avals_in, context.avals_out, has_side_effect=True
+        )
+    context.set_tokens_out(context.tokens_in.update_tokens(mlir.TokenSet({EFFECT: token})))
+    return results
+
+
+def _xla_call(context: Any, token: Any, arrays: Sequence[Any], call: Call) -> tuple[Any, Any]:
+    work, abstract = call.work, private_core.abstract_token
+    with_token = dataclasses.replace(
+        context, avals_in=[abstract, *context.avals_in], avals_out=[abstract, *context.avals_out]
+    )
+    in_place = work.kind in (Kind.ALLREDUCE, Kind.BROADCAST)
+    aliases = {place + 1: place + 1 for place in range(len(arrays))} if in_place else None
+    found = jax.ffi.build_ffi_lowering_function(compiled.TARGET, has_side_effect=True, operand_output_aliases=aliases)(
+        with_token,
+        token,
+        *arrays,
+        kind=np.int32(work.kind),
+        op=np.int32(work.op),
+        group=np.int32(call.group),
+        root=np.int32(work.root),
+        members=np.int32(call.members),
+        bundle=np.int32(1 if work.grouped else 2 if work.names is not None else 0),
+        prescale=np.float64(work.scales[0]),
+        postscale=np.float64(work.scales[1]),
+        name=full_name(work),
+    )
+    token, *results = found.results
+    return results, token
+
+
+mlir.register_lowering(_primitive, _lowered)

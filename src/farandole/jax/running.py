@@ -1,0 +1,125 @@
+# How a collective runs on JAX's arrays: at once on concrete ones, as a step of the program on traced ones; gradients.
+# Touches JAX, host, primitive, work and the NumPy layer's words.
+"""`run(work, arrays)` gives the outputs; each gradient is a collective too, with the rules of the other bindings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .. import ops as arrays_ops
+from ..engine import DType, Kind
+from ..pending import names_of
+from ..reductions import Average, Sum
+from ..runtime import rank, runtime
+from ..work import Work
+from . import host, primitive
+from .framework import jax
+
+TYPES = tuple(kind.name.lower() for kind in DType)
+jnp: Any = jax.numpy
+
+
+def traced(arrays: Sequence[Any]) -> bool:
+    """Whether these are placeholders of a function that is being transformed, at least one of them."""
+    return any(isinstance(array, jax.core.Tracer) for array in arrays)
+
+
+def run(work: Work, arrays: Sequence[Any], splits: Any = None) -> list[Any]:
+    """The outputs, with gradients; of an alltoall with splits the rows and the received splits."""
+    names_of("name", work.name)  # TypeError or ValueError
+    runtime.world.groups.members(work.process_set)  # ValueError now rather than when the function runs
+    given = [_array(array) for array in arrays]
+    if not given:
+        return []
+    for array in given:
+        if array.dtype.name not in TYPES:
+            raise ValueError(f"arrays of dtype {array.dtype} are not supported; supported are {', '.join(TYPES)}")
+        if array.ndim == 0 and work.kind not in (Kind.ALLREDUCE, Kind.BROADCAST):
+            raise ValueError(f"{work.kind.name.lower()} needs an array with at least one dimension; reshape it to (1,)")
+    if not traced(given):
+        return host.carry_out(work, given, splits)
+    return _differentiable(work, given, splits)
+
+
+def _array(array: Any) -> Any:
+    return array if isinstance(array, jax.Array) else jnp.asarray(array)
+
+
+def _differentiable(work: Work, given: list[Any], splits: Any) -> list[Any]:
+    shapes = [array.shape for array in given]
+
+    def forward(arrays: list[Any]) -> list[Any]:
+        if not traced(arrays):
+            return host.carry_out(work, arrays, splits)
+        if splits is not None:
+            raise ValueError("in a compiled function alltoall takes no splits: XLA has to know all shapes beforehand")
+        return primitive.bind(work, arrays)
+
+    def keeping(arrays: list[Any]) -> tuple[list[Any], Any]:
+        outputs = forward(arrays)
+        return outputs, outputs[1] if splits is not None else None
+
+    def backward(received: Any, grads: list[Any]) -> tuple[list[Any]]:
+        # Whole numbers have no gradient.
+        places = [place for place, one in enumerate(grads[: len(shapes)]) if one.dtype != jax.dtypes.float0]
+        found: list[Any] = [None] * len(shapes)
+        passed = _backward(work, [shapes[place] for place in places], [grads[place] for place in places], received)
+        for place, gradient in zip(places, passed, strict=True):
+            found[place] = gradient
+        return (found,)
+
+    collective = jax.custom_vjp(forward)
+    collective.defvjp(keeping, backward)
+    return list(collective(given))
+
+
+def _backward(work: Work, shapes: list[tuple[int, ...]], grads: list[Any], received: Any) -> list[Any]:
+    again = replace(work, name=None, names=None, grouped=work.grouped or work.names is not None)
+    if work.kind == Kind.ALLREDUCE:
+        return run(again, grads)
+    plain = replace(again, kind=Kind.ALLREDUCE, op=Average, scales=(1.0, 1.0), root=-1)
+    if work.kind == Kind.BROADCAST:
+        return [grad if rank() == work.root else jnp.zeros_like(grad) for grad in run(plain, grads)]
+    if work.kind == Kind.ALLGATHER:
+        return _own_rows(work, shapes, run(plain, grads))
+    if work.kind == Kind.REDUCESCATTER:
+        factor = work.scales[0] * work.scales[1] * (_members(work) if work.op == Sum else 1)
+        return _everyones_rows(again, shapes, [grad * jnp.asarray(factor, grad.dtype) for grad in grads])
+    rows = run(again, grads, received)[0]
+    # Rows beyond the sum of the splits went nowhere.
+    left = shapes[0][0] - rows.shape[0]
+    return [jnp.concatenate([rows, jnp.zeros((left, *rows.shape[1:]), rows.dtype)]) if left else rows]
+
+
+def _members(work: Work) -> int:
+    return len(runtime.world.groups.members(work.process_set)[1])
+
+
+def _place(work: Work) -> int:
+    return list(runtime.world.groups.members(work.process_set)[1]).index(rank())
+
+
+def _own_rows(work: Work, shapes: list[tuple[int, ...]], grads: Sequence[Any]) -> list[Any]:
+    """This rank's part of gradients of what all ranks gathered; outside compiled functions rows may differ."""
+    own = np.array([[shape[0] for shape in shapes]])
+    if traced(grads):
+        before = own[0] * _place(work)
+    else:
+        before = arrays_ops.allgather(own, process_set=work.process_set)[: _place(work)].sum(0)
+    return [grad[start : start + rows] for grad, start, rows in zip(grads, before, own[0], strict=True)]
+
+
+def _everyones_rows(work: Work, shapes: list[tuple[int, ...]], grads: list[Any]) -> list[Any]:
+    """The gradients of all ranks' rows. Where some have a row more, XLA cannot gather them: they are added to zeros."""
+    members, place = _members(work), _place(work)
+    if all(shape[0] % members == 0 for shape in shapes) or not traced(grads):
+        return run(replace(work, kind=Kind.ALLGATHER, op=Sum, scales=(1.0, 1.0)), grads)
+    spread = []
+    for shape, grad in zip(shapes, grads, strict=True):
+        start = place * (shape[0] // members) + min(place, shape[0] % members)
+        spread.append(jnp.zeros(shape, grad.dtype).at[start : start + grad.shape[0]].set(grad))
+    return run(replace(work, kind=Kind.ALLREDUCE, op=Sum, scales=(1.0, 1.0)), spread)

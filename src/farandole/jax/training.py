@@ -1,0 +1,145 @@
+# The gradients of a step, those of all ranks: behind an optimizer of optax, or behind jax.grad.
+# Touches JAX, compression and ops; optax's transformations are pairs of functions, and optax itself is not needed.
+"""`DistributedOptimizer` or `value_and_grad`: one of them in a program is enough."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..groups import ProcessSet, global_process_set
+from ..pending import chosen_op
+from ..reductions import Average
+from .compression import Compression, checked_compression
+from .framework import jax
+from .ops import allreduce
+
+
+@dataclass
+class Reduction:
+    """How gradients are reduced: all of a step in one call."""
+
+    compression: Any = Compression.none
+    op: Any = Average
+    gradient_predivide_factor: float = 1.0
+    process_set: ProcessSet = field(default_factory=lambda: global_process_set)
+
+    def __post_init__(self) -> None:
+        self.op = chosen_op(self.op, None)
+        checked_compression(self.compression)
+        if self.gradient_predivide_factor != 1.0 and self.op != Average:
+            raise ValueError("gradient_predivide_factor only makes sense with op=Average")
+
+    def __call__(self, gradients: Any) -> Any:
+        """The reduced tree; None stays None. A rank outside the process set keeps its own."""
+        if self.process_set.included() is False or not (leaves := jax.tree.leaves(gradients)):
+            return gradients
+        # Models that take turns have names of their own; ranks agree on them without having agreed on any name.
+        name = f"gradients.{len(leaves)}.{sum(leaf.size for leaf in leaves)}"
+        factor = self.gradient_predivide_factor
+        return allreduce(
+            gradients,
+            name=name,
+            compression=self.compression,
+            op=self.op,
+            prescale_factor=1.0 / factor,
+            postscale_factor=factor,
+            process_set=self.process_set,
+        )
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Any = Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """A transformation of optax that reduces the gradients of all ranks before `optimizer` sees them.
+
+    With `backward_passes_per_step` gradients are added up (or averaged) and sent every so many updates.
+    """
+    if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
+        raise ValueError(f"optimizer is a {type(optimizer).__name__}; expected a GradientTransformation of optax")
+    if backward_passes_per_step <= 0:
+        raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: expected at least 1")
+    reduction = Reduction(compression, op, gradient_predivide_factor, process_set)
+
+    def update(updates: Any, state: Any, params: Any = None, **more: Any) -> Any:
+        return optimizer.update(reduction(updates), state, params, **more)
+
+    reduced = optimizer._replace(update=update)
+    if backward_passes_per_step == 1:
+        return reduced
+    return _every(backward_passes_per_step, average_aggregated_gradients, reduced)
+
+
+class Passes(NamedTuple):
+    """The state of an optimizer that adds up gradients."""
+
+    inner: Any
+    sums: Any
+    count: Any
+
+
+def _every(passes: int, average: bool, optimizer: Any) -> Any:
+    """Adds up the gradients of so many passes, and only then asks the optimizer; the updates in between are zeros."""
+
+    def init(params: Any) -> Passes:
+        zeros = jax.tree.map(jax.numpy.zeros_like, params)
+        return Passes(optimizer.init(params), zeros, jax.numpy.zeros((), jax.numpy.int32))
+
+    def update(updates: Any, state: Passes, params: Any = None, **more: Any) -> Any:
+        sums = jax.tree.map(jax.numpy.add, state.sums, updates)
+
+        def apply() -> tuple[Any, Passes]:
+            whole = jax.tree.map(lambda one: one / passes, sums) if average else sums
+            found, inner = optimizer.update(whole, state.inner, params, **more)
+            return found, Passes(inner, jax.tree.map(jax.numpy.zeros_like, sums), jax.numpy.zeros_like(state.count))
+
+        def keep() -> tuple[Any, Passes]:
+            nothing = jax.tree.map(lambda one: jax.numpy.zeros(one.shape, one.dtype), jax.eval_shape(apply)[0])
+            return nothing, Passes(state.inner, sums, state.count + 1)
+
+        return jax.lax.cond(state.count + 1 == passes, apply, keep)
+
+    return optimizer._replace(init=init, update=update)
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: Any = 0,
+    has_aux: bool = False,
+    *,
+    compression: Any = Compression.none,
+    op: Any = Average,
+    gradient_predivide_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    **more: Any,
+) -> Callable[..., Any]:
+    """As `jax.value_and_grad`, with the gradients of all ranks; the value is this rank's own."""
+    reduction = Reduction(compression, op, gradient_predivide_factor, process_set)
+    alone = jax.value_and_grad(fun, argnums, has_aux, **more)
+
+    @functools.wraps(fun)
+    def together(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        value, gradients = alone(*args, **kwargs)
+        return value, reduction(gradients)
+
+    return together
+
+
+def grad(fun: Callable[..., Any], argnums: Any = 0, has_aux: bool = False, **more: Any) -> Callable[..., Any]:
+    """As `jax.grad`, with the gradients of all ranks; more arguments as for `value_and_grad`."""
+    both = value_and_grad(fun, argnums, has_aux, **more)
+
+    @functools.wraps(fun)
+    def gradients(*args: Any, **kwargs: Any) -> Any:
+        value, found = both(*args, **kwargs)
+        return (found, value[1]) if has_aux else found
+
+    return gradients

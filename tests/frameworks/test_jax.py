@@ -1,0 +1,142 @@
+# JAX on 2 and 3 ranks: the battery, training, a rank that is killed, examples; compiled calls and callbacks.
+# Touches the battery, its binding to JAX, jax_cases.py, the examples, the docs and the harness of tests/ranks.
+"""Few jobs with many cases each: starting JAX takes longer than most of them."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import jobs
+import pytest
+from battery.run import judge
+from tensorflow_jobs import CACHE, ENVIRONMENT, results
+
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed"),
+]
+ROOT = Path(__file__).parents[2]
+LAUNCH = "import sys; from farandole.launch.cli import horovodrun; sys.exit(horovodrun())"
+# Two threads for XLA; quick compilation, since nearly every call is compiled.
+JAX = {
+    "JAX_ENABLE_X64": "1",
+    "JAX_PLATFORMS": "cpu",
+    "NPROC": "2",
+    "XLA_FLAGS": "--xla_backend_optimization_level=0",
+}
+FORMS = [("eager", "callback", 3), ("jit", "compiled", 2)]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("form", "way", "ranks"), FORMS, ids=lambda part: str(part))
+def test_the_battery(form: str, way: str, ranks: int) -> None:
+    found = results("jax_binding.py", ranks, form, **JAX, FARANDOLE_JAX_OPS=way)
+    assert len(found) > 35
+    for name in found:
+        judge(found, name, ranks)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("way", "ranks"), [("compiled", 3), ("callback", 2)])
+def test_training(way: str, ranks: int) -> None:
+    if importlib.util.find_spec("optax") is None:
+        pytest.skip("optax is not installed")
+    found = results("jax_cases.py", ranks, "training", **JAX, FARANDOLE_JAX_OPS=way)
+    assert len(found) == 11
+    for name in found:
+        judge(found, name, ranks)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", ["compiled", "callback"])
+def test_collectives_become_ready_in_any_order(way: str) -> None:
+    found = results("jax_cases.py", 2, "order", **JAX, FARANDOLE_JAX_OPS=way)
+    judge(found, "collectives in any order", 2)
+
+
+KILLED = """
+import json, os, jax, jax.numpy as jnp
+import farandole.jax as hvd
+hvd.init()
+step = jax.jit(lambda x: [hvd.allreduce(x + i, name=f"part{i}") for i in range(4)])
+jax.block_until_ready(step(jnp.ones(1000)))
+print(json.dumps({"pid": os.getpid()}), flush=True)
+try:
+    while True:
+        jax.block_until_ready(step(jnp.ones(1000)))
+except jax.errors.JaxRuntimeError as error:
+    print(json.dumps({"error": type(hvd.translated(error)).__name__}), flush=True)
+"""
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("way", ["compiled", "callback"])
+def test_a_killed_rank_raises_on_the_others(way: str) -> None:
+    environment = {**ENVIRONMENT, **JAX, "FARANDOLE_JAX_OPS": way}
+    with jobs.local.start([sys.executable, "-c", KILLED], 3, None, environment, stop_on_failure=False) as job:
+        for rank in range(3):
+            jobs.look_until(lambda: jobs.results(job, rank), job, 150)  # noqa: B023
+        os.kill(jobs.results(job, 1)[0]["pid"], signal.SIGKILL)
+        for rank in (0, 2):
+            found = jobs.look_until(lambda: jobs.results(job, rank)[1:], job, 20)  # noqa: B023
+            assert found == [{"error": "PeerLost"}]
+        job.wait(60)
+        assert [job.codes[rank] for rank in (0, 2)] == [0, 0]
+
+
+def test_what_is_missing_or_too_old_is_named() -> None:
+    alone = "import sys, farandole; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", alone], check=True, timeout=30, env=ENVIRONMENT)
+    for change, words in (
+        ("sys.modules['jax'] = None", "not installed: pip install jax"),
+        ("import jax; jax.__version__ = '0.4.30'", "this is 0.4.30: pip install --upgrade jax"),
+    ):
+        program = f"import sys\n{change}\nimport farandole.jax"
+        environment = {**os.environ, **ENVIRONMENT}
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment
+        )
+        assert done.returncode == 1 and "ImportError" in done.stderr and words in done.stderr, done.stderr
+
+
+def launched(script: Path, place: str, *options: str) -> str:
+    """What a script printed under horovodrun, in the folder `place`."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **ENVIRONMENT, "JAX_PLATFORMS": "cpu", "TMPDIR": place}
+    command = [sys.executable, "-c", LAUNCH, "-np", "2", sys.executable, str(script), *options]
+    done = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["jax", "flax"])
+def test_examples(kind: str) -> None:
+    for module in ("sklearn", "optax", kind):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    before, after = (ROOT / "examples" / f"{kind}_{name}.py" for name in ("single", "digits"))
+    lines = difflib.ndiff(before.read_text().splitlines(), after.read_text().splitlines())
+    assert sum(line.startswith("+ ") for line in lines) <= 10
+    with tempfile.TemporaryDirectory() as place:
+        said = launched(after, place, "--epochs", "3")
+    (accuracy,) = re.findall(r"\baccuracy ([\d.]+)%", said)  # one rank speaks
+    assert float(accuracy) > 60
+
+
+@pytest.mark.timeout(300)
+def test_the_code_of_the_page() -> None:
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "jax.md").read_text(), flags=re.DOTALL)[0]
+    with tempfile.TemporaryDirectory() as place:
+        script = Path(place, "train.py")
+        script.write_text(code)
+        assert "loss below 0.01: True" in launched(script, place)
