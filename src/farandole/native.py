@@ -71,6 +71,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "farandole_wait": (INT, (POINTER, LONG, LONG)),
     "farandole_wait_aside": (INT, (POINTER, LONG, LONG)),
     "farandole_settle": (None, (POINTER, ctypes.c_size_t)),
+    "farandole_next_completion": (LONG, (POINTER, LONG)),
     "farandole_outcome_of": (INT, (POINTER, LONG, POINTER)),
     "farandole_release": (None, (POINTER, LONG)),
     "farandole_next_event": (INT, (POINTER, POINTER, LONG)),
@@ -343,6 +344,12 @@ class NativeEngine:
                     raise errors.FarandoleTimeout(f"{what} was not done after {timeout:g} s", seconds=timeout)
         finally:
             self._exit()
+
+    def next_completion(self) -> int:
+        while True:
+            handle: int = self._call(self._library.farandole_next_completion, SLICE_MS)
+            if handle != 0:
+                return handle
 
     def settle(self, memory: Span) -> None:
         owner = memory.owner
