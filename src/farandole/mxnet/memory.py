@@ -28,18 +28,24 @@ def type_of(array: Any) -> DType:
 
 
 def new_like(array: Any, shape: Sequence[int]) -> Any:
-    """A new array in the memory of the CPU, of the same kind and type; ValueError where MXNet has no such shape."""
+    """A new array in the memory of the CPU, of the same kind and type."""
     if isinstance(array, mx.np.ndarray):
         return mx.np.empty(tuple(shape), dtype=array.dtype, ctx=mx.cpu())
-    if 0 in shape:
-        raise ValueError(f"MXNet has no NDArray of shape {tuple(shape)}: use arrays of mxnet.np, which may be empty")
-    return mx.nd.empty(tuple(shape), ctx=mx.cpu(), dtype=array.dtype)
+    with mx.util.np_shape(True):  # else a length of 0 means one that is not known
+        return mx.nd.empty(tuple(shape), ctx=mx.cpu(), dtype=array.dtype)
 
 
 def on_host(array: Any) -> Any:
     """The array itself, or its copy in the memory of the CPU; MXNet makes the copy when the array is ready."""
     type_of(array)
-    return array.as_in_context(mx.cpu()) if array.context.device_type == "gpu" else array
+    return moved(array, mx.cpu()) if array.ctx.device_type == "gpu" else array
+
+
+def moved(array: Any, context: Any) -> Any:
+    """The array itself, or its copy on another device."""
+    if array.ctx == context:
+        return array
+    return array.as_in_ctx(context) if isinstance(array, mx.np.ndarray) else array.as_in_context(context)
 
 
 class ArrayBuffer(Buffer):

@@ -19,7 +19,7 @@ from ..pending import Beginning, chosen_op
 from ..reductions import Average
 from . import pushing
 from .framework import mx
-from .memory import ArrayBuffer, on_host
+from .memory import ArrayBuffer, moved, on_host
 
 __all__ = [
     "allgather",
@@ -52,7 +52,7 @@ def _later(tensors: Sequence[Any], in_place: bool, priority: int, build: Build) 
     for tensor, host, output in zip(tensors, near, outputs, strict=True):
         if in_place and host is not tensor:
             output.copyto(tensor)
-        results.append(tensor if in_place else output.as_in_context(tensor.context))
+        results.append(tensor if in_place else moved(output, tensor.ctx))
     return results
 
 
@@ -64,7 +64,7 @@ def _now(tensors: Sequence[Any], priority: int, build: Build) -> tuple[list[Any]
         return [], []
     outcomes = pushing.wait(pushing.push(begun, priority, quiet=True))
     results = [
-        buffer.give(outcome.output).as_in_context(tensor.context)
+        moved(buffer.give(outcome.output), tensor.ctx)
         for buffer, outcome, tensor in zip(buffers, outcomes, tensors, strict=True)
     ]
     return results, outcomes
