@@ -63,11 +63,11 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise TypeError(f"optimizer is a {type(optimizer).__name__}; expected one of mxnet.optimizer")
         averaging = Averaging(gradient_predivide_factor, num_groups, process_set)
-        vars(self).update(_optimizer=optimizer, _averaging=averaging)
+        self.__dict__.update(_optimizer=optimizer, _averaging=averaging)
         optimizer.rescale_grad *= averaging.rescale
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_optimizer" not in vars(self):
+        if name.startswith("__") or "_optimizer" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self._optimizer, name)
 
@@ -78,7 +78,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
         return {"_optimizer": self._optimizer, "_averaging": self._averaging}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        self.__dict__.update(state)
 
     def _average(self, index: Any, grad: Any) -> None:
         several = isinstance(index, (list, tuple))

@@ -148,9 +148,7 @@ class Traffic:
     def drain(self, seconds: float, submitted: bool = False) -> None:
         """Waits until nothing is under way, or until the engine has all that was pushed."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: all(submitted and flight.submitted for flight in self._flights), seconds
-            )
+            self._changed.wait_for(lambda: all(submitted and flight.submitted for flight in self._flights), seconds)
 
     def _fail(self, flight: Flight, error: BaseException) -> None:
         flight.failure = flight.failure or error
