@@ -23,7 +23,7 @@ ROOT = HERE.parents[1]
 EXAMPLES = ROOT / "examples"
 PYTHON = ROOT / "build" / "mxnet" / "bin" / "python"
 ENVIRONMENT = {"PYTHONPATH": f"{jobs.SOURCE}:{HERE}", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-JOB_S = 110.0
+JOB_S = 280.0
 CASES = re.findall(r"^@case\ndef (\w+)", (HERE / "mxnet_cases.py").read_text(), flags=re.M)
 # The contract's section on MXNet.
 NAMES = """allreduce allreduce_ grouped_allreduce grouped_allreduce_ allgather grouped_allgather broadcast
@@ -40,11 +40,11 @@ def missing() -> str:
     """Why MXNet cannot be had here; nothing if it can."""
     if not PYTHON.exists():
         return "no build/mxnet: scripts/environment.py mxnet makes it, with Python 3.11 and older"
-    done = subprocess.run([PYTHON, "-c", "import mxnet"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([PYTHON, "-c", "import mxnet"], capture_output=True, text=True, timeout=120)
     return "" if done.returncode == 0 else f"MXNet cannot be imported: {done.stderr.strip().splitlines()[-1]}"
 
 
-pytestmark = [pytest.mark.ranks, pytest.mark.skipif(bool(missing()), reason=missing())]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300), pytest.mark.skipif(bool(missing()), reason=missing())]
 
 
 def started(program: str, ranks: int, *arguments: str) -> Any:
@@ -93,7 +93,7 @@ def test_a_killed_rank_is_raised_on_the_others() -> None:
 
 def python(program: str, interpreter: str | Path = PYTHON) -> subprocess.CompletedProcess[str]:
     command = [interpreter, "-W", "ignore", "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **ENVIRONMENT})
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **ENVIRONMENT})
 
 
 def test_every_name_of_the_contract_is_there() -> None:
@@ -126,7 +126,7 @@ def launched(script: Path, folder: str, *options: str) -> str:
     launch = "import sys; from farandole.launch.cli import horovodrun; sys.exit(horovodrun())"
     command = [sys.executable, "-c", launch, "-np", "2", PYTHON, "-W", "ignore", script, *options]
     environment = {**os.environ, **ENVIRONMENT, "TMPDIR": folder}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, cwd=folder)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

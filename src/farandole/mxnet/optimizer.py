@@ -149,9 +149,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
                 continue
             own = param.list_grad()
             if len(own) > 1:
-                raise ValueError(
-                    f"{param.name} lies on {len(own)} devices; start one process per device, each with a rank of its own"
-                )
+                raise ValueError(f"{param.name} lies on {len(own)} devices; start one process for each of them")
             grads.append((f"{self._prefix}{index}", own[0]))
         travelling = [(name, *self._compression.compress(grad)) for name, grad in grads]
         self._averaging.sum([(name, tensor) for name, tensor, _ in travelling])

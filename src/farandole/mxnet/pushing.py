@@ -1,4 +1,4 @@
-# Collectives as operations of MXNet's own engine, which starts them when their arrays are ready and orders what follows.
+# Collectives as operations of MXNet's own engine, which starts them when their arrays are ready.
 # Touches MXNet's C interface, engine, errors, pending and runtime. The only file of the binding that sees C.
 """`push` hands a collective to MXNet. No thread of MXNet waits for it: whoever is called only submits the requests.
 
