@@ -121,7 +121,7 @@ def an_optimizer_on_shards_is_one_on_all(rank: int, size: int) -> None:
             with autograd.record():
                 one, other = weights
                 product = mx.nd.dot(mx.nd.array(x[step][share], dtype="float64"), one * other)
-                loss = ((product - mx.nd.array(y[step][share], dtype="float64")) ** 2).mean()
+                loss = ((product - mx.nd.array(y[step][share], dtype="float64")) ** 2).sum()
             loss.backward()
             if several:
                 optimizer.update_multi_precision([0, 1], weights, [weight.grad for weight in weights], states)
@@ -130,9 +130,10 @@ def an_optimizer_on_shards_is_one_on_all(rank: int, size: int) -> None:
                     optimizer.update(i, weight, weight.grad, states[i])
         return [weight.asnumpy() for weight in weights]
 
-    expected = fit(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9), slice(None), False)
-    for several, options in ((True, {}), (True, {"num_groups": 1}), (False, {"gradient_predivide_factor": 3.0})):
-        inner = mx.optimizer.SGD(learning_rate=0.2, momentum=0.9)
+    # MXNet rounds rescale_grad to float32, so that it has to be the same number in the end.
+    expected = fit(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9, rescale_grad=1 / ROWS), slice(None), False)
+    for several, options in ((True, {}), (True, {"num_groups": 1}), (False, {"gradient_predivide_factor": 2.0})):
+        inner = mx.optimizer.SGD(learning_rate=0.2, momentum=0.9, rescale_grad=size / ROWS)
         optimizer = hvd.DistributedOptimizer(inner, **options)
         optimizer.set_learning_rate(0.1)
         assert inner.learning_rate == optimizer.learning_rate == 0.1
