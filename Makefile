@@ -29,7 +29,7 @@ demo:
 
 test:
 	@$(PYTHON) scripts/build.py check
-	@$(PYTHON) scripts/environment.py build demo torch tensorflow jax spark test wheel bench older
+	@$(PYTHON) scripts/environment.py build demo torch tensorflow jax spark test wheel bench older mxnet
 	@$(VENV_PYTHON) scripts/test.py
 
 bench:

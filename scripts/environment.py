@@ -1,5 +1,6 @@
 """Creates .venv at the root of the repository and fills it with the requirement lists that a make target names.
-Touches .venv and, as root on Debian, packages that tests need; uses the standard library alone."""
+Touches .venv, environments for tests in build/ and, as root on Debian, packages that tests need; uses the standard
+library alone."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LISTS = ROOT / "scripts" / "requirements"
 OLDER = ROOT / "build" / "older-torch"  # the oldest torch that the tests run on, in an environment of its own
+MXNET = ROOT / "build" / "mxnet"  # MXNet and the NumPy that it needs, likewise
 
 # Programs that some tests run and that a bare Debian lacks, with their packages. Tests that miss one say so and are
 # skipped.
@@ -35,6 +37,13 @@ PROGRAMS = {
     "munged": "munge",
 }
 
+# What MXNet's library for Arm asks for and does not bring, what stands in for it, and the package that has that.
+STAND_INS = {
+    "libarmpl_lp64_mp.so": ("libopenblas.so.0", "libopenblas0-pthread"),
+    "libastring.so": ("liblapacke.so.3", "liblapacke"),
+    "libamath.so": ("libm.so.6", "libc6"),
+}
+
 # What a list costs the first time: megabytes to download and seconds on an ordinary line. For the reader, not for pip.
 COST = {
     "build": (50, 15),
@@ -48,6 +57,7 @@ COST = {
     "wheel": (100, 30),
     "bench": (25, 10),
     "older": (130, 60),
+    "mxnet": (100, 40),
 }
 
 
@@ -155,12 +165,15 @@ def install_programs() -> None:
     """Installs what PROGRAMS names and is missing, where that can be done without asking; says what tests will miss."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     missing = sorted({package for name, package in PROGRAMS.items() if shutil.which(name, path=path) is None})
-    if not missing:
-        return
+    if missing:
+        install_packages(missing, "for tests with hosts and launchers: up to 50 MB to download, about 60 s")
+
+
+def install_packages(missing: list[str], purpose: str) -> None:
+    """With apt-get, as root, and once; else it says how."""
     tried = build_stamp("-".join(missing))
     if os.geteuid() == 0 and shutil.which("apt-get") and not tried.exists():
-        line = "with apt-get, for tests with hosts and launchers: up to 50 MB to download, about 60 s"
-        print(f"setup: installing {', '.join(missing)} {line}", flush=True)
+        print(f"setup: installing {', '.join(missing)} with apt-get, {purpose}", flush=True)
         tried.touch()
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         with services_stay_off():
@@ -171,6 +184,33 @@ def install_programs() -> None:
         print(f"setup: {(done.stderr.strip().splitlines() or ['apt-get failed'])[-1]}", flush=True)
     command = installer({"apt-get": " ".join(missing)})
     print(f"setup: without {', '.join(missing)} some tests are skipped; to have them: {command}", flush=True)
+
+
+def prepare_mxnet() -> None:
+    """An environment of its own, because MXNet needs an old NumPy, with what its library lacks on Arm."""
+    if sys.version_info >= (3, 12):
+        print("setup: MXNet runs on Python 3.11 and older: its tests are skipped", flush=True)
+        return
+    create(MXNET)
+    fill(MXNET, ["mxnet"])
+    if platform.machine() != "aarch64":
+        return
+    missing = sorted({package for name, package in STAND_INS.values() if system_library(name) is None})
+    if missing:
+        install_packages(missing, "for MXNet on Arm: 5 MB to download, about 10 s")
+    [beside] = MXNET.glob("lib/python*/site-packages/mxnet/libmxnet.so")
+    for wanted, (name, _) in STAND_INS.items():
+        found = system_library(name)
+        link = beside.with_name(wanted)  # where its loader looks first
+        if found is not None and not link.exists():
+            link.unlink(missing_ok=True)
+            link.symlink_to(found)
+
+
+def system_library(name: str) -> Path | None:
+    """Where the system has a shared library."""
+    folders = ("/usr/lib/aarch64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
+    return next((path for folder in folders if (path := Path(folder, name)).exists()), None)
 
 
 def build_stamp(name: str) -> Path:
@@ -203,12 +243,14 @@ def main() -> None:
     (ROOT / "build").mkdir(exist_ok=True)
     with open(ROOT / "build" / "setup.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once: the second waits
-        lists = [name for name in sys.argv[1:] if name != "older"]
+        lists = [name for name in sys.argv[1:] if name not in ("older", "mxnet")]
         create(VENV)
         fill(VENV, lists)
         if "older" in sys.argv[1:] and platform.machine() == "aarch64":  # elsewhere it would bring gigabytes of CUDA
             create(OLDER)
             fill(OLDER, ["older"])
+        if "mxnet" in sys.argv[1:]:
+            prepare_mxnet()
         if "test" in sys.argv[1:]:
             install_programs()
         link_source()

@@ -90,6 +90,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "tensorflow": _ARRAYS | {"compat", "elastic", "keras", "work", "compiled"},
     "jax": _ARRAYS | {"compat", "elastic", "work", "compiled"},
     "tensorflow/keras": _ARRAYS | {"compat", "elastic", "keras", "tensorflow"},
+    "mxnet": _ARRAYS | {"compat"},
     # Keras runs on other frameworks: each backend's gradients are reduced by that framework's own binding.
     "keras": _ARRAYS | {"compat", "elastic"},
     "compat": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions"},
@@ -147,5 +148,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
         "ctypes",
         "src/farandole/tensorflow/arrivals.py",
     ): "TensorFlow's own C interface, where there is no compiler to do it in C++",
+    ("ctypes", "src/farandole/mxnet/pushing.py"): "MXNet's engine has a door in C alone; ours is not touched here",
     ("ctypes", "src/farandole/launch/spawn.py"): "workers die with their launcher: prctl has no other door in Python",
 }

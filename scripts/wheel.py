@@ -37,7 +37,7 @@ EXTRAS = {
     "tensorflow-gpu": [],
     "keras": [],
     "pytorch": ["torch>=2.1"],
-    "mxnet": [],
+    "mxnet": ["mxnet==1.9.1", "numpy<1.24"],
     "spark": [],
     "pytorch-spark": ["torch>=2.1"],
     "ray": [],

@@ -234,6 +234,10 @@ class Engine(Protocol):
         """
         ...
 
+    def next_completion(self) -> int:
+        """Blocks until some handle is done; gives each once, to one thread; -1, or ShutDown, at the engine's end."""
+        ...
+
     def settle(self, memory: Span) -> None:
         """Says that a tensor's memory is used again and again: it is brought into huge pages where that can be done."""
         ...

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,10 +68,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "farandole_submit": (INT, (POINTER, POINTER, INT, INT, POINTER, POINTER, ctypes.c_size_t)),
     "farandole_run": (INT, (POINTER,)),
     "farandole_poll": (INT, (POINTER, LONG)),
-    "farandole_next_completion": (LONG, (POINTER, LONG)),
     "farandole_wait": (INT, (POINTER, LONG, LONG)),
     "farandole_wait_aside": (INT, (POINTER, LONG, LONG)),
     "farandole_settle": (None, (POINTER, ctypes.c_size_t)),
+    "farandole_next_completion": (LONG, (POINTER, LONG)),
     "farandole_outcome_of": (INT, (POINTER, LONG, POINTER)),
     "farandole_release": (None, (POINTER, LONG)),
     "farandole_next_event": (INT, (POINTER, POINTER, LONG)),
@@ -351,6 +351,12 @@ class NativeEngine:
         finally:
             self._exit()
 
+    def next_completion(self) -> int:
+        while True:
+            handle: int = self._call(self._library.farandole_next_completion, SLICE_MS)
+            if handle != 0:
+                return handle
+
     def settle(self, memory: Span) -> None:
         owner = memory.owner
         self._library.farandole_settle(memory.address, owner.numel() * owner.element_size())
@@ -520,13 +526,6 @@ class NativeEngine:
                 self._exit()
 
         threading.Thread(target=serve, name=f"farandole-operations-{self.rank}", daemon=True).start()
-
-    def completions(self) -> Iterator[int]:
-        """The handles that are done, each once, until the engine ends; for one listener, where no operations serve."""
-        with contextlib.suppress(errors.ShutDown):
-            while (handle := int(self._call(self._library.farandole_next_completion, SLICE_MS))) >= 0:
-                if handle:
-                    yield handle
 
     def lend(self, path: str) -> None:
         """Lets calls of a framework, compiled into the library at `path`, use this engine until it is closed."""

@@ -140,6 +140,7 @@ class Pending:
     dtype: DType
     outcome: Outcome | None = None
     error: Exception | None = None
+    told: bool = False  # by next_completion
 
     @property
     def done(self) -> bool:
@@ -357,6 +358,17 @@ class ReferenceEngine:
             if handle not in self.handles:
                 raise ValueError(f"there is no handle {handle}")
             return self.handles[handle].done
+
+    def next_completion(self) -> int:
+        def fresh() -> list[int]:
+            return [handle for handle, pending in self.handles.items() if pending.done and not pending.told]
+
+        with self.monitor:
+            self.monitor.wait_for(lambda: self.ended is not None or fresh())
+            for handle in fresh()[:1]:
+                self.handles[handle].told = True
+                return handle
+        return -1
 
     def settle(self, memory: Span) -> None:
         """Pages are as good as others here."""

@@ -83,7 +83,7 @@ def test_every_name_of_the_contract_is_there(module: str) -> None:
 
 @pytest.mark.parametrize("alias", [alias for alias, real in horovod.MODULES.items() if real])
 def test_an_alias_is_the_module_itself(alias: str) -> None:
-    if {"tensorflow", "keras"} & set(alias.split(".")):  # loading it costs more than all the rest
+    if {"tensorflow", "keras", "mxnet"} & set(alias.split(".")):  # loading it costs more than all the rest
         place = SRC / horovod.MODULES[alias].replace(".", "/")
         assert place.with_suffix(".py").exists() or (place / "__init__.py").exists()
         return
@@ -113,7 +113,7 @@ def test_basics_are_those_of_the_package() -> None:
         basics.rank()
 
 
-@pytest.mark.parametrize("name", ["mxnet", "mxnet.mpi_ops"])
+@pytest.mark.parametrize("name", ["cobol", "cobol.mpi_ops"])
 def test_what_is_not_there_says_so(name: str) -> None:
     with pytest.raises(ModuleNotFoundError, match=f"horovod.{name.split('.')[0]} is not available: Farandole"):
         importlib.import_module(f"horovod.{name}")
@@ -121,7 +121,7 @@ def test_what_is_not_there_says_so(name: str) -> None:
 
 def test_from_horovod_import_says_so_as_well() -> None:
     with pytest.raises(ImportError, match="Farandole"):
-        from horovod import mxnet  # noqa: F401
+        from horovod import cobol  # noqa: F401
     with pytest.raises(AttributeError):
         _ = horovod.nonsense
 

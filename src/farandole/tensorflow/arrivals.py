@@ -8,6 +8,7 @@ other ranks wait for; here one thread of Python waits for all, and TensorFlow's 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -17,6 +18,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .. import errors
 from ..engine import Array
 from ..native import NativeEngine
 from ..work import Work, begin, results
@@ -92,15 +94,16 @@ class Tickets:
         return True
 
     def _look(self, engine: NativeEngine, entries: dict[int, _Entry]) -> None:
-        for handle in engine.completions():
-            with self._lock:
-                entry = entries.pop(handle, None)  # None: somebody else's
-                if entry is None:
-                    continue
-                entry.left -= 1
-                tell = entry.tell if entry.left == 0 else None
-            if tell is not None:
-                tell()
+        with contextlib.suppress(errors.ShutDown):
+            while (handle := engine.next_completion()) >= 0:
+                with self._lock:
+                    entry = entries.pop(handle, None)  # None: somebody else's
+                    if entry is None:
+                        continue
+                    entry.left -= 1
+                    tell = entry.tell if entry.left == 0 else None
+                if tell is not None:
+                    tell()
         with self._lock:
             rest = set(entries.values())
             for entry in rest:

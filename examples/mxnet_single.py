@@ -1,0 +1,45 @@
+"""Trains a small network on scikit-learn's handwritten digits with MXNet's Gluon, and saves it with --save. It is here
+twice: mxnet_single.py for one process, mxnet_digits.py for any number of them."""
+
+import argparse
+
+import mxnet as mx
+from mxnet import autograd, gluon
+from sklearn.datasets import load_digits
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--batch", type=int, default=50, help="images per process and step")
+parser.add_argument("--rate", type=float, default=0.05)
+parser.add_argument("--save", metavar="FILE", help="where the trained parameters go")
+options = parser.parse_args()
+
+mx.random.seed(1)
+first = True  # the process that prints and saves
+
+digits = load_digits()
+images, labels = digits.images[:, None].astype("float32") / 16, digits.target.astype("float32")
+x, y = images[:1500], labels[:1500]
+
+net = gluon.nn.HybridSequential()
+net.add(gluon.nn.Conv2D(32, 3, padding=1, activation="relu"), gluon.nn.MaxPool2D(2), gluon.nn.Flatten())
+net.add(gluon.nn.Dense(128, activation="relu"), gluon.nn.Dense(10))
+net.initialize(mx.init.Xavier())
+net.hybridize()
+rate = {"learning_rate": options.rate, "momentum": 0.9}
+trainer = gluon.Trainer(net.collect_params(), "sgd", rate)
+loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+batches = gluon.data.DataLoader(gluon.data.ArrayDataset(x, y), options.batch, shuffle=True, last_batch="discard")
+
+for _ in range(options.epochs):
+    for image, label in batches:
+        with autograd.record():
+            loss = loss_of(net(image), label)
+        loss.backward()
+        trainer.step(options.batch)
+
+right = (net(mx.nd.array(images[1500:])).argmax(1) == mx.nd.array(labels[1500:])).mean().asscalar()
+if first:
+    print(f"accuracy {right:.1%}", flush=True)
+if first and options.save:
+    net.save_parameters(options.save)

@@ -1,0 +1,60 @@
+# MXNet itself: present and of the version that is supported, or words that say what to install.
+# Touches the import system and the version of MXNet.
+"""`mx` is MXNet; every file of this binding takes it from here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+from ..compat import is_version_greater_equal_than
+
+LEAST, BEYOND = "1.9.1", "2.0.0"
+INSTALL = "pip install mxnet==1.9.1 'numpy<1.24', in an environment of its own with Python 3.11 or older"
+
+
+def require() -> Any:
+    """MXNet; ImportError says what to install."""
+    try:
+        import mxnet
+    except ModuleNotFoundError as error:
+        if error.name == "mxnet":
+            raise ImportError(f"farandole.mxnet needs MXNet {LEAST}, and it is not installed: {INSTALL}") from None
+        if error.name == "distutils":  # Python 3.12 has none
+            raise ImportError(f"MXNet cannot be imported by this version of Python: {INSTALL}") from None
+        raise
+    except AttributeError as error:  # numpy.bool is gone since 1.24
+        raise ImportError(
+            f"MXNet cannot be imported with NumPy {numpy.__version__} ({error}): it needs one before 1.24: {INSTALL}"
+        ) from None
+    except OSError as error:
+        raise ImportError(f"MXNet's own library cannot be loaded: {error}; docs/mxnet.md says what to do") from None
+    found = mxnet.__version__
+    if not is_version_greater_equal_than(found, LEAST) or is_version_greater_equal_than(found, BEYOND):
+        raise ImportError(
+            f"farandole.mxnet needs MXNet {LEAST} or newer, and older than {BEYOND}; this is {found}: {INSTALL}"
+        )
+    return mxnet
+
+
+mx: Any = require()
+
+
+def _has(feature: str) -> bool:
+    return bool(mx.runtime.Features().is_enabled(feature))
+
+
+def cuda_built() -> bool:
+    """Whether tensors on CUDA devices can be used: MXNet decides that."""
+    return _has("CUDA")
+
+
+def rocm_built() -> bool:
+    """MXNet knows no ROCm."""
+    return False
+
+
+def onednn_built() -> bool:
+    """Whether MXNet's operations may leave arrays in a layout of oneDNN's own."""
+    return _has("MKLDNN")

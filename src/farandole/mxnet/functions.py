@@ -1,0 +1,71 @@
+# Parameters from one rank to all, those that MXNet has not initialized yet among them; leaving in good order.
+# Touches MXNet, ops, pushing and runtime; objects come from the NumPy layer.
+"""Called once before training, so that all ranks begin with the same parameters."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from .. import runtime
+from ..objects import allgather_object, broadcast_object
+from . import pushing
+from .framework import mx
+from .ops import broadcast_
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_parameters", "shutdown"]
+
+
+def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
+    """Gives every rank the root's values, in place.
+
+    `params`: `block.collect_params()`, or a dict of arrays, as `Module.get_params()` gives two of. A parameter whose
+    shape is not known yet is broadcast when MXNet initializes it, at the first forward pass. `prefix` keeps the names
+    of several calls apart, which matters when parameters of equal names are initialized later.
+    """
+    if not hasattr(params, "items"):
+        raise ValueError(
+            f"params is a {type(params).__name__}; expected block.collect_params(), or a dict of names and arrays"
+        )
+    under_way = []
+    for key, value in sorted(params.items()):
+        name = f"parameter.{prefix or ''}{key}"
+        if isinstance(value, mx.gluon.Parameter):
+            try:
+                value = value.data()
+            except mx.gluon.parameter.DeferredInitializationError:
+                _broadcast_later(value, root_rank, name)
+                continue
+        if not isinstance(value, mx.nd.NDArray):
+            raise ValueError(f"params: {key!r} is a {type(value).__name__}, not an array; see broadcast_object")
+        under_way.append(broadcast_(value, root_rank, name))
+    failure: Exception | None = None
+    for array in under_way:  # every one, also after one has failed, so that nothing is left under way
+        try:
+            array.wait_to_read()
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def _broadcast_later(param: Any, root_rank: int, name: str) -> None:
+    """Once, right after MXNet has given the parameter its first values."""
+    initialize = type(param)._init_impl
+
+    def and_broadcast(self: Any, *args: Any, **kwargs: Any) -> None:
+        del self._init_impl
+        initialize(self, *args, **kwargs)
+        broadcast_(self.data(), root_rank, name)
+
+    param._init_impl = types.MethodType(and_broadcast, param)
+
+
+def shutdown() -> None:
+    """Leaves the job, once what this rank has begun is done; init() may follow.
+
+    After ten seconds it waits no longer: operations that are still under way end with ShutDown.
+    """
+    if runtime.is_initialized():
+        pushing.drain()
+    runtime.shutdown()

@@ -1,0 +1,288 @@
+# The operations on MXNet's arrays, with the names, arguments and rules of Horovod.
+# Touches MXNet, memory, pushing and the NumPy layer, which makes the requests.
+"""Operations whose result has a shape that is known return at once, as MXNet's own do: wait for the array, or use it.
+
+Those that receive rows of the others (allgather, alltoall) return when they are done, because only then the shape is
+known. Errors of operations that return at once are raised where MXNet's own are: by `wait_to_read`, `asnumpy`, ....
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import ops as arrays_ops
+from .. import reductions
+from ..arrays import Buffer
+from ..groups import ProcessSet, global_process_set
+from ..pending import Beginning, chosen_op
+from ..reductions import Average
+from . import pushing
+from .framework import mx
+from .memory import ArrayBuffer, moved, on_host
+
+__all__ = [
+    "allgather",
+    "allreduce",
+    "allreduce_",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_reducescatter",
+    "join",
+    "reducescatter",
+]
+
+Build = Callable[[list[Buffer]], Beginning]
+
+
+def _later(tensors: Sequence[Any], in_place: bool, priority: int, build: Build) -> list[Any]:
+    """Has MXNet run what `build` makes of the arrays; gives the results, which will be ready a little later."""
+    near = [on_host(tensor) for tensor in tensors]
+    begun = build([ArrayBuffer(array) for array in near])
+    if not begun.requests:
+        return []
+    outputs = [request.output.owner for request in begun.requests]
+    pushing.push(begun, priority)
+    results = []
+    for tensor, host, output in zip(tensors, near, outputs, strict=True):
+        if in_place and host is not tensor:
+            output.copyto(tensor)
+        results.append(tensor if in_place else moved(output, tensor.ctx))
+    return results
+
+
+def _now(tensors: Sequence[Any], priority: int, build: Build) -> tuple[list[Any], list[Any]]:
+    """Runs what `build` makes of the arrays and waits; gives the results and the outcomes."""
+    buffers: list[Buffer] = [ArrayBuffer(on_host(tensor)) for tensor in tensors]
+    begun = build(buffers)
+    if not begun.requests:
+        return [], []
+    outcomes = pushing.wait(pushing.push(begun, priority, quiet=True))
+    results = [
+        moved(buffer.give(outcome.output), tensor.ctx)
+        for buffer, outcome, tensor in zip(buffers, outcomes, tensors, strict=True)
+    ]
+    return results, outcomes
+
+
+# --- allreduce -------------------------------------------------------------------------------------------------------
+
+
+def _allreduce(
+    tensors: Sequence[Any],
+    average: bool | None,
+    name: str | None,
+    priority: int,
+    scales: tuple[float, float],
+    process_set: ProcessSet,
+    op: Any,
+    grouped: bool,
+    in_place: bool,
+) -> list[Any]:
+    chosen = chosen_op(op, average)
+
+    def build(buffers: list[Buffer]) -> Beginning:
+        return reductions.begin_allreduce(buffers, None, name, chosen, scales, process_set, None, grouped, in_place)
+
+    return _later(tensors, in_place, priority, build)
+
+
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: Any = None,
+) -> Any:
+    """The reduction of all ranks' arrays, as a new array; the average unless `op` says otherwise."""
+    scales = (prescale_factor, postscale_factor)
+    return _allreduce([tensor], average, name, priority, scales, process_set, op, False, False)[0]
+
+
+def allreduce_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: Any = None,
+) -> Any:
+    """Allreduce in place; gives `tensor` back."""
+    scales = (prescale_factor, postscale_factor)
+    return _allreduce([tensor], average, name, priority, scales, process_set, op, False, True)[0]
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: Any = None,
+) -> list[Any]:
+    """Allreduce of several arrays that become ready together."""
+    scales = (prescale_factor, postscale_factor)
+    return _allreduce(tensors, average, name, priority, scales, process_set, op, True, False)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: Any = None,
+) -> list[Any]:
+    """Grouped allreduce in place; gives the arrays back."""
+    scales = (prescale_factor, postscale_factor)
+    return _allreduce(tensors, average, name, priority, scales, process_set, op, True, True)
+
+
+# --- reducescatter ---------------------------------------------------------------------------------------------------
+
+
+def _reducescatter(
+    tensors: Sequence[Any],
+    op: Any,
+    name: str | None,
+    priority: int,
+    process_set: ProcessSet,
+    scales: tuple[float, float],
+    grouped: bool,
+) -> list[Any]:
+    def build(buffers: list[Buffer]) -> Beginning:
+        return reductions.begin_reducescatter(buffers, name, op, scales, process_set, None, grouped)
+
+    return _later(tensors, False, priority, build)
+
+
+def reducescatter(
+    tensor: Any,
+    op: Any = Average,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """This rank's rows of the reduction; the first `rows % size` ranks get one row more."""
+    return _reducescatter([tensor], op, name, priority, process_set, (prescale_factor, postscale_factor), False)[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    op: Any = Average,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """Reducescatter of several arrays that become ready together."""
+    return _reducescatter(tensors, op, name, priority, process_set, (prescale_factor, postscale_factor), True)
+
+
+# --- broadcast -------------------------------------------------------------------------------------------------------
+
+
+def _broadcast(
+    tensor: Any, root_rank: int, name: str | None, priority: int, process_set: ProcessSet, in_place: bool
+) -> Any:
+    def build(buffers: list[Buffer]) -> Beginning:
+        return arrays_ops.begin_broadcast(buffers[0], root_rank, name, process_set, None, in_place)
+
+    return _later([tensor], in_place, priority, build)[0]
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The root's array, as a new array on every rank. `root_rank` is a rank of the job."""
+    return _broadcast(tensor, root_rank, name, priority, process_set, False)
+
+
+def broadcast_(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Broadcast in place; gives `tensor` back."""
+    return _broadcast(tensor, root_rank, name, priority, process_set, True)
+
+
+# --- allgather, alltoall ---------------------------------------------------------------------------------------------
+
+
+def allgather(
+    tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
+) -> Any:
+    """All ranks' arrays, one after the other along the first dimension, which may differ between ranks."""
+    return _now([tensor], priority, lambda own: arrays_ops.begin_allgather(own, name, process_set, None, False))[0][0]
+
+
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Allgather of several arrays that become ready together."""
+    return _now(tensors, priority, lambda own: arrays_ops.begin_allgather(own, name, process_set, None, True))[0]
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends `splits[i]` rows to member i and gives the rows received; given `splits`, with the received splits."""
+    rows = splits.asnumpy().tolist() if isinstance(splits, mx.nd.NDArray) else splits
+
+    def build(own: list[Buffer]) -> Beginning:
+        return arrays_ops.begin_alltoall(own[0], rows, name, process_set, None, False)
+
+    [result], [outcome] = _now([tensor], priority, build)
+    if splits is None:
+        return result
+    numbers = mx.np if isinstance(tensor, mx.np.ndarray) else mx.nd
+    return result, numbers.array(outcome.splits, dtype="int32")
+
+
+# --- barrier, join ---------------------------------------------------------------------------------------------------
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns when every rank of the process set has called it, and what it has begun before is on its way."""
+    pushing.drain(submitted=True)
+    arrays_ops.barrier(process_set)
+
+
+def join(device: int = -1) -> int:
+    """Says that this rank has no more data: it adds zeros to the others' allreduces until all have joined.
+
+    Gives the rank that joined last. `device` is there for scripts that pass it.
+    """
+    pushing.drain(submitted=True)
+    return arrays_ops.join(device)

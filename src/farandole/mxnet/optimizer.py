@@ -1,0 +1,159 @@
+# The optimizers that average gradients first: DistributedOptimizer for modules, DistributedTrainer for Gluon.
+# Touches MXNet, compression and ops.
+"""The updates that follow wait for the averages by themselves: MXNet orders what is done to an array."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from ..compat import split_list
+from ..groups import ProcessSet, global_process_set
+from ..reductions import Sum
+from ..runtime import runtime
+from .compression import Compression, checked_compression
+from .framework import mx
+from .ops import allreduce_, grouped_allreduce_
+
+
+class Averaging:
+    """How the gradients of a step are summed; the division by the number of ranks is left to the update."""
+
+    def __init__(self, predivide: float, num_groups: int, process_set: ProcessSet) -> None:
+        if not predivide > 0:
+            raise ValueError(f"gradient_predivide_factor={predivide!r}: expected a number above 0")
+        if num_groups < 0:
+            raise ValueError(f"num_groups={num_groups}: expected 0, for no groups, or their number")
+        _, ranks = runtime.world.groups.members(process_set)
+        self.prescale = 1.0 / predivide
+        self.rescale = predivide / len(ranks)  # for the update
+        self.num_groups = num_groups
+        self.process_set = process_set
+        self.alone = len(ranks) == 1 and predivide == 1.0
+
+    def sum(self, named: Sequence[tuple[str, Any]]) -> None:
+        """In place; the first ones are wanted first."""
+        common: dict[str, Any] = {"op": Sum, "prescale_factor": self.prescale, "process_set": self.process_set}
+        if self.alone:
+            return
+        if self.num_groups == 0:
+            for place, (name, tensor) in enumerate(named):
+                allreduce_(tensor, name=name, priority=-place, **common)
+            return
+        for place, part in enumerate(split_list(list(named), self.num_groups)):
+            if part:
+                name = f"{part[0][0]}:{part[-1][0]}"
+                grouped_allreduce_([tensor for _, tensor in part], name=name, priority=-place, **common)
+
+
+class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
+    """An optimizer, for `Module` and for updates by hand, whose gradients are averaged over all ranks first.
+
+    It is the given one in everything else: attributes are read from it and written to it.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
+            raise TypeError(f"optimizer is a {type(optimizer).__name__}; expected one of mxnet.optimizer")
+        averaging = Averaging(gradient_predivide_factor, num_groups, process_set)
+        self.__dict__.update(_optimizer=optimizer, _averaging=averaging)
+        optimizer.rescale_grad *= averaging.rescale
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_optimizer" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._optimizer, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_optimizer": self._optimizer, "_averaging": self._averaging}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def _average(self, index: Any, grad: Any) -> None:
+        several = isinstance(index, (list, tuple))
+        pairs = zip(index, grad, strict=True) if several else [(index, grad)]
+        self._averaging.sum([(str(place), tensor) for place, tensor in pairs])
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        self._average(index, grad)
+        self._optimizer.update(index, weight, grad, state)
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        self._average(index, grad)
+        self._optimizer.update_multi_precision(index, weight, grad, state)
+
+    def create_state(self, index: Any, weight: Any) -> Any:
+        return self._optimizer.create_state(index, weight)
+
+    def create_state_multi_precision(self, index: Any, weight: Any) -> Any:
+        return self._optimizer.create_state_multi_precision(index, weight)
+
+    def set_learning_rate(self, lr: float) -> None:
+        self._optimizer.set_learning_rate(lr)
+
+    def set_lr_mult(self, args_lr_mult: Any) -> None:
+        self._optimizer.set_lr_mult(args_lr_mult)
+
+    def set_wd_mult(self, args_wd_mult: Any) -> None:
+        self._optimizer.set_wd_mult(args_wd_mult)
+
+
+class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
+    """Gluon's Trainer, whose `step` averages the gradients over all ranks before it updates the parameters.
+
+    `prefix` goes before the gradients' names, to keep those of several trainers apart.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: Any = None,
+        compression: Any = Compression.none,
+        gradient_predivide_factor: float = 1.0,
+        prefix: str | None = None,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        if isinstance(optimizer, DistributedOptimizer):
+            warnings.warn(
+                "DistributedTrainer averages gradients itself: it takes the optimizer out of its DistributedOptimizer",
+                stacklevel=2,
+            )
+            inner, averaging = optimizer._optimizer, optimizer._averaging
+            inner.rescale_grad /= averaging.rescale
+            optimizer = inner
+        self._compression = checked_compression(compression)
+        self._averaging = Averaging(gradient_predivide_factor, num_groups, process_set)
+        self._prefix = prefix or ""
+        if isinstance(params, list):  # names count up with the order, which must be the same on all ranks
+            params = sorted(params, key=lambda param: str(getattr(param, "name", "")))
+        super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
+        self._scale *= self._averaging.rescale
+
+    def _allreduce_grads(self) -> None:
+        grads = []
+        for index, param in enumerate(self._params):
+            if param.grad_req == "null":
+                continue
+            own = param.list_grad()
+            if len(own) > 1:
+                raise ValueError(f"{param.name} lies on {len(own)} devices; start one process for each of them")
+            grads.append((f"{self._prefix}{index}", own[0]))
+        travelling = [(name, *self._compression.compress(grad)) for name, grad in grads]
+        self._averaging.sum([(name, tensor) for name, tensor, _ in travelling])
+        for (_, grad), (_, tensor, context) in zip(grads, travelling, strict=True):
+            reduced = self._compression.decompress(tensor, context)
+            if reduced is not grad:
+                grad[:] = reduced
