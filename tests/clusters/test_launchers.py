@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from meeting import until
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = str(ROOT / "tests" / "clusters" / "program.py")
 DIGITS = [str(ROOT / "examples" / "torch_digits.py"), "--epochs", "1"]

@@ -19,7 +19,7 @@ import slurm
 from bed import Network
 from test_launchers import DIGITS, LAUNCHERS, MPIS, PACKAGES, PROGRAM, SUM, command, reports
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(400)]
 NETWORKS = [Network("172.17.0", connects=False, same_address=True), Network("10.77.2")]
 PYTHON = sys.executable
 PLACES = [[0, 3, 0, 2, 0, 2], [1, 3, 1, 2, 0, 1], [2, 3, 0, 1, 1, 2]]  # two ranks on the first host, one on the second
