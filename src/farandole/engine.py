@@ -234,7 +234,7 @@ class Engine(Protocol):
         ...
 
     def next_completion(self) -> int:
-        """Blocks until some handle is done, and gives each once, to one thread; -1, or ShutDown, at the engine's end."""
+        """Blocks until some handle is done; gives each once, to one thread. -1, or ShutDown, at the engine's end."""
         ...
 
     def settle(self, memory: Span) -> None:
