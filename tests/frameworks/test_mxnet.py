@@ -109,11 +109,11 @@ def test_every_name_of_the_contract_is_there() -> None:
 def test_what_is_missing_or_wrong_is_named() -> None:
     for prepared, words in (
         ("sys.modules['mxnet'] = None", "needs MXNet 1.9.1, and it is not installed: pip install mxnet==1.9.1"),
-        ("import mxnet; mxnet.__version__ = '1.8.0'", "1.9.1 or newer, and older than 2.0.0; this is 1.8.0"),
-        ("import mxnet; mxnet.__version__ = '2.0.0'", "this is 2.0.0"),
-        ("import numpy; del numpy.bool", "cannot be imported with NumPy 1.23.5"),
+        ("sys.modules['mxnet'] = Stub(__version__='1.8.0')", "1.9.1 or newer, and older than 2.0.0; this is 1.8.0"),
+        ("sys.modules['mxnet'] = Stub(__version__='2.0.0')", "this is 2.0.0"),
+        ("import numpy; del numpy.__deprecated_attrs__['bool']", "cannot be imported with NumPy 1.23.5"),
     ):
-        done = python(f"import sys\n{prepared}\nimport horovod.mxnet")
+        done = python(f"import sys\nfrom types import SimpleNamespace as Stub\n{prepared}\nimport horovod.mxnet")
         assert done.returncode == 1 and "ImportError" in done.stderr and words in done.stderr, done.stderr
 
 
