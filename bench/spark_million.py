@@ -54,16 +54,17 @@ def lane(store: Any, data: Any, batch: int, turns: int, steps: int) -> dict[str,
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     reader = Reader(store, data, batch, hvd.rank(), hvd.size(), 1, steps=steps)
 
-    def train(batches: Any) -> float:
+    def train(batches: Any) -> tuple[float, float]:
         hvd.barrier()
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         for one in batches:
             optimizer.zero_grad()
             target = torch.from_numpy(one["y"]).float().reshape(-1, 1)
             torch.nn.functional.mse_loss(model(torch.from_numpy(one["features"])), target).backward()
             optimizer.step()
+        worked = time.process_time() - worked
         hvd.barrier()
-        return time.perf_counter() - began
+        return time.perf_counter() - began, worked
 
     def peak() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -74,7 +75,8 @@ def lane(store: Any, data: Any, batch: int, turns: int, steps: int) -> dict[str,
             yield {name: values[order] for name, values in held.items()}
 
     train(reader.epoch(0))  # warm
-    peak_reading = [train(reader.epoch(1)), peak()][1]
+    train(reader.epoch(1))
+    peak_reading = peak()
     # As much as this rank's share of a few windows: enough that no cache holds it.
     draw = np.random.default_rng(hvd.rank())
     parts = list(Reader(store, data, batch, hvd.rank(), hvd.size(), 1, steps=200).epoch(0))
@@ -104,15 +106,14 @@ def main() -> None:
             flush=True,
         )
         found = farandole.run(lane, (store, data, options.batch, options.turns, options.steps), num_proc=2)
-    ratios = sorted(memory / stored for stored, memory in found[0]["times"])
-    stored = min(one for one, _ in found[0]["times"])
     peaks = ", ".join(f"{one['rss_mb']:.0f} MB" for one in found)
     print(f"peak resident set while training from the store: {peaks}")
-    print(
-        f"{options.steps / stored:.0f} steps/s from the store; "
-        f"{100 * ratios[len(ratios) // 2]:.0f} % of the rate from memory (turns: "
-        f"{', '.join(f'{100 * one:.0f}' for one in ratios)})"
-    )
+    # Processor time is the fairer measure on a machine that has other work.
+    for place, what in enumerate(("steps per second", "steps per second of processor time")):
+        ratios = sorted(memory[place] / stored[place] for one in found for stored, memory in one["times"])
+        rate = options.steps / min(stored[place] for one in found for stored, _ in one["times"])
+        shown = ", ".join(f"{100 * one:.0f}" for one in ratios)
+        print(f"{what}: {rate:.0f} from the store, {100 * ratios[len(ratios) // 2]:.0f} % of memory's (turns: {shown})")
 
 
 if __name__ == "__main__":

@@ -141,10 +141,9 @@ def sorted_by_y(model: Any) -> list[float]:
         return [float(one) for one in model(torch.from_numpy(values[:, :4])).flatten()]
 
 
-def lightning_in_a_pipeline(place: str, saved: str) -> Any:
+def lightning_estimator(place: str, **more: Any) -> Any:
     import torch
     from lightning import pytorch as lightning
-    from pyspark.ml import Pipeline, PipelineModel
 
     from farandole.spark.lightning import LightningEstimator
 
@@ -168,46 +167,64 @@ def lightning_in_a_pipeline(place: str, saved: str) -> Any:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
-    estimator = LightningEstimator(model=Line(), **common(place, validation="held"))
-    fitted = Pipeline(stages=[assembler(), estimator]).fit(rows())
-    model = fitted.stages[1]
-    plain = linear()
-    expected = trained_without_spark(place, 2, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
-    fitted.save(f"{saved}/fitted")
-    again = PipelineModel.load(f"{saved}/fitted")
-    return {
-        "weights": flat(model.getModel()),
-        "expected": expected,
-        "history": model.getHistory(),
-        "again": predictions(again.transform(rows())),
-        "by_hand": sorted_by_y(plain),
-    }
+    return LightningEstimator(model=Line(), **common(place, validation="held", **more))
 
 
-def keras_in_a_pipeline(place: str, saved: str) -> Any:
+def keras_estimator(place: str, **more: Any) -> Any:
     import keras
-    import torch
-    from pyspark.ml import Pipeline, PipelineModel
 
     from farandole.spark.keras import KerasEstimator
 
     plain = linear()
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.set_weights([plain.weight.detach().numpy().T, plain.bias.detach().numpy()])
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    terms = common(place, validation="held", loss="mse", optimizer=optimizer, metrics=["mae"])
-    fitted = Pipeline(stages=[assembler(), KerasEstimator(model=model, **terms)]).fit(rows())
-    made = fitted.stages[1]
+    terms = {"loss": "mse", "optimizer": keras.optimizers.SGD(0.1, momentum=0.9), "metrics": ["mae"], **more}
+    return KerasEstimator(model=model, **common(place, validation="held", **terms))
+
+
+def weights_of(model: Any) -> list[float]:
+    """Of a model of any of the frameworks, in one order."""
+    if hasattr(model, "get_weights"):
+        return [float(x) for one in model.get_weights() for x in one.flatten()]
+    return flat(model)
+
+
+ESTIMATORS = {"lightning": lightning_estimator, "keras": keras_estimator}
+
+
+def in_a_pipeline(place: str, saved: str, kind: str) -> Any:
+    """Two epochs at once, saved and loaded."""
+    import torch
+    from pyspark.ml import Pipeline, PipelineModel
+
+    fitted = Pipeline(stages=[assembler(), ESTIMATORS[kind](place)]).fit(rows())
+    model = fitted.stages[1]
+    plain = linear()
     expected = trained_without_spark(place, 2, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
     fitted.save(f"{saved}/fitted")
-    again = PipelineModel.load(f"{saved}/fitted")
     return {
-        "weights": [float(x) for one in made.getModel().get_weights() for x in one.flatten()],
+        "weights": weights_of(model.getModel()),
         "expected": expected,
-        "history": made.getHistory(),
-        "again": predictions(again.transform(rows())),
+        "history": model.getHistory(),
+        "again": predictions(PipelineModel.load(f"{saved}/fitted").transform(rows())),
         "by_hand": sorted_by_y(plain),
-        "backend": keras.backend.backend(),
+    }
+
+
+def gone_on(place: str, kind: str) -> Any:
+    """One epoch, and another one in a second fit with the same run and the same data, which is written once."""
+    import torch
+
+    frame = assembler().transform(rows())
+    estimator = ESTIMATORS[kind](place, run_id="walk")
+    first = estimator.fit(frame, {estimator.epochs: 1})
+    second = estimator.fit(frame)
+    plain = linear()
+    expected = trained_without_spark(place, 2, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
+    return {
+        "weights": weights_of(second.getModel()),
+        "expected": expected,
+        "histories": [first.getHistory(), second.getHistory()],
     }
 
 

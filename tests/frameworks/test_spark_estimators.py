@@ -55,17 +55,25 @@ def test_torch_in_a_pipeline(local: Application, tmp_path: Path) -> None:
 
 
 def test_lightning_in_a_pipeline(local: Application, tmp_path: Path) -> None:
-    found = ask(local, "lightning_in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path))
+    found = ask(local, "in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="lightning")
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
     assert [one["epoch"] for one in found["history"]] == [0, 1]
     assert found["history"][1]["val_loss"] < found["history"][0]["val_loss"]
 
 
 def test_keras_in_a_pipeline(local: Application, tmp_path: Path) -> None:
-    found = ask(local, "keras_in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path))
+    found = ask(local, "in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="keras")
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
-    assert found["backend"] == "torch" and sorted(found["history"]) == ["loss", "mae", "val_loss", "val_mae"]
+    assert sorted(found["history"]) == ["loss", "mae", "val_loss", "val_mae"]
     assert found["history"]["val_loss"][1] < found["history"]["val_loss"][0]
+
+
+@pytest.mark.parametrize("kind", ["lightning", "keras"])
+def test_runs_that_go_on(local: Application, tmp_path: Path, kind: str) -> None:
+    found = ask(local, "gone_on", place=str(tmp_path / "store"), kind=kind)
+    assert near(found["weights"], found["expected"])
+    lengths = [len(one["loss"] if kind == "keras" else one) for one in found["histories"]]
+    assert lengths == [1, 2]
 
 
 def test_saved_estimators_parquet_and_runs_that_go_on(local: Application, tmp_path: Path) -> None:
