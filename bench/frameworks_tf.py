@@ -61,7 +61,8 @@ def strategy_step() -> tuple[Any, Step]:
     tensors = [tf.ones(shape) for shape in frameworks.SHAPES]
 
     def reduced(gradients: list[Any]) -> Any:
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, gradients)
+        own = [tf.identity(gradient) for gradient in gradients]  # made on the replica's device, as gradients are
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, own)
 
     exchange = tf.function(lambda gradients: strategy.run(reduced, (gradients,)), autograph=False)
     return hvd, lambda: exchange(tensors)
