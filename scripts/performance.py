@@ -52,8 +52,8 @@ The limits that the tables show beside a target, for reading one that is NOT MET
   allgather twice. Gloo's own time for a size changes from run to run, by a factor of two at 1 MiB, and ratios with it.
 - `single, in step` is the same training without communication, but each step waits for the slowest rank: nothing
   synchronous is faster.
-- `plain TCP, all at once`: several hosts send to one port at the same time, as `direct` does; `plain TCP, both ways` has
-  one sender for each port, as `ring` does.
+- `plain TCP, all at once`: several hosts send to one port at the same time, as `direct` does; `plain TCP, both ways`
+  has one sender for each port, as `ring` does.
 
 ## Measure it yourself
 

@@ -141,5 +141,5 @@ def test_an_executor_is_killed_and_comes_back(cluster: Application, tmp_path: Pa
         found, results = run.verdict(), run.results()
     print(f"training went on after {gone_on:.2f} s, with all ranks after {full['time'] - began:.1f} s; {found}")
     assert victim not in cluster.executors() and len(cluster.executors()) == 2
-    assert (found.lost, found.duplicated) == (0, 0) and set(results[0]["sizes"]) == {2, 4}
+    assert (found.lost, found.duplicated) == (0, 0) and {2, 4} <= set(results[0]["sizes"]) <= {2, 3, 4}
     assert len(results) == 4 and len(returned) == 1 and returned[0] in full["pids"]

@@ -421,7 +421,7 @@ def main(secret: Secret | None = None, base: dict[bytes, bytes] | None = None) -
         os.dup2(nowhere, descriptor)
     code = 1
     try:
-        with contextlib.suppress(EOFError, TimeoutError, BrokenPipeError):
+        with contextlib.suppress(EOFError, TimeoutError, ConnectionError):
             here = environment.of_this_host(os.environb) if base is None else base
             Agent(Loop(), directory, line, guard_line, secret, here).run()
             code = 0

@@ -1,0 +1,125 @@
+# Where tasks of Spark report, without Spark: tasks are processes that this test starts.
+# Touches farandole.spark.muster and farandole.spark.task, over real sockets.
+"""Seats, agents and strangers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from farandole.rendezvous.secret import Secret
+
+if importlib.util.find_spec("pyspark") is None:
+    pytest.skip("pyspark is not installed", allow_module_level=True)
+
+from farandole.spark.muster import Muster
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
+
+ROOT = Path(__file__).parents[2]
+# The secret comes through a pipe, as it comes in Spark with the function.
+TASK = """
+import sys
+from farandole.spark.task import Seat, Summons
+key = sys.stdin.buffer.read(32)
+Seat(Summons(key, (sys.argv[1],), 10.0, {}), ["3"], 2).hold()
+"""
+
+
+class Task:
+    """A process that attends."""
+
+    def __init__(self, muster: Muster, secret: Secret) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", TASK, muster.addresses[0]],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+        )
+        assert self.process.stdin is not None
+        self.process.stdin.write(secret.key)
+        self.process.stdin.close()
+
+    def end(self) -> tuple[int, str]:
+        assert self.process.stderr is not None
+        said = self.process.stderr.read().decode()
+        self.process.stderr.close()
+        return self.process.wait(60), said
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def secret() -> Secret:
+    return Secret.create()
+
+
+@pytest.fixture
+def muster(secret: Secret) -> Iterator[Muster]:
+    made = Muster(secret, ["tcp:127.0.0.1"], 4)
+    yield made
+    made.close()
+
+
+def test_tasks_sit_and_carry_agents(muster: Muster, secret: Secret) -> None:
+    tasks = [Task(muster, secret) for _ in range(2)]
+    assert muster.await_slots(2, time.monotonic() + 60, lambda: None)
+    ((name, seats),) = muster.slots().items()  # one process is above both: one executor
+    assert [(here.gpus, here.cpus, here.host) for here in seats] == [(("3",), 2, os.uname().nodename)] * 2
+    line, agent = muster.take(name)
+    with pytest.raises(OSError, match="has not started an agent yet"):
+        muster.take(name)  # which asks for another one
+    until(lambda: muster._benches[name].ready)
+    assert agent.poll() is None
+    line.close()  # an agent ends with its line
+    assert agent.wait(60) == 0
+    other, _ = muster.take(name)
+    other.close()
+    muster.close()
+    assert [task.end() for task in tasks] == [(0, "")] * 2
+
+
+def test_a_task_that_is_killed_leaves_with_its_agent(muster: Muster, secret: Secret) -> None:
+    task = Task(muster, secret)
+    assert muster.await_slots(1, time.monotonic() + 60, lambda: None)
+    (name,) = muster.slots()
+    line, agent = muster.take(name)
+    task.process.kill()
+    assert agent.wait(60) == 1 and muster.count() == 0 and muster.slots() == {}
+    with contextlib.suppress(ConnectionResetError):
+        while _readable(line) and line.recv(4096):  # the agent has noticed as well, and hangs up
+            pass
+    line.close()
+    assert task.end()[0] == -9
+
+
+def test_strangers_get_no_seat(muster: Muster) -> None:
+    code, said = Task(muster, Secret.create()).end()
+    assert code == 1 and "cannot reach the process that called run" in said
+    assert muster.count() == 0 and muster._doors[0].refused == 1
+
+
+def test_what_tasks_say_is_raised_and_patience_ends(muster: Muster) -> None:
+    with pytest.raises(RuntimeError, match="no Java"):
+        muster.await_slots(1, time.monotonic() + 60, lambda: RuntimeError("no Java"))
+    assert not muster.await_slots(1, time.monotonic() + 0.1, lambda: None)
+
+
+def _readable(sock: object) -> bool:
+    import select
+
+    return bool(select.select([sock], [], [], 60)[0])
