@@ -2,10 +2,8 @@
 Run it as it is, `python examples/lifecycle.py`, or on a cluster: RAY_ADDRESS says where that is."""
 
 import argparse
-import json
 import os
 import tempfile
-import urllib.request
 
 import lightning.pytorch as pl
 import ray
@@ -72,8 +70,7 @@ class Reader:
     def __init__(self, path):
         self.model = Digits.load_from_checkpoint(path, map_location="cpu").eval()
 
-    async def __call__(self, request):
-        image = torch.tensor(await request.json(), dtype=torch.float32).numpy()
+    def __call__(self, image):
         with torch.no_grad():
             return int(self.model.net(torch.from_numpy(prepare({"image": image})["image"])).argmax())
 
@@ -92,11 +89,10 @@ def main(options, storage):
     best = results.get_best_result(scope="all")
     print(f"best rate {best.config['rate']:g}: accuracy {best.metrics['accuracy']:.1%}")
 
-    serve.start(http_options={"port": options.port})
-    serve.run(Reader.bind(os.path.join(best.metrics["checkpoint_path"], "checkpoint.ckpt")))
-    question = urllib.request.Request(f"http://127.0.0.1:{options.port}/", json.dumps(images[0].tolist()).encode())
-    with urllib.request.urlopen(question, timeout=30) as answer:
-        print(f"served: that is a {json.load(answer)}, and it should be a {labels[0]}")
+    serve.start(proxy_location="Disabled")  # programs ask by a handle; without this line there is HTTP as well
+    reader = serve.run(Reader.bind(os.path.join(best.metrics["checkpoint_path"], "checkpoint.ckpt")))
+    answer = reader.remote(images[0]).result(timeout_s=60)
+    print(f"served: that is a {answer}, and it should be a {labels[0]}")
     serve.shutdown()
 
 
@@ -104,7 +100,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rates", type=float, nargs="+", default=[0.1, 0.001])
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--port", type=int, default=8000, help="where Ray Serve listens")
     parser.add_argument("--storage", help="a folder that all nodes can reach")
     options = parser.parse_args()
     # One CPU for a trial, two for its workers, the rest for data and Serve; more than there are only makes it slower.

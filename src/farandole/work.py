@@ -39,7 +39,7 @@ class Work:
         return f"Horovod{self.kind.name.capitalize()}"
 
 
-def begin(work: Work, arrays: Sequence[Array], splits: Any = None) -> Beginning:
+def begin(work: Work, arrays: Sequence[Any], splits: Any = None) -> Beginning:
     """The requests of a call, on these arrays."""
     if work.names is not None:
         return _together([_single(work, name, array) for name, array in zip(work.names, arrays, strict=True)])
@@ -59,7 +59,7 @@ def begin(work: Work, arrays: Sequence[Array], splits: Any = None) -> Beginning:
     return arrays_ops.begin_allgather(arrays, work.name, work.process_set, None, True)
 
 
-def _single(work: Work, name: str | None, array: Array) -> Beginning:
+def _single(work: Work, name: str | None, array: Any) -> Beginning:
     if work.kind == Kind.ALLREDUCE:
         return reductions.begin_allreduce(
             [array], None, name, work.op, work.scales, work.process_set, None, False, False

@@ -12,12 +12,12 @@ RANKS = 2
 spark: Any = None
 
 
-def run_case(session: Any, case: str, **arguments: Any) -> Any:
+def run_case(session: Any, of: str, **arguments: Any) -> Any:
     """Runs one of the cases below."""
     global spark
     spark = session
     spark.conf.set("spark.sql.shuffle.partitions", "2")
-    return globals()[case](**arguments)
+    return globals()[of](**arguments)
 
 
 def rows(count: int = 40, weight: bool = False) -> Any:

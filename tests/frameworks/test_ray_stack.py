@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from ray_cluster import ROOT, Cluster
 
-from farandole.rendezvous import sockets
-
 if importlib.util.find_spec("ray") is None or importlib.util.find_spec("lightning") is None:
     pytest.skip("Ray or Lightning is not installed", allow_module_level=True)
 
@@ -62,9 +60,7 @@ def test_a_stack_from_a_file(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_from_data_to_answers(cluster: Cluster, tmp_path: Path) -> None:
-    held, port = sockets.hold_port()
-    held.close()
-    words = ["--epochs", "2", "--rates", "0.1", "0.0001", "--port", str(port), "--storage", str(tmp_path)]
+    words = ["--epochs", "2", "--rates", "0.1", "0.0001", "--storage", str(tmp_path)]
     said = cluster.run(str(ROOT / "examples" / "lifecycle.py"), *words)
     [(rate, accuracy)] = re.findall(r"best rate ([\d.]+): accuracy ([\d.]+)%", said)
     assert (rate, float(accuracy) > 60) == ("0.1", True)

@@ -37,7 +37,7 @@ def local() -> Iterator[Application]:
 
 
 def ask(local: Application, case: str, **arguments: Any) -> Any:
-    return local.ask("spark_estimator_cases.run_case", case=case, **arguments)
+    return local.ask("spark_estimator_cases.run_case", of=case, **arguments)
 
 
 def near(found: list[float], expected: list[float]) -> bool:

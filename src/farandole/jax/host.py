@@ -4,15 +4,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..engine import Array, Kind
+from ..arrays import Buffer, incoming
+from ..engine import Array, Kind, Memory
 from ..work import Work, begin, results
 from .failures import settle
 from .framework import jax
+
+ALIGNMENT = 64  # bytes; JAX copies what begins elsewhere
+
+
+class Aligned(Buffer):
+    """An array's memory; results lie so that JAX takes their memory over as it is."""
+
+    __slots__ = ()
+
+    def empty_like(self, rows: int | None = None) -> Memory:
+        """New memory of the same shape, or with another first dimension."""
+        shape = self.array.shape if rows is None else (rows, *self.array.shape[1:])
+        count = math.prod(shape) * self.array.itemsize
+        whole = np.empty(count + ALIGNMENT, np.uint8)
+        start = -whole.ctypes.data % ALIGNMENT
+        return whole[start : start + count].view(self.array.dtype).reshape(shape)
 
 
 def carry_out(work: Work, arrays: Sequence[Any], splits: Any = None) -> list[Any]:
@@ -21,7 +39,8 @@ def carry_out(work: Work, arrays: Sequence[Any], splits: Any = None) -> list[Any
     What compiled functions have begun is done first: everything happens in the order of the program.
     """
     settle()
-    found = results(work, begin(work, _views(arrays), splits))
+    buffers = [Aligned(seen.array, seen.dtype, seen.give) for seen in map(incoming, _views(arrays))]
+    found = results(work, begin(work, buffers, splits))
     if work.kind == Kind.ALLTOALL and splits is None:
         found = found[:1]
     return [jax.numpy.asarray(array) for array in found]
