@@ -14,7 +14,7 @@ pytest.importorskip("pyspark")
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
 
-from farandole.spark.common.parquet import Column, DataError, Dataset, decode, inspect  # noqa: E402
+from farandole.spark.common.parquet import Column, DataError, Dataset, decode, inspect, pack  # noqa: E402
 from farandole.spark.common.reader import Reader, on_frames  # noqa: E402
 from farandole.spark.common.store import Store  # noqa: E402
 
@@ -134,6 +134,29 @@ def test_nulls_vectors_and_arrays(tmp_path: Path) -> None:
     for name, values in expected.items():
         assert np.array_equal(found[name], np.array(values), equal_nan=found[name].dtype.kind == "f"), name
     assert found["real"].dtype == np.float32 and found["fixed"].dtype == np.int16
+
+
+def test_arrays_as_blocks_of_bytes(tmp_path: Path) -> None:
+    values = [[1.0, 2.0], None, [3.0, None], [5.0, 6.0]]
+    table = pa.table({"v": pa.array(values, pa.list_(pa.float32())), "n": [1, 2, 3, 4]})
+    first = pack(table)
+    assert first.schema.field("v").type == pa.binary(8) and pack(table, first.schema).schema == first.schema
+    with pq.ParquetWriter(tmp_path / "one.parquet", first.schema) as writer:
+        writer.write_table(first)
+        writer.write_table(pack(table[2:], first.schema))
+    store = Store.create(str(tmp_path))
+    data = inspect(store, str(tmp_path), ["v", "n"])
+    assert data.columns[0] == Column("v", "float32", (2,), 1)
+    (found,) = Reader(store, data, 6, shuffle=False).epoch(0)
+    nan = np.nan
+    expected = [[1, 2], [nan, nan], [3, nan], [5, 6], [3, nan], [5, 6]]
+    assert np.array_equal(found["v"], np.array(expected, np.float32), equal_nan=True)
+    ragged = pa.table({"v": pa.array([[1.0], [2.0]], pa.list_(pa.float32())), "n": [1, 2]})
+    with pytest.raises(DataError, match="different lengths"):
+        pack(ragged, first.schema)
+    pq.write_table(pack(ragged), tmp_path / "two.parquet")
+    with pytest.raises(DataError, match="different lengths"):
+        inspect(store, str(tmp_path), ["v", "n"])
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ from pyspark.ml.functions import vector_to_array
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from .parquet import DataError, arrow_filesystem, check_names
+from .parquet import DataError, arrow_filesystem, check_names, pack
 from .store import AbstractFilesystemStore, StoreError
 
 GROUP_BYTES = 8 << 20  # of a row group: small enough for many to be shuffled, large enough to be read at speed
 SPLIT = "__farandole_validation"
-TRAIN, VALIDATION, FAILED = "train", "validation", "failed"
+TRAIN, VALIDATION, FAILED, BAD = "train", "validation", "failed", "bad"
 
 _prepared: weakref.WeakKeyDictionary[Any, dict[Any, str]] = weakref.WeakKeyDictionary()
 _written: list[tuple[AbstractFilesystemStore, str]] = []
@@ -119,8 +119,10 @@ def _write(df: Any, wanted: Wanted, index: str) -> None:
     write = Files(store, paths)
     found = df.mapInArrow(write, "kind string, file string").collect()
     for row in found:
-        if row["kind"] == FAILED:
+        if row["kind"] in (FAILED, BAD):
             clear_training_cache()
+            if row["kind"] == BAD:
+                raise DataError(row["file"])
             raise StoreError(f"an executor could not write to the store {store.prefix_path}: {row['file']}")
     good = {row["file"] for row in found}
     # A task that Spark ran twice has left a file that does not count.
@@ -150,6 +152,8 @@ class Files:
                 groups[VALIDATION].add(rows.filter(split))
                 groups[TRAIN].add(rows.filter(pa.compute.invert(split)))
             made = [(kind, name) for kind, group in groups.items() if group.close()]
+        except DataError as error:
+            made = [(BAD, str(error))]
         except Exception as error:  # drivers of fsspec have errors of their own
             made = [(FAILED, f"{type(error).__name__}: {error}")]
         yield _answer(made)
@@ -168,6 +172,7 @@ class Groups:
         self._path = path
         self._waiting: list[pa.Table] = []
         self._writer: Any = None
+        self._schema: Any = None
 
     def add(self, table: pa.Table) -> None:
         """Takes rows, and writes when there are enough."""
@@ -177,8 +182,8 @@ class Groups:
             self._flush()
 
     def _flush(self) -> None:
-        table = pa.concat_tables(self._waiting)
-        self._waiting = []
+        table = pack(pa.concat_tables(self._waiting), self._schema)
+        self._waiting, self._schema = [], table.schema
         if self._writer is None:
             fs = arrow_filesystem(self._store.fs)
             path = self._store.local(self._path)
