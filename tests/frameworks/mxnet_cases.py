@@ -281,11 +281,14 @@ def a_failed_operation_is_raised_where_mxnet_raises(rank: int, size: int) -> Non
 @case
 def join_comes_after_what_has_begun(rank: int, size: int) -> None:
     array = mx.nd.ones((100_000,))
-    for step in range(rank + 1):
+    for _ in range(rank + 1):
         array = mx.nd.dot(array.reshape((1, -1)), array.reshape((-1, 1))).reshape((1,)).broadcast_to((100_000,)) * 0 + 1
-        hvd.allreduce_(array, op=hvd.Sum, name=f"uneven{step}")
+        hvd.allreduce_(array, op=hvd.Sum)
     assert hvd.join() in range(size)
     assert array.asnumpy()[0] == size - rank  # those who had left add zeros
+    again = mx.nd.ones((3,))
+    hvd.allreduce_(again, op=hvd.Sum)  # without a name, after another number of them on each rank
+    assert again.asnumpy().tolist() == [size] * 3
 
 
 @case

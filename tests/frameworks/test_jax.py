@@ -93,6 +93,42 @@ def test_a_killed_rank_raises_on_the_others(way: str) -> None:
         assert [job.codes[rank] for rank in (0, 2)] == [0, 0]
 
 
+TREES = """
+import json, jax, jax.numpy as jnp, numpy as np
+import farandole.jax as hvd
+from farandole.jax.elastic import JaxState
+hvd.init()
+hvd.init()  # once more on one rank alone
+if hvd.rank() == 0:
+    hvd.init()
+rank = hvd.rank()
+given = {"wide": np.array([1, 2**40 + rank]), "exact": np.array([1 / 3 + rank]), "array": jnp.full(3, 7.0 + rank)}
+found = hvd.broadcast_parameters(given)
+assert found["wide"].dtype == np.int64 and found["wide"].tolist() == [1, 2**40], found
+assert found["exact"].dtype == np.float64 and found["exact"][0] == 1 / 3 and found["array"].tolist() == [7.0] * 3
+mine = [(1, jnp.ones(2)), (2, jnp.zeros((0, 3)))] if rank == 0 else []
+state = JaxState(history=mine, key=jax.random.key(5 + rank), counts=np.arange(3 + rank), epoch=rank)
+state.sync()
+assert [one[0] for one in state.history] == [1, 2] and state.history[0][1].tolist() == [1.0, 1.0]
+assert state.history[1][1].shape == (0, 3) and state.counts.tolist() == [0, 1, 2] and state.epoch == 0
+assert (jax.random.key_data(state.key) == jax.random.key_data(jax.random.key(5))).all()
+try:
+    state._load_tree({"counts": [np.arange(3)], "history": [1, np.ones(2, np.int32), 2, np.zeros((0, 3), np.float32)]})
+    raise SystemExit("another type was taken")
+except ValueError as error:
+    assert "int32" in str(error), error
+print(json.dumps({"well": True}), flush=True)
+"""
+
+
+@pytest.mark.timeout(200)
+def test_trees_of_others_and_numbers_that_jax_would_narrow() -> None:
+    environment = {**ENVIRONMENT, "JAX_PLATFORMS": "cpu", "FARANDOLE_JAX_OPS": "callback"}
+    with jobs.local.start([sys.executable, "-c", TREES], 2, None, environment) as job:
+        assert job.wait(120) == 0, [job.stderr(rank) for rank in range(2)]
+        assert [jobs.results(job, rank) for rank in range(2)] == [[{"well": True}]] * 2
+
+
 def test_what_is_missing_or_too_old_is_named() -> None:
     alone = "import sys, farandole; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", alone], check=True, timeout=30, env=ENVIRONMENT)

@@ -8,10 +8,12 @@ import fcntl
 import hashlib
 import logging
 import os
+import platform
 import re
 import shutil
 import stat
 import subprocess
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,6 +29,7 @@ HEADERS = (native.LIBRARY.parent, HERE.parents[2] / "core" / "api")
 COMPILE_S = 600.0
 FAILURES = (OSError, RuntimeError, subprocess.SubprocessError)  # what building or loading a library may raise
 
+_answers: weakref.WeakKeyDictionary[World, dict[str, bool]] = weakref.WeakKeyDictionary()  # by framework
 _log = logging.getLogger("farandole")
 
 
@@ -36,6 +39,9 @@ def agreed(world: World, framework: str, wanted: str, load: Callable[[], str]) -
     `wanted` is the setting: auto, compiled or callback. All ranks take the same way, except in an elastic job, where
     ranks come while others are in the middle of their training: both ways ask the engine for the same.
     """
+    known = _answers.setdefault(world, {})
+    if framework in known:
+        return known[framework]  # not every rank may ask again
     variable = f"FARANDOLE_{framework.upper()}_OPS"
     if wanted == "callback":
         failure = f"{variable}=callback"
@@ -46,6 +52,7 @@ def agreed(world: World, framework: str, wanted: str, load: Callable[[], str]) -
     able = not failure
     if world.engine.size > 1 and not world.config.elastic:
         able = bool(ops.allreduce(np.array([able], dtype=np.int32), op=Min, name=f"{framework}.ops")[0])
+    known[framework] = able
     if failure and wanted == "compiled":
         raise RuntimeError(f"{variable}=compiled, but the operations are not there: {failure}")
     if not able and wanted == "auto":
@@ -61,7 +68,9 @@ def built(world: World, framework: str, version: str, source: Path, flags: Seque
     directory = cache_directory(world.config)
     options = [*flags, "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w", f"-I{header}", f"-I{HERE}"]
     texts = [path.read_text() for path in (source, header / "farandole.h", HERE / "farandole_words.h")]
-    digest = hashlib.sha256("\0".join([version, *options, *links, *texts]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256("\0".join([platform.machine(), version, *options, *links, *texts]).encode()).hexdigest()[
+        :16
+    ]
     os.makedirs(directory, mode=0o700, exist_ok=True)
     _refuse_strangers(Path(directory))
     path = Path(directory, f"{framework}-{version}-{digest}.so")

@@ -72,7 +72,7 @@ class AsyncDataLoaderMixin:
         self._ahead = (thread, leave)
         thread.start()
         try:
-            while not isinstance(batch := batches.get(), _End):
+            while not isinstance(batch := _get(batches, leave), _End):
                 yield base._process_batch(batch)
             if batch.error is not None:
                 raise batch.error
@@ -87,9 +87,19 @@ def _load(loader: Any, batches: queue.Queue[Any], leave: threading.Event) -> Non
         for batch in loader._iterate():
             if not _put(batches, batch, leave):
                 return
-    except Exception as found:
+    except BaseException as found:
         error = found
     _put(batches, _End(error), leave)
+
+
+def _get(batches: queue.Queue[Any], leave: threading.Event) -> Any:
+    """The next batch; the end when the loader was closed, or another pass has begun."""
+    while True:
+        try:
+            return batches.get(timeout=0.1)
+        except queue.Empty:
+            if leave.is_set():
+                return _End(RuntimeError("the loader was closed, or iterated anew, while this pass went on"))
 
 
 def _put(batches: queue.Queue[Any], batch: Any, leave: threading.Event) -> bool:

@@ -19,7 +19,7 @@ from ..runtime import rank, runtime
 from . import compiled
 from .failures import forget, translated
 from .framework import jax
-from .functions import broadcast_object, broadcast_parameters
+from .functions import broadcast_object, broadcast_tree
 
 __all__ = ["JaxState", "ObjectState", "Sharded", "State", "run"]
 
@@ -38,6 +38,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         _enter_world()
         try:
             return func(state, *args, **kwargs)
+        except HorovodInternalError:
+            forget()  # a compiled step under way has failed with it
+            raise
         except jax.errors.JaxRuntimeError as error:
             meant = translated(error)
             if isinstance(meant, HorovodInternalError):
@@ -77,7 +80,8 @@ class JaxState(ObjectState):
     def sync(self) -> None:
         """Gives every rank rank 0's arrays and values as they are now, and deals out what is sharded."""
         commits = broadcast_object(self._commits, 0, "elastic.commits")
-        values = broadcast_parameters({name: getattr(self, name) for name in self._names})
+        # Who comes anew may have another tree: of a list that grows, say.
+        values = broadcast_tree({name: getattr(self, name) for name in self._names})
         for name, value in values.items():
             setattr(self, name, value)
         self._take_over(commits)
@@ -139,4 +143,8 @@ def _like(leaf: Any, own: Any) -> Any:
         return leaf
     if jax.dtypes.issubdtype(own.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(jax.numpy.array(leaf), impl=jax.random.key_impl(own))
-    return jax.numpy.array(leaf.view(own.dtype) if leaf.dtype != own.dtype else leaf)
+    if leaf.dtype == np.uint16 and own.dtype.name == "bfloat16":
+        leaf = leaf.view(own.dtype)
+    if (leaf.dtype, leaf.shape) != (own.dtype, own.shape):
+        raise ValueError(f"the checkpoint has {leaf.dtype}{leaf.shape} where this state has {own.dtype}{own.shape}")
+    return jax.numpy.array(leaf)

@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import objects
 from ..groups import ProcessSet, global_process_set
+from ..runtime import rank
 from .failures import settle
 from .framework import jax
 from .ops import broadcast
@@ -33,6 +34,40 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
     return jax.tree.unflatten(shape, rest)
 
 
+def broadcast_tree(tree: Any, root_rank: int = 0) -> Any:
+    """The root's tree on every rank, whatever the others have in its place."""
+    mine = rank() == root_rank
+    skeleton = broadcast_object(jax.tree.map(_place, tree) if mine else None, root_rank, "tree.shape")
+    places, shape = jax.tree.flatten(skeleton)
+    own = jax.tree.leaves(tree) if mine else [one.like() if isinstance(one, _Place) else one for one in places]
+    arrays = [place for place, one in enumerate(places) if isinstance(one, _Place)]
+    found = broadcast([_travelling(own[place]) for place in arrays], root_rank, "tree.arrays")
+    for place, array in zip(arrays, found, strict=True):
+        places[place] = _arrived(array, own[place])
+    return jax.tree.unflatten(shape, places)
+
+
+class _Place:
+    """What an array is, without its values."""
+
+    def __init__(self, array: Any) -> None:
+        self.numpy = isinstance(array, np.ndarray)
+        self.kind = jax.random.key_impl(array) if _is_key(array) else None
+        data = array if self.kind is None else jax.random.key_data(array)
+        self.shape, self.dtype = data.shape, np.dtype(data.dtype)
+
+    def like(self) -> Any:
+        """An array of this kind."""
+        data = np.zeros(self.shape, self.dtype)
+        if self.numpy:
+            return data
+        return jax.numpy.asarray(data) if self.kind is None else jax.random.wrap_key_data(data, impl=self.kind)
+
+
+def _place(leaf: Any) -> Any:
+    return _Place(leaf) if isinstance(leaf, (jax.Array, np.ndarray)) else leaf
+
+
 def _is_key(array: Any) -> bool:
     return isinstance(array, jax.Array) and bool(jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key))
 
@@ -41,7 +76,8 @@ def _travelling(array: Any) -> Any:
     """The same in a type that travels: of what does not (uint32, complex numbers, keys) the bytes."""
     if _is_key(array):
         array = jax.random.key_data(array)
-    if array.dtype.name in TYPES:
+    narrowed = isinstance(array, np.ndarray) and array.dtype.itemsize == 8 and not jax.config.jax_enable_x64
+    if array.dtype.name in TYPES and not narrowed:
         return array
     return np.ascontiguousarray(np.asarray(array)).reshape(-1).view(np.uint8)
 

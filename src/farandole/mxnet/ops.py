@@ -17,6 +17,7 @@ from ..arrays import Buffer
 from ..groups import ProcessSet, global_process_set
 from ..pending import Beginning, chosen_op
 from ..reductions import Average
+from ..runtime import runtime
 from . import pushing
 from .framework import mx
 from .memory import ArrayBuffer, moved, on_host
@@ -285,4 +286,6 @@ def join(device: int = -1) -> int:
     Gives the rank that joined last. `device` is there for scripts that pass it.
     """
     pushing.drain(submitted=True)
-    return arrays_ops.join(device)
+    last = arrays_ops.join(device)
+    pushing.traffic_of(runtime.world).count_anew()
+    return last

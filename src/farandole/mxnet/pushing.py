@@ -145,6 +145,13 @@ class Traffic:
             raise flight.failure
         return [flight.outcomes[handle] for handle in sorted(flight.outcomes)]
 
+    def count_anew(self) -> None:
+        """All have joined: unnamed operations of all ranks begin with the same number again, as the core's do."""
+        with self._changed:
+            for group, kind in list(self._unnamed):
+                if group == 0:
+                    del self._unnamed[group, kind]
+
     def drain(self, seconds: float, submitted: bool = False) -> None:
         """Waits until nothing is under way, or until the engine has all that was pushed."""
         with self._changed:

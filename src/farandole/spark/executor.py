@@ -23,7 +23,7 @@ from farandole.rendezvous.secret import Secret
 from farandole.spark import session
 from farandole.spark.elastic import Executors, Keeper
 from farandole.spark.muster import Muster
-from farandole.spark.task import Summons
+from farandole.spark.task import PYTHON, Summons
 from farandole.spark.words import Here
 
 REACH_SECONDS = 30.0  # for a task to reach this process
@@ -78,9 +78,11 @@ class Slots:
     def plan(self, seats: Sequence[tuple[str, Here]], extra: Sequence[Mapping[str, str]] = ()) -> Plan:
         """A job whose rank r sits in the r-th of these slots, which are those of `names`, executors."""
         first = seats[0][1]
+        code = ssh.start_code(package_place(), "farandole.launch.worker")
         threads = None if "OMP_NUM_THREADS" in self._env else max(1, first.cpus)
         return Plan(
-            command=[first.python, "-c", ssh.start_code(package_place(), "farandole.launch.worker")],
+            # Each host's own Python, which its task knows: archives are unpacked in another place everywhere.
+            command=["/bin/sh", "-c", f'exec "${PYTHON}" "$@"', "farandole", "-c", code],
             places=places([here.host for _, here in seats]),
             hosts=[name for name, _ in seats],
             environ={name: value for name, value in self._env.items() if name == "OMP_NUM_THREADS"},

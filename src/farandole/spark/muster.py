@@ -249,7 +249,8 @@ class Muster:
             agent.sock = sock
             self._changed.notify_all()
 
-    def _agent_ended(self, number: int, code: int) -> None:
+    def _agent_ended(self, number: int, code: int, left: bool = False) -> None:
+        """`left`: with its task, which Spark has taken away and may bring again."""
         agent = self._agents.pop(number, None)
         if agent is None:
             return
@@ -257,7 +258,8 @@ class Muster:
             for bench in self._benches.values():
                 if bench.agent is agent:  # nobody has taken it, and nobody should
                     bench.agent = None
-                    self._failed = f"the agent on {bench.name} ended with exit code {code} before it began"
+                    if not left:
+                        self._failed = f"the agent on {bench.name} ended with exit code {code} before it began"
                     if agent.sock is not None:
                         agent.sock.close()
             agent.over(code)
@@ -265,7 +267,7 @@ class Muster:
 
     def _leave(self, seat: Seat) -> None:
         for agent in [one for one in self._agents.values() if one.seat is seat]:
-            self._agent_ended(agent.number, 1)
+            self._agent_ended(agent.number, 1, left=True)
         with self._changed:
             bench = self._benches[seat.here.executor]
             if seat in bench.seats:

@@ -29,6 +29,7 @@ from farandole.spark import words
 SEAT = 0  # the number that a task calls itself by; agents have others
 LOOK_SECONDS = 0.1  # between two looks at an agent
 # What Spark gives its own workers to be known by: no rank needs it.
+PYTHON = "SPARK_RANK_PYTHON"  # the interpreter of this host's ranks
 OF_SPARK = ("PYTHON_WORKER_FACTORY_", "PYSPARK_GATEWAY_", "SPARK_AUTH_SOCKET_", "PYTHON_UNIX_DOMAIN_")
 END_SECONDS = 20.0  # for an agent to end everything below it
 
@@ -167,7 +168,7 @@ class Seat:
         mine = {name: value for name, value in os.environ.items() if not name.startswith(OF_SPARK)}
         if self._summons.executable in (None, sys.executable):
             mine["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
-        return {**mine, **self._summons.env}
+        return {**mine, **self._summons.env, PYTHON: self._summons.executable or sys.executable}
 
 
 def attend(summons: Summons, barrier: bool) -> str:

@@ -118,6 +118,7 @@ def _fail(error: Exception) -> list[Array]:
 
 
 tickets = Tickets()
+_registering = threading.Lock()
 _kept: list[Any] = []  # what TensorFlow's library calls must not be collected
 
 
@@ -134,12 +135,13 @@ def arrived(ticket: Any) -> Any:
 
 def _registered() -> bool:
     """Whether TensorFlow knows the operation; the first call makes it known."""
-    if not _kept:
-        try:
-            _kept.append(_register())
-        except (OSError, AttributeError, RuntimeError) as error:
-            _log.warning("callbacks wait in TensorFlow's own threads: %s", error)
-            _kept.append(None)
+    with _registering:
+        if not _kept:
+            try:
+                _kept.append(_register())
+            except (OSError, AttributeError, RuntimeError) as error:
+                _log.warning("callbacks wait in TensorFlow's own threads: %s", error)
+                _kept.append(None)
     return _kept[0] is not None
 
 

@@ -87,7 +87,7 @@ def _function(loader: Callable[[], Predict], inputs: list[Column], single: list[
             made = {}
             for place, one in enumerate(single):
                 values = np.concatenate([part[place] for part in parts]) if parts else np.zeros((0, 1))
-                flat = values.reshape(len(frame), -1).astype(np.float64)
+                flat = values.reshape(len(frame), max(1, values[:1].size)).astype(np.float64)
                 made[f"_{place}"] = pd.Series(flat[:, 0]) if one else pd.Series(list(flat), dtype=object)
             yield pd.DataFrame(made)
 
@@ -100,7 +100,8 @@ def _values(series: Any, column: Column) -> Array:
     if not column.shape:
         values = pd.to_numeric(series).to_numpy()
         return np.asarray(values, dtype=np.float64 if series.isna().any() else column.dtype)
-    made = np.full((len(series), *column.shape), np.nan, column.dtype)
+    kind = np.result_type(column.dtype, np.float32) if series.isna().any() else column.dtype
+    made = np.full((len(series), *column.shape), np.nan if series.isna().any() else 0, kind)
     for row, value in enumerate(series):
         if value is not None:
             found = np.asarray(value.tolist() if isinstance(value, np.ndarray) else value, dtype=column.dtype)

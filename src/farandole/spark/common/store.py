@@ -64,6 +64,12 @@ class RemoteStore:
         self.store.sync_fn(self.run_id)(local_path)
 
 
+def _absolute(path: Any) -> str:
+    """A path that means the same in every process, whatever its working directory."""
+    text = str(path) if "://" in str(path) else os.path.abspath(str(path))
+    return text if text == "/" else text.rstrip("/")
+
+
 class AbstractFilesystemStore(Store):
     """A store on a file system of fsspec."""
 
@@ -81,12 +87,12 @@ class AbstractFilesystemStore(Store):
     ) -> None:
         if kwargs:
             raise TypeError(f"{type(self).__name__} has no argument {', '.join(sorted(kwargs))}")
-        self.prefix_path = str(prefix_path) if str(prefix_path) == "/" else str(prefix_path).rstrip("/")
+        self.prefix_path = _absolute(prefix_path)
         self.storage_options = dict(storage_options or {})
-        self._train = train_path or self._under("intermediate_train_data")
-        self._val = val_path or self._under("intermediate_val_data")
-        self._test = test_path or self._under("intermediate_test_data")
-        self._runs = runs_path or self._under("runs")
+        self._train = _absolute(train_path or self._under("intermediate_train_data"))
+        self._val = _absolute(val_path or self._under("intermediate_val_data"))
+        self._test = _absolute(test_path or self._under("intermediate_test_data"))
+        self._runs = _absolute(runs_path or self._under("runs"))
         self._save_runs = save_runs
         self._checkpoint = checkpoint_filename or "checkpoint.ckpt"
 

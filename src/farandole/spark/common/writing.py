@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ TRAIN, VALIDATION, FAILED, BAD = "train", "validation", "failed", "bad"
 
 _prepared: weakref.WeakKeyDictionary[Any, dict[Any, str]] = weakref.WeakKeyDictionary()
 _written: list[tuple[AbstractFilesystemStore, str]] = []
+_one_at_a_time: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
+_changing = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -49,21 +53,33 @@ class Wanted:
 def prepare(df: Any, wanted: Wanted) -> str:
     """Writes a DataFrame, unless this very one was written so before; the number of the data set."""
     check_names(_names(wanted), df.columns, "the DataFrame")
-    known = _prepared.setdefault(df, {})
-    index = known.get(wanted.key)
-    if index is None or not wanted.store.exists(wanted.store.get_train_data_path(index)):
-        index = known[wanted.key] = secrets.token_hex(4)
-        _write(_selected(df, wanted), wanted, index)
+    with _changing:
+        one = _one_at_a_time.setdefault(df, threading.Lock())
+    with one:  # several fits may begin with the same DataFrame
+        known = _prepared.setdefault(df, {})
+        index = known.get(wanted.key)
+        if index is None or not wanted.store.exists(wanted.store.get_train_data_path(index)):
+            index = secrets.token_hex(4)
+            try:
+                _write(_selected(df, wanted), wanted, index)
+            except BaseException:
+                _remove(wanted.store, index)
+                raise
+            known[wanted.key] = index
+            _written.append((wanted.store, index))
     return index
 
 
 def clear_training_cache() -> None:
     """Removes the data that this process has prepared."""
     while _written:
-        store, index = _written.pop()
-        store.remove(store.get_train_data_path(index))
-        store.remove(store.get_val_data_path(index))
+        _remove(*_written.pop())
     _prepared.clear()
+
+
+def _remove(store: AbstractFilesystemStore, index: str) -> None:
+    for path in (store.get_train_data_path(index), store.get_val_data_path(index)):
+        store.remove(path)
 
 
 def _names(wanted: Wanted) -> list[str]:
@@ -115,21 +131,20 @@ def _write(df: Any, wanted: Wanted, index: str) -> None:
     paths = {TRAIN: store.get_train_data_path(index), VALIDATION: store.get_val_data_path(index)}
     for path in paths.values():
         store.fs.makedirs(store.local(path), exist_ok=True)
-    _written.append((store, index))
     write = Files(store, paths)
     found = df.mapInArrow(write, "kind string, file string").collect()
     for row in found:
         if row["kind"] in (FAILED, BAD):
-            clear_training_cache()
             if row["kind"] == BAD:
                 raise DataError(row["file"])
             raise StoreError(f"an executor could not write to the store {store.prefix_path}: {row['file']}")
     good = {row["file"] for row in found}
     # A task that Spark ran twice has left a file that does not count.
     for path in paths.values():
-        for file in store.fs.ls(store.local(path), detail=False):
-            if str(file).rpartition("/")[2] not in good:
-                store.remove(str(file))
+        with contextlib.suppress(FileNotFoundError):  # where folders are names alone, an empty one is none
+            for file in store.fs.ls(store.local(path), detail=False):
+                if str(file).rpartition("/")[2] not in good:
+                    store.remove(str(file))
 
 
 class Files:

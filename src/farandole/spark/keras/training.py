@@ -79,6 +79,19 @@ def _recorder(task: Task, history: dict[str, list[float]]) -> Any:
     return Recorder()
 
 
+def _choose_gpu(wanted: bool) -> None:
+    """This rank's GPU and no other, or none at all; before anything is computed."""
+    backend = importlib.import_module("keras").config.backend()
+    if backend == "tensorflow":
+        devices: Any = importlib.import_module("tensorflow").config
+        found = devices.list_physical_devices("GPU")
+        devices.set_visible_devices([found[hvd.local_rank() % len(found)]] if found and wanted else [], "GPU")
+    elif backend == "torch" and wanted:
+        cuda: Any = importlib.import_module("torch").cuda
+        if cuda.is_available():
+            cuda.set_device(hvd.local_rank() % cuda.device_count())
+
+
 def _compiled(task: Task, held: dict[str, Any]) -> Any:
     keras: Any = importlib.import_module("keras")
     custom, options = held["custom_objects"], task.options
@@ -111,19 +124,27 @@ def _resumed(task: Task, held: dict[str, Any]) -> tuple[Any, dict[str, list[floa
     import tempfile
     from pathlib import Path
 
+    keras: Any = importlib.import_module("keras")
     data = task.remote.store.read(task.remote.checkpoint_path)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         history = json.loads(archive.read(HISTORY))
     with tempfile.TemporaryDirectory() as place:
         path = Path(place, "model.keras")
         path.write_bytes(data)
-        return hvd.load_model(path, custom_objects=held["custom_objects"]), history
+        saved = keras.saving.load_model(path, custom_objects=held["custom_objects"], safe_mode=False)
+    model = _compiled(task, held)  # with all of its options; the file knows Keras's alone
+    model.set_weights(saved.get_weights())
+    model.optimizer.build(model.trainable_variables)
+    for mine, theirs in zip(model.optimizer.variables, saved.optimizer.variables, strict=True):
+        mine.assign(theirs)
+    return model, history
 
 
 def train(task: Task) -> Result | None:
     """In each rank."""
     keras: Any = importlib.import_module("keras")
     hvd.init()
+    _choose_gpu(task.options["use_gpu"])
     keras.utils.set_random_seed(task.seed)
     held, options = unpack(task.payload), task.options
     history: dict[str, list[float]] = {}

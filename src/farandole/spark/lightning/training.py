@@ -49,6 +49,8 @@ def wrapped(module: torch.nn.Module, held: dict[str, Any], task: Task) -> Any:
             super().__init__()
             self.module = module
             self._loss = Losses(task, losses)
+            # Lightning moves what it knows to the device.
+            self.losses = torch.nn.ModuleList([loss for loss in losses if isinstance(loss, torch.nn.Module)])
 
         def _measured(self, batch: Any, name: str) -> torch.Tensor:
             labels = [

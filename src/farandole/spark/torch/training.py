@@ -66,6 +66,7 @@ class Training:
         losses = as_list(held["loss"]) if held["loss"] is not None else [
             make() for make in as_list(held["loss_constructors"])
         ]  # fmt: skip
+        losses = [loss.to(self._device) if isinstance(loss, torch.nn.Module) else loss for loss in losses]
         self._metrics: list[Any] = held["metrics"] or []
         self._inputs = Inputs(task.features, options["input_shapes"], options["categorical_cols"])
         self._whole = [takes_classes(loss) for loss in losses]
