@@ -134,25 +134,25 @@ bool Exchange::take_one(Incoming& incoming) {
   if (slot == nullptr) return false;
   enter(context_, "unpack");
   std::size_t bytes = std::min(incoming.left, chunk_);
-  if (anew_ && incoming_bytes_ >= kBeyondCache) {
-    incoming.to.write(slot, bytes, kernel::copy_past_cache);
-  } else {
-    incoming.to.write(slot, bytes);
-  }
+  store(incoming.to, slot, bytes);
   rings_.consume(incoming.writer, incoming.from_everyone);
   incoming.left -= bytes;
   enter(context_, "recv");
   return true;
 }
 
+void Exchange::store(Cursor& to, const std::byte* from, std::size_t bytes) const {
+  if (anew_ && incoming_bytes_ >= kBeyondCache) {
+    to.write(from, bytes, kernel::copy_past_cache);
+  } else {
+    to.write(from, bytes);
+  }
+}
+
 bool Exchange::keep_one() {
   if (keep_left_ == 0) return false;
   std::size_t bytes = std::min({keep_left_, chunk_, keep_from_.run()});
-  if (anew_ && incoming_bytes_ >= kBeyondCache) {
-    keep_to_.write(keep_from_.data(), bytes, kernel::copy_past_cache);
-  } else {
-    keep_to_.write(keep_from_.data(), bytes);
-  }
+  store(keep_to_, keep_from_.data(), bytes);
   keep_from_.skip(bytes);
   keep_left_ -= bytes;
   return true;

@@ -62,6 +62,7 @@ class Exchange {
   bool give_one(Outgoing& outgoing);
   bool take_one(Incoming& incoming);
   bool keep_one();
+  void store(Cursor& to, const std::byte* from, std::size_t bytes) const;
   bool can_fold() const;
   bool fold_one();
 
