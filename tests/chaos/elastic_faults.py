@@ -257,6 +257,9 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
                 else:
                     moment = [kill(pid) for pid in doomed][-1]
                 follow(dance, record, full, moment, set(doomed), sum(sizes.values()))
+                if kind == "kill agent":  # the host is tried again later each time: it is not a worker's replacement
+                    record.note = f"the host was back after {record.replace:.2f} s"
+                    record.replace = record.imports = math.nan
             records.append(record)
             full = dance.world(sum(sizes.values()))
         dance.finish()

@@ -20,7 +20,7 @@ from . import naming
 from .compression import Compression, checked_compression
 from .framework import tf
 from .host import asked
-from .way import carry_out
+from .way import carry_out, compiled_now, work_of
 
 _TYPES = tuple(kind.name.lower() for kind in DType)
 
@@ -48,25 +48,35 @@ def run(work: Work, tensors: Sequence[Any], splits: Any = None, ignore_name_scop
     if not tf.executing_eagerly() and work.names is None:
         work = replace(work, name=naming.in_graph(work.label, work.name, given[0], ignore_name_scope))
 
+    if compiled_now():
+        return carry_out(work, given, splits)
+
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def differentiable(*inputs: Any) -> Any:
         outputs = carry_out(work, inputs, splits)
-
-        def backward(*grads: Any) -> list[Any]:
-            # Whole numbers have no gradient: the received splits of an alltoall come with None.
-            filled = [
-                tf.zeros_like(output) if grad is None else _dense(grad)
-                for grad, output in zip(grads, outputs, strict=True)
-            ]
-            return _backward(work, inputs, outputs, filled)
-
-        return outputs, backward
+        return outputs, lambda *grads: _backward(work, inputs, outputs, grads)
 
     found = differentiable(*given)
     return list(found) if isinstance(found, (list, tuple)) else [found]
 
 
-def _backward(work: Work, inputs: Sequence[Any], outputs: Sequence[Any], grads: list[Any]) -> list[Any]:
+# A node of its own has its gradient registered: tf.custom_gradient would hold on to the inputs, and a gradient that
+# somebody holds cannot become its own result.
+@tf.RegisterGradient("FarandoleCollective")  # type: ignore[untyped-decorator]
+def _through_collective(node: Any, *grads: Any) -> list[Any]:
+    return [None, *_backward(work_of(node), node.inputs[1:], node.outputs, grads)]
+
+
+@tf.RegisterGradient("FarandoleAlltoall")  # type: ignore[untyped-decorator]
+def _through_alltoall(node: Any, *grads: Any) -> list[Any]:
+    return [None, *_backward(work_of(node), node.inputs[1:2], node.outputs, grads), None]
+
+
+def _backward(work: Work, inputs: Sequence[Any], outputs: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    # Whole numbers have no gradient: the received splits of an alltoall come with None.
+    grads = [
+        tf.zeros_like(output) if grad is None else _dense(grad) for grad, output in zip(given, outputs, strict=True)
+    ]
     again = replace(work, name=None, names=None, grouped=work.grouped or work.names is not None)
     if work.kind == Kind.ALLREDUCE:
         return run(again, grads)

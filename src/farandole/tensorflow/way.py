@@ -1,25 +1,33 @@
 # Which way work takes: the compiled operations in graphs where they are, callbacks and NumPy elsewhere.
 # Touches TensorFlow, compiled, host and work.
-"""`carry_out(work, tensors, splits)` gives the outputs; both ways ask the engine for the same."""
+"""`carry_out(work, tensors, splits)` gives the outputs; both ways ask the engine for the same.
+
+`compiled_now()` tells which way it is; `work_of(node)` reads back what a compiled node does."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from ..engine import Kind
-from ..groups import global_process_set
+from ..engine import Kind, ReduceOp
+from ..groups import ProcessSet, global_process_set
 from ..pending import names_of
+from ..runtime import runtime
 from ..work import Work
 from . import compiled, host
 from .framework import tf
 
 
+def compiled_now() -> bool:
+    """Whether what is called now becomes nodes of a graph."""
+    return not tf.executing_eagerly() and compiled.library() is not None
+
+
 def carry_out(work: Work, tensors: Sequence[Any], splits: Any = None) -> list[Any]:
     """The outputs of the work on these tensors."""
-    library = None if tf.executing_eagerly() else compiled.library()
-    if library is None:
+    if not compiled_now():
         return host.carry_out(work, tensors, splits)
+    library = compiled.library()
     host.shapes(work, tensors)  # refuses scalars that cannot be
     operation = work.kind.name.lower()
     if work.names is not None:
@@ -61,3 +69,18 @@ def _attributes(work: Work, names: Sequence[str | None]) -> dict[str, Any]:
         "scales": f"{work.scales[0].hex()} {work.scales[1].hex()}",
         "name": work.label,
     }
+
+
+def work_of(node: Any) -> Work:
+    """What a node was made for, without its names."""
+    ranks = list(node.get_attr("ranks"))
+    prescale, postscale = node.get_attr("scales").decode().split()
+    return Work(
+        Kind(node.get_attr("kind")),
+        None,
+        ReduceOp(node.get_attr("reduce_op")),
+        (float.fromhex(prescale), float.fromhex(postscale)),
+        (runtime.world.groups.find(ranks) or ProcessSet(ranks)) if ranks else global_process_set,
+        node.get_attr("root_rank"),
+        node.get_attr("bundle"),
+    )

@@ -215,10 +215,10 @@ class Collective : public AsyncOpKernel {
   absl::Status allocate(OpKernelContext& context, int place, const Tensor& input, Tensor** output) const {
     if (kind_ == kAllgather || kind_ == kAlltoall) return absl::OkStatus();  // the core allocates
     TensorShape shape = input.shape();
-    if (kind_ == kReducescatter) {
-      const std::int64_t rows = shape.dim_size(0), members = size(), own = index();
-      shape.set_dim(0, rows / members + (own < rows % members ? 1 : 0));
-    }
+    // A gradient that nobody else will read becomes its own result.
+    if (kind_ != kReducescatter) return context.forward_input_or_allocate_output({place + 1}, place, shape, output);
+    const std::int64_t rows = shape.dim_size(0), members = size(), own = index();
+    shape.set_dim(0, rows / members + (own < rows % members ? 1 : 0));
     return context.allocate_output(place, shape, output);
   }
 
