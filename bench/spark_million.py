@@ -4,7 +4,9 @@ Writes about 0.8 GB of Parquet with Spark, then trains in two ranks, both ways b
 from __future__ import annotations
 
 import argparse
+import os
 import resource
+import sys
 import tempfile
 import time
 from typing import Any
@@ -14,6 +16,7 @@ COLUMNS = 200
 
 def prepare(store: Any, rows: int) -> str:
     """A DataFrame of that many rows, written as `fit` writes it; the number of the data set."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark would take whichever python3 comes first
     from pyspark.ml.feature import VectorAssembler
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as F
@@ -38,8 +41,6 @@ def prepare(store: Any, rows: int) -> str:
 
 def lane(store: Any, data: Any, batch: int, turns: int, steps: int) -> dict[str, Any]:
     """A rank: epochs from the store and from memory by turns, so that the machine's moods fall on both."""
-    import os
-
     import numpy as np
     import torch
 

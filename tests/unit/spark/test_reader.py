@@ -83,6 +83,22 @@ def test_steps_of_the_user_go_on_where_the_last_epoch_ended(tmp_path: Path) -> N
     assert found == whole[: 7 * 5 * 8] and len(reader) == 5
 
 
+def test_short_epochs_read_each_window_once(tmp_path: Path) -> None:
+    store, path = write(tmp_path, rows=40)
+    data = inspect(store, path, ["id", "v"])
+    windows = len(Reader(store, data, 5, seed=1, window_bytes=1).windows(0))
+    seen: list[int] = []
+
+    def count(columns: Any) -> Any:
+        seen.append(len(columns["id"]))
+        return columns
+
+    reader = Reader(store, data, 5, seed=1, steps=1, window_bytes=1, transformation=count)
+    found = [one for epoch in range(24) for one in ids(reader, epoch)]  # half a window each
+    assert sorted(found) == everything(rows=40)
+    assert windows == 12 and len(seen) == 12
+
+
 def test_rows_that_are_kept_are_read_once(tmp_path: Path) -> None:
     store, path = write(tmp_path)
     reader = Reader(store, inspect(store, path, ["id"]), 8, seed=1, keep=True)

@@ -51,6 +51,8 @@ class Reader:
     keep: bool = False  # all that was read stays in memory
     window_bytes: int = WINDOW_BYTES
     _kept: dict[Piece, Columns] = field(default_factory=dict)
+    # The two windows: an epoch of so many steps ends in the middle of one, and the next begins there.
+    _near: dict[tuple[Piece, ...], Columns] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.dataset.rows < self.size:
@@ -110,6 +112,7 @@ class Reader:
             ahead = [pool.submit(self._read, window) for window in wanted[:1]]
             for place, window in enumerate(wanted):
                 columns = ahead.pop().result()
+                self._forget_all_but(wanted[place : place + 2])
                 if place + 1 < len(wanted):
                     ahead.append(pool.submit(self._read, wanted[place + 1]))
                 order = np.arange(window.rows)
@@ -119,10 +122,16 @@ class Reader:
                 del columns
 
     def _read(self, window: Window) -> Columns:
-        parts = [self._piece(piece) for piece in window.pieces]
-        if len(parts) == 1:
-            return parts[0]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        if window.pieces not in self._near:
+            parts = [self._piece(piece) for piece in window.pieces]
+            if len(parts) > 1:
+                parts = [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]}]
+            self._near[window.pieces] = parts[0]
+        return self._near[window.pieces]
+
+    def _forget_all_but(self, windows: Sequence[Window]) -> None:
+        for pieces in self._near.keys() - {window.pieces for window in windows}:
+            del self._near[pieces]
 
     def _piece(self, piece: Piece) -> Columns:
         if piece in self._kept:
