@@ -58,12 +58,15 @@ MODULES = {
     "horovod.spark.common.params": "farandole.spark.common.params",
     "horovod.spark.common.store": "farandole.spark.common.store",
     "horovod.spark.common.util": "farandole.spark.common.util",
+    "horovod.spark.conf": "farandole.spark.conf",
     "horovod.spark.keras": "farandole.spark.keras",
     "horovod.spark.keras.estimator": "farandole.spark.keras.estimator",
     "horovod.spark.lightning": "farandole.spark.lightning",
     "horovod.spark.lightning.estimator": "farandole.spark.lightning.estimator",
     "horovod.spark.runner": "farandole.spark.runner",
     "horovod.spark.task": "farandole.spark.task",
+    "horovod.spark.tensorflow": EMPTY,
+    "horovod.spark.tensorflow.compute_worker": "farandole.spark.compute_worker",
     "horovod.spark.torch": "farandole.spark.torch",
     "horovod.spark.torch.estimator": "farandole.spark.torch.estimator",
     "horovod.tensorflow": "farandole.tensorflow",
@@ -97,7 +100,7 @@ MODULES = {
 LATER = (
     "horovod.ray.train",
     "horovod.tensorflow.data.compute_worker",
-    *(f"horovod.spark.{name}" for name in ("common", "keras", "lightning", "torch")),
+    *(f"horovod.spark.{name}" for name in ("common", "keras", "lightning", "tensorflow", "torch")),
 )
 NAMES = {"run": "farandole"}
 

@@ -1,4 +1,4 @@
-# A rank of a training with a logger of somebody else's: Weights & Biases, without a network.
+# A rank of a training with a logger of somebody else's, without a network: that of the name in LOGGER.
 # Touches Lightning and the folder SCRATCH.
 """Under the launcher; what the logger left is for the test to count."""
 
@@ -6,22 +6,36 @@ from __future__ import annotations
 
 import os
 import warnings
-from pathlib import Path
+from typing import Any
 
 import farandole.autoload
 
 farandole.autoload.register()
 warnings.filterwarnings("ignore")
 import lightning.pytorch as pl  # noqa: E402
-from lightning.pytorch.loggers import WandbLogger  # noqa: E402
+from lightning.pytorch import loggers  # noqa: E402
 from lightning_models import Regression, loader  # noqa: E402
 
+
+def made(place: str) -> Any:
+    """The logger; what it writes lies below `place`."""
+    name = os.environ["LOGGER"]
+    if name == "wandb":
+        return loggers.WandbLogger(save_dir=place, offline=True, project="test")
+    if name == "mlflow":
+        return loggers.MLFlowLogger("test", tracking_uri=f"file:{place}/mlflow")
+    # Lightning takes online=False for "disabled"; COMET_START_ONLINE=0 is what writes to a folder.
+    return loggers.CometLogger(offline_directory=f"{place}/comet", project="test")
+
+
 if __name__ == "__main__":
-    kept = WandbLogger(save_dir=Path(os.environ["SCRATCH"]), offline=True, project="test")
+    os.chdir(os.environ["SCRATCH"])
     trainer = pl.Trainer(
-        strategy="farandole", accelerator="cpu", devices=1, max_epochs=1, log_every_n_steps=1, logger=kept,
+        strategy="farandole", accelerator="cpu", devices=1, max_epochs=1, log_every_n_steps=1,
+        logger=made(os.environ["SCRATCH"]),
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(Regression(), loader(16))
-    if trainer.is_global_zero:
-        kept.experiment.finish()
+    end = getattr(trainer.logger.experiment, "finish", None) or getattr(trainer.logger.experiment, "end", None)
+    if trainer.is_global_zero and end is not None:
+        end()

@@ -1,4 +1,4 @@
-# Spark's estimators on a real local application: each in a Pipeline, against training without Spark.
+# Spark's estimators on a real cluster of two workers: each in a Pipeline, against training without Spark.
 # Touches spark_cluster.py, whose process runs the cases of spark_estimator_cases.py.
 """Fitting, saving, resuming, and what is said about bad input."""
 
@@ -23,11 +23,11 @@ pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def local() -> Iterator[Application]:
+def cluster() -> Iterator[Application]:
     before = os.environ.get("KERAS_BACKEND")
     os.environ["KERAS_BACKEND"] = "torch"  # it starts in a fraction of TensorFlow's time
     try:
-        made = Application("local[2]")
+        made = Application(workers=2)
     finally:
         os.environ.pop("KERAS_BACKEND")
         if before is not None:
@@ -36,16 +36,16 @@ def local() -> Iterator[Application]:
     made.close()
 
 
-def ask(local: Application, case: str, **arguments: Any) -> Any:
-    return local.ask("spark_estimator_cases.run_case", of=case, **arguments)
+def ask(cluster: Application, case: str, **arguments: Any) -> Any:
+    return cluster.ask("spark_estimator_cases.run_case", of=case, **arguments)
 
 
 def near(found: list[float], expected: list[float]) -> bool:
     return found == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-def test_torch_in_a_pipeline(local: Application, tmp_path: Path) -> None:
-    found = ask(local, "torch_in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path))
+def test_torch_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
+    found = ask(cluster, "torch_in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path))
     assert near(found["weights"], found["expected"])
     assert found["columns"] == ["x0", "x1", "x2", "x3", "y", "held", "features", "y__output", "error"]
     assert near(found["predicted"], found["by_hand"]) and found["again"] == found["predicted"]
@@ -54,38 +54,38 @@ def test_torch_in_a_pipeline(local: Application, tmp_path: Path) -> None:
     assert all(0 < one["train"]["all_metrics"][0][0] < 10 for one in found["history"]) and found["rmse"] < 4
 
 
-def test_lightning_in_a_pipeline(local: Application, tmp_path: Path) -> None:
-    found = ask(local, "in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="lightning")
+def test_lightning_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
+    found = ask(cluster, "in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="lightning")
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
     assert [one["epoch"] for one in found["history"]] == [0, 1]
     assert found["history"][1]["val_loss"] < found["history"][0]["val_loss"]
 
 
-def test_keras_in_a_pipeline(local: Application, tmp_path: Path) -> None:
-    found = ask(local, "in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="keras")
+def test_keras_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
+    found = ask(cluster, "in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="keras")
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
     assert sorted(found["history"]) == ["loss", "mae", "val_loss", "val_mae"]
     assert found["history"]["val_loss"][1] < found["history"]["val_loss"][0]
 
 
 @pytest.mark.parametrize("kind", ["lightning", "keras"])
-def test_runs_that_go_on(local: Application, tmp_path: Path, kind: str) -> None:
-    found = ask(local, "gone_on", place=str(tmp_path / "store"), kind=kind)
+def test_runs_that_go_on(cluster: Application, tmp_path: Path, kind: str) -> None:
+    found = ask(cluster, "gone_on", place=str(tmp_path / "store"), kind=kind)
     assert near(found["weights"], found["expected"])
     lengths = [len(one["loss"] if kind == "keras" else one) for one in found["histories"]]
     assert lengths == [1, 2]
 
 
-def test_saved_estimators_parquet_and_runs_that_go_on(local: Application, tmp_path: Path) -> None:
-    found = ask(local, "resumed_and_on_parquet", place=str(tmp_path / "store"), saved=str(tmp_path))
+def test_saved_estimators_parquet_and_runs_that_go_on(cluster: Application, tmp_path: Path) -> None:
+    found = ask(cluster, "resumed_and_on_parquet", place=str(tmp_path / "store"), saved=str(tmp_path))
     assert found["same"] == [True, 1, ["features"], 2]
     assert found["first"] == 1 and found["second"] == [0, 1, 2]
     assert near(found["weights"], found["expected"])
     assert found["files"] == [True, True] and found["checkpoints"] == 1
 
 
-def test_several_outputs_weights_nulls_and_a_transformation(local: Application, tmp_path: Path) -> None:
-    found = ask(local, "several_outputs", place=str(tmp_path / "store"))
+def test_several_outputs_weights_nulls_and_a_transformation(cluster: Application, tmp_path: Path) -> None:
+    found = ask(cluster, "several_outputs", place=str(tmp_path / "store"))
     assert found["losses"][2] < found["losses"][0] and len(found["validated"]) == 3
     assert found["kinds"] == ["float DenseVector 2"] and found["rows"] == 18
 
@@ -109,20 +109,20 @@ SAID = {
 }
 
 
-def test_bad_input(local: Application, tmp_path: Path) -> None:
-    found = ask(local, "bad", place=str(tmp_path / "store"))
+def test_bad_input(cluster: Application, tmp_path: Path) -> None:
+    found = ask(cluster, "bad", place=str(tmp_path / "store"))
     assert found.pop("left") == "[]"
     wrong = {name: text for name, text in found.items() if not re.match(SAID[name], text)}
     assert not wrong and found.keys() == SAID.keys()
 
 
-def test_the_example(tmp_path: Path, local: Application) -> None:
+def test_the_example(tmp_path: Path, cluster: Application) -> None:
     command = [sys.executable, str(ROOT / "examples" / "spark_digits.py"), "--store", str(tmp_path / "store")]
-    done = subprocess.run(command, env=local.environment, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    done = subprocess.run(command, env=cluster.environment, capture_output=True, text=True, timeout=240, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (accuracy,) = re.findall(r"accuracy ([\d.]+)% with 2 ranks", done.stdout)
     assert float(accuracy) > 80
 
 
-def test_without_a_session(local: Application, tmp_path: Path) -> None:
-    assert "there is no Spark session: make one first" in ask(local, "no_session", place=str(tmp_path))
+def test_without_a_session(cluster: Application, tmp_path: Path) -> None:
+    assert "there is no Spark session: make one first" in ask(cluster, "no_session", place=str(tmp_path))

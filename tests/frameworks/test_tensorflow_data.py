@@ -1,6 +1,6 @@
 # The data service: a compute job and a training job, as users start them, on tf.data's real service.
 # Touches the launcher, horovod.tensorflow.data and tensorflow_data_script.py.
-"""The dispatcher on either side; the compute job ends when the training job asks for it."""
+"""The dispatcher on either side, workers of the launcher and of Spark; they end when the training job asks for it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from spark_cluster import missing
 from tensorflow_jobs import CACHE, ENVIRONMENT, needs_tensorflow
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
@@ -18,22 +19,28 @@ LAUNCH = "import sys; from farandole.launch.cli import horovodrun; sys.exit(horo
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("side", "ranks"), [("compute", 2), ("training", 1)])
-def test_a_job_computes_for_another(side: str, ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("side", "ranks", "starter"), [("compute", 2, "launcher"), ("training", 1, "spark")])
+def test_a_job_computes_for_another(side: str, ranks: int, starter: str, tmp_path: Path) -> None:
+    if starter == "spark" and (why := missing()):
+        pytest.skip(why)
     CACHE.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **ENVIRONMENT, "TMPDIR": str(tmp_path), "FARANDOLE_TENSORFLOW_OPS": "callback"}
     launch = [sys.executable, "-c", LAUNCH, "-np", str(ranks), sys.executable]
     config = str(tmp_path / "config")
-    program = ["-m", "horovod.tensorflow.data.compute_worker", config, "--dispatcher-side", side, "--timeout", "120"]
+    words = [config, "--dispatcher-side", side, "--timeout", "120"]
+    program = [*launch, "-m", "horovod.tensorflow.data.compute_worker", *words]
+    if starter == "spark":
+        program = [sys.executable, "-m", "horovod.spark.tensorflow.compute_worker", *words, "--num-proc", str(ranks)]
+        environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     with open(tmp_path / "compute", "wb") as said:
-        compute = subprocess.Popen([*launch, *program], env=environment, stdout=said, stderr=said)
+        compute = subprocess.Popen(program, env=environment, stdout=said, stderr=said)
         try:
             done = subprocess.run(
                 [*launch, SCRIPT, config], env=environment, capture_output=True, text=True, timeout=250, check=False
             )
             words = (tmp_path / "compute").read_text()[-3000:]
             assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + words
-            assert compute.wait(60) == 0, words
+            assert compute.wait(60) == 0, (tmp_path / "compute").read_text()[-3000:]
         finally:
             if compute.poll() is None:
                 compute.terminate()

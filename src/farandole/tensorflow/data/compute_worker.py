@@ -8,7 +8,7 @@ import argparse
 import contextlib
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 # By their full names: the program runs under Horovod's name as well.
 from farandole import runtime
@@ -17,43 +17,54 @@ from farandole.ops import barrier
 from farandole.tensorflow.data.compute_service import SIDES, ComputeService, TfDataServiceConfig, compute_worker_fn
 
 
-def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: float) -> None:
-    """Runs a worker in each rank; rank 0 holds the service and writes the file."""
-    runtime.init()
-    rank, size = runtime.rank(), runtime.size()
+@contextlib.contextmanager
+def serving(
+    size: int, dispatchers: int, dispatcher_side: str, configfile: str, timeout: float
+) -> Iterator[TfDataServiceConfig]:
+    """Holds the service for so many workers, and the file that tells of it."""
+    key = secrets.token_bytes(32)
+    service = ComputeService(key)
+    try:
+        per = size // dispatchers
+        config = TfDataServiceConfig(dispatchers, per, dispatcher_side, service.addresses(), key, timeout)
+        config.write(configfile)
+        yield config
+    finally:
+        service.shutdown()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(configfile)
+
+
+def check(dispatchers: int, size: int) -> None:
+    """SystemExit unless each dispatcher gets as many workers."""
     if dispatchers < 1 or size % dispatchers:
         raise SystemExit(
             f"--dispatchers {dispatchers}: expected a number that divides the {size} processes of this job"
         )
-    key = secrets.token_bytes(32)
-    service = ComputeService(key) if rank == 0 else None
-    try:
-        config = None
-        if service is not None:
-            config = TfDataServiceConfig(
-                dispatchers, size // dispatchers, dispatcher_side, service.addresses(), key, timeout
-            )
-            config.write(configfile)
+
+
+def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: float) -> None:
+    """Runs a worker in each rank; rank 0 holds the service and writes the file."""
+    runtime.init()
+    rank, size = runtime.rank(), runtime.size()
+    check(dispatchers, size)
+    held = serving(size, dispatchers, dispatcher_side, configfile, timeout) if rank == 0 else contextlib.nullcontext()
+    with held as config:
         compute_worker_fn(broadcast_object(config, 0, "compute_worker"))
         barrier()  # all have heard it before the service ends
-    finally:
-        if service is not None:
-            service.shutdown()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(configfile)
     runtime.shutdown()
 
 
-def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="One worker of a data service; start as many as you like as one job.")
+def parser(description: str) -> argparse.ArgumentParser:
+    """What can be said of a data service on a command line."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("configfile", metavar="CONFIGFILE", help="written here, and read by the training job")
     parser.add_argument("--dispatchers", type=int, default=1, help="1, or one for each rank of the training job")
     parser.add_argument("--dispatcher-side", choices=SIDES, default="compute", help="which job runs the dispatchers")
     parser.add_argument("--timeout", type=float, default=60, help="seconds to wait for the others to come")
-    return parser.parse_args(arguments)
+    return parser
 
 
 if __name__ == "__main__":
-    asked = parsed()
+    asked = parser("One worker of a data service; start as many as you like as one job.").parse_args()
     main(asked.dispatchers, asked.dispatcher_side, asked.configfile, asked.timeout)

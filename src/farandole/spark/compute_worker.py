@@ -1,0 +1,41 @@
+# The program of a data service on Spark: spark-submit ... -m horovod.spark.tensorflow.compute_worker CONFIGFILE
+# Touches runner.py and TensorFlow's compute_worker; its driver holds the service and writes the file.
+"""A worker of tf.data's service in each slot of a Spark application, until the training job asks for the end."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+
+# By their full names: the program runs under Horovod's name as well.
+from farandole import runtime
+from farandole.ops import barrier
+from farandole.spark import session
+from farandole.spark.runner import run
+from farandole.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
+from farandole.tensorflow.data.compute_worker import check, parser, serving
+
+
+def work(config: TfDataServiceConfig) -> None:
+    """What each rank does."""
+    compute_worker_fn(config)
+    barrier()  # all have heard the end before anybody leaves
+    runtime.shutdown()
+
+
+def main() -> None:
+    """The driver."""
+    words = parser("Workers of a data service in the slots of a Spark application.")
+    words.add_argument("--num-proc", type=int, default=None, help="workers; as many as Spark has slots by default")
+    asked = words.parse_args()
+    spark = SparkSession.builder.getOrCreate()
+    try:
+        count = session.default_parallelism(spark) if asked.num_proc is None else asked.num_proc
+        check(asked.dispatchers, count)
+        with serving(count, asked.dispatchers, asked.dispatcher_side, asked.configfile, asked.timeout) as config:
+            run(work, (config,), num_proc=count)
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()
