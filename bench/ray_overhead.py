@@ -52,7 +52,7 @@ def made(config: dict[str, Any]) -> tuple[Any, Any]:
 
     torch.set_num_threads(1)  # Ray gives its workers one; the launcher's ranks would take all
     torch.manual_seed(1)
-    wide, batch = config["wide"], 64
+    wide, batch = config["wide"], config["batch"]
     layers = [torch.nn.Linear(wide, wide), torch.nn.ReLU(), torch.nn.Linear(wide, wide), torch.nn.ReLU()]
     count = batch * (WARM + config["steps"])
     data = TensorDataset(torch.randn(count, wide), torch.randint(10, (count,)))
@@ -148,6 +148,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--steps", type=int, default=20, help="in a turn")
     parser.add_argument("--wide", type=int, default=1024, help="of the model's layers: how much a step computes")
+    parser.add_argument("--batch", type=int, default=512, help="rows of a step: how much it computes for its gradients")
     options = parser.parse_args()
     import ray
 

@@ -82,6 +82,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "spark/common": _WORDS | {"launch", "spark"},
     "spark/torch": _WORDS | {"launch", "spark/common", "torch"},
     "spark/lightning": _WORDS | {"launch", "spark/common", "spark/torch", "lightning", "torch"},
+    "spark/tensorflow": _RUNTIME | {"runtime", "ops", "spark", "tensorflow"},
     "spark/keras": _WORDS | {"launch", "spark/common", "compat", "keras"},
     "data": set(),
     # What bindings with graphs share: a call as data, and compiled operations.
@@ -111,6 +112,7 @@ BUILT_ON = {
     "lightning": {"torch"},
     "spark": {"pyspark"},
     "spark/common": {"pyspark"},
+    "spark/tensorflow": {"pyspark"},
     "spark/torch": {"torch"},
     "spark/lightning": {"torch", "lightning"},
 }

@@ -65,8 +65,8 @@ MODULES = {
     "horovod.spark.lightning.estimator": "farandole.spark.lightning.estimator",
     "horovod.spark.runner": "farandole.spark.runner",
     "horovod.spark.task": "farandole.spark.task",
-    "horovod.spark.tensorflow": EMPTY,
-    "horovod.spark.tensorflow.compute_worker": "farandole.spark.compute_worker",
+    "horovod.spark.tensorflow": "farandole.spark.tensorflow",
+    "horovod.spark.tensorflow.compute_worker": "farandole.spark.tensorflow.compute_worker",
     "horovod.spark.torch": "farandole.spark.torch",
     "horovod.spark.torch.estimator": "farandole.spark.torch.estimator",
     "horovod.tensorflow": "farandole.tensorflow",
@@ -100,6 +100,7 @@ MODULES = {
 LATER = (
     "horovod.ray.train",
     "horovod.tensorflow.data.compute_worker",
+    "horovod.spark.tensorflow.compute_worker",
     *(f"horovod.spark.{name}" for name in ("common", "keras", "lightning", "tensorflow", "torch")),
 )
 NAMES = {"run": "farandole"}

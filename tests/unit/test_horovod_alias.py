@@ -66,7 +66,7 @@ NAMES = {
     "horovod.spark.common.store": """Store AbstractFilesystemStore FilesystemStore LocalStore HDFSStore
         DBFSLocalStore""",
     "horovod.spark.common.util": "clear_training_cache",
-    "horovod.spark.conf": "SPARK_CONF_ALWAYS_RESTART_FAILED_TASK SPARK_CONF_BLACKLIST_DISABLED SPARK_CONF_REUSE_FAILED_NODE",
+    "horovod.spark.conf": "SPARK_CONF_ALWAYS_RESTART_FAILED_TASK SPARK_CONF_BLACKLIST_DISABLED",
     "horovod.spark.lightning": "TorchEstimator TorchModel",
     "horovod.spark.torch": "TorchEstimator TorchModel",
     "horovod.runner.common.util.secret": "make_secret_key",
