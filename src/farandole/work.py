@@ -4,9 +4,13 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -15,6 +19,10 @@ from . import reductions
 from .engine import Array, Kind, Outcome, ReduceOp
 from .groups import ProcessSet, global_process_set
 from .pending import Beginning
+from .runtime import World
+
+_lock = threading.Lock()
+_unnamed: WeakKeyDictionary[World, Any] = WeakKeyDictionary()  # how many, by framework, group and kind
 
 
 @dataclass(frozen=True)
@@ -39,8 +47,25 @@ class Work:
         return f"Horovod{self.kind.name.capitalize()}"
 
 
-def begin(work: Work, arrays: Sequence[Any], splits: Any = None) -> Beginning:
-    """The requests of a call, on these arrays."""
+def own_name(framework: str, name: str) -> str:
+    """Frameworks in one process do not meet under their users' names."""
+    return f"{framework}.{name}"
+
+
+def begin(framework: str, work: Work, arrays: Sequence[Any], splits: Any = None) -> Beginning:
+    """The requests of a call of a framework, on these arrays."""
+    begun = _begun(work, arrays, splits)
+    for request in begun.requests:
+        name = request.name
+        if name is None:
+            with _lock:
+                counts = _unnamed.setdefault(begun.world, defaultdict(lambda: itertools.count(1)))
+                name = f"{request.kind.name.lower()}.noname.{next(counts[framework, request.group, request.kind])}"
+        request.name = own_name(framework, name)
+    return begun
+
+
+def _begun(work: Work, arrays: Sequence[Any], splits: Any) -> Beginning:
     if work.names is not None:
         return _together([_single(work, name, array) for name, array in zip(work.names, arrays, strict=True)])
     if work.kind == Kind.ALLTOALL:

@@ -282,10 +282,19 @@ def two_frameworks_in_one_process(b: Any, rank: int, size: int) -> None:
         target=lambda: results.extend(hvt.allreduce(torch.ones(3), op=hvt.Sum, name="both").tolist() for _ in range(9))
     )
     beside.start()
-    doubled = jax.jit(lambda one: hvd.allreduce(one, op=hvd.Sum, name="both.jax"))
+    doubled = jax.jit(lambda one: hvd.allreduce(one, op=hvd.Sum, name="both"))
     found = [doubled(jnp.ones(3)).tolist() for _ in range(9)]
     beside.join()
     assert found == results == [[size] * 3] * 9
+    # Without names, in another order on each rank.
+    plain = threading.Thread(target=lambda: results.extend(hvt.allreduce(torch.ones(2), op=hvt.Sum) for _ in range(9)))
+    if rank:
+        plain.start()
+    assert [hvd.allreduce(jnp.ones(4), op=hvd.Sum).tolist() for _ in range(9)] == [[size] * 4] * 9
+    if not rank:
+        plain.start()
+    plain.join()
+    assert all(one.tolist() == [size] * 2 for one in results[9:]) and len(results) == 18
 
 
 if __name__ == "__main__":

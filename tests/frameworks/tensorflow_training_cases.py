@@ -331,10 +331,19 @@ def two_frameworks_in_one_process(b: Any, rank: int, size: int) -> None:
         target=lambda: results.extend(hvt.allreduce(torch.ones(3), op=hvt.Sum, name="both").tolist() for _ in range(9))
     )
     beside.start()
-    doubled = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="both.tensorflow"))
+    doubled = tf.function(lambda x: hvd.allreduce(x, op=hvd.Sum, name="both"))
     found = [doubled(tf.ones(3)).numpy().tolist() for _ in range(9)]
     beside.join()
     assert found == results == [[size] * 3] * 9
+    # Without names, in another order on each rank.
+    plain = threading.Thread(target=lambda: results.extend(hvt.allreduce(torch.ones(2), op=hvt.Sum) for _ in range(9)))
+    if rank:
+        plain.start()
+    assert [hvd.allreduce(tf.ones(4), op=hvd.Sum).numpy().tolist() for _ in range(9)] == [[size] * 4] * 9
+    if not rank:
+        plain.start()
+    plain.join()
+    assert all(one.tolist() == [size] * 2 for one in results[9:]) and len(results) == 18
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def carry_out(work: Work, arrays: Sequence[Any], splits: Any = None) -> list[Any
     """
     settle()
     buffers = [Aligned(seen.array, seen.dtype, seen.give) for seen in map(incoming, _views(arrays))]
-    found = results(work, begin(work, buffers, splits))
+    found = results(work, begin("jax", work, buffers, splits))
     if work.kind == Kind.ALLTOALL and splits is None:
         found = found[:1]
     return list(jax.device_put(found))  # unlike jax.numpy.asarray it takes their memory over
@@ -48,7 +48,7 @@ def carry_out(work: Work, arrays: Sequence[Any], splits: Any = None) -> list[Any
 
 def arrays_of(work: Work, arrays: Sequence[Any]) -> list[Array]:
     """The same inside a compiled function, with NumPy's arrays."""
-    found = results(work, begin(work, _views(arrays)))
+    found = results(work, begin("jax", work, _views(arrays)))
     return found[:1] if work.kind == Kind.ALLTOALL else found
 
 

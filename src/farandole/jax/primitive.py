@@ -20,7 +20,7 @@ import numpy as np
 from ..engine import Kind, ReduceOp
 from ..pending import names_of
 from ..runtime import runtime
-from ..work import Work
+from ..work import Work, own_name
 from . import compiled, host
 from .framework import batching, effects, jax, mlir, private_core
 
@@ -108,7 +108,7 @@ def full_name(work: Work) -> str:
     """The name in a traced function. No two calls of a thread happen at once, so that one serves all without any."""
     name = names_of("name", work.name)[0]
     plain = "jit" if name is None else work.name
-    return f"{'grouped_' if work.grouped else ''}{work.kind.name.lower()}.{plain}"
+    return own_name("jax", f"{'grouped_' if work.grouped else ''}{work.kind.name.lower()}.{plain}")
 
 
 def _lowered(context: Any, *arrays: Any, call: Call) -> Any:

@@ -55,7 +55,7 @@ class Tickets:
     def begin(self, work: Work, arrays: Sequence[Array], splits: Any) -> int:
         """Submits the work and gives its ticket; errors are kept for whoever fetches the results."""
         try:
-            begun = begin(work, arrays, splits)
+            begun = begin("tensorflow", work, arrays, splits)
             entry = _Entry(lambda: results(work, begun))
             # One lock for all: a completion must find what it belongs to.
             with self._lock:

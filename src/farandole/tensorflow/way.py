@@ -13,7 +13,7 @@ from ..engine import Kind, ReduceOp
 from ..groups import ProcessSet, global_process_set
 from ..pending import names_of
 from ..runtime import runtime
-from ..work import Work
+from ..work import Work, own_name
 from . import compiled, host
 from .framework import tf
 
@@ -59,7 +59,7 @@ def _attributes(work: Work, names: Sequence[str | None]) -> dict[str, Any]:
     everyone = work.process_set is global_process_set
     return {
         "kind": int(work.kind),
-        "tensor_names": list(names),
+        "tensor_names": [own_name("tensorflow", str(name)) for name in names],
         "bundle": work.grouped,
         "reduce_op": int(work.op),
         "root_rank": int(work.root),
