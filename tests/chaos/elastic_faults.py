@@ -110,6 +110,7 @@ class Record:
     recover: float = math.nan
     replace: float = math.nan
     imports: float = math.nan  # the part of it that a new process took from its start to its `init`
+    redone: int = 0  # steps that a survivor had done and does again
     note: str = ""
 
 
@@ -134,8 +135,12 @@ def follow(
     survivors = {event["pid"] for event in full.values()} - lost
     again = dance.world(size, generation, 60)
     for pid in survivors:
-        knew = [e["t"] - moment for e in dance.of(pid, "lost") if e["t"] > moment - 0.05]
-        record.detect += [max(0.0, knew[0])] if knew else []
+        knew = [e for e in dance.of(pid, "lost") if e["t"] > moment - 0.05]
+        record.detect += [max(0.0, knew[0]["t"] - moment)] if knew else []
+        after = [e["step"] for e in dance.of(pid, "world") if e["generation"] > generation]
+        if knew and after:
+            record.redone = max(record.redone, knew[0]["step"] - after[0])
+    assert record.redone <= 1, f"{record.redone} steps are done again"
     worlds = [[e["t"] for e in dance.of(pid, "world") if e["generation"] > generation] for pid in survivors]
     record.recover = max((times[0] for times in worlds if times), default=math.nan) - moment
     record.replace = max(event["t"] for event in again.values()) - moment
@@ -428,6 +433,10 @@ def summary(name: str, records: list[Record]) -> dict[str, Any]:
         f"{what} p99 {one['p99']:.3f} max {one['max']:.3f} s" for what, one in found.items() if what != "faults"
     )
     print(f"{name:<11} {len(records):4d} faults  {shown}", flush=True)
+    found["redone"] = max(record.redone for record in records)
+    found["over"] = [what for what in found.keys() & LIMITS.keys() if found[what]["p99"] > LIMITS[what]]
+    if found["over"]:
+        print(f"{name:<11} over the limit: " + ", ".join(f"{what} {LIMITS[what]} s" for what in found["over"]))
     return found
 
 
@@ -457,7 +466,7 @@ def main() -> int:
                     given.json.write_text(json.dumps(results, indent=1) + "\n")
     if given.json is not None:
         print(f"raw results in {given.json}")
-    return 0
+    return int(any(isinstance(one, dict) and one.get("over") for one in results.values()))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ def carry_out(work: Work, tensors: Sequence[Any], splits: Any = None) -> list[An
     """The outputs of the work on these tensors, as tensors."""
     if tf.executing_eagerly():
         rows = None if splits is None else _plain(splits)
-        return [tf.convert_to_tensor(array) for array in results(work, begin("tensorflow", work, _arrays(tensors), rows))]
+        return [
+            tf.convert_to_tensor(array) for array in results(work, begin("tensorflow", work, _arrays(tensors), rows))
+        ]
     inputs = [*tensors] if splits is None else [*tensors, splits]
     types = [tensor.dtype for tensor in tensors] + [tf.int32] * (work.kind == Kind.ALLTOALL)
     outputs = _callback(work, len(tensors), inputs, types)
