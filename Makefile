@@ -42,7 +42,7 @@ chaos:
 	@$(PYTHON) scripts/build.py check
 	@$(PYTHON) scripts/environment.py build torch test
 	@$(VENV_PYTHON) scripts/build.py tests
-	@CHAOS_N=$(N) $(VENV_PYTHON) -m pytest -q -p no:cacheprovider tests/chaos/test_streams.py tests/chaos/test_endings.py tests/chaos/more.py \
+	@CHAOS_N=$(N) $(if $(SEED),CHAOS_SEED=$(SEED)) $(VENV_PYTHON) -m pytest -q -p no:cacheprovider tests/chaos/test_streams.py tests/chaos/test_endings.py tests/chaos/more.py \
 		tests/ranks/test_elastic_rows.py tests/ranks/test_elastic_hosts.py tests/unit/elastic/test_checkpoint.py \
 		tests/frameworks/test_torch_elastic_faults.py
 	@$(VENV_PYTHON) tests/chaos/elastic_faults.py --cells $$((300 * $(N))) --faults $$((60 * $(N))) --partitions $$((30 * $(N))) \

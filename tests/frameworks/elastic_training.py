@@ -128,11 +128,24 @@ def learn(model: nn.Module, optimizer: Any, x: torch.Tensor, weight: float) -> N
     optimizer.step()
 
 
+def made(kind: str) -> nn.Module:
+    """From six numbers to two."""
+    if kind == "cnn":
+        return nn.Sequential(
+            nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 8, 3), nn.Tanh(), nn.Dropout(0.1), nn.Flatten(), nn.Linear(32, 2)
+        )
+    if kind == "transformer":
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        words = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        return nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Linear(1, 16), words, nn.Flatten(), nn.Linear(96, 2))
+    return nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Dropout(0.1), nn.Linear(24, 2))
+
+
 def main() -> None:
     torch.set_num_threads(1)
     hvd.init()
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Dropout(0.1), nn.Linear(24, 2))
+    model = made(os.environ.get("MODEL", "mlp"))
     optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.01)
     source: dict[str, Any] = {}
     if MODE == "sampler":

@@ -61,7 +61,9 @@ def test_row_23_ranks_that_have_to_leave_save_first(tmp_path: Path) -> None:
 @pytest.mark.ranks
 @pytest.mark.chaos
 @pytest.mark.slow
-def test_row_26_faults_change_no_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["mlp", "cnn", "transformer"] if LONG else ["cnn"])
+def test_row_26_faults_change_no_bit(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL", model)
     draw = random.Random(26)
     weights = set()
     for name, kills in (("calm", 0), ("stormy", 2 if LONG else 1)):
