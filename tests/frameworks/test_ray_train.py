@@ -83,10 +83,9 @@ from ray.train import RunConfig, ScalingConfig
 from ray.train.horovod import HorovodConfig, HorovodTrainer
 
 def train():
-    import ray.train
-    import horovod.torch as hvd
-    hvd.init()
-    ray.train.report(dict(size=hvd.size()))
+    import farandole, ray.train
+    farandole.init()
+    ray.train.report(dict(size=farandole.size()))
 
 scaling = ScalingConfig(num_workers=2, resources_per_worker=dict(CPU=1, late=1))
 run = RunConfig(storage_path={str(tmp_path)!r})
