@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import lightning.pytorch as pl
@@ -13,6 +16,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lightning_models import RANK, SCRATCH, SIZE, data, fresh, loader, net, ordered, trainer, weights
+from lightning_utilities.core import rank_zero
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -185,9 +189,24 @@ def thawed() -> None:
     assert not torch.equal(module.net[0].weight, before)
 
 
+@contextlib.contextmanager
+def heard() -> Iterator[list[str]]:
+    """What Lightning tells the user meanwhile."""
+    lines: list[str] = []
+    handler, level = logging.Handler(), rank_zero.log.level
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    rank_zero.log.addHandler(handler)
+    rank_zero.log.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        rank_zero.log.setLevel(level)
+        rank_zero.log.removeHandler(handler)
+
+
 @own
 def learning_rates() -> None:
-    """Scaled, with the schedulers, where somebody asks for it; by default only in lightning_horovod's strategy."""
+    """Scaled, with the schedulers, and said so, where somebody asks for it; by default only in lightning_horovod's."""
     from lightning_horovod import HorovodStrategy as Theirs
 
     assert issubclass(HorovodStrategy, FarandoleStrategy.__mro__[1])
@@ -199,7 +218,11 @@ def learning_rates() -> None:
         ("horovod", 1),
     ):
         runs = trainer("ours", max_epochs=1, limit_train_batches=1, strategy=strategy)
-        runs.fit(fresh(rate=0.01), loader())
+        with heard() as lines:
+            runs.fit(fresh(rate=0.01), loader())
+        told = [line for line in lines if "learning rates" in line]
+        said = f"learning rates are multiplied by the number of ranks, {SIZE}: 0.01 -> {0.01 * SIZE:g}; "
+        assert told == ([said + "scale_lr=False leaves them"] if factor > 1 and RANK == 0 else []), told
         assert runs.optimizers[0].param_groups[0]["lr"] == 0.01 * factor, (strategy, factor)
         assert runs.lr_scheduler_configs[0].scheduler.base_lrs == [0.01 * factor]
 

@@ -301,6 +301,42 @@ def raising(storage: str) -> dict[str, Any]:
     return {}
 
 
+def trainers_too_large(storage: str) -> dict[str, Any]:
+    """What trainers say that the cluster cannot hold; for a range of workers its lower end counts."""
+    from ray.train import RunConfig, ScalingConfig
+
+    from farandole.ray import HorovodConfig, HorovodTrainer
+
+    found: dict[str, Any] = {"said": [], "seconds": []}
+    for scaling in (
+        ScalingConfig(num_workers=50),
+        ScalingConfig(num_workers=(7, 9)),
+        ScalingConfig(num_workers=2, resources_per_worker={"CPU": 3}),
+        ScalingConfig(num_workers=1, resources_per_worker={"CPU": 1, "late": 1}),
+    ):
+        config = HorovodConfig(placement_group_timeout_s=1.5)
+        run_config = RunConfig(storage_path=storage)
+        trainer = HorovodTrainer(print, horovod_config=config, scaling_config=scaling, run_config=run_config)
+        began = time.monotonic()
+        try:
+            trainer.fit()
+        except TimeoutError as error:
+            found["said"].append(str(error))
+        found["seconds"].append(time.monotonic() - began)
+    return {**found, "free": wait_for_free(4)}
+
+
+def waiting_groups() -> int:
+    """As soon as somebody waits for room."""
+    from ray.util import placement_group_table
+
+    while True:
+        waiting = [one for one in placement_group_table().values() if one["state"] == "PENDING"]
+        if waiting:
+            return len(waiting)
+        time.sleep(0.1)
+
+
 def torch_loop() -> None:
     import ray.train
     import ray.train.torch

@@ -106,7 +106,7 @@ print("all refused")
 def fresh(code: str, *options: str, path: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, str(ROOT / "src")]))}
     command = [sys.executable, *options, "-c", code]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def test_a_ray_that_is_too_old(tmp_path: Path) -> None:
@@ -131,6 +131,18 @@ def test_no_ray(tmp_path: Path) -> None:
 
 def test_the_names_of_rays_own_module(cluster: Cluster) -> None:
     assert cluster.ask("names") == ["farandole.ray.train"] * 3
+
+
+def test_rays_own_module_by_itself() -> None:
+    """No other import before it, neither of ours nor of Ray's."""
+    code = """
+from ray.train.horovod import HorovodTrainer
+from ray.train import ScalingConfig
+trainer = HorovodTrainer(print, scaling_config=ScalingConfig(num_workers=2))
+print(HorovodTrainer.__module__, type(trainer.backend_config).__module__)
+"""
+    done = fresh(code)
+    assert done.stdout == "farandole.ray.train farandole.ray.train\n", done.stdout + done.stderr
 
 
 def test_the_first_script_of_the_guide(cluster: Cluster, tmp_path: Path) -> None:

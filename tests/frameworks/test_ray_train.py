@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,38 @@ def test_lightning_in_ray_train(cluster: Cluster, tmp_path: Path) -> None:
     said = cluster.run(str(ROOT / "examples" / "three_layers.py"), "--epochs", "2", "--storage", str(tmp_path))
     (loss, path) = re.findall(r"loss ([\d.]+) after 2 epochs, checkpoint .*path=([^)]+)", said)[0]
     assert float(loss) < 1.0 and (Path(path) / "checkpoint.ckpt").is_file()
+
+
+def test_more_workers_than_the_cluster_has(cluster: Cluster, tmp_path: Path) -> None:
+    found = cluster.ask("trainers_too_large", storage=str(tmp_path))
+    many, elastic, split, custom = found["said"]
+    assert "room for 4 of 50 workers with 1 CPU within 1.5 s (placement_group_timeout_s)" in many
+    assert "50 CPU are needed, the cluster has 4, 4 are free" in many
+    assert "room for 4 of 7 workers" in elastic and "7 CPU are needed" in elastic
+    assert "room for 1 of 2 workers with 3 CPU" in split
+    assert "1 late are needed, the cluster has 0" in custom and "no node has 1 CPU and 1 late" in custom
+    assert all(1.5 <= seconds < 15 for seconds in found["seconds"]) and found["free"] == 4
+
+
+def test_a_node_that_comes_while_a_trainer_waits(cluster: Cluster, tmp_path: Path) -> None:
+    code = f"""
+from ray.train import RunConfig, ScalingConfig
+from ray.train.horovod import HorovodConfig, HorovodTrainer
+
+def train():
+    import farandole, ray.train
+    farandole.init()
+    ray.train.report(dict(size=farandole.size()))
+
+scaling = ScalingConfig(num_workers=2, resources_per_worker=dict(CPU=1, late=1))
+run = RunConfig(storage_path={str(tmp_path)!r})
+config = HorovodConfig(placement_group_timeout_s=90)
+print(HorovodTrainer(train, horovod_config=config, scaling_config=scaling, run_config=run).fit().metrics)
+"""
+    with ThreadPoolExecutor(1) as pool:
+        trained = pool.submit(cluster.run, "-c", code)
+        assert cluster.ask("waiting_groups") == 1
+        index = cluster.ask("add_node", num_cpus=2, resources={"late": 2})
+        said = trained.result()
+    cluster.ask("remove_node", index=index)
+    assert "{'size': 2}" in said

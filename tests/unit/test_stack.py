@@ -3,6 +3,7 @@ Reads Lightning's source where it is installed; imports nothing of it."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,43 @@ def test_the_explanation_is_python_that_compiles() -> None:
     assert "plugins=[FarandoleEnvironment()]" in theirs and "devices=3" in theirs
     elastic = explain(stack(orchestration={"ranks": 3, "min_ranks": 2}))
     assert "2 to 3 ranks" in elastic and "callbacks=[ElasticCallback()]" in elastic and "--min-np 2" in elastic
+
+
+CSV = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "logs"}}
+STOP = {"class_path": "EarlyStopping", "init_args": {"monitor": "loss"}}
+
+
+def test_the_explanation_has_the_classes_of_the_trainers_options() -> None:
+    application = {**MODULE, "trainer": {"callbacks": STOP, "plugins": [{"class_path": "a.Digits"}], "logger": CSV}}
+    for sections in (
+        {"orchestration": {"ranks": 3, "min_ranks": 2}},
+        {"communication": {"strategy": "ddp"}, "orchestration": {"ranks": 3}},
+    ):
+        text = explain(checked({"application": application, **sections}))
+        compile(text[text.index("# train.py") :], "train.py", "exec")  # no keyword is given twice
+        assert "from lightning.pytorch.callbacks import EarlyStopping" in text
+        assert "logger=CSVLogger(save_dir='logs')" in text and "class_path" not in text
+        assert "import digits\n" in text and "trainer.fit(digits.Digits())" in text  # the other Digits has the name
+        if "min_ranks" in sections["orchestration"]:
+            assert "callbacks=[EarlyStopping(monitor='loss'), ElasticCallback()]" in text
+        else:
+            assert "plugins=[Digits(), FarandoleEnvironment()]" in text
+
+
+@pytest.mark.skipif(not trainer_options(), reason="Lightning is not installed")
+def test_the_explanation_runs(tmp_path: Path) -> None:
+    options = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 1, "log_every_n_steps": 1}
+    options |= {"accelerator": "cpu", "logger": CSV, "callbacks": [{"class_path": "LearningRateMonitor"}]}
+    application = {"module": "lightning.pytorch.demos.boring_classes.BoringModel", "trainer": options, "seed": 3}
+    text = explain(checked({"application": application, "communication": {"compression": "bf16"}}))
+    (tmp_path / "train.py").write_text(text[text.index("# train.py") :])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {"TMPDIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, text + done.stderr
+    [table] = (tmp_path / "logs").rglob("metrics.csv")
+    assert "lr-SGD" in table.read_text().splitlines()[0]
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

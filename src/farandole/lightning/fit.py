@@ -14,9 +14,10 @@ from typing import Any
 import yaml
 
 from ..config import environment
+from ..errors import RankFailed
 from ..launch import cli, spawn
 from ..launch.clusters import detect
-from .stack import Stack, StackError, checked, explain
+from .stack import Stack, StackError, checked, explain, options_of
 
 USAGE = """usage: farandole fit STACK.yaml [--explain]
 
@@ -86,12 +87,22 @@ def _with_ray(stack: Stack, folder: str) -> int:
     settings = make.create_settings()
     least = {"min_workers": stack.min_ranks, "max_workers": stack.ranks}
     executor = make(settings, use_gpu=stack.use_gpu, **(least if stack.min_ranks else {"num_workers": stack.ranks}))
-    executor.start()
+    try:
+        executor.start()
+    except (TimeoutError, ConnectionError) as error:  # no room, or no cluster: nothing of the user's has run
+        return _failed(error)
     try:
         executor.run(train, args=[stack, folder])
+    except RankFailed as error:  # too few are left, or an actor has died; what a rank raised comes as it is
+        return _failed(error)
     finally:
         executor.shutdown()
     return 0
+
+
+def _failed(error: Exception) -> int:
+    print(f"farandole fit: orchestration: ray: {error}", file=sys.stderr)
+    return 1
 
 
 # --- in each rank ----------------------------------------------------------------------------------------------------
@@ -122,23 +133,11 @@ def train(stack: Stack, folder: str) -> None:
 
 def _trainer(stack: Stack) -> dict[str, Any]:
     """The Trainer's options, with what the other two sections say."""
-    options = dict(stack.trainer)
+    options = options_of(stack)
     if stack.strategy is not None:
-        if stack.backend == "farandole":
-            ours = {"class_path": "farandole.lightning.FarandoleEnvironment"}
-            options["plugins"] = [*_listed(options.get("plugins")), ours]
         size, local = _place(stack)
         return {**options, "strategy": stack.strategy, "devices": local, "num_nodes": max(1, size // local)}
-    options["strategy"] = _strategy(stack)
-    if stack.min_ranks is not None:
-        ours = {"class_path": "farandole.lightning.ElasticCallback"}
-        options["callbacks"] = [*_listed(options.get("callbacks")), ours]
-    return {**options, "devices": 1}
-
-
-def _listed(given: Any) -> list[Any]:
-    """Lightning takes one as well as a list of them."""
-    return given if isinstance(given, list) else [given] if given else []
+    return {**options, "strategy": _strategy(stack), "devices": 1}
 
 
 def _place(stack: Stack) -> tuple[int, int]:

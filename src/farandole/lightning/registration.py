@@ -42,14 +42,26 @@ class Watcher(importlib.abc.MetaPathFinder):
         """The spec that the next finders give, with one call after the module's own code."""
         if fullname not in REGISTRIES:
             return None
-        for finder in sys.meta_path:
-            if isinstance(finder, Watcher):
-                continue
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
+        try:
+            spec = _found(fullname, path, target)
+        except Exception:
+            return None  # another finder's trouble: the import system asks it again, and says so
+        if spec is not None:
+            try:
                 _then_register(spec.loader)
-                return spec
-        return None
+            except Exception as error:  # a loader that lets nobody in
+                _warn(fullname, error)
+        return spec
+
+
+def _found(name: str, path: Sequence[str] | None, target: ModuleType | None) -> importlib.machinery.ModuleSpec | None:
+    for finder in sys.meta_path:
+        if isinstance(finder, Watcher) or not hasattr(finder, "find_spec"):
+            continue
+        spec = finder.find_spec(name, path, target)
+        if spec is not None:
+            return spec
+    return None
 
 
 def _then_register(loader: Any) -> None:
@@ -57,7 +69,8 @@ def _then_register(loader: Any) -> None:
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        _register(module)
+        if module.__name__ in REGISTRIES:  # some loaders load many modules
+            _register(module)
 
     loader.exec_module = exec_module
 
@@ -70,8 +83,13 @@ def _register(module: ModuleType) -> None:
             if name not in registry:  # somebody else's stays
                 make = functools.partial(_make, module.__name__.rpartition(".")[0], kind)
                 registry.register(name, make, description="Gradients of all ranks, averaged by Farandole")
-    except Exception as error:  # an import of Lightning must not fail because of us
-        warnings.warn(f'strategy="farandole" is not available in {module.__name__}: {error}', stacklevel=2)
+    except Exception as error:
+        _warn(module.__name__, error)
+
+
+def _warn(name: str, error: Exception) -> None:
+    """An import of Lightning must not fail because of us."""
+    warnings.warn(f'strategy="farandole" is not available in {name}: {error}', stacklevel=3)
 
 
 def _make(tree: str, kind: str, **options: Any) -> Any:

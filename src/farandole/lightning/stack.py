@@ -23,6 +23,14 @@ COMPRESSIONS = ("none", "fp16", "bf16")
 # Lightning's own, on the backend that the stack names.
 STRATEGIES = {"ddp": "DDPStrategy", "fsdp": "FSDPStrategy", "model_parallel": "ModelParallelStrategy"}
 
+# Where Lightning's command line looks for a class that is named without its package, by the Trainer's option.
+PACKAGES = {
+    "callbacks": "lightning.pytorch.callbacks",
+    "logger": "lightning.pytorch.loggers",
+    "plugins": "lightning.pytorch.plugins",
+    "profiler": "lightning.pytorch.profilers",
+}
+
 
 class StackError(ValueError):
     """The file does not say what it should; the text says where, and what is expected."""
@@ -175,16 +183,72 @@ def start_of(stack: Stack, command: str) -> str:
     return f"farandole run -np {stack.ranks}{least}{hosts} {command}"
 
 
-def strategy_of(stack: Stack) -> str:
+def options_of(stack: Stack) -> dict[str, Any]:
+    """The Trainer's options, with what the other two sections add to its lists."""
+    options = dict(stack.trainer)
+    if stack.strategy is None and stack.min_ranks is not None:
+        added, ours = "callbacks", "farandole.lightning.ElasticCallback"
+    elif stack.strategy is not None and stack.backend == "farandole":
+        added, ours = "plugins", "farandole.lightning.FarandoleEnvironment"
+    else:
+        return options
+    given = options.get(added)  # Lightning takes one as well as a list of them
+    options[added] = [*(given if isinstance(given, list) else [given] if given else []), {"class_path": ours}]
+    return options
+
+
+def strategy_of(stack: Stack, words: Words) -> str:
     """The Trainer's strategy, as one would write it."""
     if stack.strategy is not None:
-        return _made(stack.strategy)
-    options = []
+        return words.of(stack.strategy)
+    options: dict[str, Any] = {}
     if stack.compression != "none":
-        options.append(f"compression={stack.compression!r}")
+        options["compression"] = stack.compression
     if stack.scale_lr:
-        options.append("scale_lr=True")
-    return f"FarandoleStrategy({', '.join(options)})" if options or stack.kind == "slurm" else '"farandole"'
+        options["scale_lr"] = True
+    if not options and stack.kind != "slurm":
+        return '"farandole"'
+    return words.of({"class_path": "farandole.lightning.FarandoleStrategy", "init_args": options})
+
+
+class Words:
+    """Values of the file as Python, and the imports that it needs."""
+
+    def __init__(self) -> None:
+        self.imports: dict[str, str] = {}  # name -> its package
+        self.whole: dict[str, None] = {}  # packages of classes whose name another one has
+
+    def of(self, value: Any, option: str = "") -> str:
+        """An expression; `option` is where it stands, for a class that is named without its package.
+
+        >>> Words().of([{"class_path": "a.B", "init_args": {"c": {"class_path": "d.E"}}}, 1])
+        '[B(c=E()), 1]'
+        """
+        if isinstance(value, list):
+            return f"[{', '.join(self.of(one, option) for one in value)}]"
+        if not isinstance(value, dict):
+            return repr(value)
+        if "class_path" not in value:
+            return f"{{{', '.join(f'{name!r}: {self.of(one)}' for name, one in value.items())}}}"
+        given = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
+        arguments = ", ".join(f"{name}={self.of(one)}" for name, one in given.items())
+        return f"{self._class(value['class_path'], option)}({arguments})"
+
+    def _class(self, path: str, option: str) -> str:
+        package, _, name = path.rpartition(".")
+        package = package or PACKAGES.get(option, "lightning.pytorch")
+        if self.imports.setdefault(name, package) == package:
+            return name
+        self.whole[package] = None
+        return f"{package}.{name}"
+
+    def lines(self) -> list[str]:
+        """The imports."""
+        names: dict[str, list[str]] = {}
+        for name, package in self.imports.items():
+            names.setdefault(package, []).append(name)
+        some = [f"from {package} import {', '.join(found)}" for package, found in names.items()]
+        return some + [f"import {package}" for package in self.whole]
 
 
 def explain(stack: Stack) -> str:
@@ -194,7 +258,7 @@ def explain(stack: Stack) -> str:
     trained = stack.module["class_path"]
     data = f" on {stack.datamodule['class_path']}" if stack.datamodule else ""
     lines = [
-        f"communication  {stack.backend}: strategy={strategy_of(stack)}",
+        f"communication  {stack.backend}: strategy={strategy_of(stack, Words())}",
         f"orchestration  {stack.kind}: {many} ranks {where[stack.kind]}",
         f"application    lightning: {trained}{data}",
         "",
@@ -205,36 +269,17 @@ def explain(stack: Stack) -> str:
 
 
 def _script(stack: Stack) -> list[str]:
-    strategy = strategy_of(stack)
-    lines = ["from lightning.pytorch import Trainer" + (", seed_everything" if stack.seed is not False else "")]
-    if strategy.startswith("Farandole"):
-        lines.append("from farandole.lightning import FarandoleStrategy")
-    theirs_on_ours = stack.strategy is not None and stack.backend == "farandole"
-    if theirs_on_ours:
-        lines.append("from farandole.lightning import FarandoleEnvironment")
-    if stack.min_ranks:
-        lines.append("from farandole.lightning import ElasticCallback")
-    for one in (stack.strategy, stack.module, stack.datamodule):
-        if one is not None:
-            package, _, name = one["class_path"].rpartition(".")
-            lines.append(f"from {package} import {name}")
-    lines.append("")
+    words = Words()
+    words.of({"class_path": "lightning.pytorch.Trainer"})
+    body = []
     if stack.seed is not False:
-        lines.append(f"seed_everything({'' if stack.seed is True else stack.seed})")
-    devices = 1 if stack.strategy is None else stack.ranks
-    options = {**stack.trainer, "devices": devices}
-    words = [f"strategy={strategy}", *(f"{name}={value!r}" for name, value in options.items())]
-    if stack.min_ranks:
-        words.append("callbacks=[ElasticCallback()]")
-    if theirs_on_ours:
-        words.append("plugins=[FarandoleEnvironment()]")
-    lines.append(f"trainer = Trainer({', '.join(words)})")
-    given = [_made(stack.module)]
-    given += [f"datamodule={_made(stack.datamodule)}"] if stack.datamodule else []
+        seed = {} if stack.seed is True else {"seed": stack.seed}
+        body.append(words.of({"class_path": "lightning.pytorch.seed_everything", "init_args": seed}))
+    options = {**options_of(stack), "devices": 1 if stack.strategy is None else stack.ranks}
+    said = [f"strategy={strategy_of(stack, words)}"]
+    said += [f"{name}={words.of(value, name)}" for name, value in options.items()]
+    body.append(f"trainer = Trainer({', '.join(said)})")
+    given = [words.of(stack.module)]
+    given += [f"datamodule={words.of(stack.datamodule)}"] if stack.datamodule else []
     given += [f"ckpt_path={stack.ckpt_path!r}"] if stack.ckpt_path else []
-    return [*lines, f"trainer.fit({', '.join(given)})"]
-
-
-def _made(one: dict[str, Any]) -> str:
-    arguments = ", ".join(f"{name}={value!r}" for name, value in one["init_args"].items())
-    return f"{one['class_path'].rpartition('.')[2]}({arguments})"
+    return [*words.lines(), "", *body, f"trainer.fit({', '.join(given)})"]

@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from farandole.ray.worker import BaseHorovodWorker
 
 LOOK_SECONDS = 1.0  # between two looks at a group that waits for room
+ROUNDING = 1e-6  # Ray counts in steps of 1e-4
 
 
 class Strategy:
@@ -152,13 +153,46 @@ def _fits(wanted: Mapping[str, float], there: Mapping[str, float]) -> bool:
     return all(there.get(name, 0) >= count for name, count in wanted.items())
 
 
+def room(one: Mapping[str, float], spread: str = "PACK") -> int:
+    """How many bundles like this one the nodes have room for when nothing else runs there."""
+    counts = [
+        min(int(node["Resources"].get(name, 0) / count + ROUNDING) for name, count in one.items())
+        for node in ray.nodes()
+        if node.get("Alive")
+    ]
+    if spread == "STRICT_SPREAD":
+        return sum(count > 0 for count in counts)
+    return max(counts, default=0) if spread == "STRICT_PACK" else sum(counts)
+
+
+def await_room(one: Mapping[str, float], many: int, spread: str, seconds: float) -> None:
+    """Until the cluster, with the nodes that its autoscaler may add, can hold so many; else TimeoutError.
+
+    Room that others have taken counts: who shall have it next is decided when the bundles are asked for.
+    """
+    if room(one, spread) >= many:
+        return
+    deadline = time.monotonic() + seconds
+    asked = placement_group([dict(one)] * many, strategy=spread)  # autoscalers look at what waits
+    try:
+        while (found := room(one, spread)) < many:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"the cluster had room for {found} of {many} workers with {_words(one)} within {seconds:g} s "
+                    f"(placement_group_timeout_s): {shortage([one] * many, spread)}"
+                )
+            time.sleep(max(0.0, min(LOOK_SECONDS, deadline - time.monotonic())))
+    finally:
+        with contextlib.suppress(Exception):  # Ray itself may be gone
+            remove_placement_group(asked)
+
+
 def shortage(bundles: Sequence[Mapping[str, float]], spread: str = "PACK") -> str:
     """Why these bundles find no room: what is needed, what the cluster has, what is free now."""
-    names = [name for name in ("CPU", "GPU") if name in bundles[0]]
     nodes = [node for node in ray.nodes() if node.get("Alive")]
     has, free = ray.cluster_resources(), ray.available_resources()
     parts = []
-    for name in names:
+    for name in bundles[0]:
         needed = sum(one[name] for one in bundles)
         parts.append(
             f"{needed:g} {name} are needed, the cluster has {has.get(name, 0):g}, {free.get(name, 0):g} are free"

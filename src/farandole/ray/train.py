@@ -24,6 +24,7 @@ from farandole.compat import Timeout, make_secret_key
 from farandole.launch import calls
 from farandole.ray.rendezvous import Coordinator
 from farandole.ray.settings import write_key
+from farandole.ray.strategy import await_room
 from farandole.ray.worker import take_place, whereabouts
 
 LEAVE_SECONDS = 5.0  # for workers to leave the job when the group is shut down
@@ -54,7 +55,7 @@ class HorovodConfig(BackendConfig):  # type: ignore[misc]  # mypy does not look 
     ssh_identity_file: str | None = None
     ssh_str: str | None = field(default=None, repr=False)
     timeout_s: float = 300
-    placement_group_timeout_s: float = 100
+    placement_group_timeout_s: float = 100  # for the cluster to be large enough
     # Ours: with so many workers training goes on, in the same processes, while Ray replaces one that was lost.
     min_workers: int | None = None
     elastic_timeout: float = 600
@@ -174,7 +175,11 @@ class HorovodTrainer(DataParallelTrainer):  # type: ignore[misc]
         )
 
     def fit(self) -> Any:
-        """Trains. `result.metrics` is what rank 0 reported last, whether or not a checkpoint came with it."""
+        """Trains. `result.metrics` is what rank 0 reported last, whether or not a checkpoint came with it.
+
+        TimeoutError when the cluster is too small for the workers, and stays so for `placement_group_timeout_s`.
+        """
+        self._await_room()
         try:
             result = super().fit()
             last = internal_kv._internal_kv_get(self._key, namespace=SPACE) if ray.is_initialized() else None
@@ -184,6 +189,16 @@ class HorovodTrainer(DataParallelTrainer):  # type: ignore[misc]
         finally:
             if ray.is_initialized():
                 internal_kv._internal_kv_del(self._key, namespace=SPACE)
+
+    def _await_room(self) -> None:
+        """Ray Train itself asks again and again, without end, for what the cluster does not have."""
+        scaling = self.scaling_config
+        one = {name: round(count / scaling.max_workers, 4) for name, count in scaling.total_resources.items() if count}
+        if one:  # no worker is wanted in Ray's local mode
+            if not ray.is_initialized():
+                ray.init()  # as Train does a moment later
+            seconds = self.backend_config.placement_group_timeout_s
+            await_room(one, scaling.min_workers, scaling.placement_strategy, seconds)
 
 
 def prepare_trainer(trainer: Any) -> Any:
