@@ -12,12 +12,12 @@ from .. import ops as arrays_ops
 from ..engine import DType, Kind
 from ..errors import HorovodInternalError
 from ..groups import ProcessSet, global_process_set
-from ..pending import checked_scales, chosen_op
+from ..pending import checked_compression, checked_scales, chosen_op
 from ..reductions import Adasum, Average, Sum
 from ..runtime import local_rank, local_size, rank, runtime
 from ..work import Work
 from . import naming
-from .compression import Compression, checked_compression
+from .compression import Compression
 from .framework import tf
 from .host import asked
 from .way import carry_out, compiled_now, work_of
