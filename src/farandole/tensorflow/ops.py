@@ -82,7 +82,7 @@ def _backward(work: Work, inputs: Sequence[Any], outputs: Sequence[Any], given: 
         return run(again, grads)
     average = replace(again, kind=Kind.ALLREDUCE, op=Average, scales=(1.0, 1.0))
     if work.kind == Kind.BROADCAST:
-        at_root = rank_op() == tf.cast(work.root, tf.int32)
+        at_root = tf.equal(rank_op(), work.root)  # in a graph for sessions == would ask whether both are one tensor
         return [tf.where(at_root, grad, tf.zeros_like(grad)) for grad in run(average, grads)]
     if work.kind == Kind.ALLGATHER:
         return _own_rows(work, inputs, run(average, grads))
