@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -298,6 +299,39 @@ def collectives_of_a_session_in_any_order(b: Any, rank: int, size: int) -> None:
     two = V1.ConfigProto(inter_op_parallelism_threads=2)
     with tf.Graph().as_default(), V1.Session(config=two) as session:
         any_order(rank, size, stepper)
+
+
+@case()
+def barriers_inside_functions(b: Any, rank: int, size: int) -> None:
+    @tf.function
+    def step() -> Any:
+        came = tf.timestamp()
+        with tf.control_dependencies([came]):
+            everybody = hvd.barrier()
+        with tf.control_dependencies([everybody]):
+            return came, tf.timestamp(), hvd.allreduce(tf.ones(2), op=hvd.Sum)
+
+    for late in range(size):
+        if rank == late:
+            time.sleep(0.1)  # whoever does not wait for this rank is gone by then
+        came, went, result = step()
+        times = hvd.allgather_object((float(came), float(went)))
+        assert max(one for one, _ in times) <= min(other for _, other in times), times
+        assert result.numpy().tolist() == [size] * 2
+
+
+@case()
+def ranks_join_inside_functions(b: Any, rank: int, size: int) -> None:
+    @tf.function
+    def epoch(x: Any, branch: Any) -> Any:
+        sums = [hvd.allreduce(x, op=hvd.Sum, name=f"join{place}") for place in range(rank + 1)]
+        last = hvd.join() if branch is None else tf.cond(branch, hvd.join, lambda: -1)
+        return sums, last, hvd.allreduce(x, op=hvd.Sum, name="afterwards")
+
+    for place in range(10):
+        sums, last, afterwards = epoch(tf.ones(2), None if place % 2 else tf.constant(True))
+        assert [float(one[0]) for one in sums] == [size - place for place in range(rank + 1)]
+        assert last == size - 1 and afterwards.numpy().tolist() == [size] * 2
 
 
 @case()

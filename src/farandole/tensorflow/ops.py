@@ -20,7 +20,7 @@ from . import naming
 from .compression import Compression
 from .framework import tf
 from .host import asked
-from .way import carry_out, compiled_now, work_of
+from .way import carry_out, collectives_before, compiled_now, work_of
 
 _TYPES = tuple(kind.name.lower() for kind in DType)
 
@@ -312,7 +312,8 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
         arrays_ops.barrier(process_set)
         return 0
 
-    return asked(wait, tf.int32, "HorovodBarrier").op
+    with tf.control_dependencies(collectives_before()):
+        return asked(wait, tf.int32, "HorovodBarrier").op
 
 
 def join() -> Any:
@@ -320,7 +321,10 @@ def join() -> Any:
 
     Gives the rank that joined last.
     """
-    return asked(arrays_ops.join, tf.int32, "HorovodJoin")
+    if tf.executing_eagerly():
+        return asked(arrays_ops.join, tf.int32, None)
+    with tf.control_dependencies(collectives_before()):
+        return asked(arrays_ops.join, tf.int32, "HorovodJoin")
 
 
 def rank_op(name: str | None = None) -> Any:
