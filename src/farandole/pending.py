@@ -140,6 +140,13 @@ def checked_scales(scales: tuple[float, float]) -> tuple[float, float]:
     return float(scales[0]), float(scales[1])
 
 
+def checked_compression(compression: Any) -> Any:
+    """TypeError unless it is a compressor."""
+    if not all(callable(getattr(compression, what, None)) for what in ("compress", "decompress")):
+        raise TypeError(f"compression={compression!r}: expected a class with compress and decompress")
+    return compression
+
+
 def output_of(outcome: Outcome) -> Memory:
     if outcome.output is None:
         raise errors.HorovodInternalError("the engine gave no output")

@@ -57,6 +57,20 @@ class KerasBinding(Binding):
         return tensor
 
 
+class Halved:
+    """A compressor of a user, which never doubles what it has halved; it works on tensors of the backend."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        assert not isinstance(tensor, np.ndarray)
+        return tensor / 2, "ctx"
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        assert not isinstance(tensor, np.ndarray) and ctx == "ctx"
+        return tensor
+
+
 def model_of(rank: int, name: str = "sgd", wrap: Any = lambda optimizer: optimizer, **more: Any) -> Any:
     keras.backend.set_floatx("float64")
     keras.utils.set_random_seed(1 + rank)
@@ -165,7 +179,17 @@ def values(b: Any, rank: int, size: int) -> None:
     assert np.allclose(hvd.allreduce(np.array([rank]), op=hvd.Sum), size * (size - 1) / 2)
     assert np.allclose(hvd.allgather(np.array([rank])), np.arange(size))
     assert np.allclose(hvd.broadcast(np.array([rank]), 1), 1)
+    assert np.allclose(hvd.reducescatter(np.arange(2.0 * size), op=hvd.Sum), size * np.arange(2 * rank, 2 * rank + 2))
     assert hvd.broadcast_object({"rank": rank}, 1) == {"rank": 1}
+    assert hvd.allreduce(np.array([1.0 * rank])) == (size - 1) / 2
+    assert hvd.allreduce(np.array([rank]), average=False) == size * (size - 1) / 2
+    # 4097 needs 12 bits: 11 are there, and the neighbour below is even.
+    for compression, sent in ((hvd.Compression.none, 4097.0), (hvd.Compression.fp16, 4096.0), (Halved, 2048.5)):
+        found = hvd.allreduce(np.array([4097.0]), op=hvd.Max, compression=compression)
+        assert found == sent and found.dtype == np.float64, (compression, found, found.dtype)
+    assert hvd.allreduce(np.array([257.0], np.float32), compression=hvd.Compression.bf16) == 256
+    assert hvd.allreduce(np.array([4097]), compression=hvd.Compression.fp16) == 4097
+    fails(TypeError, "compression=16", lambda: hvd.allreduce(np.array([1.0]), compression=16))
     fails(ValueError, "op=Adasum", lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), op=hvd.Adasum))
     if not LEGACY:
         fails(ValueError, "optimizer is a int", lambda: hvd.DistributedOptimizer(1))

@@ -68,9 +68,7 @@ class FunctionBinding(EagerBinding):
 
 
 class SessionBinding(FunctionBinding):
-    """Each operation is a node of a graph that a session runs."""
-
-    offers = frozenset({BARRIER, JOIN})
+    """Each operation is a node of a graph that a session runs; of several, the graph is that of their caller."""
 
     def tensor(self, values: Any, dtype: DType = DType.FLOAT32) -> Any:
         return np.asarray(values).astype(getattr(tf, dtype.name.lower()).as_numpy_dtype)
@@ -80,6 +78,8 @@ class SessionBinding(FunctionBinding):
 
     def traced(self, operation: Callable[..., Any]) -> Callable[..., Any]:
         def call(first: Any, *args: Any, **kwargs: Any) -> Any:
+            if not tf.executing_eagerly():
+                return operation(first, *args, **kwargs)
             with tf.Graph().as_default(), tf.compat.v1.Session() as session:
                 given = [tf.constant(one) for one in first] if isinstance(first, list) else tf.constant(first)
                 node = operation(given, *args, **kwargs)
@@ -91,6 +91,12 @@ class SessionBinding(FunctionBinding):
                     raise translated(error) or error from None
 
         return call
+
+    def gradient(self, function: Callable[[Any], Any], values: Any, weight: float) -> Array:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            tensor = tf.constant(self.tensor(values))
+            (found,) = tf.gradients(tf.reduce_sum(weight * function(tensor)), [tensor])
+            return self.array(session.run(found))
 
 
 PATIENCE_S = 120.0  # for one case: graphs are traced and optimised, which takes longer than all that is sent

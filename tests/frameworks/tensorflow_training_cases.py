@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -130,10 +131,31 @@ def global_variables(b: Any, rank: int, size: int) -> None:
         found = session.run([hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op()])
         assert found == [rank, size, rank, size]
         assert session.run(hvd.process_set_included_op()) == 1
-    variable = tf.Variable([float(rank)])
-    hvd.broadcast_(variable, 1)
-    assert variable.numpy() == [1.0]
     assert hvd.broadcast_object_fn(1)(rank) == 1
+
+
+@case()
+def variables_in_place(b: Any, rank: int, size: int) -> None:
+    variable = tf.Variable([float(rank)])
+    assert hvd.broadcast_(variable, 1) is variable and variable.numpy() == [1.0]
+    fails(TypeError, "name=1", lambda: hvd.broadcast_(variable, 1, name=1))
+    variable.assign([float(rank)])
+    inside = tf.function(lambda: hvd.broadcast_([variable], size - 1, name="inside")[0] * 2)
+    assert inside() == [2.0 * (size - 1)] and variable.numpy() == [size - 1]
+    # In a graph with a session: of resources and of the variables from before them, of one and of several.
+    with tf.Graph().as_default(), V1.Session() as session:
+        several = [
+            V1.get_variable(f"v{kind}", initializer=np.full(3, rank + 10 * kind), use_resource=bool(kind))
+            for kind in range(2)
+        ]
+        one, two = hvd.broadcast_(several[0], 1), hvd.broadcast_(several, size - 1, name="several")
+        session.run(V1.global_variables_initializer())
+        assert session.run(several)[0].tolist() == [rank] * 3
+        assert session.run(one).tolist() == session.run(several[0]).tolist() == [1] * 3
+        session.run(several[0].assign(np.full(3, rank)))
+        wanted = [[size - 1] * 3, [size + 9] * 3]
+        assert [value.tolist() for value in session.run(two)] == wanted
+        assert [value.tolist() for value in session.run(several)] == wanted
 
 
 @case()
@@ -277,6 +299,39 @@ def collectives_of_a_session_in_any_order(b: Any, rank: int, size: int) -> None:
     two = V1.ConfigProto(inter_op_parallelism_threads=2)
     with tf.Graph().as_default(), V1.Session(config=two) as session:
         any_order(rank, size, stepper)
+
+
+@case()
+def barriers_inside_functions(b: Any, rank: int, size: int) -> None:
+    @tf.function
+    def step() -> Any:
+        came = tf.timestamp()
+        with tf.control_dependencies([came]):
+            everybody = hvd.barrier()
+        with tf.control_dependencies([everybody]):
+            return came, tf.timestamp(), hvd.allreduce(tf.ones(2), op=hvd.Sum)
+
+    for late in range(size):
+        if rank == late:
+            time.sleep(0.1)  # whoever does not wait for this rank is gone by then
+        came, went, result = step()
+        times = hvd.allgather_object((float(came), float(went)))
+        assert max(one for one, _ in times) <= min(other for _, other in times), times
+        assert result.numpy().tolist() == [size] * 2
+
+
+@case()
+def ranks_join_inside_functions(b: Any, rank: int, size: int) -> None:
+    @tf.function
+    def epoch(x: Any, branch: Any) -> Any:
+        sums = [hvd.allreduce(x, op=hvd.Sum, name=f"join{place}") for place in range(rank + 1)]
+        last = hvd.join() if branch is None else tf.cond(branch, hvd.join, lambda: -1)
+        return sums, last, hvd.allreduce(x, op=hvd.Sum, name="afterwards")
+
+    for place in range(10):
+        sums, last, afterwards = epoch(tf.ones(2), None if place % 2 else tf.constant(True))
+        assert [float(one[0]) for one in sums] == [size - place for place in range(rank + 1)]
+        assert last == size - 1 and afterwards.numpy().tolist() == [size] * 2
 
 
 @case()

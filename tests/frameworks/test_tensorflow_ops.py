@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -33,14 +34,44 @@ def test_farandole_alone_imports_no_framework() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30, env=ENVIRONMENT)
 
 
-@pytest.mark.parametrize("module", ["tensorflow", "keras"])
-def test_what_is_missing_is_named(module: str, tmp_path: Path) -> None:
-    hide = f"import sys; sys.modules['{module}'] = None; sys.meta_path.insert(0, None) if False else None"
-    program = f"import sys, importlib.util\nfind = importlib.util.find_spec\n{hide}\n"
-    program += f"importlib.util.find_spec = lambda name, *a: None if name == '{module}' else find(name, *a)\n"
-    program += f"import farandole.{module}"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env={**os.environ, **ENVIRONMENT}
-    )
+def failed_import(program: str, *places: Path) -> str:
+    """What a program says that ends with an ImportError; `places` come before all that is installed."""
+    environment = {**os.environ, **ENVIRONMENT}
+    environment["PYTHONPATH"] = os.pathsep.join([*map(str, places), ENVIRONMENT["PYTHONPATH"]])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 1 and "ImportError" in done.stderr, done.stderr
-    assert f"pip install {module}" in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("module", ["tensorflow", "keras"])
+def test_what_is_missing_is_named(module: str) -> None:
+    said = failed_import(f"import sys\nsys.modules['{module}'] = None\nimport farandole.{module}")
+    assert f"not installed: pip install {module}" in said, said
+
+
+@pytest.mark.parametrize("module", ["tensorflow", "keras"])
+@pytest.mark.parametrize("by_pip", [True, False])
+def test_what_is_too_old_is_named(module: str, by_pip: bool, tmp_path: Path) -> None:
+    package, record = tmp_path / module, tmp_path / f"{module}-2.15.0.dist-info"
+    for folder in (package, record) if by_pip else (package,):
+        folder.mkdir()
+    (package / "__init__.py").write_text("__version__ = '2.15.0'\n")
+    if by_pip:
+        (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 2.15.0\n")
+        program = f"import farandole.{module}"  # names what it needs before anything is used
+    else:  # beside the record of a newer one, what is imported decides
+        program = f"import farandole.{module} as hvd; hvd.init()"
+    said = failed_import(program, tmp_path)
+    assert f"or newer; this is 2.15.0: pip install --upgrade {module}" in said, said
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tf_keras") is None, reason="tf_keras is not installed")
+def test_an_old_keras_may_lie_beside_tf_keras(tmp_path: Path) -> None:
+    (tmp_path / "keras-2.15.0.dist-info").mkdir()
+    (tmp_path / "keras-2.15.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: keras\nVersion: 2.15.0\n"
+    )
+    environment = {**os.environ, **ENVIRONMENT, "TF_USE_LEGACY_KERAS": "1"}
+    environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"
+    program = "import farandole.tensorflow.keras as hvd; hvd.callbacks.MetricAverageCallback()"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=environment)

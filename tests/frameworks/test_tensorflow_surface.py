@@ -20,6 +20,11 @@ TAPE = f"{DEVICES}, compression=NONE, sparse_as_dense=False, op=0, gradient_pred
 TAPE += "num_groups=0, groups=None"
 KERAS = f"optimizer, name=None, {DEVICES}, compression=NONE, sparse_as_dense=False, gradient_predivide_factor=1.0, op=0"
 LOAD = "filepath, custom_optimizers=None, custom_objects=None, compression=NONE, legacy_opts=False"
+VALUES = {
+    "allgather": "value, name=None",
+    "broadcast": "value, root_rank, name=None",
+    "reducescatter": "value, name=None, op=0",
+}
 SCHEDULE = "initial_lr, multiplier, start_epoch=0, end_epoch=None, staircase=True, momentum_correction=True"
 CALLBACKS = {
     "callbacks.BroadcastGlobalVariablesCallback": "root_rank, device='', local_variables=None",
@@ -75,10 +80,8 @@ CONTRACT = {
     "horovod.tensorflow.keras": {
         "DistributedOptimizer": f"{KERAS}, backward_passes_per_step=1, average_aggregated_gradients=False, "
         "num_groups=0, groups=None, process_set=SET, scale_local_gradients=True",
-        "allreduce": f"value, name=None, average=None, {SCALES}, op=None",
-        "allgather": "value, name=None",
-        "broadcast": "value, root_rank, name=None",
-        "reducescatter": "value, name=None, op=0",
+        "allreduce": f"value, name=None, average=None, {SCALES}, op=None, compression=NONE",
+        **VALUES,
         "load_model": LOAD,
         "broadcast_global_variables": "root_rank",
         **CALLBACKS,
@@ -89,6 +92,8 @@ CONTRACT = {
         "DistributedOptimizer": f"{KERAS}, num_groups=0, groups=None",
         "PartialDistributedOptimizer": f"{KERAS}, backward_passes_per_step=1, average_aggregated_gradients=False, "
         "groups=None, process_set=SET, local_layers=None, scale_local_gradients=True",
+        "allreduce": f"value, name=None, average=True, {SCALES}, op=None, compression=NONE",
+        **VALUES,
         "load_model": LOAD,
         **CALLBACKS,
         "callbacks.BestModelCheckpoint": "monitor='val_loss', verbose=0, mode='auto', save_freq='epoch'",

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import importlib.util
+import sys
 from typing import Any
 
 import numpy as np
@@ -16,11 +19,24 @@ LEAST = "3.0.0"
 
 
 def present() -> None:
-    """ImportError says what to install when there is no Keras; loads nothing."""
+    """ImportError says what to install when there is no Keras, or an old one; loads nothing."""
     if importlib.util.find_spec("keras") is None:
         raise ImportError(
             "farandole.keras needs Keras 3, and it is not installed: pip install keras, and one of its backends "
             "(tensorflow, torch, jax)"
+        )
+    # TensorFlow's binding uses parts of this package for tf_keras too, and Keras 2 may lie beside that.
+    if "farandole.tensorflow" not in sys.modules:
+        # Without a record of pip's `require` looks at the module itself.
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            _refuse_old(importlib.metadata.version("keras"))
+
+
+def _refuse_old(version: str) -> None:
+    if not is_version_greater_equal_than(version, LEAST):
+        raise ImportError(
+            f"farandole.keras needs Keras {LEAST} or newer; this is {version}: pip install --upgrade keras "
+            "(for tf_keras there is farandole.tensorflow.keras)"
         )
 
 
@@ -29,11 +45,7 @@ def require() -> Any:
     present()
     import keras
 
-    if not is_version_greater_equal_than(keras.__version__, LEAST):
-        raise ImportError(
-            f"farandole.keras needs Keras {LEAST} or newer; this is {keras.__version__}: pip install --upgrade keras "
-            "(for tf_keras there is farandole.tensorflow.keras)"
-        )
+    _refuse_old(keras.__version__)
     return keras
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..groups import ProcessSet, global_process_set
-from ..pending import chosen_op
+from ..pending import checked_compression, chosen_op
 from ..reductions import Average
 from .compression import Compression
 
@@ -33,7 +33,7 @@ class Reduction:
     def __post_init__(self) -> None:
         self.op = chosen_op(self.op, None)
         self._binding = importlib.import_module(f"farandole.{self.backend}")
-        importlib.import_module(f"farandole.{self.backend}.compression").checked_compression(self.compression)
+        checked_compression(self.compression)
         if self.gradient_predivide_factor != 1.0 and self.op != Average:
             raise ValueError("gradient_predivide_factor only makes sense with op=Average")
 

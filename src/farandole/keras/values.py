@@ -1,37 +1,51 @@
 # Values between ranks: what callbacks and scripts reduce, gather and broadcast beside the training step.
-# Touches the NumPy layer and framework.
+# Touches the NumPy layer, compression and framework.
 """On NumPy arrays, numbers, and tensors of any backend; results are NumPy's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import ops
 from ..groups import ProcessSet, global_process_set
-from ..pending import chosen_op
+from ..pending import checked_compression, chosen_op
 from ..reductions import Average
 from ..reductions import reducescatter as reducescatter_arrays
-from .framework import array_of
+from .compression import Compression
+from .framework import array_of, require
 
 
 def allreduce(
     value: Any,
     name: str | None = None,
-    average: bool | None = None,
+    average: bool | None = True,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     op: Any = None,
-    compression: Any = None,
+    compression: Any = Compression.none,
 ) -> Any:
     """The reduction of all ranks' values; the average unless `op` says otherwise."""
-    chosen = chosen_op(op, average)
-    array = array_of(value)
-    return ops.allreduce(
-        array, name=name, op=chosen, prescale_factor=prescale_factor, postscale_factor=postscale_factor
-    )
+    chosen = chosen_op(op, False if average is not None and not average else None)  # True is what nobody need say
+
+    def reduce(array: Any) -> Any:
+        return ops.allreduce(array, None, name, chosen, prescale_factor, postscale_factor)
+
+    if compression is Compression.none:
+        return reduce(array_of(value))
+    convert = require().ops
+    return compressed(value, compression, convert.convert_to_tensor, convert.convert_to_numpy, reduce)
+
+
+Conversion = Callable[[Any], Any]
+
+
+def compressed(value: Any, compression: Any, tensor: Conversion, array: Conversion, reduce: Conversion) -> Any:
+    """What `reduce` makes of the value's array, on a journey for which a compressor of tensors packs it."""
+    packed, ctx = checked_compression(compression).compress(tensor(value))
+    return array(compression.decompress(tensor(reduce(array(packed))), ctx))
 
 
 def allgather(value: Any, name: str | None = None) -> Any:

@@ -28,19 +28,23 @@ def broadcast_variables(
 
     `inplace` is there for scripts that pass it.
     """
+    return _broadcast(variables, root_rank, "broadcast_variables", process_set)[1]
+
+
+def _broadcast(variables: Sequence[Any], root_rank: int, prefix: str, process_set: ProcessSet) -> tuple[list[Any], Any]:
+    """The root's values, and the operation that gives them to the variables."""
     variables = list(variables)
     _, ranks = runtime.world.groups.members(process_set)
     arrays_ops.member(root_rank, ranks, "root_rank")
     if not variables:
-        return tf.group()
-    prefix = "broadcast_variables"
+        return [], tf.group()
     if not tf.executing_eagerly():
         prefix = naming.in_graph("HorovodBroadcast", prefix, None, False)
     # By place, not by the variable's name: Keras numbers its layers, and a rank may have made others before.
     names = tuple(f"{prefix}.{place}" for place in range(len(variables)))
     work = Work(Kind.BROADCAST, process_set=process_set, root=root_rank, names=names)
     values = run(work, [tf.stop_gradient(_read(variable)) for variable in variables])
-    return tf.group(*[_assigned(variable, value) for variable, value in zip(variables, values, strict=True)])
+    return values, tf.group(*[_assigned(variable, value) for variable, value in zip(variables, values, strict=True)])
 
 
 def _read(variable: Any) -> Any:
@@ -55,11 +59,18 @@ def _assigned(variable: Any, value: Any) -> Any:
 def broadcast_(
     variables: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Gives the variables the root's values, in place, and gives them back."""
-    naming.checked(name)
+    """Gives the variables the root's values in place: at once in eager mode, which gives the variables back.
+
+    In a graph it gives their new values, and whatever runs these has assigned them.
+    """
     single = not isinstance(variables, (list, tuple))
-    broadcast_variables([variables] if single else variables, root_rank, process_set, True)
-    return variables
+    prefix = naming.checked(name) or "broadcast_variables"
+    values, done = _broadcast([variables] if single else variables, root_rank, prefix, process_set)
+    if tf.executing_eagerly():
+        return variables
+    with tf.control_dependencies([done]):
+        given = [tf.identity(value) for value in values]
+    return given[0] if single else given
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

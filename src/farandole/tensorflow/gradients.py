@@ -12,11 +12,11 @@ from typing import Any
 from ..compat import split_list
 from ..engine import Kind
 from ..groups import ProcessSet, global_process_set
-from ..pending import chosen_op
+from ..pending import checked_compression, chosen_op
 from ..reductions import Adasum, Average
 from ..work import Work
 from . import naming
-from .compression import Compression, checked_compression
+from .compression import Compression
 from .framework import tf
 from .ops import allreduce, grouped_allreduce, run
 

@@ -12,15 +12,15 @@ from .. import ops as arrays_ops
 from ..engine import DType, Kind
 from ..errors import HorovodInternalError
 from ..groups import ProcessSet, global_process_set
-from ..pending import checked_scales, chosen_op
+from ..pending import checked_compression, checked_scales, chosen_op
 from ..reductions import Adasum, Average, Sum
 from ..runtime import local_rank, local_size, rank, runtime
 from ..work import Work
 from . import naming
-from .compression import Compression, checked_compression
+from .compression import Compression
 from .framework import tf
 from .host import asked
-from .way import carry_out, compiled_now, work_of
+from .way import carry_out, collectives_before, compiled_now, work_of
 
 _TYPES = tuple(kind.name.lower() for kind in DType)
 
@@ -82,7 +82,7 @@ def _backward(work: Work, inputs: Sequence[Any], outputs: Sequence[Any], given: 
         return run(again, grads)
     average = replace(again, kind=Kind.ALLREDUCE, op=Average, scales=(1.0, 1.0))
     if work.kind == Kind.BROADCAST:
-        at_root = rank_op() == tf.cast(work.root, tf.int32)
+        at_root = tf.equal(rank_op(), work.root)  # in a graph for sessions == would ask whether both are one tensor
         return [tf.where(at_root, grad, tf.zeros_like(grad)) for grad in run(average, grads)]
     if work.kind == Kind.ALLGATHER:
         return _own_rows(work, inputs, run(average, grads))
@@ -312,7 +312,8 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
         arrays_ops.barrier(process_set)
         return 0
 
-    return asked(wait, tf.int32, "HorovodBarrier").op
+    with tf.control_dependencies(collectives_before()):
+        return asked(wait, tf.int32, "HorovodBarrier").op
 
 
 def join() -> Any:
@@ -320,7 +321,10 @@ def join() -> Any:
 
     Gives the rank that joined last.
     """
-    return asked(arrays_ops.join, tf.int32, "HorovodJoin")
+    if tf.executing_eagerly():
+        return asked(arrays_ops.join, tf.int32, None)
+    with tf.control_dependencies(collectives_before()):
+        return asked(arrays_ops.join, tf.int32, "HorovodJoin")
 
 
 def rank_op(name: str | None = None) -> Any:

@@ -2,7 +2,8 @@
 # Touches TensorFlow, compiled, host and work.
 """`carry_out(work, tensors, splits)` gives the outputs; both ways ask the engine for the same.
 
-`compiled_now()` tells which way it is; `work_of(node)` reads back what a compiled node does."""
+`compiled_now()` tells which way it is; `work_of(node)` reads back what a compiled node does; `collectives_before()`
+gives those that a function has had."""
 
 from __future__ import annotations
 
@@ -16,6 +17,10 @@ from ..runtime import runtime
 from ..work import Work, own_name
 from . import compiled, host
 from .framework import tf
+
+# Nodes that are collectives, compiled or by a callback, or may have some inside.
+_COLLECTIVES = ("FarandoleCollective", "FarandoleAlltoall", "PyFuncStateless")
+_HOLDERS = ("PartitionedCall", "While", "If", "Case")
 
 
 def compiled_now() -> bool:
@@ -45,6 +50,18 @@ def carry_out(work: Work, tensors: Sequence[Any], splits: Any = None) -> list[An
             )
         )
     return _node(library, work, tensors, names)
+
+
+def collectives_before() -> list[Any]:
+    """The nodes that a tf.function has for what its program has done so far; none in a graph for sessions.
+
+    Collectives need not wait for each other, but a rank that has joined can begin no more of them.
+    """
+    graph, found = tf.compat.v1.get_default_graph(), []
+    while getattr(graph, "building_function", False):
+        found += [node for node in graph.get_operations() if node.type in _COLLECTIVES or node.type.endswith(_HOLDERS)]
+        graph = graph.outer_graph  # of a branch or the body of a loop
+    return found
 
 
 def _node(library: Any, work: Work, tensors: Sequence[Any], names: Sequence[str | None]) -> list[Any]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from ...groups import ProcessSet, global_process_set
-from ...keras.values import allgather, allreduce, broadcast, reducescatter
+from ...keras.values import allgather, broadcast, reducescatter
 from ...reductions import Adasum, Average, Max, Min, Product, Sum
 from ...runtime import (
     add_process_set,
@@ -35,6 +35,7 @@ from ..compression import Compression
 from ..functions import allgather_object, broadcast_global_variables
 from . import callbacks, elastic
 from .optimizer import DistributedOptimizer, load_model
+from .values import allreduce
 
 __all__ = [
     "Adasum",
