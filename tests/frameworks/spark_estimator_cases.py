@@ -68,6 +68,45 @@ def torch_estimator(place: str, **more: Any) -> Any:
     return TorchEstimator(model=model, **common(place, **made))
 
 
+def noting(folder: str, kind: str, name: str = "told") -> Any:
+    """A callback of a framework that leaves a file for each rank and epoch; a second one of the same name fails."""
+    from pathlib import Path
+
+    Path(folder, "notes").mkdir(exist_ok=True)
+
+    def note(epoch: int, found: Any = None) -> None:
+        from pathlib import Path
+
+        import farandole as hvd
+
+        Path(folder, "notes", f"{name} rank {hvd.rank()} epoch {epoch}").touch(exist_ok=False)
+
+    if kind == "torch":
+        return note
+    if kind == "keras":
+        import keras
+
+        class Told(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                note(epoch)
+
+        return Told()
+    from lightning import pytorch as lightning
+
+    class Noted(lightning.Callback):  # type: ignore[misc]
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            note(trainer.current_epoch)
+
+    return Noted()
+
+
+def notes(folder: str) -> list[str]:
+    """What callbacks have left."""
+    from pathlib import Path
+
+    return sorted(one.name for one in Path(folder, "notes").iterdir())
+
+
 def readers(place: str, columns: list[str]) -> list[Any]:
     """The rows as the ranks of the last fit had them."""
     from farandole.spark.common.parquet import inspect
@@ -197,7 +236,9 @@ def in_a_pipeline(place: str, saved: str, kind: str) -> Any:
     import torch
     from pyspark.ml import Pipeline, PipelineModel
 
-    fitted = Pipeline(stages=[assembler(), ESTIMATORS[kind](place)]).fit(rows())
+    more = {"checkpoint_callback": noting(saved, kind, "saved")} if kind == "keras" else {}
+    estimator = ESTIMATORS[kind](place, callbacks=[noting(saved, kind)], **more)
+    fitted = Pipeline(stages=[assembler(), estimator]).fit(rows())
     model = fitted.stages[1]
     plain = linear()
     expected = trained_without_spark(place, 2, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
@@ -207,6 +248,7 @@ def in_a_pipeline(place: str, saved: str, kind: str) -> Any:
         "expected": expected,
         "history": model.getHistory(),
         "again": predictions(PipelineModel.load(f"{saved}/fitted").transform(rows())),
+        "notes": notes(saved),
         "by_hand": sorted_by_y(plain),
     }
 
@@ -241,8 +283,7 @@ def resumed_and_on_parquet(place: str, saved: str) -> Any:
         for n in range(20)
     ]
     frame = spark.createDataFrame(data, ["features", "y"])
-    told: list[int] = []
-    estimator = torch_estimator(place, run_id="walk", epochs=1, callbacks=[lambda epoch, found: told.append(epoch)])
+    estimator = torch_estimator(place, run_id="walk", epochs=1, callbacks=[noting(saved, "torch")])
     frame.coalesce(1).write.parquet(estimator.getStore().get_train_data_path())
     estimator.save(f"{saved}/estimator")
     loaded = TorchEstimator.load(f"{saved}/estimator")
@@ -261,6 +302,7 @@ def resumed_and_on_parquet(place: str, saved: str) -> Any:
             store.exists(f"{store.get_logs_path('walk')}/history.json"),
         ],
         "checkpoints": len(store.get_checkpoints("walk")),
+        "notes": notes(saved),
     }
 
 

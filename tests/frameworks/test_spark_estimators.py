@@ -44,6 +44,11 @@ def near(found: list[float], expected: list[float]) -> bool:
     return found == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
+def told(epochs: int, ranks: int = 2, name: str = "told") -> list[str]:
+    """What callbacks leave that are called once by each rank in each epoch."""
+    return [f"{name} rank {rank} epoch {epoch}" for rank in range(ranks) for epoch in range(epochs)]
+
+
 def test_torch_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
     found = ask(cluster, "torch_in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path))
     assert near(found["weights"], found["expected"])
@@ -57,7 +62,7 @@ def test_torch_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
 def test_lightning_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
     found = ask(cluster, "in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="lightning")
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
-    assert [one["epoch"] for one in found["history"]] == [0, 1]
+    assert [one["epoch"] for one in found["history"]] == [0, 1] and found["notes"] == told(2)
     assert found["history"][1]["val_loss"] < found["history"][0]["val_loss"]
 
 
@@ -65,6 +70,7 @@ def test_keras_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
     found = ask(cluster, "in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="keras")
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
     assert sorted(found["history"]) == ["loss", "mae", "val_loss", "val_mae"]
+    assert found["notes"] == told(2, 1, "saved") + told(2)  # checkpoint_callback is rank 0's alone
     assert found["history"]["val_loss"][1] < found["history"]["val_loss"][0]
 
 
@@ -82,6 +88,7 @@ def test_saved_estimators_parquet_and_runs_that_go_on(cluster: Application, tmp_
     assert found["first"] == 1 and found["second"] == [0, 1, 2]
     assert near(found["weights"], found["expected"])
     assert found["files"] == [True, True] and found["checkpoints"] == 1
+    assert found["notes"] == told(3)  # saved and loaded with the estimator; no epoch comes twice
 
 
 def test_several_outputs_weights_nulls_and_a_transformation(cluster: Application, tmp_path: Path) -> None:
