@@ -13,7 +13,9 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("torch")
 
 SHARED: dict[str, Any] = {
-    **dict.fromkeys(("num_proc", "store", "backend", "model", "optimizer", "loss", "loss_weights", "sample_weight_col")),
+    **dict.fromkeys(
+        ("num_proc", "store", "backend", "model", "optimizer", "loss", "loss_weights", "sample_weight_col")
+    ),
     **dict.fromkeys(("feature_cols", "label_cols", "continuous_cols", "categorical_cols", "validation")),
     **dict.fromkeys(("gradient_compression", "val_batch_size", "random_seed", "shuffle_buffer_size", "run_id")),
     **dict.fromkeys(("train_steps_per_epoch", "validation_steps_per_epoch", "label_shapes", "mp_start_method")),
