@@ -37,6 +37,7 @@ def place(add: float = 0.0, factor: float = 1.0) -> dict[str, Any]:
         "cross": [hvd.cross_rank(), hvd.cross_size()],
         "sum": float(total),
         "extra": own_os.environ.get("EXTRA"),
+        "inherited": own_os.environ.get("NOT_INHERITED"),
         "gpus": own_os.environ.get("CUDA_VISIBLE_DEVICES"),
         "devices": get_available_devices(),
         "threads": own_os.environ.get("OMP_NUM_THREADS"),
@@ -48,7 +49,7 @@ def place(add: float = 0.0, factor: float = 1.0) -> dict[str, Any]:
     return found
 
 
-def contract(spark: Any, count: int) -> dict[str, Any]:
+def contract(spark: Any, count: int | None = None) -> dict[str, Any]:
     out, err = io.StringIO(), io.BytesIO()
     os.environ["NOT_INHERITED"] = "1"
     began = time.monotonic()

@@ -180,6 +180,7 @@ def main() -> None:
         held.close()
         builder = builder.config("spark.plugins", "org.apache.spark.sql.connect.SparkConnectPlugin")
         builder = builder.config("spark.connect.grpc.binding.port", str(port))
+        builder = builder.config("spark.default.parallelism", "2")  # fewer than slots, so that tests tell them apart
         remote = f"sc://127.0.0.1:{port}"
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

@@ -68,6 +68,68 @@ def torch_estimator(place: str, **more: Any) -> Any:
     return TorchEstimator(model=model, **common(place, **made))
 
 
+def noting(folder: str, kind: str, name: str = "told") -> Any:
+    """A callback of a framework that leaves a file for each rank and epoch; a second one of the same name fails."""
+    from pathlib import Path
+
+    Path(folder, "notes").mkdir(exist_ok=True)
+
+    def note(epoch: int, found: Any = None) -> None:
+        from pathlib import Path
+
+        import farandole as hvd
+
+        Path(folder, "notes", f"{name} rank {hvd.rank()} epoch {epoch}").touch(exist_ok=False)
+
+    if kind == "torch":
+        return note
+    if kind == "keras":
+        import keras
+
+        class Told(keras.callbacks.Callback):  # type: ignore[misc]
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                note(epoch)
+
+        return Told()
+    from lightning import pytorch as lightning
+
+    class Noted(lightning.Callback):  # type: ignore[misc]
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            note(trainer.current_epoch)
+
+    return Noted()
+
+
+def noting_compression(folder: str) -> Any:
+    """A compression that changes nothing, and leaves a file for each rank."""
+    from pathlib import Path
+
+    import torch
+
+    from farandole.torch import Compression
+
+    Path(folder, "notes").mkdir(exist_ok=True)
+
+    class Noted(Compression.none):  # type: ignore[misc,name-defined]
+        @staticmethod
+        def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+            from pathlib import Path
+
+            import farandole as hvd
+
+            Path(folder, "notes", f"compressed by rank {hvd.rank()}").touch()
+            return tensor, None
+
+    return Noted
+
+
+def notes(folder: str) -> list[str]:
+    """What callbacks have left."""
+    from pathlib import Path
+
+    return sorted(one.name for one in Path(folder, "notes").iterdir())
+
+
 def readers(place: str, columns: list[str]) -> list[Any]:
     """The rows as the ranks of the last fit had them."""
     from farandole.spark.common.parquet import inspect
@@ -78,6 +140,20 @@ def readers(place: str, columns: list[str]) -> list[Any]:
     (path,) = [one for one in store.fs.ls(place, detail=False) if "train_data" in one]
     data = inspect(store, path, columns)
     return [Reader(store, data, 6, rank, RANKS, 11) for rank in range(RANKS)]
+
+
+def written(place: str, label: str = "y") -> list[list[float]]:
+    """A label of the rows that the last fit wrote: those to train on, and those to validate with."""
+    from farandole.spark.common.parquet import inspect
+    from farandole.spark.common.reader import Reader
+    from farandole.spark.common.store import Store
+
+    store, found = Store.create(place), []
+    for purpose in ("train_data", "val_data"):
+        (path,) = [one for one in store.fs.ls(place, detail=False) if purpose in one]
+        data = Reader(store, inspect(store, path, [label]), 6, shuffle=False)
+        found.append(sorted(float(one) for batch in data.epoch(0) for one in batch[label]))
+    return found
 
 
 def trained_without_spark(place: str, epochs: int, model: Any, optimizer: Any) -> list[float]:
@@ -129,6 +205,8 @@ def torch_in_a_pipeline(place: str, saved: str) -> Any:
         "predicted": predictions(made),
         "again": predictions(again.transform(rows())),
         "by_hand": sorted_by_y(plain),
+        "written": written(place),
+        "rows": [sorted(row["y"] for row in rows().collect() if row["held"] is held) for held in (False, True)],
         "rmse": RegressionEvaluator(labelCol="y", predictionCol="y__output").evaluate(made),
     }
 
@@ -139,6 +217,22 @@ def sorted_by_y(model: Any) -> list[float]:
     values = np.array([list(row)[:5] for row in rows().orderBy("y").collect()], dtype=np.float32)
     with torch.no_grad():
         return [float(one) for one in model(torch.from_numpy(values[:, :4])).flatten()]
+
+
+def plain_lightning_estimator(place: str, **more: Any) -> Any:
+    """A plain module, whose steps the estimator writes."""
+    import torch
+
+    from farandole.spark.lightning import LightningEstimator
+
+    model = more.pop("model", None) or linear()
+    terms = {
+        "validation": "held",
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        "loss": torch.nn.MSELoss(),
+        **more,
+    }
+    return LightningEstimator(model=model, **common(place, metrics=[torch.nn.functional.l1_loss], **terms))
 
 
 def lightning_estimator(place: str, **more: Any) -> Any:
@@ -175,11 +269,19 @@ def keras_estimator(place: str, **more: Any) -> Any:
 
     from farandole.spark.keras import KerasEstimator
 
-    plain = linear()
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    model.set_weights([plain.weight.detach().numpy().T, plain.bias.detach().numpy()])
-    terms = {"loss": "mse", "optimizer": keras.optimizers.SGD(0.1, momentum=0.9), "metrics": ["mae"], **more}
-    return KerasEstimator(model=model, **common(place, validation="held", **terms))
+    model = more.pop("model", None)
+    if model is None:
+        plain = linear()
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.set_weights([plain.weight.detach().numpy().T, plain.bias.detach().numpy()])
+    terms = {
+        "validation": "held",
+        "loss": "mse",
+        "optimizer": keras.optimizers.SGD(0.1, momentum=0.9),
+        "metrics": ["mae"],
+        **more,
+    }
+    return KerasEstimator(model=model, **common(place, **terms))
 
 
 def weights_of(model: Any) -> list[float]:
@@ -189,7 +291,7 @@ def weights_of(model: Any) -> list[float]:
     return flat(model)
 
 
-ESTIMATORS = {"lightning": lightning_estimator, "keras": keras_estimator}
+ESTIMATORS = {"lightning": lightning_estimator, "keras": keras_estimator, "plain": plain_lightning_estimator}
 
 
 def in_a_pipeline(place: str, saved: str, kind: str) -> Any:
@@ -197,7 +299,12 @@ def in_a_pipeline(place: str, saved: str, kind: str) -> Any:
     import torch
     from pyspark.ml import Pipeline, PipelineModel
 
-    fitted = Pipeline(stages=[assembler(), ESTIMATORS[kind](place)]).fit(rows())
+    more = {
+        "keras": lambda: {"checkpoint_callback": noting(saved, kind, "saved")},
+        "lightning": lambda: {"gradient_compression": noting_compression(saved)},
+    }[kind]()
+    estimator = ESTIMATORS[kind](place, callbacks=[noting(saved, kind)], **more)
+    fitted = Pipeline(stages=[assembler(), estimator]).fit(rows())
     model = fitted.stages[1]
     plain = linear()
     expected = trained_without_spark(place, 2, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
@@ -207,6 +314,7 @@ def in_a_pipeline(place: str, saved: str, kind: str) -> Any:
         "expected": expected,
         "history": model.getHistory(),
         "again": predictions(PipelineModel.load(f"{saved}/fitted").transform(rows())),
+        "notes": notes(saved),
         "by_hand": sorted_by_y(plain),
     }
 
@@ -241,8 +349,7 @@ def resumed_and_on_parquet(place: str, saved: str) -> Any:
         for n in range(20)
     ]
     frame = spark.createDataFrame(data, ["features", "y"])
-    told: list[int] = []
-    estimator = torch_estimator(place, run_id="walk", epochs=1, callbacks=[lambda epoch, found: told.append(epoch)])
+    estimator = torch_estimator(place, run_id="walk", epochs=1, callbacks=[noting(saved, "torch")])
     frame.coalesce(1).write.parquet(estimator.getStore().get_train_data_path())
     estimator.save(f"{saved}/estimator")
     loaded = TorchEstimator.load(f"{saved}/estimator")
@@ -261,6 +368,7 @@ def resumed_and_on_parquet(place: str, saved: str) -> Any:
             store.exists(f"{store.get_logs_path('walk')}/history.json"),
         ],
         "checkpoints": len(store.get_checkpoints("walk")),
+        "notes": notes(saved),
     }
 
 
@@ -305,6 +413,7 @@ def several_outputs(place: str) -> Any:
     return {
         "losses": [one["train"]["loss"] for one in history],
         "validated": [one["validation"]["loss"] for one in history],
+        "written": written(place),
         "kinds": sorted({f"{type(row['a']).__name__} {type(row['b']).__name__} {len(row['b'])}" for row in made}),
         "rows": len(made),
     }
@@ -312,18 +421,28 @@ def several_outputs(place: str) -> Any:
 
 def bad(place: str) -> Any:
     """What each kind of bad input says; none of them may leave a Spark job behind."""
+    import keras
     import torch
 
     from farandole.spark.common.store import Store
 
     good = assembler().transform(rows())
-    wide = torch.nn.Linear(7, 1)
+    wide, three = torch.nn.Linear(7, 1), torch.nn.Linear(4, 3)
+    step = torch.optim.SGD(three.parameters(), lr=0.1)
+    thrice = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    one_each = good.selectExpr("features", "array(y) as y")
     made = {
         "columns": lambda: torch_estimator(place, feature_cols=["featrues"]).fit(good),
         "shape": lambda: torch_estimator(place, model=wide, optimizer=torch.optim.SGD(wide.parameters(), lr=0.1)).fit(
             good
         ),
         "input_shapes": lambda: torch_estimator(place, input_shapes=[[-1, 5]]).fit(good),
+        "label": lambda: torch_estimator(place, model=three, optimizer=step).fit(good),
+        "label of arrays": lambda: torch_estimator(place, model=three, optimizer=step).fit(one_each),
+        "label of lightning": lambda: plain_lightning_estimator(
+            place, model=three, optimizer=step, validation=None, loss=torch.nn.functional.l1_loss
+        ).fit(good),
+        "label of keras": lambda: keras_estimator(place, model=thrice, validation=None).fit(one_each),
         "ragged": lambda: torch_estimator(place, feature_cols=["x"]).fit(
             spark.createDataFrame([([1.0] * (3 + n % 2), 1.0) for n in range(8)], "x array<double>, y double")
         ),
@@ -340,6 +459,8 @@ def bad(place: str) -> Any:
         "no store": lambda: torch_estimator(place).setStore(7).fit(good),
         "no parquet": lambda: torch_estimator(place, store=Store.create(place + "/other")).fit_on_parquet(),
         "slots": lambda: torch_estimator(place, num_proc=30).fit(good),
+        "own step": lambda: plain_lightning_estimator(place, train_minibatch_fn=print).fit(good),
+        "weights of losses": lambda: lightning_estimator(place, loss_weights=[1.0]).fit(good),
         "parameter": lambda: torch_estimator(place, epoch=3),
         "raises": lambda: torch_estimator(place, loss=lambda output, label: output.nonsense()).fit(good),
     }

@@ -40,7 +40,7 @@ def cluster() -> Iterator[Application]:
 
 
 def test_run_as_the_contract_has_it(local: Application) -> None:
-    found = local.ask("contract", count=2)
+    found = local.ask("contract")  # as many ranks as spark.default.parallelism says, and there are three slots
     assert [one["rank"] for one in found["run"]] == [0, 1]
     assert all(one["size"] == 2 and one["sum"] == 8.0 and one["cross"] == [0, 1] for one in found["run"])
     assert [one["local"] for one in found["run"]] == [[0, 2], [1, 2]]
@@ -48,7 +48,7 @@ def test_run_as_the_contract_has_it(local: Application) -> None:
         one["extra"] == "7" and one["threads"] == "1" and one["gpus"] is None and one["devices"] == []
         for one in found["run"]
     )
-    assert all(one["secrets"] == [] for one in found["run"])
+    assert all(one["secrets"] == [] and one["inherited"] is None for one in found["run"])
     assert sorted(found["out"].splitlines()) == [f"[{rank}]<stdout>:rank {rank} is here" for rank in (0, 1)]
     assert found["err"].count("]<stderr>:and complains") == 2
     assert found["left"] == []

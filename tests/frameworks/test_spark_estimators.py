@@ -44,11 +44,17 @@ def near(found: list[float], expected: list[float]) -> bool:
     return found == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
+def told(epochs: int, ranks: int = 2, name: str = "told") -> list[str]:
+    """What callbacks leave that are called once by each rank in each epoch."""
+    return [f"{name} rank {rank} epoch {epoch}" for rank in range(ranks) for epoch in range(epochs)]
+
+
 def test_torch_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
     found = ask(cluster, "torch_in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path))
     assert near(found["weights"], found["expected"])
     assert found["columns"] == ["x0", "x1", "x2", "x3", "y", "held", "features", "y__output", "error"]
     assert near(found["predicted"], found["by_hand"]) and found["again"] == found["predicted"]
+    assert found["written"] == found["rows"] and [len(part) for part in found["rows"]] == [32, 8]
     losses = [[one["train"]["loss"], one["validation"]["loss"]] for one in found["history"]]
     assert len(losses) == 3 and losses[2][0] < losses[0][0] and losses[1][1] < losses[0][1]
     assert all(0 < one["train"]["all_metrics"][0][0] < 10 for one in found["history"]) and found["rmse"] < 4
@@ -58,6 +64,7 @@ def test_lightning_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
     found = ask(cluster, "in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="lightning")
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
     assert [one["epoch"] for one in found["history"]] == [0, 1]
+    assert found["notes"] == [f"compressed by rank {rank}" for rank in (0, 1)] + told(2)
     assert found["history"][1]["val_loss"] < found["history"][0]["val_loss"]
 
 
@@ -65,15 +72,19 @@ def test_keras_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
     found = ask(cluster, "in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="keras")
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
     assert sorted(found["history"]) == ["loss", "mae", "val_loss", "val_mae"]
+    assert found["notes"] == told(2, 1, "saved") + told(2)  # checkpoint_callback is rank 0's alone
     assert found["history"]["val_loss"][1] < found["history"]["val_loss"][0]
 
 
-@pytest.mark.parametrize("kind", ["lightning", "keras"])
+@pytest.mark.parametrize("kind", ["plain", "keras"])
 def test_runs_that_go_on(cluster: Application, tmp_path: Path, kind: str) -> None:
     found = ask(cluster, "gone_on", place=str(tmp_path / "store"), kind=kind)
     assert near(found["weights"], found["expected"])
     lengths = [len(one["loss"] if kind == "keras" else one) for one in found["histories"]]
     assert lengths == [1, 2]
+    if kind == "plain":  # a plain module, in Lightning's Trainer
+        names = {"epoch", "loss", "metric_0", "val_loss", "val_metric_0"}
+        assert all(set(one) == names and 0 < one["metric_0"] < 10 for one in found["histories"][1])
 
 
 def test_saved_estimators_parquet_and_runs_that_go_on(cluster: Application, tmp_path: Path) -> None:
@@ -82,18 +93,25 @@ def test_saved_estimators_parquet_and_runs_that_go_on(cluster: Application, tmp_
     assert found["first"] == 1 and found["second"] == [0, 1, 2]
     assert near(found["weights"], found["expected"])
     assert found["files"] == [True, True] and found["checkpoints"] == 1
+    assert found["notes"] == told(3)  # saved and loaded with the estimator; no epoch comes twice
 
 
 def test_several_outputs_weights_nulls_and_a_transformation(cluster: Application, tmp_path: Path) -> None:
-    found = ask(cluster, "several_outputs", place=str(tmp_path / "store"))
+    found = ask(cluster, "several_outputs", place=f"file://{tmp_path}/store")
     assert found["losses"][2] < found["losses"][0] and len(found["validated"]) == 3
     assert found["kinds"] == ["float DenseVector 2"] and found["rows"] == 18
+    train, held = found["written"]  # each row is in one of them
+    assert train and held and sorted(train + held) == [n / 5 for n in range(24)]
 
 
 SAID = {
     "columns": r"DataError: the DataFrame has no column 'featrues'; its columns are 'x0'",
     "shape": r"DataError: the model cannot be called with 'features' of shape \(4,\): ",
     "input_shapes": r"DataError: input_shapes: column 'features' has values of shape \(4,\), which do not fit \[-1",
+    "label": r"DataError: label column 'y' has values of shape \(\), and the model's output for it is of shape \(3,\)",
+    "label of arrays": r"DataError: label column 'y' has values of shape \(1,\), and the model's output for it is of",
+    "label of lightning": r"DataError: label column 'y' has values of shape \(\), and the model's output for it is of",
+    "label of keras": r"DataError: label column 'y' has values of shape \(1,\), and the model's output for it is of",
     "ragged": r"DataError: column 'x': ",
     "text": r"DataError: column 'x' is of type string: estimators train on numbers",
     "empty": r"DataError: there are no rows for training",
@@ -104,6 +122,8 @@ SAID = {
     "no store": r"ValueError: TorchEstimator needs a store",
     "no parquet": r"DataError: there is no Parquet data in ",
     "slots": r".*30",
+    "own step": r"ValueError: train_minibatch_fn is for farandole.spark.torch.TorchEstimator",
+    "weights of losses": r"ValueError: loss_weights is for a plain module",
     "parameter": r"TypeError: TorchEstimator has no parameter 'epoch'; did you mean epochs\?",
     "raises": r"AttributeError: 'Tensor' object has no attribute 'nonsense'",
 }

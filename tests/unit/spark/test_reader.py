@@ -1,5 +1,5 @@
 """The reader of Spark's estimators: seeded order, every row exactly once per epoch, nulls, vectors, arrays, windows.
-Writes small Parquet files into a temporary folder; starts no Spark."""
+Writes small Parquet files into a temporary folder and into fsspec's memory; starts no Spark."""
 
 from __future__ import annotations
 
@@ -26,15 +26,24 @@ def threads_of_arrow() -> Iterator[None]:
     yield
 
 
-def write(place: Path, files: int = 3, rows: int = 37, group: int = 10) -> tuple[Any, str]:
+@pytest.fixture
+def in_memory() -> Iterator[str]:
+    """A place that is no folder of this machine, so that pyarrow reads it through fsspec."""
+    yield "memory://data-of-a-test"
+    store = Store.create("memory://data-of-a-test")
+    store.remove(store.prefix_path)
+
+
+def write(place: Path | str, files: int = 3, rows: int = 37, group: int = 10) -> tuple[Any, str]:
     store = Store.create(str(place))
-    path = Path(store.get_train_data_path())
-    path.mkdir()
+    path = store.get_train_data_path()
+    store.fs.makedirs(store.local(path))
     for file in range(files):
         numbers = np.arange(rows) + 1000 * file
         table = pa.table({"id": numbers, "v": [[float(n), float(-n)] for n in numbers]})
-        pq.write_table(table, path / f"part-{file}.parquet", row_group_size=group)
-    return store, str(path)
+        with store.fs.open(f"{store.local(path)}/part-{file}.parquet", "wb") as to:
+            pq.write_table(table, to, row_group_size=group)
+    return store, path
 
 
 def ids(reader: Reader, epoch: int = 0) -> list[int]:
@@ -63,8 +72,9 @@ def test_every_row_once_in_an_epoch(tmp_path: Path, size: int, batch: int, windo
                 assert np.array_equal(one["v"], np.stack([one["id"], -one["id"]], axis=1))
 
 
-def test_the_order_is_that_of_the_seed(tmp_path: Path) -> None:
-    store, path = write(tmp_path)
+@pytest.mark.parametrize("where", ["tmp_path", "in_memory"])
+def test_the_order_is_that_of_the_seed(request: pytest.FixtureRequest, where: str) -> None:
+    store, path = write(request.getfixturevalue(where))
     data = inspect(store, path, ["id"])
     first = ids(Reader(store, data, 8, seed=1))
     assert first == ids(Reader(store, data, 8, seed=1)) != ids(Reader(store, data, 8, seed=2))
@@ -99,12 +109,13 @@ def test_short_epochs_read_each_window_once(tmp_path: Path) -> None:
     assert windows == 12 and len(seen) == 12
 
 
-def test_rows_that_are_kept_are_read_once(tmp_path: Path) -> None:
-    store, path = write(tmp_path)
+@pytest.mark.parametrize("where", ["tmp_path", "in_memory"])
+def test_rows_that_are_kept_are_read_once(request: pytest.FixtureRequest, where: str) -> None:
+    store, path = write(request.getfixturevalue(where))
     reader = Reader(store, inspect(store, path, ["id"]), 8, seed=1, keep=True)
     first = ids(reader)
-    for file in Path(path).iterdir():
-        file.unlink()
+    store.remove(path)
+    assert not store.exists(path)
     assert ids(reader) == first and sorted(ids(reader, 1)) == sorted(first)
 
 

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark.ml import Estimator
@@ -165,6 +166,28 @@ def inspect_or_empty(store: AbstractFilesystemStore, path: str, names: list[str]
     if store.exists(path) and not store.is_parquet_dataset(path):
         return Dataset((), (), 0)
     return inspect(store, path, names)
+
+
+def row_shape(shapes: Any, place: int, column: Column) -> tuple[int, ...] | None:
+    """The shape of one row's label as a loss gets it; None where it cannot be told from the batch's."""
+    given = None if shapes is None else tuple(shapes[place])
+    if given is None:
+        return column.shape
+    return given[1:] if given[:1] == (-1,) and -1 not in given[1:] else None
+
+
+def check_labels(
+    outputs: Sequence[tuple[int, ...]], labels: Sequence[Column], shapes: Any, compared: Sequence[bool]
+) -> None:
+    """DataError where a loss compares number with number and there are not as many: frameworks would broadcast."""
+    for place, (output, label, each) in enumerate(zip(outputs, labels, compared, strict=True)):
+        shape = row_shape(shapes, place, label)
+        if each and shape is not None and math.prod(output) != math.prod(shape):
+            raise DataError(
+                f"label column {label.name!r} has values of shape {shape}, and the model's output for it is of shape "
+                f"{tuple(output)}: its loss compares number with number. Change the model's last layer or the column, "
+                "or take a loss for classes"
+            )
 
 
 def check_shapes(shapes: Any, names: list[str], columns: dict[str, Column], parameter: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...keras.framework import require
 from ...launch.calls import pack, unpack
-from ..common.estimator import HorovodEstimator, check_shapes
+from ..common.estimator import HorovodEstimator, check_labels, check_shapes
 from ..common.model import HorovodModel, Predict
 from ..common.params import declare
 from ..common.parquet import Column, DataError
@@ -63,6 +63,11 @@ class KerasEstimator(HorovodEstimator):
             raise DataError(f"the model cannot be called with {shapes}: {error}") from error
         if len(found) != len(labels):
             raise DataError(f"the model gives {len(found)} outputs for {len(labels)} label columns {labels}")
+        loss = self._given("loss")
+        losses = list(loss) if isinstance(loss, list | tuple) else [loss]
+        if len(losses) == len(labels) and not isinstance(loss, dict):  # by name: Keras itself matches them
+            compared = [models.compares_numbers(one) for one in losses]
+            check_labels(found, [columns[name] for name in labels], self.getOrDefault("label_shapes"), compared)
         return found
 
     def _packed(self) -> bytes:

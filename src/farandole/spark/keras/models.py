@@ -16,6 +16,32 @@ from ...compat import env
 from ..common.model import zeros
 from ..common.parquet import Array, Column, Columns
 
+# Losses of Keras that compare number with number. Those of users may do anything.
+ELEMENTWISE = (
+    "mean_squared_error",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_squared_logarithmic_error",
+    "binary_crossentropy",
+    "categorical_crossentropy",
+    "huber",
+    "log_cosh",
+    "poisson",
+    "kl_divergence",
+)
+
+
+def compares_numbers(loss: Any) -> bool:
+    """Whether a loss of Keras, in any of its spellings, compares each number of an output with one of the label."""
+    losses = importlib.import_module("keras").losses
+    try:
+        made = losses.get(loss)
+    except ValueError:  # unknown to Keras: compiling says so
+        return False
+    if type(made).__module__.startswith("keras."):  # its own classes are functions with a reduction
+        made = getattr(made, "fn", made)
+    return any(made is getattr(losses, name) for name in ELEMENTWISE)
+
 
 def packed(model: Any) -> bytes:
     """A model as bytes."""

@@ -11,12 +11,24 @@ from typing import Any
 import torch
 
 from ...launch.calls import pack, unpack
-from ..common.params import declare
+from ..common.params import FLOATS, declare
 from ..common.task import Result, Task
 from ..torch.estimator import TorchEstimator, TorchModel
 from . import training
 
 OF_LIGHTNING: dict[str, Any] = {
+    "metrics": (
+        [],
+        "of a plain module: measured beside the loss, and logged as metric_0, val_metric_0 and so on; accepted with a "
+        "LightningModule, which logs its own",
+        None,
+    ),
+    "loss_weights": (
+        None,
+        "how much each label's loss counts; refused with a LightningModule, which has its own",
+        FLOATS,
+    ),
+    "train_minibatch_fn": (None, "refused: the step is the LightningModule's training_step", None),
     "num_gpus": (None, "accepted: a rank trains on one GPU", None),
     "logger": (None, "a logger of Lightning, or False", None),
     "log_every_n_steps": (50, "steps between two of its lines", None),
@@ -37,11 +49,25 @@ class LightningEstimator(TorchEstimator):
     FRAMEWORK = "lightning"
 
     def _check(self) -> None:
+        if self.getOrDefault("train_minibatch_fn") is not None:
+            raise ValueError(
+                "train_minibatch_fn is for farandole.spark.torch.TorchEstimator: Lightning's Trainer runs the steps "
+                "here. Write them as training_step of a LightningModule"
+            )
         if training.tree_of(self.getOrDefault("model")) is None:
             super()._check()  # a plain module: loss and optimizer are needed
+        elif self.getOrDefault("loss_weights") is not None:
+            raise ValueError(
+                "loss_weights is for a plain module: a LightningModule adds up its losses in training_step. "
+                "Weigh them there"
+            )
+
+    def _losses(self) -> list[Any]:
+        """A LightningModule has its own."""
+        return super()._losses() if training.tree_of(self.getOrDefault("model")) is None else []
 
     def _payload(self) -> bytes:
-        names = ("model", "optimizer", "loss", "loss_constructors")
+        names = ("model", "optimizer", "loss", "loss_constructors", "metrics")
         return pack({name: self.getOrDefault(name) for name in names})
 
     def _work(self) -> Callable[[Task], Result | None]:

@@ -23,7 +23,7 @@ from ...lightning.trees import strategy
 from ..common.parquet import Columns
 from ..common.task import Progress, Result, Task
 from ..torch.batches import Inputs, as_list, number_type, takes_classes, tensor
-from ..torch.training import Losses, transform_outputs
+from ..torch.training import Losses, per_label, transform_outputs
 
 TREES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -59,9 +59,19 @@ def wrapped(module: torch.nn.Module, held: dict[str, Any], task: Task) -> Any:
             ]
             outputs = self.module(*(batch[feature] for feature in task.features))
             column = task.options["sample_weight_col"]
-            loss = self._loss(*transform_outputs(outputs, labels), None if column is None else batch[column])
-            self.log(name, loss, on_epoch=True, on_step=False, sync_dist=True, batch_size=len(labels[0]))
+            made, targets = transform_outputs(outputs, labels)
+            loss = self._loss(made, targets, None if column is None else batch[column])
+            self._tell(name, loss, len(labels[0]))
+            for place, metric in enumerate(held["metrics"] or []):
+                each = zip(per_label(metric, len(targets)), made, targets, task.labels, strict=True)
+                for measure, output, target, label in each:
+                    word = name.replace("loss", f"metric_{place}") + (f"_{label}" if len(targets) > 1 else "")
+                    with torch.no_grad():
+                        self._tell(word, torch.as_tensor(measure(output, target)).float(), len(target))
             return loss
+
+        def _tell(self, name: str, value: torch.Tensor, rows: int) -> None:
+            self.log(name, value, on_epoch=True, on_step=False, sync_dist=True, batch_size=rows)
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             """For Lightning."""
@@ -179,7 +189,7 @@ def train(task: Task) -> Result | None:
     rows, val = Rows(task, data, dtype, True), Rows(task, data, dtype, False) if data.val_steps else None
     recorder = _recorder(tree, task, rows)
     arguments = {
-        "strategy": strategy(tree)(),
+        "strategy": strategy(tree)(compression=options["gradient_compression"] or hvd.Compression.none),
         "accelerator": "gpu" if options["use_gpu"] and torch.cuda.is_available() else "cpu",
         "devices": 1,
         "max_epochs": options["epochs"],

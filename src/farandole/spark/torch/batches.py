@@ -18,6 +18,38 @@ INDEXED = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss, torch.nn.MultiMarginLoss
 INDEXED_FUNCTIONS = (functional.cross_entropy, functional.nll_loss, functional.multi_margin_loss)
 
 
+# Losses that compare number with number. Those of users may do anything, so that nothing is said about their labels.
+ELEMENTWISE = (
+    torch.nn.MSELoss,
+    torch.nn.L1Loss,
+    torch.nn.SmoothL1Loss,
+    torch.nn.HuberLoss,
+    torch.nn.BCELoss,
+    torch.nn.BCEWithLogitsLoss,
+    torch.nn.PoissonNLLLoss,
+    torch.nn.SoftMarginLoss,
+    torch.nn.KLDivLoss,
+)
+ELEMENTWISE_FUNCTIONS = (
+    functional.mse_loss,
+    functional.l1_loss,
+    functional.smooth_l1_loss,
+    functional.huber_loss,
+    functional.binary_cross_entropy,
+    functional.binary_cross_entropy_with_logits,
+    functional.poisson_nll_loss,
+    functional.soft_margin_loss,
+    functional.kl_div,
+)
+
+
+def compares_numbers(loss: Any) -> bool:
+    """Whether a loss, or the class that makes it, compares each number of an output with one of the label."""
+    kind: Any = loss if isinstance(loss, type) else type(loss)
+    own = any(issubclass(kind, one) and kind.forward is one.forward for one in ELEMENTWISE)
+    return own or loss in ELEMENTWISE_FUNCTIONS
+
+
 def takes_classes(loss: Any) -> bool:
     """Whether a loss compares with indices of classes."""
     return isinstance(loss, INDEXED) or loss in INDEXED_FUNCTIONS

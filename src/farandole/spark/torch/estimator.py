@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...launch.calls import pack, unpack
-from ..common.estimator import HorovodEstimator, check_shapes
+from ..common.estimator import HorovodEstimator, check_labels, check_shapes
 from ..common.model import HorovodModel, Predict
 from ..common.params import declare
 from ..common.parquet import Column
@@ -65,7 +65,18 @@ class TorchEstimator(HorovodEstimator):
         features, labels = self.getOrDefault("feature_cols"), self.getOrDefault("label_cols")
         check_shapes(self.getOrDefault("input_shapes"), features, columns, "input_shapes")
         check_shapes(self.getOrDefault("label_shapes"), labels, columns, "label_shapes")
-        return batches.probe(pack(self.getOrDefault("model")), self._inputs(), columns, labels)
+        found = batches.probe(pack(self.getOrDefault("model")), self._inputs(), columns, labels)
+        compared = [batches.compares_numbers(loss) for loss in self._losses()]
+        if compared:
+            check_labels(found, [columns[name] for name in labels], self.getOrDefault("label_shapes"), compared)
+        return found
+
+    def _losses(self) -> list[Any]:
+        """What compares outputs with labels, one for each; none where a step of the user's does."""
+        if self.getOrDefault("train_minibatch_fn") is not None:
+            return []
+        given = self.getOrDefault("loss")
+        return batches.as_list(self.getOrDefault("loss_constructors") if given is None else given)
 
     def _payload(self) -> bytes:
         names = ("model", "optimizer", "loss", "loss_constructors", "metrics")

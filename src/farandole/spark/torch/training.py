@@ -158,7 +158,7 @@ class Training:
             values = [float(loss.detach())]
             for metric in self._metrics:
                 # One metric, or a list with one per label.
-                for each, output, label in zip(_per_label(metric, len(labels)), made, labels, strict=True):
+                for each, output, label in zip(per_label(metric, len(labels)), made, labels, strict=True):
                     values.append(float(each(output, label)))
         sums.add(values, len(batch[1][0]))
 
@@ -187,7 +187,8 @@ class Sums:
         return torch.tensor([self.rows, *self._values], dtype=torch.float64)
 
 
-def _per_label(metric: Any, labels: int) -> list[Callable[..., Any]]:
+def per_label(metric: Any, labels: int) -> list[Callable[..., Any]]:
+    """A metric for each label."""
     return list(metric) if isinstance(metric, list | tuple) else [metric] * labels
 
 
