@@ -51,7 +51,6 @@ The limits that the tables show beside a target, for reading one that is NOT MET
 - `memcpy` and `copy by all` move a byte once. An allreduce inside a host moves it three times, an alltoall and an
   allgather twice: where two copies take longer than a quarter of Gloo's time, no alltoall can be four times as fast.
   Gloo's own time for a size changes from run to run, by a factor of two at 1 MiB, and ratios with it.
-- In `many` Python's part counts: to ask torch for the memory of 400 gradients takes about 1.5 ms of a step of 40.
 - `single, in step` is the same training without communication, but each step waits for the slowest rank: nothing
   synchronous is faster.
 - `plain TCP, all at once`: several hosts send to one port at the same time, as `direct` does; `plain TCP, both ways`

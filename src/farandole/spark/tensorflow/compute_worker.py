@@ -1,4 +1,4 @@
-# The program of a data service on Spark: spark-submit ... -m horovod.spark.tensorflow.compute_worker CONFIGFILE
+# The program of a data service on Spark: python -m horovod.spark.tensorflow.compute_worker CONFIGFILE
 # Touches runner.py and TensorFlow's compute_worker; its driver holds the service and writes the file.
 """A worker of tf.data's service in each slot of a Spark application, until the training job asks for the end."""
 
@@ -25,7 +25,7 @@ def work(config: TfDataServiceConfig) -> None:
 def main() -> None:
     """The driver."""
     words = parser("Workers of a data service in the slots of a Spark application.")
-    words.add_argument("--num-proc", type=int, default=None, help="workers; as many as Spark has slots by default")
+    words.add_argument("--num-proc", type=int, default=None, help="workers; spark.default.parallelism when it is not given")
     asked = words.parse_args()
     spark = SparkSession.builder.getOrCreate()
     try:
