@@ -75,7 +75,18 @@ PYTHON_ROOMS: dict[str, set[str]] = {
         "elastic",
     },
     "lightning": _RUNTIME
-    | {"runtime", "groups", "reductions", "objects", "launch", "launch/clusters", "autoload", "elastic", "torch"},
+    | {
+        "runtime",
+        "groups",
+        "pending",
+        "reductions",
+        "objects",
+        "launch",
+        "launch/clusters",
+        "autoload",
+        "elastic",
+        "torch",
+    },
     "ray": _RUNTIME
     | {"runtime", "compat", "launch", "elastic/coordinator", "elastic/members", "elastic/policy", "lightning"},
     "spark": _RUNTIME | {"launch", "elastic/policy"},

@@ -50,13 +50,6 @@ class BF16Compressor(FP16Compressor):
     _travels = jax.numpy.bfloat16
 
 
-def checked_compression(compression: Any) -> Any:
-    """TypeError unless it is a compressor."""
-    if not all(callable(getattr(compression, what, None)) for what in ("compress", "decompress")):
-        raise TypeError(f"compression={compression!r}: expected a class with compress and decompress")
-    return compression
-
-
 class Compression:
     """The compressors that come with the package."""
 

@@ -14,11 +14,11 @@ from .. import ops as arrays_ops
 from ..engine import Kind
 from ..errors import HorovodInternalError
 from ..groups import ProcessSet, global_process_set
-from ..pending import checked_scales, chosen_op
+from ..pending import checked_compression, checked_scales, chosen_op
 from ..reductions import Average, Sum
 from ..runtime import runtime
 from ..work import Work
-from .compression import Compression, checked_compression
+from .compression import Compression
 from .failures import settle
 from .framework import jax
 from .running import run

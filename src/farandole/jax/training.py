@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..groups import ProcessSet, global_process_set
-from ..pending import chosen_op
+from ..pending import checked_compression, chosen_op
 from ..reductions import Average
-from .compression import Compression, checked_compression
+from .compression import Compression
 from .framework import jax
 from .ops import allreduce
 

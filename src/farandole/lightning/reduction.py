@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from ..groups import global_process_set
+from ..pending import checked_compression
 from ..reductions import Adasum, Average, Sum
 from ..torch.buckets import Gradients
-from ..torch.compression import Compression, checked_compression
+from ..torch.compression import Compression
 from .stack import COMPRESSIONS
 
 NEVER = 1 << 60  # backward passes before a gradient is sent

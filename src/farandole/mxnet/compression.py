@@ -48,13 +48,6 @@ class FP16Compressor(Compressor):
         return tensor.astype(ctx, copy=False)
 
 
-def checked_compression(compression: Any) -> Any:
-    """TypeError unless it is a compressor."""
-    if not all(callable(getattr(compression, what, None)) for what in ("compress", "decompress")):
-        raise TypeError(f"compression={compression!r}: expected a class with compress and decompress")
-    return compression
-
-
 class Compression:
     """The compressors that come with the package."""
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from ..compat import split_list
 from ..groups import ProcessSet, global_process_set
+from ..pending import checked_compression
 from ..reductions import Sum
 from ..runtime import runtime
-from .compression import Compression, checked_compression
+from .compression import Compression
 from .framework import mx
 from .ops import allreduce_, grouped_allreduce_
 

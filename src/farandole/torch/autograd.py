@@ -11,10 +11,10 @@ import torch
 
 from ..engine import ReduceOp
 from ..groups import ProcessSet, global_process_set
-from ..pending import chosen_op
+from ..pending import checked_compression, chosen_op
 from ..reductions import Average, Sum
 from ..runtime import runtime
-from .compression import Compression, checked_compression
+from .compression import Compression
 from .ops import begin_allgather, begin_allreduce, begin_alltoall, begin_broadcast, begin_reducescatter
 
 Scales = tuple[float, float]

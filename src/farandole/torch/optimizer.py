@@ -18,12 +18,12 @@ import torch
 
 from ..engine import ReduceOp
 from ..groups import ProcessSet, global_process_set
-from ..pending import chosen_op
+from ..pending import checked_compression, chosen_op
 from ..reductions import Average
 from ..runtime import runtime
 from .adasum_optimizer import AdasumSteps
 from .buckets import Gradients
-from .compression import Compression, checked_compression
+from .compression import Compression
 from .ops import allreduce_
 from .wrapping import adopt, checked_passes, class_over, registered, state_of
 

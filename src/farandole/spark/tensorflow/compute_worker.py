@@ -25,7 +25,9 @@ def work(config: TfDataServiceConfig) -> None:
 def main() -> None:
     """The driver."""
     words = parser("Workers of a data service in the slots of a Spark application.")
-    words.add_argument("--num-proc", type=int, default=None, help="workers; spark.default.parallelism when it is not given")
+    words.add_argument(
+        "--num-proc", type=int, default=None, help="workers; spark.default.parallelism when it is not given"
+    )
     asked = words.parse_args()
     spark = SparkSession.builder.getOrCreate()
     try:
