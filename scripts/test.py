@@ -13,7 +13,7 @@ PYTHON = Path(sys.executable)
 BUILD = ROOT / "build" / "checkout"
 PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
 # One thread of arithmetic per process: the tests start more processes than there are cores.
-QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # Folders whose tests start ranks share the machine with nobody; the others run two at a time.
 ALONE = ("bed", "ranks", "clusters", "security", "chaos", "frameworks")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -59,15 +59,24 @@ def culprit_under_way(endings: Sequence[Ending], running: Sequence[int]) -> bool
     >>> culprit_under_way([Ending(0, 1, blames=1), Ending(2, 1, blames=0)], running=[1])
     True
     """
+    last = endings[-1]
+    blamed = set(blamed_by(last, endings)) if last.collateral else set()
+    return not blamed.isdisjoint(running) or (-1 in blamed and bool(running))
+
+
+def blamed_by(ending: Ending, endings: Sequence[Ending]) -> Iterator[int]:
+    """Whom a fallen rank blames, whom that one blames if it has fallen too, and so on; no rank twice.
+
+    >>> list(blamed_by(Ending(2, 1, blames=0), [Ending(1, 0), Ending(0, 1, blames=1)]))
+    [0, 1]
+    """
     ended = {ending.rank: ending for ending in endings}
-    ending: Ending | None = endings[-1]
-    for _ in endings:  # who is blamed may itself have fallen with another
-        if ending is None or not ending.collateral or ending.blames is None:
-            return False
-        if ending.blames in running or (ending.blames == -1 and running):
-            return True
-        ending = ended.get(ending.blames)
-    return False
+    seen = {ending.rank}
+    following: Ending | None = ending
+    while following is not None and following.blames is not None and following.blames not in seen:
+        seen.add(following.blames)
+        yield following.blames
+        following = ended.get(following.blames)
 
 
 def judge(endings: Sequence[Ending]) -> Verdict | None:
@@ -83,7 +92,8 @@ def judge(endings: Sequence[Ending]) -> Verdict | None:
     text = describe(guilty.code, guilty.cause)
     if guilty.collateral:  # the one it blames ended well, or does not know
         text += f" ({guilty.error})"
-        left = next((ending for ending in endings if ending.rank == guilty.blames and ending.code == 0), None)
+        blamed = set(blamed_by(guilty, endings))
+        left = next((ending for ending in endings if ending.rank in blamed and ending.code == 0), None)
         if left is not None:
             text += f"; rank {left.rank} had ended before with exit code 0"
     others = tuple(ending.rank for ending in endings if ending.code != 0 and ending is not guilty)

@@ -34,6 +34,9 @@ def test_words() -> None:
     verdict = judge([Ending(1, 0), Ending(0, 1, blames=1, error="ShutDown: rank 1 has left")])
     assert verdict is not None
     assert verdict.text == "exit code 1 (ShutDown: rank 1 has left); rank 1 had ended before with exit code 0"
+    # Rank 2 heard of rank 0 before it heard of rank 1, and rank 0 was told to end while it was ending.
+    verdict = judge([Ending(1, 0), Ending(2, 1, blames=0), Ending(0, 1, asked=True, blames=1)])
+    assert verdict is not None and verdict.text.endswith("; rank 1 had ended before with exit code 0")
 
 
 def test_reports_are_read_and_bad_ones_forgiven() -> None:
