@@ -37,6 +37,7 @@ for _ in range(8):
 folder = [tempfile.mkdtemp()] if accelerator.is_main_process else [None]
 dist.broadcast_object_list(folder, 0)
 accelerator.save_state(folder[0])
+accelerator.wait_for_everyone()  # the main process writes
 accelerator.load_state(folder[0])
 
 model.eval()
