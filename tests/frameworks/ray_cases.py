@@ -266,7 +266,7 @@ def stumbling(config: dict[str, Any]) -> None:
             ray.train.report({"step": step, "first": first}, checkpoint=checkpoint)
 
 
-def restarted(storage: str) -> dict[str, Any]:
+def restarted(storage: str, workers: int) -> dict[str, Any]:
     from pathlib import Path
 
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -276,7 +276,7 @@ def restarted(storage: str) -> dict[str, Any]:
     result = HorovodTrainer(
         stumbling,
         train_loop_config={"scratch": storage},
-        scaling_config=ScalingConfig(num_workers=2),
+        scaling_config=ScalingConfig(num_workers=workers),
         run_config=RunConfig(storage_path=storage, failure_config=FailureConfig(max_failures=1)),
     ).fit()
     died, again = (float(Path(storage, name).read_text()) for name in ("died", "again"))

@@ -119,7 +119,7 @@ def train(fabric):
     fabric.backward(model(torch.full((4, 2), float(fabric.global_rank))).sum())
     return fabric.world_size, model.weight.grad.tolist()
 
-fabric = Fabric(accelerator="cpu", devices=2, strategy="farandole")
+fabric = Fabric(accelerator="cpu", devices=2, strategy="horovod")
 if sys.argv[1] == "function":
     print("got", fabric.launch(train))
 else:
