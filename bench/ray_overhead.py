@@ -1,7 +1,7 @@
 """What Ray and Lightning cost a training step: the same model and data in a plain loop under our launcher, in Ray's
 executor and trainer, and in Lightning inside a HorovodTrainer (three layers); and on one rank, in a plain loop and in
-Lightning, which is Lightning's own share. They take turns, so that the noise of the machine falls on all alike:
-`python bench/ray_overhead.py`."""
+Lightning, by itself and with our strategy: that is Lightning's own share. They take turns, so that the noise of the
+machine falls on all alike: `python bench/ray_overhead.py`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 WARM = 3
-ALONE = ["one rank", "one in Lightning"]
-NAMES = ["launcher", "RayExecutor", "HorovodTrainer", "three layers", *ALONE]
+ALONE = ["one rank", "Lightning", "Lightning, ours"]  # one rank each
+LAYERS = ["launcher", "RayExecutor", "HorovodTrainer", "three layers"]
+NAMES = [*LAYERS, *ALONE]
 
 
 class Turns:
@@ -90,6 +91,7 @@ def layered(config: dict[str, Any]) -> None:
     from torch.nn.functional import cross_entropy
 
     import farandole as hvd
+    import farandole.lightning  # strategy="horovod", where no entry point is installed
 
     hvd.init()
     model, loader = made(config)
@@ -115,7 +117,7 @@ def layered(config: dict[str, Any]) -> None:
             return torch.optim.SGD(self.parameters(), 0.01)
 
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    strategy = "auto" if config["name"] in ALONE else "horovod"
+    strategy = "auto" if config["name"] == "Lightning" else "horovod"
     trainer = pl.Trainer(
         strategy=strategy, accelerator="cpu", devices=1, max_epochs=config["turns"], use_distributed_sampler=False,
         enable_model_summary=False, **quiet,
@@ -155,17 +157,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="in a turn")
     parser.add_argument("--wide", type=int, default=1024, help="of the model's layers: how much a step computes")
     parser.add_argument("--batch", type=int, default=512, help="rows of a step: how much it computes for its gradients")
+    parser.add_argument("--lanes", nargs="+", choices=NAMES, default=NAMES, help="some of them alone")
     options = parser.parse_args()
+    chosen = [name for name in NAMES if name in options.lanes]
     import ray
 
-    # Ray's workers are nicer than other processes by default: beside them, as here, they would wait.
-    quiet: dict[str, Any] = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
-    ray.init(num_cpus=2 * (len(NAMES) - len(ALONE)), _system_config={"worker_niceness": 0}, **quiet)
-    found: dict[str, list[list[float]]] = {name: [] for name in NAMES}
+    if not set(chosen).isdisjoint(LAYERS[1:]):
+        # Ray's workers are nicer than other processes by default: beside them, as here, they would wait.
+        quiet: dict[str, Any] = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
+        ray.init(num_cpus=2 * len(LAYERS), _system_config={"worker_niceness": 0}, **quiet)
+    found: dict[str, list[list[float]]] = {name: [] for name in chosen}
     with tempfile.TemporaryDirectory() as place:
-        threads = [begin(name, {**vars(options), "place": place, "name": name}) for name in NAMES]
+        threads = [begin(name, {**vars(options), "place": place, "name": name}) for name in chosen]
         for turn in range(options.turns):
-            for name in NAMES if turn % 2 else reversed(NAMES):
+            for name in chosen if turn % 2 else reversed(chosen):
                 Path(place, f"{name}.{turn}").touch()
                 while not (answer := Path(place, f"{name}.{turn}.done")).exists():
                     time.sleep(0.01)
@@ -182,17 +187,19 @@ def report(found: dict[str, list[list[float]]]) -> None:
     def median(name: str, base: str, at: int, how: Any) -> float:
         return statistics.median(how(one[at], other[at]) for one, other in zip(found[name], found[base], strict=True))
 
-    for name in NAMES:
-        base = ALONE[0] if name in ALONE else "launcher"
+    for name in found:
+        base = next(one for one in (ALONE if name in ALONE else LAYERS) if one in found)
         words = []
         for at, kind in enumerate(("ms", "ms of CPU")):
             against = median(name, base, at, lambda one, other: one / other - 1)
             typical = statistics.median(one[at] for one in found[name])
             words.append(f"{1e3 * typical:8.2f} {kind} per step ({100 * against:+.1f} %)")
         print(f"{name:16} {', '.join(words)}")
+    if len(found) < len(NAMES):
+        return
     for at, kind in enumerate(("ms", "ms of CPU")):
         whole = 1e3 * median("three layers", "launcher", at, lambda one, other: one - other)
-        theirs = 1e3 * median(ALONE[1], ALONE[0], at, lambda one, other: one - other)
+        theirs = 1e3 * median("Lightning", "one rank", at, lambda one, other: one - other)
         step = 1e3 * statistics.median(one[at] for one in found["launcher"])
         rest = f"without it {whole - theirs:+.2f} ({100 * (whole - theirs) / step:+.1f} %)"
         print(f"three layers cost {whole:+.2f} {kind} per step; Lightning by itself {theirs:+.2f}, {rest}")
