@@ -1,5 +1,6 @@
 """What Ray and Lightning cost a training step: the same model and data in a plain loop under our launcher, in Ray's
-executor and trainer, and in Lightning inside a HorovodTrainer (three layers). They take turns, so that the noise of the
+executor and trainer, and in Lightning inside a HorovodTrainer (three layers); and on one rank, in a plain loop and in
+Lightning, by itself and with our strategy: that is Lightning's own share. They take turns, so that the noise of the
 machine falls on all alike: `python bench/ray_overhead.py`."""
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 WARM = 3
-NAMES = ["launcher", "RayExecutor", "HorovodTrainer", "three layers"]
+ALONE = ["one rank", "Lightning", "Lightning, ours"]  # one rank each
+LAYERS = ["launcher", "RayExecutor", "HorovodTrainer", "three layers"]
+NAMES = [*LAYERS, *ALONE]
 
 
 class Turns:
@@ -69,7 +72,8 @@ def plain(config: dict[str, Any]) -> None:
     hvd.init()
     model, loader = made(config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    if config["name"] not in ALONE:
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     turns = Turns(config)
     for _ in range(config["turns"]):
         turns.wait()
@@ -87,6 +91,7 @@ def layered(config: dict[str, Any]) -> None:
     from torch.nn.functional import cross_entropy
 
     import farandole as hvd
+    import farandole.lightning  # strategy="horovod", where no entry point is installed
 
     hvd.init()
     model, loader = made(config)
@@ -112,21 +117,24 @@ def layered(config: dict[str, Any]) -> None:
             return torch.optim.SGD(self.parameters(), 0.01)
 
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    strategy = "auto" if config["name"] == "Lightning" else "horovod"
     trainer = pl.Trainer(
-        strategy="horovod", accelerator="cpu", devices=1, max_epochs=config["turns"],
-        use_distributed_sampler=False, enable_model_summary=False, **quiet,
+        strategy=strategy, accelerator="cpu", devices=1, max_epochs=config["turns"], use_distributed_sampler=False,
+        enable_model_summary=False, **quiet,
     )  # fmt: skip
     trainer.fit(Same(), loader)
 
 
 def begin(name: str, config: dict[str, Any]) -> threading.Thread:
-    """Starts a lane, with two ranks."""
+    """Starts a lane, with two ranks, or with one."""
     import farandole
     from farandole.ray import HorovodTrainer, RayExecutor
 
     def work() -> None:
         if name == "launcher":
             farandole.run(plain, (config,), num_proc=2)
+        elif name in ALONE:
+            farandole.run(plain if name == ALONE[0] else layered, (config,), num_proc=1)
         elif name == "RayExecutor":
             with RayExecutor(RayExecutor.create_settings(120), num_workers=2) as executor:
                 executor.run(plain, args=[config])
@@ -143,23 +151,26 @@ def begin(name: str, config: dict[str, Any]) -> threading.Thread:
 
 
 def main() -> None:
-    """Prints the median of each lane, and how far it is from the launcher's."""
+    """Takes turns, and prints what they took."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--steps", type=int, default=20, help="in a turn")
     parser.add_argument("--wide", type=int, default=1024, help="of the model's layers: how much a step computes")
     parser.add_argument("--batch", type=int, default=512, help="rows of a step: how much it computes for its gradients")
+    parser.add_argument("--lanes", nargs="+", choices=NAMES, default=NAMES, help="some of them alone")
     options = parser.parse_args()
+    chosen = [name for name in NAMES if name in options.lanes]
     import ray
 
-    # Ray's workers are nicer than other processes by default: beside them, as here, they would wait.
-    quiet: dict[str, Any] = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
-    ray.init(num_cpus=2 * len(NAMES), _system_config={"worker_niceness": 0}, **quiet)
-    found: dict[str, list[list[float]]] = {name: [] for name in NAMES}
+    if not set(chosen).isdisjoint(LAYERS[1:]):
+        # Ray's workers are nicer than other processes by default: beside them, as here, they would wait.
+        quiet: dict[str, Any] = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
+        ray.init(num_cpus=2 * len(LAYERS), _system_config={"worker_niceness": 0}, **quiet)
+    found: dict[str, list[list[float]]] = {name: [] for name in chosen}
     with tempfile.TemporaryDirectory() as place:
-        threads = [begin(name, {**vars(options), "place": place, "name": name}) for name in NAMES]
+        threads = [begin(name, {**vars(options), "place": place, "name": name}) for name in chosen]
         for turn in range(options.turns):
-            for name in NAMES if turn % 2 else reversed(NAMES):
+            for name in chosen if turn % 2 else reversed(chosen):
                 Path(place, f"{name}.{turn}").touch()
                 while not (answer := Path(place, f"{name}.{turn}.done")).exists():
                     time.sleep(0.01)
@@ -167,15 +178,31 @@ def main() -> None:
         for thread in threads:
             thread.join()
     ray.shutdown()
-    for name in NAMES:
-        # Neighbours in time are compared: the machine was in the same mood. The first turn warms everybody up.
-        mine, base = found[name][1:], found["launcher"][1:]
+    report({name: times[1:] for name, times in found.items()})  # the first turn warms everybody up
+
+
+def report(found: dict[str, list[list[float]]]) -> None:
+    """Neighbours in time are compared: the machine was in the same mood."""
+
+    def median(name: str, base: str, at: int, how: Any) -> float:
+        return statistics.median(how(one[at], other[at]) for one, other in zip(found[name], found[base], strict=True))
+
+    for name in found:
+        base = next(one for one in (ALONE if name in ALONE else LAYERS) if one in found)
         words = []
         for at, kind in enumerate(("ms", "ms of CPU")):
-            against = statistics.median(one[at] / other[at] for one, other in zip(mine, base, strict=True))
-            typical = 1e3 * statistics.median(one[at] for one in mine)
-            words.append(f"{typical:8.2f} {kind} per step ({100 * (against - 1):+.1f} %)")
-        print(f"{name:15} {', '.join(words)}")
+            against = median(name, base, at, lambda one, other: one / other - 1)
+            typical = statistics.median(one[at] for one in found[name])
+            words.append(f"{1e3 * typical:8.2f} {kind} per step ({100 * against:+.1f} %)")
+        print(f"{name:16} {', '.join(words)}")
+    if len(found) < len(NAMES):
+        return
+    for at, kind in enumerate(("ms", "ms of CPU")):
+        whole = 1e3 * median("three layers", "launcher", at, lambda one, other: one - other)
+        theirs = 1e3 * median("Lightning", "one rank", at, lambda one, other: one - other)
+        step = 1e3 * statistics.median(one[at] for one in found["launcher"])
+        rest = f"without it {whole - theirs:+.2f} ({100 * (whole - theirs) / step:+.1f} %)"
+        print(f"three layers cost {whole:+.2f} {kind} per step; Lightning by itself {theirs:+.2f}, {rest}")
 
 
 if __name__ == "__main__":

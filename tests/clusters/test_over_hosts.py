@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -88,9 +87,28 @@ def test_srun_with_nothing_set_over_hosts_that_share_a_home() -> None:
         assert_nothing_left(hosts)
 
 
+BY_NAME = """
+
+class ByName(Digits):
+    # In the ranks that srun -n has started: strategies by their names, which Lightning's own SLURM environment refuses.
+    def on_train_end(self):
+        import os
+        from lightning.fabric import Fabric
+        assert "SLURM_NTASKS_PER_NODE" not in os.environ and os.environ["SLURM_NTASKS"] == "2"
+        quiet = {"accelerator": "cpu", "devices": 1}
+        sizes = [pl.Trainer(strategy=name, logger=False, **quiet).world_size for name in ("horovod", "farandole")]
+        sizes.append(Fabric(strategy="horovod", **quiet).world_size)
+        try:
+            pl.Trainer(strategy="ddp", **quiet)
+        except RuntimeError as error:
+            sizes.append("--ntasks-per-node" in str(error))
+        print("by name", sizes, flush=True)
+"""
+
+
 @pytest.mark.timeout(240)
 def test_a_stack_from_a_file_by_slurm() -> None:
-    """`farandole fit` with `orchestration: slurm`, one rank on each host: a few steps."""
+    """`farandole fit` with `orchestration: slurm`, one rank on each host: a few steps. Others find ours by its name."""
     if reason := slurm.unfit():
         pytest.skip(reason)
     if importlib.util.find_spec("lightning") is None:
@@ -99,8 +117,9 @@ def test_a_stack_from_a_file_by_slurm() -> None:
     # Below the repository: the hosts share that, not their temporary folders.
     with tempfile.TemporaryDirectory(dir=bed.ROOT / "build") as place, bed.hosts(2, shared_home=True) as hosts:
         with slurm.cluster(hosts):
-            shutil.copy(bed.ROOT / "examples" / "lightning_digits.py", place)
+            Path(place, "digits.py").write_text((bed.ROOT / "examples" / "lightning_digits.py").read_text() + BY_NAME)
             text = (bed.ROOT / "examples" / "stack.yaml").read_text().replace("kind: local", "kind: slurm")
+            text = text.replace("lightning_digits.Digits", "digits.ByName").replace("lightning_digits.", "digits.")
             Path(place, "stack.yaml").write_text(text.replace("max_epochs: 2", "max_steps: 3"))
             before = hosts[1].counters()
             environment = {**slurm.ENVIRONMENT, "PYTHONPATH": str(bed.ROOT / "src")}
@@ -109,6 +128,7 @@ def test_a_stack_from_a_file_by_slurm() -> None:
             done = hosts[0].run(words, environment, bed.ROOT, 200, check=False)
             said = done.stdout + done.stderr
             assert done.returncode == 0 and "`max_steps=3` reached" in said, said
+            assert said.count("by name [2, 2, 2, True]") == 2, said
             assert (hosts[1].counters() - before).sent > 30_000, "the ranks should have met over the wire"
         assert_nothing_left(hosts)
 

@@ -1,6 +1,6 @@
 # A rank of an elastic job with Lightning: trains, kills itself where it is told, and counts every sample.
 # Touches Lightning, torch and the folder SCRATCH.
-"""Under `farandole run -np 3 --min-np 1`: rank 1 dies in the first epoch, rank 0 in the third or so."""
+"""With three ranks, or as many as RANKS says: those of DEATHS die, once each, in their steps."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ import farandole.torch as hvd  # noqa: E402
 from farandole.lightning import ElasticCallback  # noqa: E402
 
 SCRATCH = Path(os.environ["SCRATCH"])
-COUNT, EPOCHS = 120, int(os.environ.get("EPOCHS", "8"))
-DEATHS = {(1, 6): "first", (0, 32): "second"}  # rank and step
+RANKS, COUNT, EPOCHS = int(os.environ.get("RANKS", "3")), 120, int(os.environ.get("EPOCHS", "8"))
+DEATHS = json.loads(os.environ.get("DEATHS", '{"first": [1, 6], "second": [0, 32]}'))  # rank and step
+EVERY = json.loads(os.environ.get("COMMITS", '{"every_n_steps": 2}'))
 
 
 class Counting(pl.LightningModule):
@@ -42,10 +43,10 @@ class Counting(pl.LightningModule):
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor:
         x, numbers = batch
-        mark = SCRATCH / DEATHS.get((self.global_rank, self.global_step), "nobody")
-        if mark.name != "nobody" and not mark.exists():
-            mark.write_text(str(time.time()))
-            os.kill(os.getpid(), signal.SIGKILL)
+        for name, place in DEATHS.items():
+            if place == [self.global_rank, self.global_step] and not (SCRATCH / name).exists():
+                (SCRATCH / name).write_text(str(time.time()))
+                os.kill(os.getpid(), signal.SIGKILL)
         here = torch.zeros(COUNT)
         here[self.trainer.strategy._dealt.loader.indices] = 1
         assert set(numbers.tolist()) >= set(here.nonzero().flatten().tolist())
@@ -58,7 +59,7 @@ class Counting(pl.LightningModule):
         if self.global_rank == 0:
             with open(SCRATCH / "steps", "a") as file:
                 file.write(json.dumps([time.time(), self.global_step, self.trainer.world_size]) + "\n")
-        if (SCRATCH / "second").exists() and self.trainer.world_size < 3:
+        if self.trainer.world_size < RANKS and all((SCRATCH / name).exists() for name in DEATHS):
             time.sleep(0.6)  # new ranks need time to come: training has to last for so long
 
     def validation_step(self, batch: Any, index: int) -> None:
@@ -76,7 +77,7 @@ def main() -> None:
     kept = ModelCheckpoint(SCRATCH / "checkpoints", save_last=True)
     trainer = pl.Trainer(
         accelerator="cpu", devices=1, strategy="farandole", max_epochs=EPOCHS, log_every_n_steps=1,
-        callbacks=[ElasticCallback(every_n_steps=2), kept], logger=CSVLogger(SCRATCH, name="csv"),
+        callbacks=[ElasticCallback(**EVERY), kept], logger=CSVLogger(SCRATCH, name="csv"),
         enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
     )  # fmt: skip
     trainer.fit(module, DataLoader(data, 4, shuffle=True), DataLoader(data, 30))

@@ -1,4 +1,4 @@
-# A rank of a training with a logger of somebody else's, without a network: that of the name in LOGGER.
+# A rank that trains with loggers of somebody else's, one after the other, without a network: those named in LOGGERS.
 # Touches Lightning and the folder SCRATCH.
 """Under the launcher; what the logger left is for the test to count."""
 
@@ -17,9 +17,8 @@ from lightning.pytorch import loggers  # noqa: E402
 from lightning_models import Regression, loader  # noqa: E402
 
 
-def made(place: str) -> Any:
+def made(name: str, place: str) -> Any:
     """The logger; what it writes lies below `place`."""
-    name = os.environ["LOGGER"]
     if name == "wandb":
         return loggers.WandbLogger(save_dir=place, offline=True, project="test")
     if name == "mlflow":
@@ -28,14 +27,18 @@ def made(place: str) -> Any:
     return loggers.CometLogger(offline_directory=f"{place}/comet", project="test")
 
 
-if __name__ == "__main__":
-    os.chdir(os.environ["SCRATCH"])
+def train(logger: Any) -> None:
     trainer = pl.Trainer(
-        strategy="farandole", accelerator="cpu", devices=1, max_epochs=1, log_every_n_steps=1,
-        logger=made(os.environ["SCRATCH"]),
+        strategy="farandole", accelerator="cpu", devices=1, max_epochs=1, log_every_n_steps=1, logger=logger,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(Regression(), loader(16))
-    end = getattr(trainer.logger.experiment, "finish", None) or getattr(trainer.logger.experiment, "end", None)
+    end = getattr(logger.experiment, "finish", None) or getattr(logger.experiment, "end", None)
     if trainer.is_global_zero and end is not None:
         end()
+
+
+if __name__ == "__main__":
+    os.chdir(os.environ["SCRATCH"])
+    for name in os.environ["LOGGERS"].split():
+        train(made(name, os.environ["SCRATCH"]))

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -225,6 +227,18 @@ def learning_rates() -> None:
         assert told == ([said + "scale_lr=False leaves them"] if factor > 1 and RANK == 0 else []), told
         assert runs.optimizers[0].param_groups[0]["lr"] == 0.01 * factor, (strategy, factor)
         assert runs.lr_scheduler_configs[0].scheduler.base_lrs == [0.01 * factor]
+
+
+@own
+def progress_bars() -> None:
+    """One bar, that of rank 0; both of Lightning's."""
+    for bar in (TQDMProgressBar(refresh_rate=1), RichProgressBar(refresh_rate=1)):
+        runs = trainer("ours", max_epochs=1, enable_progress_bar=True, callbacks=[bar])
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            runs.fit(fresh(), loader())
+        shown = "Epoch 0" in said.getvalue()
+        assert shown == (RANK == 0) and (shown or not said.getvalue()), (bar, said.getvalue())
 
 
 @own

@@ -148,6 +148,24 @@ def too_many() -> list[str]:
     return [*said, str(wait_for_free(4))]
 
 
+def stack_without_room(path: str) -> list[Any]:
+    """What `farandole fit` prints, and its code."""
+    import contextlib
+    import functools
+    import io
+
+    from farandole.launch.cli import main
+
+    said, original = io.StringIO(), RayExecutor.create_settings
+    RayExecutor.create_settings = functools.partial(original, placement_group_timeout_s=1)  # type: ignore[method-assign]
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            code = main(["fit", path])
+    finally:
+        RayExecutor.create_settings = staticmethod(original)  # type: ignore[method-assign,assignment]
+    return [said.getvalue(), code]
+
+
 def colocated(hosts: int, each: int) -> list[dict[str, Any]]:
     with RayExecutor(RayExecutor.create_settings(60), num_hosts=hosts, num_workers_per_host=each) as executor:
         return executor.run(place)
@@ -266,7 +284,7 @@ def stumbling(config: dict[str, Any]) -> None:
             ray.train.report({"step": step, "first": first}, checkpoint=checkpoint)
 
 
-def restarted(storage: str) -> dict[str, Any]:
+def restarted(storage: str, workers: int) -> dict[str, Any]:
     from pathlib import Path
 
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -276,7 +294,7 @@ def restarted(storage: str) -> dict[str, Any]:
     result = HorovodTrainer(
         stumbling,
         train_loop_config={"scratch": storage},
-        scaling_config=ScalingConfig(num_workers=2),
+        scaling_config=ScalingConfig(num_workers=workers),
         run_config=RunConfig(storage_path=storage, failure_config=FailureConfig(max_failures=1)),
     ).fit()
     died, again = (float(Path(storage, name).read_text()) for name in ("died", "again"))

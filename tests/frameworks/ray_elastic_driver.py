@@ -1,4 +1,4 @@
-# The driver of the elastic tests: runs elastic_training.py in the workers of an elastic executor, or of a trainer.
+# The driver of the elastic tests: runs a training in the workers of an elastic executor, the older one, or a trainer.
 # Touches the Ray cluster that RAY_ADDRESS names.
 """`python ray_elastic_driver.py WAY LEAST MOST MODE`; the training itself tells its progress in files."""
 
@@ -32,6 +32,32 @@ def train(_config: Any = None) -> int:
     return own_os.getpid()
 
 
+def train_with_lightning() -> int:
+    import os as own_os
+
+    import lightning_elastic_job
+
+    from horovod.ray import ray_logger
+
+    lightning_elastic_job.main()
+    ray_logger.log({"through": lightning_elastic_job.hvd.rank()})
+    return own_os.getpid()
+
+
+def older(least: int, most: int) -> None:
+    """Horovod's first elastic executor, with Lightning in its workers."""
+    from horovod.ray import ElasticRayExecutor
+
+    settings = ElasticRayExecutor.create_settings(min_num_proc=least, max_num_proc=most, timeout_s=60)
+    names = ("SCRATCH", "RANKS", "DEATHS", "COMMITS", "EPOCHS")
+    executor = ElasticRayExecutor(settings, env_vars={name: os.environ[name] for name in names})
+    executor.start()
+    heard: list[Any] = []
+    pids = executor.run(train_with_lightning, callbacks=[heard.append])
+    print("older", len(pids), len(set(pids)), heard, flush=True)
+    executor.shutdown()
+
+
 if __name__ == "__main__":
     WAY, LEAST, MOST, MODE = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     REPORTS = WAY == "trainer"
@@ -41,6 +67,8 @@ if __name__ == "__main__":
 
         with RayExecutor(RayExecutor.create_settings(60), num_workers=(LEAST, MOST)) as executor:
             print("pids", executor.run(train), flush=True)
+    elif WAY == "older":
+        older(LEAST, MOST)
     else:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
 

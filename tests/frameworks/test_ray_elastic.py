@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from elastic_runs import ElasticRun
+from lightning_verdict import survived
 from ray_cluster import HERE, ROOT, Cluster
 
 if importlib.util.find_spec("ray") is None:
@@ -91,7 +92,8 @@ def test_actors_die_and_nodes_come_and_go(cluster: Cluster, tmp_path: Path) -> N
     assert after["size"] == 2 and gone_on < 2
 
 
-def test_a_trainer_whose_survivors_go_on(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_trainer_whose_survivors_go_on_and_one_that_starts_again(cluster: Cluster, tmp_path: Path) -> None:
+    """With a range of workers, and as Ray Train does it by itself: all workers anew, from the last checkpoint."""
     with RayRun(cluster, tmp_path, "trainer", 1, 3) as run:
         first = run.until(lambda now: now["size"] == 3 and now["step"] > 5)
         began = time.monotonic()
@@ -102,7 +104,21 @@ def test_a_trainer_whose_survivors_go_on(cluster: Cluster, tmp_path: Path) -> No
         assert run.finish() == 0, run.words()
         found, words = run.verdict(), run.words()
     gone_on = after["time"] - began
+    again = cluster.ask("restarted", storage=str(tmp_path), workers=3)
     print(f"HorovodTrainer went on after {gone_on:.2f} s, with all workers after {full['time'] - began:.1f} s; {found}")
+    print(f"Ray Train's own restart of as many workers went on after {again['seconds']:.2f} s")
     assert (found.lost, found.duplicated, found.padded) == (0, 0, 0)
     assert "metrics {'rank': 0, 'size': 3}" in words
     assert after["size"] == 2 and gone_on < 2
+    assert again["metrics"]["step"] == 3 and again["metrics"]["first"] in (1, 2)
+    assert gone_on < again["seconds"]
+
+
+def test_lightning_in_the_older_executor(cluster: Cluster, tmp_path: Path) -> None:
+    """ElasticRayExecutor and `ElasticCallback()` as they are: rank 0 dies in the middle of the second epoch."""
+    pytest.importorskip("lightning_utilities", reason="Lightning is not installed")
+    job = {"SCRATCH": str(tmp_path), "RANKS": "2", "DEATHS": '{"first": [0, 21]}', "COMMITS": "{}", "EPOCHS": "4"}
+    said = cluster.run(str(HERE / "ray_elastic_driver.py"), "older", "1", "2", "lightning", **job)
+    assert "older 2 2 [{'through': 0}]" in said
+    sizes = survived(tmp_path, ["first"])
+    assert sizes[0] == 2 and 1 in sizes and sizes[-1] == 2, sizes

@@ -62,17 +62,9 @@ def test_a_stack_from_a_file(cluster: Cluster, tmp_path: Path) -> None:
 def test_a_stack_that_the_cluster_has_no_room_for(cluster: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "stack.yaml"
     path.write_text("orchestration: {kind: ray, ranks: 50}\napplication: {module: digits.Digits}\n")
-    code = f"""
-import functools, sys
-from farandole.launch.cli import main
-from farandole.ray import RayExecutor
-RayExecutor.create_settings = functools.partial(RayExecutor.create_settings, placement_group_timeout_s=1)
-sys.stderr = sys.stdout
-print("code", main(["fit", {str(path)!r}]))
-"""
-    lines = cluster.run("-c", code).splitlines()
-    [text, ending] = [line for line in lines if line.startswith(("farandole", "Traceback", "code"))]
-    assert ending == "code 1"
+    said, code = cluster.ask("stack_without_room", path=str(path))
+    [text] = [line for line in said.splitlines() if line.startswith(("farandole", "Traceback"))]
+    assert code == 1
     assert text.startswith("farandole fit: orchestration: ray: the cluster had no room for 50 workers within 1 s")
     assert text.endswith("50 CPU are needed, the cluster has 6, 6 are free")
 

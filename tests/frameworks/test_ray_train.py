@@ -34,12 +34,6 @@ def test_reports_checkpoints_and_shards_of_data(cluster: Cluster, tmp_path: Path
     assert found["path"] == str(tmp_path / "lesson")
 
 
-def test_a_worker_that_dies_and_a_group_that_starts_again(cluster: Cluster, tmp_path: Path) -> None:
-    found = cluster.ask("restarted", storage=str(tmp_path))
-    assert found["metrics"]["step"] == 3 and found["metrics"]["first"] in (1, 2)
-    print(f"Ray Train's own restart: the next step came {found['seconds']:.1f} s after the death")
-
-
 def test_a_train_function_that_raises(cluster: Cluster, tmp_path: Path) -> None:
     found = cluster.ask("raising", storage=str(tmp_path))
     assert found["text"].count("ValueError: on purpose") == 1 and found["ranks"] == [1]

@@ -159,7 +159,6 @@ def _check_devices(stack: Stack) -> None:
 
 
 def _strategy(stack: Stack) -> Any:
-    # The class, not its name: with the name Lightning asks SLURM first who is who, and refuses `srun -n`.
     options = {"compression": stack.compression, "scale_lr": stack.scale_lr}
     return {"class_path": "farandole.lightning.FarandoleStrategy", "init_args": options}
 

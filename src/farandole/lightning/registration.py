@@ -1,5 +1,5 @@
 # Lets Lightning know our strategies by their names, as soon as a script imports Lightning itself.
-# Touches the import system, for four modules of Lightning, and their registries. Imports neither Lightning nor torch.
+# Touches the import system, for eight modules of Lightning: registries and connectors. Imports neither it nor torch.
 """`watch()` is called when torch is imported (see autoload.py): it waits, and never raises."""
 
 from __future__ import annotations
@@ -21,26 +21,36 @@ REGISTRIES = {
     "lightning_fabric.strategies": ("STRATEGY_REGISTRY", "FabricStrategy"),
 }
 NAMES = ("farandole", "horovod")
+# The module that makes a strategy of its name, and its class. Before it does, it asks for the environment: SLURM's
+# refuses `srun -n` and MPI's begins MPI, though a strategy of ours asks neither.
+CONNECTORS = {
+    "lightning.pytorch.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
+    "pytorch_lightning.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
+    "lightning.fabric.connector": "_Connector",
+    "lightning_fabric.connector": "_Connector",
+}
+CHOOSE = "_choose_and_init_cluster_environment"
 
 
 def watch() -> None:
     """Registers where Lightning is imported already, and else when it will be; again is once."""
-    for name in REGISTRIES:
+    made = {**{name: registry for name, (registry, _) in REGISTRIES.items()}, **CONNECTORS}
+    for name, attribute in made.items():
         module = sys.modules.get(name)
-        if module is not None and hasattr(module, REGISTRIES[name][0]):
-            _register(module)
+        if module is not None and hasattr(module, attribute):
+            _take_part(module)
     if not any(isinstance(finder, Watcher) for finder in sys.meta_path):
         sys.meta_path.insert(0, Watcher())
 
 
 class Watcher(importlib.abc.MetaPathFinder):
-    """Finds nothing by itself: it lets the others find Lightning's module, and registers when that has run."""
+    """Finds nothing by itself: it lets the others find Lightning's module, and takes part when that has run."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The spec that the next finders give, with one call after the module's own code."""
-        if fullname not in REGISTRIES:
+        if fullname not in REGISTRIES and fullname not in CONNECTORS:
             return None
         try:
             spec = _found(fullname, path, target)
@@ -48,7 +58,7 @@ class Watcher(importlib.abc.MetaPathFinder):
             return None  # another finder's trouble: the import system asks it again, and says so
         if spec is not None:
             try:
-                _then_register(spec.loader)
+                _then_take_part(spec.loader)
             except Exception as error:  # a loader that lets nobody in
                 _warn(fullname, error)
         return spec
@@ -64,27 +74,57 @@ def _found(name: str, path: Sequence[str] | None, target: ModuleType | None) -> 
     return None
 
 
-def _then_register(loader: Any) -> None:
+def _then_take_part(loader: Any) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        if module.__name__ in REGISTRIES:  # some loaders load many modules
-            _register(module)
+        _take_part(module)
 
     loader.exec_module = exec_module
 
 
-def _register(module: ModuleType) -> None:
-    attribute, kind = REGISTRIES[module.__name__]
+def _take_part(module: ModuleType) -> None:
+    name = module.__name__
     try:
-        registry = getattr(module, attribute)
-        for name in NAMES:
-            if name not in registry:  # somebody else's stays
-                make = functools.partial(_make, module.__name__.rpartition(".")[0], kind)
-                registry.register(name, make, description="Gradients of all ranks, averaged by Farandole")
+        if name in REGISTRIES:  # some loaders load many modules
+            _register(module, name.rpartition(".")[0], *REGISTRIES[name])
+        elif name in CONNECTORS:
+            _answer(getattr(module, CONNECTORS[name]), name.partition(".trainer")[0].removesuffix(".connector"))
     except Exception as error:
-        _warn(module.__name__, error)
+        _warn(name, error)
+
+
+def _register(module: ModuleType, tree: str, attribute: str, kind: str) -> None:
+    registry = getattr(module, attribute)
+    for name in NAMES:
+        if name not in registry:  # somebody else's stays
+            make = functools.partial(_make, tree, kind)
+            registry.register(name, make, description="Gradients of all ranks, averaged by Farandole")
+
+
+def _answer(connector: Any, tree: str) -> None:
+    """For a strategy of ours that is given by its name ranks are as we know them, as if it were given as an object."""
+    theirs = getattr(connector, CHOOSE)
+    if hasattr(theirs, "__wrapped__"):
+        return
+
+    @functools.wraps(theirs)
+    def choose(self: Any) -> Any:
+        if self._cluster_environment_flag is None and _is_ours(tree, self._strategy_flag):
+            from . import trees
+
+            return trees.build(trees.fabric_of(tree), "FarandoleEnvironment")()
+        return theirs(self)
+
+    setattr(connector, CHOOSE, choose)
+
+
+def _is_ours(tree: str, name: Any) -> bool:
+    module = f"{tree}.strategies"
+    known = getattr(sys.modules.get(module), REGISTRIES[module][0], {})
+    make = known[name]["strategy"] if isinstance(name, str) and name in known else None
+    return isinstance(make, functools.partial) and make.func is _make
 
 
 def _warn(name: str, error: Exception) -> None:

@@ -1,0 +1,22 @@
+# What an elastic training with Lightning must have left behind, wherever its ranks ran.
+# Touches the files of lightning_elastic_job.py.
+"""`survived(folder, deaths)` looks at them; the job itself runs in other processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+def survived(scratch: Path, deaths: list[str]) -> list[int]:
+    """Looks at what lightning_elastic_job.py has left; the number of ranks in each step."""
+    end = json.loads((scratch / "end").read_text())
+    assert set(end["seen"]) == {float(end["epoch"])}, end
+    steps = [json.loads(line) for line in (scratch / "steps").read_text().splitlines()]
+    for name in deaths:
+        died = float((scratch / name).read_text())
+        gone_on = min(at for at, _, _ in steps if at > died) - died
+        print(f"Lightning went on {gone_on:.2f} s after the {name} death")
+        assert gone_on < 5, "it took too long to go on"
+    assert [path.name for path in (scratch / "csv").iterdir()] == ["version_0"]
+    return [size for _, _, size in steps]
