@@ -36,6 +36,7 @@ class Elastic:
         if every_n_steps < 1:
             raise ValueError(f"every_n_steps={every_n_steps}: expected at least 1")
         self.every_n_steps = every_n_steps
+        self._due = False  # a commit, at the beginning of the next epoch
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """There is something to go back to from the beginning."""
@@ -52,13 +53,22 @@ class Elastic:
             loop._data_fetcher.length = len(dealt)
             if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
                 trainer.val_check_batch = max(1, int(len(dealt) * trainer.val_check_interval))
+        if _current and self._due:
+            self._due = False
+            _current[-1].commit()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Commits now and then, never between gradients that add up."""
+        """Commits now and then, never between gradients that add up.
+
+        After the last batch of an epoch validation, schedulers and checkpoints are still to come, and Lightning cannot
+        resume in between: that commit waits for the next epoch.
+        """
         if not _current or trainer.fit_loop._should_accumulate():
             return
         if trainer.global_step % self.every_n_steps == 0:
-            _current[-1].commit()
+            self._due = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+            if not self._due:
+                _current[-1].commit()
 
 
 class FitState(State):
@@ -72,6 +82,7 @@ class FitState(State):
     def save(self) -> None:
         """Keeps a copy in the memory of the host."""
         whole = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        _not_begun(whole["loops"]["fit_loop"])
         versions = [getattr(logger, "version", None) for logger in self.trainer.loggers]
         self.kept = _copied(whole), versions
 
@@ -89,6 +100,17 @@ class FitState(State):
             if hasattr(logger, "_version"):
                 logger._version = version
         return copy.deepcopy(whole)
+
+
+def _not_begun(loop: dict[str, Any]) -> None:
+    """A commit in the first hook of an epoch is one between two epochs."""
+    epochs = loop["epoch_progress"].values()
+    if any(counts["ready"] == counts["started"] + 1 for counts in epochs):
+        for counts in epochs:
+            counts["ready"] = counts["started"]
+        batches = loop["epoch_loop.batch_progress"]
+        batches["current"] = dict.fromkeys(batches["current"], 0)
+        batches["is_last_batch"] = False
 
 
 def _copied(value: Any) -> Any:
