@@ -136,7 +136,8 @@ def test_the_example_before_and_after() -> None:
     lines = difflib.ndiff(before.read_text().splitlines(), after.read_text().splitlines())
     assert len([line for line in lines if line.startswith("+ ")]) <= 10
     with tempfile.TemporaryDirectory() as place:
-        said = launched(after, place, "--epochs", "3", "--save", "digits.params")
+        # Of 25 shuffles the worst has 90% after 8 epochs; after 3 one in 40 has 67%.
+        said = launched(after, place, "--epochs", "8", "--save", "digits.params")
         assert "digits.params" in os.listdir(place)
     assert float(re.findall(r"accuracy ([\d.]+)%", said)[0]) > 80
     done = python(f"import sys; sys.argv = ['x', '--epochs', '1']\n{before.read_text()}")
