@@ -16,7 +16,7 @@ from typing import Any
 
 import jobs
 import pytest
-from battery.run import judge
+from battery.run import judge, judge_all
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -67,12 +67,10 @@ def results(program: str, ranks: int, *arguments: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize(("form", "ranks"), [("nd", 2), ("np", 3)])
-def test_the_battery(form: str, ranks: int) -> None:
-    found = results("mxnet_binding.py", ranks, form)
-    assert len(found) > 40
-    for name in found:
-        judge(found, name, ranks)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_battery(ranks: int) -> None:
+    forms = ["nd", "np"]
+    judge_all(results("mxnet_binding.py", ranks, *forms), ranks, forms, 40)
 
 
 @pytest.mark.parametrize(("ranks", "cases"), [(2, CASES), (3, CASES[:5])], ids=["2 ranks", "3 ranks"])
