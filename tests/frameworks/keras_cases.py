@@ -32,7 +32,7 @@ else:
 KERAS = Table()
 case = KERAS.case
 EPOCHS = 5
-PATIENCE_S = 120.0  # for one case: Keras traces every model anew
+PATIENCE_S = 240.0  # for one case: Keras traces every model anew, and torch compiles its steps
 
 draw = np.random.default_rng(0)
 X, Y = draw.standard_normal((24, 5)), draw.standard_normal((24, 2))

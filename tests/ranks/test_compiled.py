@@ -1,4 +1,4 @@
-# How frameworks' operations come to be compiled: once for all ranks of a host, and nowhere where nothing can be written.
+# How frameworks' operations come to be compiled: once for all ranks of a host, or for none where one cannot.
 # Touches farandole.compiled, a compiler, and files in a scratch directory.
 """A small library stands for a framework's; its compiler is the real one behind a script that counts and waits."""
 
@@ -78,8 +78,6 @@ def test_one_rank_compiles_while_the_others_wait(scratch: Path) -> None:
 def test_ranks_agree_when_one_cannot_write_compile_or_trust(scratch: Path) -> None:
     # By turns rank 1 has a directory in which nobody may write, no compiler, a broken one, and a library of others.
     body = """
-import shutil, subprocess
-from farandole.config import Config
 place, own, turns = os.environ["SCRATCH"], os.environ["FARANDOLE_CACHE_DIRECTORY"], []
 def turn(**changes):
     hvd.shutdown()
