@@ -1,4 +1,4 @@
-# What the elastic fault tests of frameworks train, and how their ranks tell where they are: the same for each framework.
+# What the elastic fault tests of frameworks train, and how their ranks tell where they are; for each framework.
 # Touches farandole's NumPy layer and files in a scratch directory.
 """All ranks have the same data, so that the weights after so many steps are known, whoever was lost on the way.
 

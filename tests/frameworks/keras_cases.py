@@ -72,14 +72,9 @@ class Halved:
 
 
 class Exact(keras.layers.Dense):  # type: ignore[misc, name-defined]
-    """On torch Keras's own matmul and mean are float32's, whatever the type of their tensors: here torch's are called.
+    """For torch, where Keras's own matmul and mean are float32's, whatever the type of their tensors."""
 
-    Elsewhere it is what Dense is.
-    """
-
-    def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if BACKEND != "torch":
-            return super().call(inputs, *args, **kwargs)
+    def call(self, inputs: Any, training: Any = None) -> Any:
         return inputs.matmul(self.kernel.value) + self.bias.value
 
 
@@ -91,11 +86,12 @@ def squared(wanted: Any, found: Any) -> Any:
 def model_of(rank: int, name: str = "sgd", wrap: Any = lambda optimizer: optimizer, **more: Any) -> Any:
     keras.backend.set_floatx("float64")
     keras.utils.set_random_seed(1 + rank)
-    model = keras.Sequential([keras.layers.Input((5,)), more.pop("layer", Exact)(2)])
+    exact = not more.pop("plain", False) and BACKEND == "torch"
+    model = keras.Sequential([keras.layers.Input((5,)), (Exact if exact else keras.layers.Dense)(2)])
     if rank == 0:
         model.set_weights([W, B])
     optimizers = {"sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9), "adam": lambda: keras.optimizers.Adam(0.1)}
-    loss = squared if BACKEND == "torch" else "mse"
+    loss = squared if exact else "mse"
     model.compile(optimizer=wrap(optimizers[name]()), loss=loss, metrics=["mae"], **more)
     return model
 
@@ -173,7 +169,7 @@ def rates_rise_and_fall(b: Any, rank: int, size: int) -> None:
 def files_load_without_this_package(b: Any, rank: int, size: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.keras")
-        model = model_of(rank, "adam", hvd.DistributedOptimizer, layer=keras.layers.Dense)
+        model = model_of(rank, "adam", hvd.DistributedOptimizer, plain=True)
         best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
         best.filepath = os.path.join(folder, "best.keras")
         fitted(model, X[rank::size], Y[rank::size], [hvd.callbacks.BroadcastGlobalVariablesCallback(0), best], 2)

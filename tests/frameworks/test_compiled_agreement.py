@@ -1,4 +1,4 @@
-# TensorFlow and JAX where one rank has no compiler: all ranks take callbacks, and compiled operations once all have them.
+# TensorFlow and JAX where one rank has no compiler: all ranks take callbacks, until all can have compiled operations.
 # Touches farandole.tensorflow, farandole.jax and the harness of tests/ranks.
 """Both frameworks in one job, which changes what its ranks find between one init and the next."""
 
