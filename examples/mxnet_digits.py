@@ -5,6 +5,7 @@ import argparse
 
 import farandole.mxnet as hvd
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon
 from sklearn.datasets import load_digits
 
@@ -16,6 +17,7 @@ parser.add_argument("--save", metavar="FILE", help="where the trained parameters
 options = parser.parse_args()
 
 mx.random.seed(1)
+np.random.seed(1)  # Gluon shuffles with NumPy
 hvd.init()
 first = hvd.rank() == 0  # the process that prints and saves
 

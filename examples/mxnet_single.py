@@ -4,6 +4,7 @@ twice: mxnet_single.py for one process, mxnet_digits.py for any number of them."
 import argparse
 
 import mxnet as mx
+import numpy as np
 from mxnet import autograd, gluon
 from sklearn.datasets import load_digits
 
@@ -15,6 +16,7 @@ parser.add_argument("--save", metavar="FILE", help="where the trained parameters
 options = parser.parse_args()
 
 mx.random.seed(1)
+np.random.seed(1)  # Gluon shuffles with NumPy
 first = True  # the process that prints and saves
 
 digits = load_digits()

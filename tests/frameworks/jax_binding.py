@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from battery.binding import BARRIER, GRADIENTS, JOIN, Binding, Table
-from battery.run import common, run
+from battery.run import common, run_forms
 
 import farandole.jax as hvd
 from farandole.engine import Array, DType
@@ -90,4 +90,4 @@ def table(form: str) -> Table:
 
 
 if __name__ == "__main__":
-    run(BINDINGS[sys.argv[1]](), table(sys.argv[1]), PATIENCE_S)
+    run_forms(sys.argv[1:], BINDINGS, table, variable="FARANDOLE_JAX_OPS", patience=PATIENCE_S)

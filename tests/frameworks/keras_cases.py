@@ -32,7 +32,7 @@ else:
 KERAS = Table()
 case = KERAS.case
 EPOCHS = 5
-PATIENCE_S = 120.0  # for one case: Keras traces every model anew
+PATIENCE_S = 240.0  # for one case: Keras traces every model anew, and torch compiles its steps
 
 draw = np.random.default_rng(0)
 X, Y = draw.standard_normal((24, 5)), draw.standard_normal((24, 2))
@@ -71,14 +71,28 @@ class Halved:
         return tensor
 
 
+class Exact(keras.layers.Dense):  # type: ignore[misc, name-defined]
+    """For torch, where Keras's own matmul and mean are float32's, whatever the type of their tensors."""
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        return inputs.matmul(self.kernel.value) + self.bias.value
+
+
+def squared(wanted: Any, found: Any) -> Any:
+    """The mean squared error of each example."""
+    return ((wanted - found) ** 2).mean(-1)
+
+
 def model_of(rank: int, name: str = "sgd", wrap: Any = lambda optimizer: optimizer, **more: Any) -> Any:
     keras.backend.set_floatx("float64")
     keras.utils.set_random_seed(1 + rank)
-    model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Dense(2)])
+    exact = not more.pop("plain", False) and BACKEND == "torch"
+    model = keras.Sequential([keras.layers.Input((5,)), (Exact if exact else keras.layers.Dense)(2)])
     if rank == 0:
         model.set_weights([W, B])
     optimizers = {"sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9), "adam": lambda: keras.optimizers.Adam(0.1)}
-    model.compile(optimizer=wrap(optimizers[name]()), loss="mse", metrics=["mae"], **more)
+    loss = squared if exact else "mse"
+    model.compile(optimizer=wrap(optimizers[name]()), loss=loss, metrics=["mae"], **more)
     return model
 
 
@@ -91,9 +105,7 @@ def flat(model: Any) -> Any:
 
 
 def agree(found: Any, wanted: Any) -> None:
-    # On torch Keras itself differs by 1e-7 between the gradient of a batch and the mean of its halves' gradients.
-    tolerance = 1e-6 if BACKEND == "torch" else 1e-9
-    assert np.abs(found - wanted).max() < tolerance, np.abs(found - wanted).max()
+    assert np.abs(found - wanted).max() < 1e-9, np.abs(found - wanted).max()
     everyones = hvd.allgather_object(found.tobytes())
     assert len(set(everyones)) == 1, "the ranks' bits differ"
 
@@ -118,7 +130,7 @@ def fitting_on_shards(b: Any, rank: int, size: int) -> None:
 def a_compiled_step_is_asked_for(b: Any, rank: int, size: int) -> None:
     single = model_of(0)
     fitted(single, X, Y)
-    for wanted in {"jax": (True, False), "tensorflow": (True,), "torch": ()}[BACKEND]:
+    for wanted in (True, False):
         model = model_of(rank, "sgd", hvd.DistributedOptimizer, jit_compile=wanted)
         fitted(model, X[rank::size], Y[rank::size], [hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
         agree(flat(model), flat(single))
@@ -157,7 +169,7 @@ def rates_rise_and_fall(b: Any, rank: int, size: int) -> None:
 def files_load_without_this_package(b: Any, rank: int, size: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "model.keras")
-        model = model_of(rank, "adam", hvd.DistributedOptimizer)
+        model = model_of(rank, "adam", hvd.DistributedOptimizer, plain=True)
         best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
         best.filepath = os.path.join(folder, "best.keras")
         fitted(model, X[rank::size], Y[rank::size], [hvd.callbacks.BroadcastGlobalVariablesCallback(0), best], 2)

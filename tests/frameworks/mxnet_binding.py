@@ -13,7 +13,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 from battery.binding import BARRIER, IN_PLACE, JOIN, Binding, Table
-from battery.run import common, run
+from battery.run import common, run_forms
 
 import farandole.mxnet as hvd
 from farandole.engine import Array, DType
@@ -89,8 +89,8 @@ class ArrayBinding(NumpyBinding):
 BINDINGS = {"np": NumpyBinding, "nd": ArrayBinding}
 
 
-def table() -> Table:
-    """The common cases that MXNet can have."""
+def table(_: str) -> Table:
+    """The common cases that MXNet can have, whatever the arrays."""
     cases = common()
     for name in NOT_HERE:
         del cases[name]
@@ -98,4 +98,4 @@ def table() -> Table:
 
 
 if __name__ == "__main__":
-    run(BINDINGS[sys.argv[1]](), table())
+    run_forms(sys.argv[1:], BINDINGS, table)

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from battery.binding import BARRIER, GRADIENTS, JOIN, Binding, Table
-from battery.run import common, run
+from battery.run import common, run_forms
 
 import farandole.tensorflow as hvd
 from farandole.engine import Array, DType
@@ -108,13 +107,12 @@ NOT_IN_GRAPHS = ("a timeline has the names", "average and op", "many steps with 
 
 
 def table(form: str) -> Table:
-    """The common cases that this form can have, under names of its own."""
-    left_out = NOT_IN_GRAPHS if form != "eager" else ()
-    return Table(
-        {name: replace(case, name=f"{form}: {case.name}") for name, case in common().items() if name not in left_out}
-    )
+    """The common cases that this form can have."""
+    cases = common()
+    for name in NOT_IN_GRAPHS if form != "eager" else ():
+        del cases[name]
+    return cases
 
 
 if __name__ == "__main__":
-    for asked in sys.argv[1:]:  # in one job: TensorFlow is long in coming
-        run(BINDINGS[asked](), table(asked), PATIENCE_S)
+    run_forms(sys.argv[1:], BINDINGS, table, variable="FARANDOLE_TENSORFLOW_OPS", patience=PATIENCE_S)

@@ -1,65 +1,23 @@
 # The program of TensorFlow's elastic fault tests: a loop over variables, or model.fit with the elastic callbacks.
-# Touches farandole.tensorflow as users see it, and files in a scratch directory.
-"""All ranks have the same data, so that the weights after so many steps are known, whoever was lost on the way.
-
-Rank 0 tells its progress in a file; a file named `finish` ends the training.
-"""
+# Touches farandole.tensorflow as users see it; elastic_regression.py tells the tests how it goes.
+"""One rank; the first argument is the way it trains."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from elastic_regression import MOMENTUM, RATE, W, X, Y, begin, leave, over
 
 import farandole.tensorflow.keras as hvd
-from farandole.runtime import runtime
 from farandole.tensorflow import DistributedGradientTape, allreduce, compiled
 from farandole.tensorflow.elastic import TensorFlowState
-
-SCRATCH = Path(os.environ["SCRATCH"])
-NP = 2
-RATE, MOMENTUM = 0.001, 0.5
-draw = np.random.default_rng(0)
-X, Y = draw.standard_normal((8, 5)), draw.standard_normal((8, 2))
-W = draw.standard_normal((5, 2))
-PIDS: list[int] = []
-SIZES: list[int] = []
 
 
 def loss_of(weights: Any) -> Any:
     return tf.reduce_mean(tf.square(X @ weights - Y))
-
-
-def alone(steps: int) -> Any:
-    """The weights after so many steps in one process."""
-    weights, speed = W.copy(), np.zeros_like(W)
-    for _ in range(steps):
-        speed = MOMENTUM * speed - RATE * 2 * X.T @ (X @ weights - Y) / Y.size
-        weights += speed
-    return weights
-
-
-def begin() -> None:
-    PIDS[:] = hvd.allgather_object(os.getpid(), name="pids")
-    SIZES.append(hvd.size())
-
-
-def over(step: int) -> bool:
-    """Tells where rank 0 is; whether the training may end, which all ranks agree on."""
-    if hvd.rank() == 0:
-        words = {"step": step, "size": hvd.size(), "pids": PIDS, "time": time.monotonic()}
-        words["generation"] = runtime.world.session.generation
-        (SCRATCH / "progress.new").write_text(json.dumps(words))
-        os.rename(SCRATCH / "progress.new", SCRATCH / "progress")
-    if hvd.size() < NP:
-        time.sleep(0.02)  # few steps until the other has come
-    return bool(hvd.allreduce(np.array([int((SCRATCH / "finish").exists())]), "finish", op=hvd.Sum)[0])
 
 
 def loop() -> tuple[int, Any]:
@@ -128,16 +86,8 @@ def fit() -> tuple[int, Any]:
 def main() -> None:
     hvd.init()
     steps, weights = {"loop": loop, "fit": fit}[sys.argv[1]]()
-    everyones = hvd.allgather_object((steps, weights.tobytes()))
-    result = {
-        "steps": steps,
-        "same": len(set(everyones)) == 1,
-        "error": float(np.abs(weights - alone(steps)).max()),
-        "sizes": SIZES,
-        "compiled": compiled.library() is not None,
-        "sum": float(np.asarray(allreduce(tf.ones(1), op=hvd.Sum))[0]),
-    }
-    (SCRATCH / f"result.{hvd.rank()}").write_text(json.dumps(result))
+    total = float(np.asarray(allreduce(tf.ones(1), op=hvd.Sum))[0])
+    leave(steps, weights, compiled=compiled.library() is not None, sum=total)
     hvd.shutdown()
 
 

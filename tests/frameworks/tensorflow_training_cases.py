@@ -373,6 +373,69 @@ def going_on_after_an_error_in_a_graph(b: Any, rank: int, size: int) -> None:
 
 
 @case()
+def state_of_a_session(b: Any, rank: int, size: int) -> None:
+    """Variables of a graph: rank 0's at the start, those of the last commit after an error in a later run."""
+    with tf.Graph().as_default(), V1.Session() as session:
+        weights = V1.get_variable("weights", initializer=W + rank, use_resource=rank % 2 == 0)  # both kinds
+        moved = weights.assign_add(hvd.allreduce(tf.ones_like(W), op=hvd.Sum, name="session.step"))
+        broken = hvd.allreduce(tf.ones(3 + rank), name="session.broken")
+        session.run(V1.global_variables_initializer())
+        state = hvd.elastic.TensorFlowState(session=session, batch=rank)
+        begun = []
+
+        @hvd.elastic.run
+        def train(state: Any) -> None:
+            begun.append((session.run(weights), state.batch))
+            session.run(moved)
+            if len(begun) == 1:
+                state.batch = 1
+                state.commit()
+                session.run(moved)
+                state.batch = 2
+                session.run(broken)  # the ranks disagree
+
+        train(state)
+        assert [batch for _, batch in begun] == [0, 1] and np.array_equal(begun[0][0], W), begun
+        assert np.array_equal(begun[1][0], W + size), begun
+        agree(session.run(weights).ravel(), (W + 2 * size).ravel())
+        assert state.memory()["replicated"] >= W.nbytes
+
+
+@case()
+def state_of_a_keras_model(b: Any, rank: int, size: int) -> None:
+    """As scripts for Horovod have it: the model and its optimizer, which a function of TensorFlow's trains."""
+    stepper = optimizer()
+    model = tf.keras.Sequential([tf.keras.layers.Input((5,)), tf.keras.layers.Dense(2)])
+    model.set_weights([W + rank, B - rank])
+    stepper.build(model.trainable_variables)
+    state = hvd.elastic.TensorFlowKerasState(model, stepper, backend=tf.keras.backend, batch=0)
+    begun = []
+
+    @tf.function
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(X[rank::size]) - Y[rank::size]))
+        gradients = hvd.DistributedGradientTape(tape).gradient(loss, model.trainable_variables)
+        stepper.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        begun.append((state.batch, int(stepper.iterations.numpy())))
+        while state.batch < STEPS:
+            step()
+            state.batch += 1
+            if state.batch == 2:
+                state.commit()
+            if state.batch == 4 and len(begun) == 1:
+                hvd.allreduce(tf.ones(3 + rank), name="model.broken")  # the ranks disagree
+
+    train(state)
+    assert begun == [(0, 0), (2, 2)], begun  # the optimizer went back with the weights
+    agree(flat(*model.get_weights()), alone())
+    fails(ValueError, "the model has no variables", lambda: hvd.elastic.TensorFlowKerasState(tf.keras.Sequential()))
+
+
+@case()
 def two_frameworks_in_one_process(b: Any, rank: int, size: int) -> None:
     assert compat.extension_available("tensorflow")
     if not compat.extension_available("torch"):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jobs
 import pytest
-from battery.run import judge
+from battery.run import judge, judge_all
 from tensorflow_jobs import CACHE, ENVIRONMENT, results
 
 pytestmark = [
@@ -33,16 +33,13 @@ JAX = {
     "NPROC": "2",
     "XLA_FLAGS": "--xla_backend_optimization_level=0",
 }
-FORMS = [("eager", "callback", 3), ("jit", "compiled", 2)]
+FORMS = ["eager", "jit/compiled", "jit/callback"]
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(("form", "way", "ranks"), FORMS, ids=lambda part: str(part))
-def test_the_battery(form: str, way: str, ranks: int) -> None:
-    found = results("jax_binding.py", ranks, form, **JAX, FARANDOLE_JAX_OPS=way)
-    assert len(found) > 35
-    for name in found:
-        judge(found, name, ranks)
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_battery(ranks: int) -> None:
+    judge_all(results("jax_binding.py", ranks, *FORMS, **JAX), ranks, FORMS, 35)
 
 
 @pytest.mark.timeout(300)

@@ -29,7 +29,7 @@ BACKENDS = {
 }
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(450)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_cases(backend: str) -> None:
     if importlib.util.find_spec(backend if backend in ("torch", "jax") else "tf_keras") is None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import jobs
 import pytest
-from battery.run import judge
+from battery.run import judge, judge_all
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -67,12 +67,10 @@ def results(program: str, ranks: int, *arguments: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize(("form", "ranks"), [("nd", 2), ("np", 3)])
-def test_the_battery(form: str, ranks: int) -> None:
-    found = results("mxnet_binding.py", ranks, form)
-    assert len(found) > 40
-    for name in found:
-        judge(found, name, ranks)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_battery(ranks: int) -> None:
+    forms = ["nd", "np"]
+    judge_all(results("mxnet_binding.py", ranks, *forms), ranks, forms, 40)
 
 
 @pytest.mark.parametrize(("ranks", "cases"), [(2, CASES), (3, CASES[:5])], ids=["2 ranks", "3 ranks"])
@@ -136,7 +134,8 @@ def test_the_example_before_and_after() -> None:
     lines = difflib.ndiff(before.read_text().splitlines(), after.read_text().splitlines())
     assert len([line for line in lines if line.startswith("+ ")]) <= 10
     with tempfile.TemporaryDirectory() as place:
-        said = launched(after, place, "--epochs", "3", "--save", "digits.params")
+        # Of 25 shuffles the worst has 90% after 8 epochs; after 3 one in 40 has 67%.
+        said = launched(after, place, "--epochs", "8", "--save", "digits.params")
         assert "digits.params" in os.listdir(place)
     assert float(re.findall(r"accuracy ([\d.]+)%", said)[0]) > 80
     done = python(f"import sys; sys.argv = ['x', '--epochs', '1']\n{before.read_text()}")

@@ -11,22 +11,22 @@ import sys
 from pathlib import Path
 
 import pytest
-from battery.run import judge
+from battery.run import judge_all
 from tensorflow_jobs import ENVIRONMENT, needs_tensorflow, results
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
 HERE = Path(__file__).parent
-# The way through graphs, the forms, the number of ranks.
-FORMS = [("compiled", "eager function session", 3), ("callback", "function session", 2)]
+# Eager tensors, functions and sessions, with compiled operations and with callbacks.
+FORMS = {
+    2: ["eager", "function/compiled", "function/callback", "session/callback"],
+    3: ["eager", "function/compiled", "function/callback", "session/compiled"],
+}
 
 
 @pytest.mark.timeout(450)
-@pytest.mark.parametrize(("way", "forms", "ranks"), FORMS, ids=lambda part: str(part))
-def test_the_battery(way: str, forms: str, ranks: int) -> None:
-    found = results("tensorflow_binding.py", ranks, *forms.split(), FARANDOLE_TENSORFLOW_OPS=way)
-    assert len(found) > 40 * len(forms.split())
-    for name in found:
-        judge(found, name, ranks)
+@pytest.mark.parametrize("ranks", FORMS)
+def test_the_battery(ranks: int) -> None:
+    judge_all(results("tensorflow_binding.py", ranks, *FORMS[ranks]), ranks, FORMS[ranks], 40)
 
 
 def test_farandole_alone_imports_no_framework() -> None:

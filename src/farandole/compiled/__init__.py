@@ -37,7 +37,8 @@ def agreed(world: World, framework: str, wanted: str, load: Callable[[], str]) -
     """Whether compiled operations are used; `load` gives "" or why this rank cannot have them.
 
     `wanted` is the setting: auto, compiled or callback. All ranks take the same way, except in an elastic job, where
-    ranks come while others are in the middle of their training: both ways ask the engine for the same.
+    ranks come while others are in the middle of their training: each takes what it can have, and both ways ask the
+    engine for the same.
     """
     known = _answers.setdefault(world, {})
     if framework in known:
@@ -53,10 +54,11 @@ def agreed(world: World, framework: str, wanted: str, load: Callable[[], str]) -
     if world.engine.size > 1 and not world.config.elastic:
         able = bool(ops.allreduce(np.array([able], dtype=np.int32), op=Min, name=f"{framework}.ops")[0])
     known[framework] = able
-    if failure and wanted == "compiled":
-        raise RuntimeError(f"{variable}=compiled, but the operations are not there: {failure}")
+    reason = failure or "another rank has none"
+    if not able and wanted == "compiled":
+        raise RuntimeError(f"{variable}=compiled, but the operations are not there: {reason}")
     if not able and wanted == "auto":
-        _log.info("%s uses callbacks of Python: %s", framework, failure or "another rank has no operations")
+        _log.info("%s uses callbacks of Python instead of compiled operations: %s", framework, reason)
     return able
 
 
@@ -71,17 +73,19 @@ def built(world: World, framework: str, version: str, source: Path, flags: Seque
     digest = hashlib.sha256("\0".join([platform.machine(), version, *options, *links, *texts]).encode()).hexdigest()[
         :16
     ]
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    _refuse_strangers(Path(directory))
     path = Path(directory, f"{framework}-{version}-{digest}.so")
-    with open(path.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            compiler = shutil.which("c++") or shutil.which("g++")
-            if compiler is None:
-                raise RuntimeError("there is no C++ compiler (c++ or g++)")
-            _log.info("compiling the operations of %s, once for version %s", framework, version)
-            _compile([compiler, *options, str(source)], links, path)
+    if not path.exists():  # else nothing is written: the directory may be one that is only read
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        _refuse_strangers(path.parent)
+        with open(path.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                compiler = shutil.which("c++") or shutil.which("g++")
+                if compiler is None:
+                    raise RuntimeError("there is no C++ compiler (c++ or g++)")
+                _log.info("compiling the operations of %s, once for version %s", framework, version)
+                _compile([compiler, *options, str(source)], links, path)
+    _refuse_strangers(path.parent)
     _refuse_strangers(path)
     return path
 
@@ -102,10 +106,10 @@ def _compile(command: list[str], links: Sequence[str], path: Path) -> None:
 
 
 def _refuse_strangers(path: Path) -> None:
-    """What another user could have written is not loaded."""
+    """What another user could have written is not loaded; an image's own files are root's."""
     found = path.stat()
-    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
-        raise RuntimeError(f"{path} is not this user's alone")
+    if found.st_uid not in (0, os.geteuid()) or stat.S_IMODE(found.st_mode) & 0o022:
+        raise RuntimeError(f"{path} can be written by others than this user and root")
 
 
 # Frameworks turn errors into their own; the words stay (farandole_words.h, or Python's own in a callback's traceback).

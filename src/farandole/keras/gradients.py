@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Sequence
@@ -65,6 +66,18 @@ class Reduction:
         for place, gradient in zip(places, reduced, strict=True):
             result[place] = gradient
         return result
+
+
+def reduction_on(backend: str, **options: Any) -> Reduction:
+    """What reduces gradients on torch or JAX."""
+    return (_opaque() if backend == "torch" else Reduction)(backend, **options)
+
+
+@functools.cache
+def _opaque() -> type[Reduction]:
+    """A Reduction that torch's compiler calls as it is: with jit_compile=True Keras has it trace the whole step."""
+    disable = importlib.import_module("torch").compiler.disable
+    return type("TorchReduction", (Reduction,), {"__call__": disable(Reduction.__call__)})
 
 
 def _plain(gradient: Any) -> Any:

@@ -14,7 +14,7 @@ from ..pending import chosen_op
 from ..reductions import Adasum, Average
 from .compression import Compression
 from .framework import require
-from .gradients import Reduction
+from .gradients import reduction_on
 
 Reduce = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 
@@ -87,7 +87,7 @@ def reduction_for(backend: str, **options: Any) -> Any:
     if backend == "tensorflow":
         return importlib.import_module("farandole.tensorflow.gradients").Reduction(**options)
     if backend in ("torch", "jax"):
-        return Reduction(backend, **options)
+        return reduction_on(backend, **options)
     raise NotImplementedError(
         f"Keras runs on the backend {backend!r}; farandole.keras serves tensorflow, torch and jax "
         "(KERAS_BACKEND chooses)"

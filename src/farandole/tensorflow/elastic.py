@@ -76,11 +76,13 @@ class TensorFlowState(ObjectState):
         return [np.array(variable) for variable in self.variables]
 
     def _write(self, values: Sequence[Array]) -> None:
+        if self._session is not None:  # what gives them their first values gives them these
+            begin = [variable.initializer for variable in self.variables]
+            fed = {node.inputs[1]: value for node, value in zip(begin, values, strict=True)}
+            self._session.run(begin, fed)
+            return
         for variable, value in zip(self.variables, values, strict=True):
-            if self._session is not None:
-                variable.load(value, self._session)
-            else:
-                variable.assign(value)
+            variable.assign(value)
 
     def save(self) -> None:
         """Keeps a copy in memory, on this rank alone."""

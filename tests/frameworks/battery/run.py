@@ -10,6 +10,8 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,28 @@ def run(binding: Binding, table: Table, patience: float = PATIENCE_S) -> None:
             json.dumps({"case": case.name, "wrong": wrong, "seconds": round(time.monotonic() - began, 3)}), flush=True
         )
     faulthandler.cancel_dump_traceback_later()
+
+
+def run_forms(asked: Sequence[str], bindings: Mapping[str, Any], table: Callable[[str], Table], **more: Any) -> None:
+    """The cases of several forms one after the other, in one job: frameworks are long in coming.
+
+    A form is the name of a binding, or `name/way`: the variable `variable` is set to the way, which init looks at.
+    """
+    variable = more.pop("variable", "")
+    for form in asked:
+        name, _, way = form.partition("/")
+        if way:
+            os.environ[variable] = way
+        cases = {one: replace(case, name=f"{form}: {case.name}") for one, case in table(name).items()}
+        run(bindings[name](), Table(cases), **more)
+
+
+def judge_all(found: dict[str, list[str]], size: int, forms: Sequence[str], least: int) -> None:
+    """Asserts that every form had at least so many cases, and that all were right on all ranks."""
+    for form in forms:
+        assert len([name for name in found if name.startswith(f"{form}: ")]) >= least, (form, list(found))
+    for name in found:
+        judge(found, name, size)
 
 
 def results(program: Path, size: int, *arguments: str) -> dict[str, list[str]]:
