@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import bed
 import pytest
-from elastic import LONG, Dance, split_brains
+from elastic import LONG, Dance, split_brains, within
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
 DETECT_S = 0.25
@@ -29,16 +28,12 @@ def dance_over(hosts: tuple[bed.Bed, Path], names: str, *words: str) -> Dance:
     found, above = hosts
     folder = above / str(len(list(above.iterdir())))
     (folder / "ledger").mkdir(parents=True)
-
-    def start(command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
-        return found[0].start(command, env, "/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
     listed = ",".join(f"host{name}:1" for name in names)
     dance = Dance(
         ["-np", str(len(names)), "--min-np", "1", "-H", listed, *words],
         folder,
         {"DANCE_LEDGER": str(folder / "ledger"), "PATH": bed.PATH},
-        start=start,
+        start=within(found[0]),
     )
     dance.folder = folder  # type: ignore[attr-defined]
     return dance
