@@ -67,7 +67,7 @@ def test_rows_1_and_4_shares_of_an_optimizer_outlive_their_ranks(tmp_path: Path)
     kills = 10 * TIMES if LONG else 2
     with ElasticRun(tmp_path, [str(HERE / "elastic_sharded_training.py")], 4, "localhost:2,127.0.0.1:2") as run:
         for number in range(kills):
-            full = run.until(lambda now: now["size"] == 4)
+            full = run.until(lambda now: now["size"] == 4, 120)
             steps = full["step"] + draw.randrange(8, 20)
             now = run.until(lambda now: now["step"] > steps)  # noqa: B023
             if number % 2:  # a host, with both of its ranks
@@ -75,7 +75,7 @@ def test_rows_1_and_4_shares_of_an_optimizer_outlive_their_ranks(tmp_path: Path)
             else:
                 os.kill(now["pids"][draw.randrange(4)], signal.SIGKILL)
             run.until(lambda later: later["generation"] > now["generation"] and later["size"] < 4)  # noqa: B023
-        last = run.until(lambda now: now["size"] == 4)
+        last = run.until(lambda now: now["size"] == 4, 120)
         run.until(lambda now: now["step"] > last["step"] + 10)
         assert run.finish() == 0, run.words()
         results = run.results()
