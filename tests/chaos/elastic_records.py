@@ -22,7 +22,8 @@ LIMITS = {"detect": 0.1, "recover": 1.0, "replace beside imports": 3.0, "evict":
 LIMITS_OF = {
     "hosts": {**LIMITS, "detect": 0.25},
     "partitions": {"recover": 6.0, "replace": 3.0},
-    "nested": {"recover": 2.0, "replace beside imports": 3.0},
+    "nested": {"recover": 2.0},  # as many processes at once as there were deaths take as long as the machine needs
+    "saves": {},
 }
 
 
