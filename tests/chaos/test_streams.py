@@ -59,10 +59,10 @@ def test_row_15_a_damaged_stream_ends_the_job_and_never_a_wrong_sum(action: str)
 
 
 class Flipper:
-    """Carries the bytes of all links, and flips one bit of them, anywhere: after `bits` of them."""
+    """Carries the bytes of all links, and flips one bit of them, anywhere: after `left` of them."""
 
-    def __init__(self, bits: int) -> None:
-        self.left = bits
+    def __init__(self) -> None:
+        self.left = 1 << 62  # until the links stand
         self.fired = 0
         self._selector = selectors.DefaultSelector()
         self._ends: dict[socket.socket, socket.socket] = {}
@@ -116,7 +116,7 @@ class Flipper:
 @contextlib.contextmanager
 def flipping(bits: int) -> Iterator[tuple[World, Flipper]]:
     """Three hosts; between them goes everything through a Flipper."""
-    flipper = Flipper(bits)
+    flipper = Flipper()
 
     class Between(World):
         def link(self, one: int, two: int) -> None:
@@ -132,6 +132,7 @@ def flipping(bits: int) -> Iterator[tuple[World, Flipper]]:
             return super().run(*words)
 
     with Between(TCP) as world:
+        flipper.left = bits
         yield world, flipper
     flipper.join()
 
@@ -140,7 +141,7 @@ def sums_of_any_size(engine: Engine, rank: int) -> int:
     """As many right sums as there are before an error."""
     for turn in range(100_000):
         try:
-            total = allreduce(engine, np.full([3, 40, 700][turn % 3], float(turn + rank)), f"t{turn % 7}")
+            total = allreduce(engine, np.full([3, 40, 300][turn % 3], float(turn + rank)), f"t{turn % 7}")
         except errors.PeerLost:
             return turn
         assert (total == 3 * turn + 3).all(), (turn, total[total != 3 * turn + 3][:3])
