@@ -1,6 +1,9 @@
 # The driver of faults in elastic jobs: kills at named points, random faults, partitions; a table and raw JSON.
-# Touches the real launcher through tests/ranks/elastic.py, and tests/bed for partitions.
-"""`python tests/chaos/elastic_faults.py --cells 300 --faults 60 --partitions 30 --seed 7 --json out.json`.
+# Touches the real launcher through tests/ranks/elastic.py, and tests/bed for what needs several hosts.
+"""`python tests/chaos/elastic_faults.py --cells 300 --hosts 60 --partitions 30 --seed 7 --json out.json`.
+
+Each part has its count, and 0 leaves it out: kills on one host (`cells`) and between hosts (`hosts`), random faults,
+deaths inside recoveries (`nested`), saves before ranks leave (`saves`), `partitions`, and a `soak`.
 
 What happens, and in which order, follows from the seed, which is printed. Jobs regrow after each fault instead of being
 started anew. Every fault proves that it fired: the process was seen to die, to stop, or the hosts to be apart.
