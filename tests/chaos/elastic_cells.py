@@ -64,6 +64,7 @@ def cell():
             if os.fork() == 0:
                 time.sleep(60)
                 os._exit(0)
+        say("armed", number=number)
         runtime.world.engine.chaos_set(point, "kill")
     operate(order["kind"], "x" if order["planned"] else "new")
     hvd.barrier()
@@ -143,7 +144,8 @@ def kills(
             assert time.monotonic() < deadline, f"{record.what}: neither died nor passed\n{dance.tail()}"
         if moment is None:
             continue  # this rank does not pass this point
-        follow(dance, record, full, moment, {rank}, RANKS)
+        [armed] = [e["t"] for e in dance.of(victim, "armed", by="worker") if e["number"] == number]
+        follow(dance, record, full, moment, {rank}, RANKS, armed)
         records.append(record)
         if len(records) % 50 == 0:
             print(f"  {len(records)} cells over {link}", flush=True)

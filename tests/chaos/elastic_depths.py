@@ -1,6 +1,6 @@
 # Row 2 (deaths inside the recovery from a death) and row 23 (a thousand saves before ranks leave), in jobs that regrow.
 # Touches the real launcher through tests/ranks/elastic.py.
-"""`nested` and `saves` are parts of elastic_faults.py. A death in a chain is the victim's own: it waits for its turn."""
+"""`nested` and `saves` are parts of elastic_faults.py. A victim in a chain kills itself when its turn has come."""
 
 from __future__ import annotations
 

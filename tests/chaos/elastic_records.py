@@ -34,6 +34,7 @@ class Record:
     what: str
     fired: bool = True
     detect: list[float] = field(default_factory=list)
+    latest: list[float] = field(default_factory=list)  # as `detect`, from a moment that was surely before the death
     recover: float = math.nan
     replace: float = math.nan
     imports: float = math.nan  # the part of it that a new process took from its start to its `init`
@@ -55,15 +56,25 @@ def wait_for_end(pid: int, seconds: float) -> float | None:
 
 
 def follow(
-    dance: Dance, record: Record, full: dict[int, dict[str, Any]], moment: float, lost: set[int], size: int
+    dance: Dance,
+    record: Record,
+    full: dict[int, dict[str, Any]],
+    moment: float,
+    lost: set[int],
+    size: int,
+    armed: float = math.nan,
 ) -> None:
-    """Waits until the survivors go on and the world is full again, and notes how long it took; `lost` are ranks."""
+    """Waits until the survivors go on and the world is full again, and notes how long it took; `lost` are ranks.
+
+    `moment`: when the death was seen from outside, a little late where cores are busy; `armed`: surely before it.
+    """
     generation = full[0]["generation"]
     survivors = {event["worker"] for rank, event in full.items() if rank not in lost}
     again = dance.world(size, generation, 60)
     for worker in survivors:
         knew = [e for e in dance.of(worker, "lost", by="worker") if e["t"] > moment - 0.05]
         record.detect += [max(0.0, knew[0]["t"] - moment)] if knew else []
+        record.latest += [knew[0]["t"] - armed] if knew and not math.isnan(armed) else []
         after = [e["step"] for e in dance.of(worker, "world", by="worker") if e["generation"] > generation]
         if knew and after:
             record.redone = max(record.redone, knew[0]["step"] - after[0])
@@ -100,6 +111,7 @@ def summary(name: str, records: list[Record]) -> dict[str, Any]:
     found: dict[str, Any] = {"faults": len(records)}
     for what, values in (
         ("detect", detect),
+        ("detect at the latest", [value for record in records for value in record.latest]),
         ("recover", [record.recover for record in records]),
         ("replace", [record.replace for record in records]),
         ("replace beside imports", [record.replace - record.imports for record in records]),

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from world import CHAOS_LIBRARY, LIBRARY, TCP as TCP_LINK, World, allreduce, barrier, tcp_pair
+from world import CHAOS_LIBRARY, LIBRARY, World, allreduce, barrier, tcp_pair
+from world import TCP as TCP_LINK
 
 from farandole import errors
 from farandole.engine import Engine, Kind, Request
@@ -47,7 +48,7 @@ def sum_until_it_fails(engine: Engine, rank: int) -> int:
 
 
 @pytest.mark.parametrize("action", ["corrupt", "truncate"])
-def test_row_15_a_damaged_stream_ends_the_job_and_never_a_wrong_sum(action: str) -> None:
+def test_rows_15_and_16_a_damaged_stream_ends_the_job_and_never_a_wrong_sum(action: str) -> None:
     for number in range(FAULTS):
         with chaotic(TCP) as world:
             victim = world.engines[number % world.size]

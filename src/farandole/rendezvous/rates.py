@@ -59,9 +59,7 @@ class Rates:
         busiest = sorted(found, key=lambda peer: found[peer], reverse=True)[:MOST]
         rows = [(peer, *found[peer]) for peer in busiest]
         return tuple(
-            int(number)
-            for peer, busy, least, sent in rows
-            for number in (peer, 1e3 * busy, 1e3 * least, sent / 1e3)
+            int(number) for peer, busy, least, sent in rows for number in (peer, 1e3 * busy, 1e3 * least, sent / 1e3)
         )
 
     def _ask(self, stream: _Stream) -> tuple[int, int, int] | None:
