@@ -69,10 +69,11 @@ def follow(
     `moment`: when the death was seen from outside, a little late where cores are busy; `armed`: surely before it.
     """
     generation = full[0]["generation"]
+    since = moment - 0.05 if math.isnan(armed) else armed
     survivors = {event["worker"] for rank, event in full.items() if rank not in lost}
     again = dance.world(size, generation, 60)
     for worker in survivors:
-        knew = [e for e in dance.of(worker, "lost", by="worker") if e["t"] > moment - 0.05]
+        knew = [e for e in dance.of(worker, "lost", by="worker") if e["t"] > since]
         record.detect += [max(0.0, knew[0]["t"] - moment)] if knew else []
         record.latest += [knew[0]["t"] - armed] if knew and not math.isnan(armed) else []
         after = [e["step"] for e in dance.of(worker, "world", by="worker") if e["generation"] > generation]

@@ -233,7 +233,7 @@ class Session:
             self._report()
 
     def _report(self) -> None:
-        """Tells the hub how long this rank has waited and what it has sent: the hub knows all ranks, and who is slow."""
+        """Tells the hub how long this rank has waited and what it has sent: the hub hears all and knows who is slow."""
         if self._waited is None or self._channel is None or self._loop is None:
             return
         try:
