@@ -144,7 +144,9 @@ def kills(
             assert time.monotonic() < deadline, f"{record.what}: neither died nor passed\n{dance.tail()}"
         if moment is None:
             continue  # this rank does not pass this point
-        [armed] = [e["t"] for e in dance.of(victim, "armed", by="worker") if e["number"] == number]
+        [armed] = dance.wait(  # the launcher may print it a moment after the death was seen
+            lambda: [e["t"] for e in dance.of(victim, "armed", by="worker") if e["number"] == number]  # noqa: B023
+        )
         follow(dance, record, full, moment, {rank}, RANKS, armed)
         records.append(record)
         if len(records) % 50 == 0:
