@@ -45,8 +45,8 @@ chaos:
 	@CHAOS_N=$(N) $(if $(SEED),CHAOS_SEED=$(SEED)) $(VENV_PYTHON) -m pytest -q -p no:cacheprovider tests/chaos/test_streams.py tests/chaos/test_endings.py tests/chaos/more.py \
 		tests/ranks/test_elastic_rows.py tests/ranks/test_elastic_hosts.py tests/unit/elastic/test_checkpoint.py \
 		tests/frameworks/test_torch_elastic_faults.py
-	@$(VENV_PYTHON) tests/chaos/elastic_faults.py --cells $$((300 * $(N))) --faults $$((60 * $(N))) --partitions $$((30 * $(N))) \
-		--soak $$((40 * $(N))) $(if $(SEED),--seed $(SEED)) --json build/chaos/elastic.json
+	@$(VENV_PYTHON) tests/chaos/elastic_faults.py --cells $$((300 * $(N))) --hosts $$((60 * $(N))) --faults $$((60 * $(N))) \
+		--nested $$((20 * $(N))) --saves $$((1000 * $(N))) --partitions $$((30 * $(N))) --soak $$((40 * $(N))) $(if $(SEED),--seed $(SEED)) --json build/chaos/elastic.json
 
 lint:
 	@$(PYTHON) scripts/environment.py build lint

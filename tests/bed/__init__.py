@@ -118,6 +118,15 @@ class Host:
                     found[int(entry)] = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         return found
 
+    def outside(self, pid: int) -> int:
+        """The number outside of a process that calls itself `pid`."""
+        for number in self.processes():
+            with contextlib.suppress(OSError):
+                line = Path(f"/proc/{number}/status").read_text().partition("NSpid:")[2].partition("\n")[0]
+                if line.split()[-1:] == [str(pid)]:
+                    return number
+        raise ProcessLookupError(f"{self.name} has no process {pid}")
+
     def counters(self, network: int = 0) -> Counters:
         """What has gone over the interface so far."""
         for line in Path(f"/proc/{self.pid}/net/dev").read_text().splitlines():

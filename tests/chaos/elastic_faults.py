@@ -1,6 +1,9 @@
 # The driver of faults in elastic jobs: kills at named points, random faults, partitions; a table and raw JSON.
-# Touches the real launcher through tests/ranks/elastic.py, and tests/bed for partitions.
-"""`python tests/chaos/elastic_faults.py --cells 300 --faults 60 --partitions 30 --seed 7 --json out.json`.
+# Touches the real launcher through tests/ranks/elastic.py, and tests/bed for what needs several hosts.
+"""`python tests/chaos/elastic_faults.py --cells 300 --hosts 60 --partitions 30 --seed 7 --json out.json`.
+
+Each part has its count, and 0 leaves it out: kills on one host (`cells`) and between hosts (`hosts`), random faults,
+deaths inside recoveries (`nested`), saves before ranks leave (`saves`), `partitions`, and a `soak`.
 
 What happens, and in which order, follows from the seed, which is printed. Jobs regrow after each fault instead of being
 started anew. Every fault proves that it fired: the process was seen to die, to stop, or the hosts to be apart.
@@ -9,82 +12,25 @@ started anew. Every fault proves that it fired: the process was seen to die, to 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
 import math
 import os
 import platform
 import random
-import select
 import signal
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("ranks", "")]
+from elastic_cells import cells, cells_between_hosts
+from elastic_depths import nested, saves
+from elastic_records import LIMITS, LIMITS_OF, Record, follow, plain, steal, summary
 
-from elastic import PROGRAM, Dance, kill, parent_of, split_brains  # noqa: E402
-
-KINDS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "send", "receive")
-PHASES = ("enqueue", "negotiate", "pack", "send", "recv", "reduce", "unpack", "complete")
-RANKS = 3
-# Names of this host: ranks with different names talk over TCP.
-LINKS = {"shm": f"localhost:{RANKS}", "tcp": f"localhost:1,127.0.0.1:1,{socket.gethostname()}:1"}
-LIMITS = {"detect": 0.1, "recover": 1.0, "replace beside imports": 3.0, "evict": 5.5, "partition": 6.0, "rejoin": 3.0}
-CHAOS = Path(__file__).parents[2] / "src" / "farandole" / "_native" / "libfarandole_chaos.so"
-
-# A cell: all ranks run one operation, and the victim dies at a point of it.
-OPERATE = """
-def operate(kind, name):
-    big = np.ones((12_000,), np.float32)
-    if kind == "allreduce": hvd.allreduce(big, op=hvd.Sum, name=name)
-    if kind == "allgather": hvd.allgather(big, name=name)
-    if kind == "broadcast": hvd.broadcast(big, hvd.size() - 1, name=name)
-    if kind == "alltoall": hvd.alltoall(big, name=name)
-    if kind == "reducescatter": hvd.reducescatter(big, op=hvd.Sum, name=name)
-    if kind == "barrier": hvd.barrier()
-    if kind == "join": hvd.join()
-    if kind in ("send", "receive") and hvd.size() > 1:
-        sent = hvd.isend(big, (hvd.rank() + 1) % hvd.size())
-        hvd.recv(np.empty_like(big), (hvd.rank() - 1) % hvd.size())
-        hvd.synchronize(sent)
-
-last = 0
-def cell():
-    global last
-    text = open(os.environ["DANCE_ORDERS"]).read()
-    order = json.loads(text) if text.startswith("{") else {"number": 0}
-    # A newcomer has done none of them: it learns from the others which was the last.
-    number, last = map(int, hvd.allreduce(np.array([float(order["number"]), float(last)]), op=hvd.Max, name="cell"))
-    if number <= last:
-        return
-    last = number
-    if order["number"] != number:
-        order = json.loads(open(os.environ["DANCE_ORDERS"]).read())
-    for turn in range(4):
-        operate(order["kind"], "x" if order["planned"] else f"t{turn}")
-    victim = order["pid"] == os.getpid()
-    point = f"{order['kind']}.{order['phase']}"
-    if victim:
-        for _ in range(2 * order["forked"]):
-            if os.fork() == 0:
-                time.sleep(60)
-                os._exit(0)
-        runtime.world.engine.chaos_set(point, "kill")
-    operate(order["kind"], "x" if order["planned"] else "new")
-    hvd.barrier()
-    if victim:
-        runtime.world.engine.chaos_set(point, "off")
-        say("missed", number=number)
-"""
-CELLS = PROGRAM.replace("def pause():", OPERATE + "\ndef pause():\n    cell()\n    return\n\ndef nothing():", 1)
-
+from elastic import PROGRAM, Dance, kill, parent_of, split_brains, within  # isort: skip
 
 # Many small tensors (fusion), half precision (compression), a process set, tuning: all at once.
 FEATURES = """
@@ -98,105 +44,6 @@ def nothing():"""
 SOAK = PROGRAM.replace("def pause():", FEATURES, 1).replace(
     "hvd.init()", "pair = hvd.ProcessSet([0, 1])\nhvd.init(process_sets=[pair])", 1
 )
-
-
-@dataclass
-class Record:
-    """One fault and what followed, in seconds."""
-
-    what: str
-    fired: bool = True
-    detect: list[float] = field(default_factory=list)
-    recover: float = math.nan
-    replace: float = math.nan
-    imports: float = math.nan  # the part of it that a new process took from its start to its `init`
-    redone: int = 0  # steps that a survivor had done and does again
-    note: str = ""
-
-
-def wait_for_end(pid: int, seconds: float) -> float | None:
-    """The moment at which a process ended."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return time.monotonic()
-    try:
-        ready, _, _ = select.select([descriptor], [], [], seconds)
-        return time.monotonic() if ready else None
-    finally:
-        os.close(descriptor)
-
-
-def follow(
-    dance: Dance, record: Record, full: dict[int, dict[str, Any]], moment: float, lost: set[int], size: int
-) -> None:
-    """Waits until the survivors go on and the world is full again, and notes how long it took."""
-    generation = full[0]["generation"]
-    survivors = {event["pid"] for event in full.values()} - lost
-    again = dance.world(size, generation, 60)
-    for pid in survivors:
-        knew = [e for e in dance.of(pid, "lost") if e["t"] > moment - 0.05]
-        record.detect += [max(0.0, knew[0]["t"] - moment)] if knew else []
-        after = [e["step"] for e in dance.of(pid, "world") if e["generation"] > generation]
-        if knew and after:
-            record.redone = max(record.redone, knew[0]["step"] - after[0])
-    assert record.redone <= 1, f"{record.redone} steps are done again"
-    worlds = [[e["t"] for e in dance.of(pid, "world") if e["generation"] > generation] for pid in survivors]
-    record.recover = max((times[0] for times in worlds if times), default=math.nan) - moment
-    record.replace = max(event["t"] for event in again.values()) - moment
-    pids = {event["pid"] for event in again.values()}
-    assert survivors <= pids, "a survivor was started anew"
-    record.imports = max((dance.import_seconds(pid) for pid in pids - survivors), default=math.nan)
-
-
-def cells(count: int, seed: int, folder: Path) -> list[Record]:
-    """Row 1: SIGKILL at points of every collective, of every kind of rank, over both kinds of links."""
-    draw = random.Random(seed)
-    table = [
-        (link, kind, phase, victim, planned)
-        for link in LINKS
-        for kind in KINDS
-        for phase in PHASES
-        for victim in range(RANKS)
-        for planned in (False, True)
-    ]
-    draw.shuffle(table)
-    records: list[Record] = []
-    for link, hosts in LINKS.items():
-        mine = [cell for cell in table if cell[0] == link]
-        wanted = count // 2 if link == "shm" else count - count // 2
-        place = folder / f"cells-{link}"
-        place.mkdir()
-        words = ["-np", str(RANKS), "--min-np", "1", "-H", hosts]
-        with Dance(words, place, {"FARANDOLE_LIBRARY": str(CHAOS), "DANCE_SECONDS": "7200"}, program=CELLS) as dance:
-            full = dance.world(RANKS)
-            fired = 0
-            for number, (_, kind, phase, rank, planned) in enumerate(mine, 1):
-                if fired == wanted:
-                    break
-                victim = full[rank]["pid"]
-                order = {"number": number, "kind": kind, "phase": phase, "pid": victim, "planned": planned}
-                order["forked"] = int(draw.random() < 0.25)
-                with contextlib.closing(open(dance.orders.with_suffix(".new"), "w")) as file:
-                    file.write(json.dumps(order))
-                record = Record(f"{link} {kind}.{phase} rank {rank}" + " with data loaders" * order["forked"])
-                os.replace(dance.orders.with_suffix(".new"), dance.orders)
-                moment = None
-                deadline = time.monotonic() + 20
-                while moment is None and not any(e.get("number") == number for e in dance.of(victim, "missed")):
-                    moment = wait_for_end(victim, 0.05)
-                    assert time.monotonic() < deadline, f"{record.what}: neither died nor passed\n{dance.tail()}"
-                if moment is None:
-                    continue  # this rank does not pass this point
-                fired += 1
-                follow(dance, record, full, moment, {victim}, RANKS)
-                records.append(record)
-                if fired % 50 == 0:
-                    print(f"  {fired} cells over {link}", flush=True)
-                full = dance.world(RANKS)
-            dance.orders.write_text("")
-            dance.finish()
-    return records
 
 
 def faults(count: int, seed: int, folder: Path) -> list[Record]:
@@ -261,7 +108,8 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
                     moment = kill(doomed[1])
                 else:
                     moment = [kill(pid) for pid in doomed][-1]
-                follow(dance, record, full, moment, set(doomed), sum(sizes.values()))
+                lost = {rank for rank in ranks if full[rank]["pid"] in doomed}
+                follow(dance, record, full, moment, lost, sum(sizes.values()))
                 if kind == "kill agent":  # the host is tried again later each time: it is not a worker's replacement
                     record.note = f"the host was back after {record.replace:.2f} s"
                     record.replace = record.imports = math.nan
@@ -275,8 +123,6 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
 
 def partitions(count: int, seed: int, folder: Path) -> list[Record]:
     """Rows 12 and 13: hosts apart for 8 s, both ways and one way; never two sides that commit."""
-    import subprocess
-
     import bed
 
     draw = random.Random(seed)
@@ -284,13 +130,9 @@ def partitions(count: int, seed: int, folder: Path) -> list[Record]:
     (place / "ledger").mkdir(parents=True)
     records: list[Record] = []
     with bed.hosts(4, ssh=True, visible=[place]) as found:
-
-        def start(command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
-            return found[0].start(command, env, "/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
         names = ",".join(f"host{number}:1" for number in range(1, 5))
         env = {"DANCE_SECONDS": "7200", "DANCE_LEDGER": str(place / "ledger"), "PATH": bed.PATH}
-        with Dance(["-np", "4", "--min-np", "1", "-H", names], place, env, start=start) as dance:
+        with Dance(["-np", "4", "--min-np", "1", "-H", names], place, env, start=within(found[0])) as dance:
             full = dance.world(4, seconds=60)
             for _ in range(count):
                 one_way = draw.random() < 0.3
@@ -370,9 +212,9 @@ def soak(count: int, seed: int, folder: Path) -> list[Record]:
         before = [belongings(pid) for pid in watched]
 
         def fault() -> None:
-            victim = full[draw.randrange(3)]["pid"]
+            rank = draw.randrange(3)
             records.append(Record("kill"))
-            follow(dance, records[-1], full, kill(victim), {victim}, 3)
+            follow(dance, records[-1], full, kill(full[rank]["pid"]), {rank}, 3)
 
         for number in range(count):
             if number % 4 == 0:  # again and again: other programs may come and go
@@ -401,61 +243,31 @@ def soak(count: int, seed: int, folder: Path) -> list[Record]:
     return records
 
 
-def p99(values: list[float]) -> float:
-    known = sorted(value for value in values if not math.isnan(value))
-    return known[max(0, math.ceil(0.99 * len(known)) - 1)] if known else math.nan
-
-
-def plain(record: Record) -> dict[str, Any]:
-    """As JSON has it: what was not measured is null."""
-    found = asdict(record)
-    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in found.items()}
-
-
-def steal() -> float:
-    """Seconds that this machine's processors worked for others, since it was started."""
-    return int(Path("/proc/stat").read_text().split()[8]) / os.sysconf("SC_CLK_TCK")
-
-
-def summary(name: str, records: list[Record]) -> dict[str, Any]:
-    detect = [value for record in records for value in record.detect]
-    found: dict[str, Any] = {"faults": len(records)}
-    for what, values in (
-        ("detect", detect),
-        ("recover", [record.recover for record in records]),
-        ("replace", [record.replace for record in records]),
-        ("replace beside imports", [record.replace - record.imports for record in records]),
-    ):
-        known = [value for value in values if not math.isnan(value)]
-        if known:
-            found[what] = {"p99": round(p99(known), 4), "max": round(max(known), 4), "count": len(known)}
-    shown = "  ".join(
-        f"{what} p99 {one['p99']:.3f} max {one['max']:.3f} s" for what, one in found.items() if what != "faults"
-    )
-    print(f"{name:<11} {len(records):4d} faults  {shown}", flush=True)
-    found["redone"] = max(record.redone for record in records)
-    limits = {"recover": LIMITS["partition"], "replace": LIMITS["rejoin"]} if name == "partitions" else LIMITS
-    found["over"] = [what for what in sorted(found.keys() & limits.keys()) if found[what]["p99"] > limits[what]]
-    if found["over"]:
-        print(f"{name:<11} over the limit: " + ", ".join(f"{what} {limits[what]} s" for what in found["over"]))
-    return found
+PARTS: dict[str, tuple[int, Callable[[int, int, Path], list[Record]]]] = {
+    "cells": (300, cells),
+    "hosts": (60, cells_between_hosts),
+    "faults": (60, faults),
+    "nested": (20, nested),
+    "saves": (1000, saves),
+    "partitions": (30, partitions),
+    "soak": (40, soak),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Faults in elastic jobs.")
-    parser.add_argument("--cells", type=int, default=300)
-    parser.add_argument("--faults", type=int, default=60)
-    parser.add_argument("--partitions", type=int, default=30)
-    parser.add_argument("--soak", type=int, default=40)
+    for name, (count, _) in PARTS.items():
+        parser.add_argument(f"--{name}", type=int, default=count)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--json", type=Path, default=None)
     given = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if given.seed is None else given.seed
     print(f"seed {seed}: --seed {seed} replays it", flush=True)
     before = steal()
-    results: dict[str, Any] = {"seed": seed, "machine": platform.machine(), "cores": os.cpu_count(), "limits": LIMITS}
+    limits = {"": LIMITS, **LIMITS_OF}
+    results: dict[str, Any] = {"seed": seed, "machine": platform.machine(), "cores": os.cpu_count(), "limits": limits}
     with tempfile.TemporaryDirectory(prefix="farandole-chaos-") as folder:
-        for name, act in (("cells", cells), ("faults", faults), ("partitions", partitions), ("soak", soak)):
+        for name, (_, act) in PARTS.items():
             count = getattr(given, name)
             if count:
                 records = act(count, seed, Path(folder))

@@ -61,6 +61,35 @@ def test_row_23_ranks_that_have_to_leave_save_first(tmp_path: Path) -> None:
 @pytest.mark.ranks
 @pytest.mark.chaos
 @pytest.mark.slow
+def test_rows_1_and_4_shares_of_an_optimizer_outlive_their_ranks(tmp_path: Path) -> None:
+    """shard_optimizer_state=True: no committed step is lost with a rank or a host, and the bits are plain Adam's."""
+    draw = random.Random(4)
+    kills = 10 * TIMES if LONG else 2
+    with ElasticRun(tmp_path, [str(HERE / "elastic_sharded_training.py")], 4, "localhost:2,127.0.0.1:2") as run:
+        for number in range(kills):
+            full = run.until(lambda now: now["size"] == 4, 120)
+            steps = full["step"] + draw.randrange(8, 20)
+            now = run.until(lambda now: now["step"] > steps)  # noqa: B023
+            if number % 2:  # a host, with both of its ranks
+                run.hurt_agent(draw.choice([0, 2]), signal.SIGKILL)
+            else:
+                os.kill(now["pids"][draw.randrange(4)], signal.SIGKILL)
+            run.until(lambda later: later["generation"] > now["generation"] and later["size"] < 4)  # noqa: B023
+        last = run.until(lambda now: now["size"] == 4, 120)
+        run.until(lambda now: now["step"] > last["step"] + 10)
+        assert run.finish() == 0, run.words()
+        results = run.results()
+    assert len(results) == 4 and "LostShards" not in run.words()
+    assert results[0]["plain"] == {"weights": True, "state": True, "rates": True}
+    for one in results:
+        assert set(one["counted"]) == {one["steps"]} and len({other["weights"] for other in results}) == 1
+        assert {2, 3, 4} <= set(one["sizes"])
+    print(f"{kills} kills in {results[0]['steps']} steps; a commit holds {results[0]['memory']} bytes")
+
+
+@pytest.mark.ranks
+@pytest.mark.chaos
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "cnn", "transformer"] if LONG else ["cnn"])
 def test_row_26_faults_change_no_bit(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODEL", model)

@@ -380,6 +380,72 @@ def checkpoints_of_sharded_parts() -> None:
 
 
 @case
+def shares_of_an_optimizer() -> None:
+    """Kept, restored, written and read: by each rank its own share, of the sizes that are there."""
+    model = small_model()
+    optimizer = wrap(model, shard_optimizer_state=True)
+    state = TorchState(model=model, optimizer=optimizer, epoch=3)
+    state.sync()
+    train(model, optimizer)
+    optimizer.param_groups[0]["lr"] = 0.05
+    state.commit()
+    kept = snapshot(model, optimizer)
+    path = str(SCRATCH / "shares")
+    state.save_to(path, wait=True)
+    hvd.barrier()
+    for _ in range(2):  # what was restored is not the copy itself
+        optimizer.param_groups[0]["lr"] = 0.2
+        train(model, optimizer, 3)
+        state.restore()
+        same(snapshot(model, optimizer), kept, 0)
+        assert optimizer.param_groups[0]["lr"] == 0.05 and all(param.grad is None for param in model.parameters())
+    state.sync()
+    train(model, optimizer)
+    state.restore()  # after a sync there is no commit in this form yet
+    same(snapshot(model, optimizer), kept, 0)
+    other = small_model(seed=8)
+    again = TorchState(model=other, optimizer=wrap(other, shard_optimizer_state=True), epoch=0)
+    again.load_from(path)
+    again.sync()
+    same(snapshot(other, again.optimizer), kept, 0)
+    assert again.epoch == 3 and again.optimizer.param_groups[0]["lr"] == 0.05
+    train(other, again.optimizer)
+    equal_everywhere(other)
+    if hvd.rank() == 0:
+        raises(ValueError, "optimizer.shards", TorchState(model=other, optimizer=wrap(other)).load_from, path)
+
+
+@case
+def shares_cut_anew_for_other_ranks() -> None:
+    """Pieces of 1 to 5 ranks, of shapes that nothing divides, are the same state on these."""
+    from farandole.torch.elastic.shards import OptimizerShards
+
+    model = small_model(width=5)
+    optimizer = wrap(model, shard_optimizer_state=True)
+    train(model, optimizer)
+    whole = snapshot(model, optimizer)
+    shares = optimizer._gradients
+    mine = [optimizer.state[bucket.shard]["momentum_buffer"] for bucket in shares.buckets]
+    rows = [row for _, row in shares.gathered("momentum", mine)]
+    for ranks in range(1, 6):
+        pieces: dict[int, Any] = {}
+        for place in range(ranks):
+            states = []
+            for bucket, row in zip(shares.buckets, rows, strict=True):
+                share = -(-bucket.elements // ranks)
+                values = row[: bucket.elements][place * share : (place + 1) * share]
+                padding = torch.zeros(share - len(values), dtype=row.dtype)
+                states.append({"momentum_buffer": torch.cat([values, padding])})
+            if place % hvd.size() == hvd.rank():
+                pieces[place] = {"ranks": ranks, "state": states}
+        optimizer.state.clear()
+        part = OptimizerShards(optimizer)
+        part.apply(pieces)
+        part.settle()
+        same(snapshot(model, optimizer), whole, 0)
+
+
+@case
 def what_a_commit_costs() -> None:
     model = nn.Linear(1000, 4000)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -223,12 +223,13 @@ class Dance:
         assert len({event["hash"] for event in found.values()}) == 1 and len({e["step"] for e in found.values()}) == 1
         return found
 
-    def import_seconds(self, pid: int) -> float:
+    def import_seconds(self, number: int, by: str = "pid") -> float:
         """From the start of a process to its `init`."""
-        return float(self.of(pid, "imported")[0]["seconds"])
+        return float(self.of(number, "imported", by)[0]["seconds"])
 
-    def of(self, pid: int, name: str = "") -> list[dict[str, Any]]:
-        return [event for event in self.events if event["pid"] == pid and name in ("", event["event"])]
+    def of(self, number: int, name: str = "", by: str = "pid") -> list[dict[str, Any]]:
+        """What one process said. Where hosts have pids of their own, `by="worker"`: its number in the job's life."""
+        return [event for event in self.events if event[by] == number and name in ("", event["event"])]
 
     def finish(self, seconds: float = 30.0) -> None:
         """Lets the ranks end, and looks at how they did."""
@@ -255,6 +256,18 @@ def split_brains(folder: Path) -> tuple[list[int], int]:
         if count == sizes[generation]:
             owners.setdefault(step, set()).add(generation)
     return [step for step, found in owners.items() if len(found) > 1], len(owners)
+
+
+def within(host: Any) -> Callable[[list[str], dict[str, str]], subprocess.Popen[bytes]]:
+    """How a Dance is started in a host of tests/bed."""
+
+    def start(command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        started: subprocess.Popen[bytes] = host.start(
+            command, env, "/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        return started
+
+    return start
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> float:

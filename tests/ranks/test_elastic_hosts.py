@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import bed
 import pytest
-from elastic import LONG, Dance, split_brains
+from elastic import LONG, PROGRAM, Dance, split_brains, within
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
 DETECT_S = 0.25
@@ -25,20 +25,17 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[bed.Bed, P
         yield found, folder
 
 
-def dance_over(hosts: tuple[bed.Bed, Path], names: str, *words: str) -> Dance:
+def dance_over(hosts: tuple[bed.Bed, Path], names: str, *words: str, program: str = PROGRAM) -> Dance:
     found, above = hosts
     folder = above / str(len(list(above.iterdir())))
     (folder / "ledger").mkdir(parents=True)
-
-    def start(command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
-        return found[0].start(command, env, "/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
     listed = ",".join(f"host{name}:1" for name in names)
     dance = Dance(
         ["-np", str(len(names)), "--min-np", "1", "-H", listed, *words],
         folder,
         {"DANCE_LEDGER": str(folder / "ledger"), "PATH": bed.PATH},
-        start=start,
+        program,
+        start=within(found[0]),
     )
     dance.folder = folder  # type: ignore[attr-defined]
     return dance
@@ -132,6 +129,30 @@ def test_row_17_slow_ranks_and_slow_links_are_not_evicted(hosts: tuple[bed.Bed, 
         assert dance.generation == full[0]["generation"] and not dance.said("evicted"), dance.tail()
         dance.finish()
         no_split_brain(dance)
+
+
+def test_row_17_a_slow_link_is_named(hosts: tuple[bed.Bed, Path]) -> None:
+    """10 Mbit/s to one of three hosts: its links are named within 10 s, with what they carry; no rank is blamed."""
+    found, _ = hosts
+    send = "hvd.allreduce(np.ones(50_000, np.float32), op=hvd.Sum, name='large')"
+    with dance_over(hosts, "123", program=PROGRAM.replace("def pause():\n", f"def pause():\n    {send}\n", 1)) as dance:
+        full = dance.world(3, seconds=60)
+        time.sleep(5.0)  # two reports of a quick network
+        assert not dance.said("slow") and not dance.said("wait for"), dance.tail()
+        found[1].shape("10mbit")
+        began = time.monotonic()
+        try:
+            line = dance.wait(lambda: dance.said("the link"), 15.0, "the name of the slow link")[0]
+            took = time.monotonic() - began
+        finally:
+            found[1].unshape()
+        print(f"named after {took:.1f} s: {line}")
+        assert took <= 10.0 and "on host2" in line and "slow: " in line, line
+        rates = re.search(r"slow: (\S+) MB/s.* others carry (\S+) MB/s", line)
+        assert rates and 3 * float(rates[1]) <= float(rates[2]) and float(rates[1]) <= 2.5, line
+        assert not [one for one in dance.said("slow") if "the link" not in one], dance.tail()
+        assert dance.generation == full[0]["generation"]
+        dance.finish()
 
 
 def test_rows_1_and_4_ranks_and_hosts_that_die_elsewhere(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from elastic import LONG, PROGRAM, Dance, alive, kill
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
+ENDS_S = 1.0
 
 STEADY = """
 hvd.init()
@@ -143,14 +144,30 @@ time.sleep(60)
 @pytest.mark.parametrize("where", ["main", "thread"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_row_38_signals_reach_ranks_that_wait_in_a_stalled_collective(tmp_path: Path, where: str, number: int) -> None:
-    with Dance(["-np", "2", "--min-np", "1"], tmp_path, {"WHERE": where}, STUCK) as dance:
-        dance.wait(lambda: sum("stuck" in line for line in dance.lines) == 2)
-        time.sleep(0.3)
-        moment = time.monotonic()
-        dance.process.send_signal(number)
-        assert dance.process.wait(20) == 128 + number
-        took = time.monotonic() - moment
-        pids = [int(line.split()[-1]) for line in dance.lines if "stuck" in line]
-        assert took < 3.0 and not any(map(alive, pids))
-        if number == signal.SIGTERM:
-            assert sum("handler ran" in line for line in dance.lines) == 2
+    """The median of three jobs ends within a second; when two did, it has, and the third need not run."""
+    took: list[float] = []
+    with contextlib.ExitStack() as jobs_at_once:
+        words = ["-np", "2", "--min-np", "1"]
+        for dance in [jobs_at_once.enter_context(Dance(words, tmp_path, {"WHERE": where}, STUCK)) for _ in range(2)]:
+            took.append(ended_by(dance, number))
+    if max(took) > ENDS_S:
+        with Dance(words, tmp_path, {"WHERE": where}, STUCK) as dance:
+            took.append(ended_by(dance, number))
+    print(f"ended after {took} s")
+    assert sorted(took)[1 if len(took) == 3 else -1] <= ENDS_S, took
+
+
+def ended_by(dance: Dance, number: int) -> float:
+    """Seconds from the signal to the end of a job whose ranks are stuck."""
+    dance.wait(lambda: sum("stuck" in line for line in dance.lines) == 2)
+    time.sleep(0.3)
+    moment = time.monotonic()
+    dance.process.send_signal(number)
+    assert dance.process.wait(20) == 128 + number
+    took = time.monotonic() - moment
+    pids = [int(line.split()[-1]) for line in dance.lines if "stuck" in line]
+    assert not any(map(alive, pids))
+    if number == signal.SIGTERM:
+        dance.said("")  # its last words may still be in the pipe
+        assert sum("handler ran" in line for line in dance.lines) == 2
+    return took

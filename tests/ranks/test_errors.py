@@ -260,11 +260,12 @@ def test_row_10_stall_report_names_the_tensor_and_the_ranks(log: Listener) -> No
 
 
 @needs_native
-def test_stall_shutdown_ends_the_job_on_all_ranks(log: Listener) -> None:
+def test_row_10_stall_shutdown_ends_the_job_on_all_ranks(log: Listener) -> None:
     settings = {"stall_check_time_seconds": 0.1, "stall_shutdown_time_seconds": 0.2}
     with World([0, 0, 1], **settings) as world:
         found = world.attempt(lambda engine, rank: allreduce(engine, [1.0], "lonely") if rank else None)
         assert all(isinstance(error, errors.HorovodInternalError) for error in found[1:]), found
+        assert all("lonely" in str(error) and "rank 0" in str(error) for error in found[1:]), found
         with pytest.raises(errors.HorovodInternalError):
             allreduce(world.engines[0], [1.0], "lonely")
     log.wait_for("lonely")

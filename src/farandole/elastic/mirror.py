@@ -65,6 +65,9 @@ class Sharded:
         """Takes what this rank holds from now on."""
         self._values = values
 
+    def settle(self) -> None:
+        """After a change of ranks, when every rank has taken its values; a collective call."""
+
 
 class RandomState(Sharded):
     """The generators of Python's `random` and of NumPy, one pair for each rank number.
@@ -136,7 +139,7 @@ class Holding:
         return sum(len(blob) for blobs in (self.own, self.copies) for blob in blobs.values())
 
 
-def _exchange(parcels: dict[int, Any], name: str) -> list[Any]:
+def exchange(parcels: dict[int, Any], name: str) -> list[Any]:
     """Sends each rank its parcel and gives those that came."""
     size = runtime.world.engine.size
     packed = [dumps(parcels[rank]) if rank in parcels else b"" for rank in range(size)]
@@ -191,7 +194,7 @@ class Mirror:
         world = runtime.world
         keeper = partner(world.engine.rank, world.session.hosts)
         parcels = {} if keeper is None else {keeper: own}
-        return {item: blob for copies in _exchange(parcels, "elastic.mirror") for item, blob in copies.items()}
+        return {item: blob for copies in exchange(parcels, "elastic.mirror") for item, blob in copies.items()}
 
     def restore(self) -> None:
         """Goes back to the agreed commit, as far as this rank holds it."""
@@ -219,6 +222,8 @@ class Mirror:
         ops.barrier()
         self._settle(newest, staged)
         self._apply(own)
+        for part in self.parts.values():
+            part.settle()
 
     def _everything(self) -> list[Item]:
         return self.held[self.agreed].everything if self.agreed else []
@@ -246,7 +251,7 @@ class Mirror:
         for item, target in targets.items():
             if sources[item] == rank:
                 parcels.setdefault(target, {})[item] = here[item]
-        return {item: blob for blobs in _exchange(parcels, "elastic.move") for item, blob in blobs.items()}
+        return {item: blob for blobs in exchange(parcels, "elastic.move") for item, blob in blobs.items()}
 
     def _apply(self, own: Blobs) -> None:
         for name, part in self.parts.items():

@@ -183,6 +183,7 @@ class Waited:
     generation: int
     waited_ms: int
     of_ms: int
+    links: tuple[int, ...] = ()  # four numbers for each peer on another host, as rates.py has them
 
 
 Message = (

@@ -30,6 +30,7 @@ from farandole.rendezvous.messages import (
     Welcome,
     Wish,
 )
+from farandole.rendezvous.slow_links import SlowLinks
 from farandole.rendezvous.stragglers import Stragglers
 
 LINK_SECONDS = 30.0  # a complete round has this long to make its links
@@ -62,6 +63,7 @@ class Round:
     wishes: set[tuple[int, int]] = field(default_factory=set)
     timeout: float = 0.0
     stragglers: Stragglers | None = None
+    slow_links: SlowLinks | None = None
 
     def tell(self, message: Message, ranks: Iterable[int] | None = None) -> Sends:
         """The message for these ranks, or for all that are still there."""
@@ -287,11 +289,13 @@ class Rounds:
 
     def _waited(self, one: Round, rank: int, message: Waited) -> Sends:
         if one.phase is Phase.RUNNING and len(one.hellos) == len(one.hosts) > 1:
-            if one.stragglers is None:
-                one.stragglers = Stragglers([f"rank {each} on {one.hellos[each].host}" for each in sorted(one.hellos)])
+            if one.stragglers is None or one.slow_links is None:
+                hosts = [one.hellos[each].host for each in sorted(one.hellos)]
+                one.stragglers = Stragglers([f"rank {each} on {host}" for each, host in enumerate(hosts)])
+                one.slow_links = SlowLinks(hosts)
             named = one.stragglers.heard(rank, message.waited_ms / max(1, message.of_ms))
-            if named is not None:
-                self.notices.append(named)
+            slow = one.slow_links.heard(rank, message.of_ms, message.links)
+            self.notices += [text for text in (named, slow) if text is not None]
         return []
 
     def _end(self, one: Round, text: str) -> Sends:

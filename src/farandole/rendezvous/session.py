@@ -20,6 +20,7 @@ from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.flow import Loop, Stream
 from farandole.rendezvous.links import Doors, Weaver
 from farandole.rendezvous.messages import Again, Leave, Lost, Message, NoLink, Offer, Updated, Waited, Wanted, Wish
+from farandole.rendezvous.rates import Rates
 from farandole.rendezvous.secret import Secret
 from farandole.rendezvous.stragglers import report_seconds
 
@@ -83,6 +84,7 @@ class Session:
         self._lost: Callable[[], None] = lambda: None
         self._waited: Callable[[], int] | None = None
         self._reported = (0, 0)  # the moment of the last report and the nanoseconds waited until then
+        self._rates = Rates()  # of streams that the engine has
         self._doors: dict[int, tuple[Doors, Weaver]] = {}
         self._wished: set[int] = set()  # peers whose link the engine needs
         self._linked: set[int] = set()  # peers whose link the engine has
@@ -100,6 +102,8 @@ class Session:
             peer, (streams, kind) = next(iter(self.links.items()))
             self._linked.add(peer)
             while streams:
+                if kind == sockets.TCP:
+                    self._rates.add(peer, streams[0])
                 engine.add_link(peer, streams.pop(0), kind)
             del self.links[peer]
 
@@ -229,7 +233,7 @@ class Session:
             self._report()
 
     def _report(self) -> None:
-        """Tells the hub for how much of the time this rank has waited: it knows all ranks, and who is slow."""
+        """Tells the hub how long this rank has waited and what it has sent: the hub hears all and knows who is slow."""
         if self._waited is None or self._channel is None or self._loop is None:
             return
         try:
@@ -240,8 +244,10 @@ class Session:
         now = time.monotonic_ns()
         began, before = self._reported
         self._reported = (now, waited)
+        links = self._rates.report((now - began) / 1e9)
         if began:
-            self._channel.send(Waited(self.generation, (waited - before) // 1_000_000, (now - began) // 1_000_000))
+            milliseconds = (waited - before) // 1_000_000, (now - began) // 1_000_000
+            self._channel.send(Waited(self.generation, *milliseconds, links))
         self._loop.at("report", time.monotonic() + report_seconds(self.size), self._report)
 
     def _run(self) -> None:
@@ -310,6 +316,7 @@ class Session:
         assert self._engine is not None
         self._linked.add(peer)
         for sock in streams:
+            self._rates.add(peer, sock.fileno())
             try:
                 self._engine.add_link(peer, sock.detach(), sockets.TCP)
             except Exception as error:  # an engine that is closing takes no more links

@@ -79,7 +79,9 @@ class ShardedSteps(ReducedSteps):
     def _gather_state(self, key: str, place: dict[torch.Tensor, int], state: dict[int, dict[str, Any]]) -> None:
         shares = self._gradients
         values = [self.state[bucket.shard].get(key) for bucket in shares.buckets]
-        divided = [_divided(value, bucket.shard, key) for value, bucket in zip(values, shares.buckets, strict=True)]
+        divided = [
+            is_divided(value, bucket.shard.shape, key) for value, bucket in zip(values, shares.buckets, strict=True)
+        ]
         if all(divided):
             for bucket, row in shares.gathered(f"state.{key}", values):
                 for param, part in zip(bucket.params, bucket.parts(row), strict=True):
@@ -105,20 +107,32 @@ class ShardedSteps(ReducedSteps):
             for param, number in zip(params, group["params"], strict=True)
         }
         shares.cut()
+        states: list[dict[str, Any]] = []
+        for bucket in shares.buckets:
+            found = [state_dict["state"].get(numbers[param], {}) for param in bucket.params]
+            states.append(_share_of(found, bucket) if any(found) else {})
+        self.load_shares(states, groups, state_dict)
+
+    def options(self) -> list[dict[str, Any]]:
+        """What the parameter groups say beside their parameters: learning rates and the like."""
+        return [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
+
+    def load_shares(
+        self, states: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]], more: dict[str, Any] | None = None
+    ) -> None:
+        """The state of this rank's share of each bucket, in their order; `groups` are options, as above."""
+        shares = self._gradients
         self.state.clear()
         state: dict[int, Any] = {}
         packed: list[dict[str, Any]] = []
         for number, group in enumerate(groups):
             self.param_groups[number]["params"] = shares.shards(number)
             first = sum(len(each["params"]) for each in packed)
-            buckets = [bucket for bucket in shares.buckets if bucket.group == number]
-            for at, bucket in enumerate(buckets):
-                found = [state_dict["state"].get(numbers[param], {}) for param in bucket.params]
-                if any(found):
-                    state[first + at] = _share_of(found, bucket)
+            mine = [items for items, bucket in zip(states, shares.buckets, strict=True) if bucket.group == number]
+            state.update({first + at: items for at, items in enumerate(mine) if items})
             rest = {key: value for key, value in group.items() if key != "param_names"}
-            packed.append({**rest, "params": list(range(first, first + len(buckets)))})
-        super().load_state_dict({**state_dict, "state": state, "param_groups": packed})
+            packed.append({**rest, "params": list(range(first, first + len(mine)))})
+        super().load_state_dict({**(more or {}), "state": state, "param_groups": packed})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As the wrapped optimizer's; the new parameters are divided too."""
@@ -149,8 +163,9 @@ class ShardedSteps(ReducedSteps):
         raise TypeError("an optimizer with shard_optimizer_state=True cannot be pickled; use its state_dict()")
 
 
-def _divided(value: Any, shard: torch.Tensor, key: str) -> bool:
-    return isinstance(value, torch.Tensor) and value.shape == shard.shape and key != "step"
+def is_divided(value: Any, shape: Sequence[int], key: str) -> bool:
+    """Whether an item of a share's state has a value for each element."""
+    return isinstance(value, torch.Tensor) and tuple(value.shape) == tuple(shape) and key != "step"
 
 
 @without_graph

@@ -114,6 +114,7 @@ class Shares:
         self._hooks: list[Any] = []
         weakref.finalize(self, _remove, self._hooks)
         self._world: weakref.ref[World] | None = None
+        self._number = 0
         self.cut()
 
     @property
@@ -129,7 +130,9 @@ class Shares:
         if self.in_this_world():
             return
         self._world = weakref.ref(runtime.world)
-        self._number = _made[runtime.world] = _made.get(runtime.world, 0) + 1
+        # A rank that comes later makes its optimizers in the order in which the others have made theirs.
+        self._number = self._number or _made.get(runtime.world, 0) + 1
+        _made[runtime.world] = max(_made.get(runtime.world, 0), self._number)
         self.ranks = self.process_set.size() or 1
         self.place = self.process_set.rank() or 0
         _remove(self._hooks)
@@ -229,12 +232,18 @@ class Shares:
             raise failure
 
     def drain(self) -> None:
-        """Forgets what is under way."""
+        """Forgets what is under way; raises what came of it, if that was an error."""
+        failure: Exception | None = None
         for bucket in self.buckets:
             handle, bucket.handle = bucket.handle, None
-            if handle is not None:
-                synchronize(handle)
+            try:
+                if handle is not None:
+                    synchronize(handle)
+            except Exception as error:
+                failure = failure or error
         self._begin_anew()
+        if failure is not None:
+            raise failure
 
     def _begin_anew(self) -> None:
         self.under_way = False

@@ -1,5 +1,5 @@
 # TorchState: models, optimizers, samplers and plain objects that survive the loss of ranks.
-# Touches torch, elastic/state, functions, copies, sampler, loader and runtime.
+# Touches torch, elastic/state, functions, copies, sampler, loader, shards and runtime.
 """A handler for each kind of value says how it is kept, restored and given to others; scripts may add their own."""
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import torch
 
 from ...elastic.mirror import RandomState
 from ...elastic.state import ObjectState
+from ...groups import global_process_set
 from ...runtime import rank
 from ..functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from ..sharded_optimizer import ShardedSteps
 from .copies import Copy
 from .loader import ElasticDataLoader
 from .sampler import ElasticSampler
+from .shards import OptimizerShards
 
 __all__ = [
     "ModelStateHandler",
@@ -112,6 +115,47 @@ class OptimizerStateHandler(_CopyingHandler):
         broadcast_optimizer_state(self.value, 0)
 
 
+class ShardedOptimizerStateHandler(OptimizerStateHandler):
+    """Options of an optimizer whose state is divided among the ranks; that state is `shards`, a part of its own."""
+
+    def __init__(self, value: Any) -> None:
+        if value._gradients.process_set is not global_process_set:
+            raise ValueError("elastic state takes an optimizer with shard_optimizer_state=True over all ranks only")
+        self.shards = OptimizerShards(value)
+        super().__init__(value)
+
+    def save(self) -> None:
+        self.copy = self.copy.take(self.value.options())
+
+    def restore(self) -> None:
+        """The state itself comes back with the sharded parts."""
+        self.load(self.copy.tree(fresh=True))
+        self.forget_gradients()
+
+    def forget_gradients(self) -> None:
+        """Neither the shares nor the model's parameters have any."""
+        super().forget_gradients()
+        self.value.zero_grad()
+
+    def load(self, tree: Any) -> None:
+        """Takes the options."""
+        if not isinstance(tree, list) or len(tree) != len(self.value.param_groups):
+            raise ValueError(
+                "the checkpoint was not saved with this optimizer and shard_optimizer_state=True; load it with an "
+                "optimizer as it was then"
+            )
+        for group, options in zip(self.value.param_groups, tree, strict=True):
+            group.update(options)
+
+    def sync(self) -> None:
+        """Takes rank 0's options."""
+        self.load(broadcast_object(self.value.options(), 0, "elastic.options"))
+
+    def set_value(self, value: Any) -> None:
+        self.shards.optimizer = value
+        super().set_value(value)
+
+
 class _SmallStateHandler(_CopyingHandler):
     """State that travels by pickle: of schedulers and scalers, whose objects hold the optimizer and cannot."""
 
@@ -126,6 +170,7 @@ class SamplerStateHandler(_SmallStateHandler):
 
 _registry: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
+    (ShardedSteps, ShardedOptimizerStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
     (ElasticDataLoader, SamplerStateHandler),
@@ -163,6 +208,9 @@ class TorchState(ObjectState):
         for name, handler in self._handlers.items():
             object.__setattr__(self, name, handler.value)
         plain = {name: value for name, value in kwargs.items() if name not in self._handlers}
+        for name, handler in self._handlers.items():
+            if isinstance(handler, ShardedOptimizerStateHandler):
+                plain[f"{name}.shards"] = handler.shards
         self._hooks: list[Any] = []
         super().__init__(broadcast_object, rank, **plain)
         self._follow_steps()

@@ -1,0 +1,115 @@
+# The state of an optimizer with shard_optimizer_state=True as sharded elastic state: each rank's share, and its copy.
+# Touches torch, sharding, sharded_optimizer and elastic/mirror.
+"""A commit has one piece for each rank; after a change of ranks the pieces are cut anew for those that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...elastic.mirror import Key, LostShards, Sharded, exchange
+from ..sharded_optimizer import ShardedSteps, is_divided
+from ..sharding import Bucket
+
+State = dict[str, Any]  # of one bucket's share
+
+
+class OptimizerShards(Sharded):
+    """What a commit keeps of a sharded optimizer: under the place of each rank, the state of its shares."""
+
+    def __init__(self, optimizer: ShardedSteps) -> None:
+        super().__init__()
+        self.optimizer = optimizer
+        self._cut: list[State] | None = None  # the commit as this rank holds it since ranks have changed
+
+    def collect(self) -> dict[Key, Any]:
+        """This rank's piece as it stands now."""
+        self._cut = None
+        shares = self.optimizer._gradients
+        if not shares.in_this_world():
+            if self.optimizer.state:
+                raise LostShards(
+                    "ranks were lost before the first commit, and with them their shares of the state that the "
+                    "optimizer was given; start the job again"
+                )
+            shares.cut()
+            self.optimizer.load_shares([{}] * len(shares.buckets), self.optimizer.options())
+        self._values = {shares.place: {"ranks": shares.ranks, "state": self._states()}}
+        return self._values
+
+    def apply(self, values: dict[Key, Any]) -> None:
+        """Goes back to a commit, unless ranks have changed: then `settle` does."""
+        super().apply(values)
+        shares = self.optimizer._gradients
+        if not shares.in_this_world():
+            return
+        own = values.get(shares.place)
+        if self._cut is not None:
+            self._load([_copied(items) for items in self._cut])
+        elif own is not None and own["ranks"] == shares.ranks:
+            self._load(own["state"])
+
+    def settle(self) -> None:
+        """Cuts the pieces of all ranks anew and gives each rank its share. Sends every byte of the state once."""
+        shares = self.optimizer._gradients
+        shares.cut()
+        parcels = {
+            target: [
+                [_overlap(items, bucket, int(place), piece["ranks"], target) for items, bucket in pairs]
+                for place, piece in self._values.items()
+                for pairs in [list(zip(piece["state"], shares.buckets, strict=True))]
+            ]
+            for target in range(shares.ranks)
+        }
+        states: list[State] = [{} for _ in shares.buckets]
+        for pieces in exchange(parcels, "elastic.shares"):
+            for piece in pieces:
+                for state, bucket, part in zip(states, shares.buckets, piece, strict=True):
+                    _put(state, bucket, part)
+        self._cut = [_copied(items) for items in states]
+        self._load(states)
+
+    def _states(self) -> list[State]:
+        optimizer = self.optimizer
+        return [_on_host(optimizer.state.get(bucket.shard, {})) for bucket in optimizer._gradients.buckets]
+
+    def _load(self, states: Sequence[State]) -> None:
+        self.optimizer.load_shares(states, self.optimizer.options())
+
+
+def _on_host(items: State) -> State:
+    return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in items.items()}
+
+
+def _copied(items: State) -> State:
+    return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in items.items()}
+
+
+def _overlap(items: State, bucket: Bucket, place: int, ranks: int, target: int) -> dict[str, tuple[int, Any]]:
+    """What the share of `target` takes from the share that rank `place` of `ranks` had: where it begins, and values.
+
+    Of what is not divided (the number of steps) it takes all, which begins at -1.
+    """
+    share = -(-bucket.elements // ranks)
+    found: dict[str, tuple[int, Any]] = {}
+    for key, value in items.items():
+        if not is_divided(value, (share,), key):
+            found[key] = (-1, value)
+            continue
+        begin = max(place * share, target * bucket.share)
+        end = min((place + 1) * share, (target + 1) * bucket.share, bucket.elements)
+        part = value[begin - place * share : max(begin, end) - place * share]
+        found[key] = (begin, part.clone())  # of a view all that lies behind it would be sent
+    return found
+
+
+def _put(state: State, bucket: Bucket, part: dict[str, tuple[int, Any]]) -> None:
+    for key, (begin, value) in part.items():
+        if begin < 0:
+            state[key] = value
+            continue
+        row = state.setdefault(key, torch.zeros(bucket.share, dtype=value.dtype))
+        if len(value):
+            row[begin - bucket.begin : begin - bucket.begin + len(value)] = value

@@ -1,0 +1,156 @@
+# Row 1 of the table of faults: SIGKILL at named points of every collective, on one host and between hosts.
+# Touches the real launcher through tests/ranks/elastic.py, the library with failpoints, and tests/bed.
+"""Jobs regrow after each cell instead of being started anew. A cell counts when its process was seen to die."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from elastic_records import Record, follow, wait_for_end
+
+from elastic import PROGRAM, Dance, within  # isort: skip
+
+KINDS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "send", "receive")
+PHASES = ("enqueue", "negotiate", "pack", "send", "recv", "reduce", "unpack", "complete")
+RANKS = 3
+# Names of this host: ranks with different names talk over TCP.
+LINKS = {"shm": f"localhost:{RANKS}", "tcp": f"localhost:1,127.0.0.1:1,{socket.gethostname()}:1"}
+CHAOS = Path(__file__).parents[2] / "src" / "farandole" / "_native" / "libfarandole_chaos.so"
+ENVIRONMENT = {"FARANDOLE_LIBRARY": str(CHAOS), "DANCE_SECONDS": "7200"}
+
+Cell: TypeAlias = tuple[str, str, int, bool]  # kind, phase, rank, whether the operation is one of a plan
+
+# A cell: all ranks run one operation, and the victim dies at a point of it.
+OPERATE = """
+def operate(kind, name):
+    big = np.ones((12_000,), np.float32)
+    if kind == "allreduce": hvd.allreduce(big, op=hvd.Sum, name=name)
+    if kind == "allgather": hvd.allgather(big, name=name)
+    if kind == "broadcast": hvd.broadcast(big, hvd.size() - 1, name=name)
+    if kind == "alltoall": hvd.alltoall(big, name=name)
+    if kind == "reducescatter": hvd.reducescatter(big, op=hvd.Sum, name=name)
+    if kind == "barrier": hvd.barrier()
+    if kind == "join": hvd.join()
+    if kind in ("send", "receive") and hvd.size() > 1:
+        sent = hvd.isend(big, (hvd.rank() + 1) % hvd.size())
+        hvd.recv(np.empty_like(big), (hvd.rank() - 1) % hvd.size())
+        hvd.synchronize(sent)
+
+last = 0
+def cell():
+    global last
+    text = open(os.environ["DANCE_ORDERS"]).read()
+    order = json.loads(text) if text.startswith("{") else {"number": 0}
+    # A newcomer has done none of them: it learns from the others which was the last.
+    number, last = map(int, hvd.allreduce(np.array([float(order["number"]), float(last)]), op=hvd.Max, name="cell"))
+    if number <= last:
+        return
+    last = number
+    if order["number"] != number:
+        order = json.loads(open(os.environ["DANCE_ORDERS"]).read())
+    for turn in range(4):
+        operate(order["kind"], "x" if order["planned"] else f"t{turn}")
+    victim = order["worker"] == int(os.environ["FARANDOLE_WORKER"])
+    point = f"{order['kind']}.{order['phase']}"
+    if victim:
+        for _ in range(2 * order["forked"]):
+            if os.fork() == 0:
+                time.sleep(60)
+                os._exit(0)
+        say("armed", number=number)
+        runtime.world.engine.chaos_set(point, "kill")
+    operate(order["kind"], "x" if order["planned"] else "new")
+    hvd.barrier()
+    if victim:
+        runtime.world.engine.chaos_set(point, "off")
+        say("missed", number=number)
+"""
+CELLS = PROGRAM.replace("def pause():", OPERATE + "\ndef pause():\n    cell()\n    return\n\ndef nothing():", 1)
+
+
+def table(draw: random.Random) -> list[Cell]:
+    """Every cell, in an order that the seed gives."""
+    found = [
+        (kind, phase, victim, planned)
+        for kind in KINDS
+        for phase in PHASES
+        for victim in range(RANKS)
+        for planned in (False, True)
+    ]
+    draw.shuffle(found)
+    return found
+
+
+def cells(count: int, seed: int, folder: Path) -> list[Record]:
+    """Kills of every kind of rank on this host, half over shared memory and half over TCP."""
+    draw = random.Random(seed)
+    records: list[Record] = []
+    for link, hosts in LINKS.items():
+        place = folder / f"cells-{link}"
+        place.mkdir()
+        words = ["-np", str(RANKS), "--min-np", "1", "-H", hosts]
+        with Dance(words, place, ENVIRONMENT, program=CELLS) as dance:
+            wanted = count // 2 if link == "shm" else count - count // 2
+            records += kills(dance, link, wanted, draw, lambda event: int(event["pid"]))
+            dance.finish()
+    return records
+
+
+def cells_between_hosts(count: int, seed: int, folder: Path) -> list[Record]:
+    """As `cells`, with every rank on a host of its own: another network, other processes, agents over ssh."""
+    import bed
+
+    place = folder / "cells-hosts"
+    place.mkdir()
+    with bed.hosts(RANKS, ssh=True, visible=[place]) as found:
+        names = ",".join(f"{host.name}:1" for host in found)
+        words = ["-np", str(RANKS), "--min-np", "1", "-H", names]
+        hosts = {host.name: host for host in found}
+        with Dance(words, place, {**ENVIRONMENT, "PATH": bed.PATH}, program=CELLS, start=within(found[0])) as dance:
+            records = kills(
+                dance, "hosts", count, random.Random(seed), lambda event: hosts[event["host"]].outside(event["pid"])
+            )
+            dance.finish()
+    return records
+
+
+def kills(
+    dance: Dance, link: str, wanted: int, draw: random.Random, pid_of: Callable[[dict[str, Any]], int]
+) -> list[Record]:
+    """So many cells in one job. `pid_of`: the number by which the driver knows the process of a rank."""
+    records: list[Record] = []
+    full = dance.world(RANKS, seconds=60)
+    for number, (kind, phase, rank, planned) in enumerate(table(draw), 1):
+        if len(records) == wanted:
+            break
+        forked = int(draw.random() < 0.25)
+        victim = full[rank]["worker"]
+        pid = pid_of(full[rank])
+        order = {"number": number, "kind": kind, "phase": phase, "worker": victim, "planned": planned, "forked": forked}
+        dance.orders.with_suffix(".new").write_text(json.dumps(order))
+        os.replace(dance.orders.with_suffix(".new"), dance.orders)
+        record = Record(f"{link} {kind}.{phase} rank {rank}" + " with data loaders" * forked)
+        moment = None
+        deadline = time.monotonic() + 20
+        while moment is None and not any(e.get("number") == number for e in dance.of(victim, "missed", by="worker")):
+            moment = wait_for_end(pid, 0.05)
+            assert time.monotonic() < deadline, f"{record.what}: neither died nor passed\n{dance.tail()}"
+        if moment is None:
+            continue  # this rank does not pass this point
+        [armed] = dance.wait(  # the launcher may print it a moment after the death was seen
+            lambda: [e["t"] for e in dance.of(victim, "armed", by="worker") if e["number"] == number]  # noqa: B023
+        )
+        follow(dance, record, full, moment, {rank}, RANKS, armed)
+        records.append(record)
+        if len(records) % 50 == 0:
+            print(f"  {len(records)} cells over {link}", flush=True)
+        full = dance.world(RANKS)
+    dance.orders.write_text("")
+    return records
