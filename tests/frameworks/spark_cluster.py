@@ -171,20 +171,18 @@ def main() -> None:
         "spark.executor.memory": "512m",
     }.items():
         builder = builder.config(name, value)
-    remote = ""
+    held, port = sockets.hold_port()
+    held.close()
+    builder = builder.config("spark.plugins", "org.apache.spark.sql.connect.SparkConnectPlugin")
+    builder = builder.config("spark.connect.grpc.binding.port", str(port))
     if cluster:
         builder = builder.config("spark.executor.resource.gpu.amount", "2")
         builder = builder.config("spark.task.resource.gpu.amount", "1")
     else:
-        held, port = sockets.hold_port()
-        held.close()
-        builder = builder.config("spark.plugins", "org.apache.spark.sql.connect.SparkConnectPlugin")
-        builder = builder.config("spark.connect.grpc.binding.port", str(port))
         builder = builder.config("spark.default.parallelism", "2")  # fewer than slots, so that tests tell them apart
-        remote = f"sc://127.0.0.1:{port}"
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    answer(True, remote)
+    answer(True, f"sc://127.0.0.1:{port}")
     for line in sys.stdin:
         name, arguments = json.loads(line)
         module, _, case = name.rpartition(".")

@@ -1,9 +1,10 @@
 # Spark's estimators on a real cluster of two workers: each in a Pipeline, against training without Spark.
-# Touches spark_cluster.py, whose process runs the cases of spark_estimator_cases.py and spark_bad_input.py.
+# Touches spark_cluster.py, whose process runs the cases of spark_estimator_cases.py, and spark_connect_estimator.py.
 """Fitting, saving, resuming, and what is said about bad input."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_cluster import ROOT
+from ray_cluster import HERE, ROOT
 from spark_cluster import Application, missing
 
 if why := missing():
@@ -108,6 +109,21 @@ def test_several_outputs_weights_nulls_and_a_transformation(cluster: Application
     assert found["kinds"] == ["float DenseVector 2"] and found["rows"] == 18
     train, held = found["written"]  # each row is in one of them
     assert train and held and sorted(train + held) == [n / 5 for n in range(24)]
+
+
+def test_keras_on_tensorflow_through_spark_connect(cluster: Application, tmp_path: Path) -> None:
+    driver = str(HERE / "spark_connect_estimator.py")
+    said = cluster.run(driver, str(tmp_path), SPARK_REMOTE=cluster.remote, KERAS_BACKEND="tensorflow")
+    found = json.loads(said.splitlines()[-1])
+    assert found["session"] == "pyspark.sql.connect.session" and found["backend"] == "tensorflow"
+    assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
+    assert found["columns"] == COLUMNS and found["history"] == ["loss", "mae", "val_loss", "val_mae"]
+
+
+def test_classes_that_build_on_an_estimator(cluster: Application, tmp_path: Path) -> None:
+    found = ask(cluster, "subclassed", place=str(tmp_path / "store"), saved=str(tmp_path))
+    assert found["class"] == "PicturesModel" and found["alone"] == 2
+    assert found["columns"] == ["file", "kind", "kind__output", "prediction"] and found["right"] >= 20
 
 
 SAID = {

@@ -16,7 +16,7 @@ from ..session import active
 from .backend import Backend, SparkBackend
 from .model import HorovodModel as HorovodModel
 from .params import EstimatorParams
-from .parquet import Column, DataError, Dataset, inspect
+from .parquet import RAW, Column, DataError, Dataset, inspect, not_numbers
 from .persistence import Saved
 from .store import AbstractFilesystemStore, StoreError
 from .task import Result, Task
@@ -89,6 +89,7 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator):  # type: ignore[misc]
             seed,
             files if self.getOrDefault("shuffle") else None,
             self._double(),
+            self.getOrDefault("transformation_fn") is not None,
         )
         return self._train(backend, store, prepare(dataset, wanted), seed)
 
@@ -161,6 +162,8 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator):  # type: ignore[misc]
             )
         labels = [*self.getOrDefault("label_cols"), self.getOrDefault("sample_weight_col")]
         for column in data.columns:
+            if column.dtype == RAW and self.getOrDefault("transformation_fn") is None:
+                raise DataError(not_numbers(column.name, "text or bytes"))
             if column.nulls and column.name in labels:
                 raise DataError(f"column {column.name!r} has nulls: drop or fill these rows (features become NaN)")
         return data

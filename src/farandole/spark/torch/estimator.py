@@ -130,10 +130,21 @@ OF_MODEL: dict[str, Any] = {
 class TorchModel(HorovodModel):
     """A trained torch.nn.Module; `getModel()` gives it."""
 
+    def get_prediction_fn(self) -> Callable[[Any, dict[str, Any]], Any] | None:
+        """For classes that build on this one: a function from the model and one row, a dict by column, to its output.
+
+        None: the model is called with batches of the feature columns.
+        """
+        return None
+
+    def _known(self) -> Any:
+        return super()._known() if self.get_prediction_fn() is None else None
+
     def _loader(self) -> Callable[[], Predict]:
         inputs = batches.Inputs(
             self.getOrDefault("feature_columns"),
             self.getOrDefault("input_shapes"),
             self.getOrDefault("categorical_cols"),
         )
-        return batches.Loader(pack(self.getOrDefault("model")), inputs, self.getOrDefault("use_gpu"))
+        use_gpu, by_row = self.getOrDefault("use_gpu"), self.get_prediction_fn()
+        return batches.Loader(pack(self.getOrDefault("model")), inputs, use_gpu, by_row)
