@@ -1,5 +1,5 @@
-"""What reading costs an estimator: TorchEstimator.fit on a DataFrame of a million rows of 200 columns, and the same rows
-held in memory. Writes about 0.8 GB of Parquet with Spark; two ranks: `python bench/spark_million.py --json FILE`."""
+"""What reading costs an estimator: TorchEstimator.fit on a DataFrame of a million rows of 200 columns, and the same
+rows held in memory. Writes about 0.8 GB of Parquet with Spark; two ranks: `python bench/spark_million.py --json FILE`."""
 
 from __future__ import annotations
 
@@ -137,7 +137,9 @@ def fit(frame: Any, store: Any, run: str, module: type, batch: int, epochs: int)
 def compared(found: list[list[dict[str, Any]]], measure: str) -> list[float]:
     """The rate from the store as a part of that from memory, for each turn of each rank but the first ones."""
     return [
-        memory[measure] / stored[measure] for rank in found for stored, memory in zip(rank[2::2], rank[3::2], strict=True)
+        memory[measure] / stored[measure]
+        for rank in found
+        for stored, memory in zip(rank[2::2], rank[3::2], strict=True)
     ]
 
 
@@ -162,11 +164,18 @@ def main() -> None:
         turns = fit(frame, store, "by turns", by_turns, options.batch, 2 * (options.turns + 1))
     spark.stop()
     peaks = [max(one["peak_mb"] for one in rank) for rank in plain]
-    rates = {name: statistics.median(compared(turns, measure)) for name, measure in (("clock", "seconds"), ("cpu", "cpu"))}
-    print(f"fit of {options.rows} rows, {plain[0][0]['steps']} steps an epoch, {plain[0][-1]['rate']:.0f} steps a second")
+    rates = {
+        name: statistics.median(compared(turns, measure)) for name, measure in (("clock", "seconds"), ("cpu", "cpu"))
+    }
+    print(
+        f"fit of {options.rows} rows, {plain[0][0]['steps']} steps an epoch, {plain[0][-1]['rate']:.0f} steps a second"
+    )
     print(f"peak resident set of the ranks: {peaks} MB; at most {RSS_MB} wanted")
-    print(f"step rate from the store: {100 * rates['clock']:.0f} % of memory's by the clock, at least {100 * RATE:.0f} "
-          f"wanted; {100 * rates['cpu']:.0f} % by processor time, which other work on the machine does not blur")  # fmt: skip
+    clock, cpu = 100 * rates["clock"], 100 * rates["cpu"]
+    print(
+        f"step rate from the store: {clock:.0f} % of memory's, at least {100 * RATE:.0f} wanted; {cpu:.0f} % by processor"
+    )
+    print("time, which other work on the machine does not blur")
     if options.json is not None:
         made = {
             "machine": platform.machine(),

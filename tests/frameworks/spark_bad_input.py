@@ -65,7 +65,9 @@ def bad(place: str) -> Any:
         "own step": lambda: plain_lightning_estimator(place, train_minibatch_fn=print).fit(good),
         "weights of losses": lambda: lightning_estimator(place, loss_weights=[1.0]).fit(good),
         "parameter": lambda: torch_estimator(place, epoch=3),
-        "raises": lambda: torch_estimator(place, loss=lambda output, label: output.nonsense(), num_proc=RANKS).fit(good),
+        "raises": lambda: torch_estimator(place, loss=lambda output, label: output.nonsense(), num_proc=RANKS).fit(
+            good
+        ),
     }
     found = {}
     for name, call in made.items():

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 
 def trained_without_spark(place: str, epochs: int) -> Any:
-    """The same model in plain TensorFlow, on the same rows in the same order: a step's loss is the mean of the ranks'."""
+    """The same model in plain TensorFlow, on the same rows in the same order; a step takes the mean of the ranks' losses."""
     import keras
     import tensorflow as tf
 
@@ -26,7 +26,7 @@ def trained_without_spark(place: str, epochs: int) -> Any:
             with tf.GradientTape() as tape:
                 errors = [model(one["features"])[:, 0] - one["y"].astype("float32") for one in batches]
                 loss = sum(tf.reduce_mean(tf.square(one)) for one in errors) / len(parts)
-            optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
     return model
 
 

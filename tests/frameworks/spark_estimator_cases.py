@@ -21,7 +21,8 @@ spark: Any = None
 def run_case(session: Any, of: str, **arguments: Any) -> Any:
     """Runs one of the cases below."""
     use(session)
-    known = globals() if of in globals() else vars(importlib.import_module("spark_bad_input"))
+    elsewhere = {"subclassed": "spark_subclass", "bad": "spark_bad_input", "no_session": "spark_bad_input"}
+    known = vars(importlib.import_module(elsewhere[of])) if of in elsewhere else globals()
     return known[of](**arguments)
 
 
@@ -476,28 +477,4 @@ def several_outputs(place: str) -> Any:
         "written": written(place),
         "kinds": sorted({f"{type(row['a']).__name__} {type(row['b']).__name__} {len(row['b'])}" for row in made}),
         "rows": len(made),
-    }
-
-
-def subclassed(place: str, saved: str) -> Any:
-    """Classes of a library that build on an estimator and its model, on a column of bytes."""
-    from spark_subclass import Pictures, PicturesModel
-
-    from farandole.spark.common.store import Store
-
-    draw = np.random.default_rng(3).integers(0, 256, (24, 4)).astype(np.uint8)
-    data = [(bytearray(pixels.tobytes()), float(pixels[0] > pixels[1])) for pixels in draw]
-    frame = spark.createDataFrame(data, "file binary, kind double").coalesce(1)
-    estimator = Pictures(
-        classes=2, picture_col="file", label_cols=["kind"], store=Store.create(place), epochs=8, random_seed=1, verbose=0,
-        backend=staying,
-    )  # fmt: skip
-    fitted = estimator.fit(frame)
-    fitted.save(f"{saved}/pictures")
-    made = PicturesModel.load(f"{saved}/pictures").transform(frame)
-    return {
-        "class": type(fitted).__name__,
-        "columns": made.columns,
-        "right": sum(row["prediction"] == row["kind"] for row in made.collect()),
-        "alone": estimator.copy({estimator.backend: None})._get_or_create_backend().num_processes(),
     }

@@ -7,13 +7,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import spark_estimator_cases as cases
 import torch
-from horovod.spark.common.backend import SparkBackend
-from horovod.spark.lightning import TorchEstimator, TorchModel
 from lightning import pytorch as lightning
 from pyspark import keyword_only
 from pyspark.ml.param.shared import Param, Params, TypeConverters
 from pyspark.sql import functions as F
+
+from horovod.spark.common.backend import SparkBackend
+from horovod.spark.common.store import Store
+from horovod.spark.lightning import TorchEstimator, TorchModel
 
 
 class Net(lightning.LightningModule):
@@ -124,3 +127,23 @@ class PicturesModel(TorchModel, HasPictures):  # type: ignore[misc]
         found = super()._transform(dataset)
         chosen = F.udf(lambda vector: float(np.argmax(vector)), "double")
         return found.withColumn(self.getOrDefault("prediction_col"), chosen(self.getOutputCols()[0]))
+
+
+def subclassed(place: str, saved: str) -> Any:
+    """Classes of a library that build on an estimator and its model, on a column of bytes."""
+    draw = np.random.default_rng(3).integers(0, 256, (24, 4)).astype(np.uint8)
+    data = [(bytearray(pixels.tobytes()), float(pixels[0] > pixels[1])) for pixels in draw]
+    frame = cases.spark.createDataFrame(data, "file binary, kind double").coalesce(1)
+    estimator = Pictures(
+        classes=2, picture_col="file", label_cols=["kind"], store=Store.create(place), epochs=8, random_seed=1,
+        verbose=0, backend=cases.staying,
+    )  # fmt: skip
+    fitted = estimator.fit(frame)
+    fitted.save(f"{saved}/pictures")
+    made = PicturesModel.load(f"{saved}/pictures").transform(frame)
+    return {
+        "class": type(fitted).__name__,
+        "columns": made.columns,
+        "right": sum(row["prediction"] == row["kind"] for row in made.collect()),
+        "alone": estimator.copy({estimator.backend: None})._get_or_create_backend().num_processes(),
+    }

@@ -203,7 +203,9 @@ def test_data_that_cannot_be_trained_on(tmp_path: Path, column: Any, said: str) 
 
 
 def test_texts_and_bytes_for_a_transformation(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"t": ["a", "bcd", "ef"], "b": [b"\0", b"\1\0", b"\2"], "n": [0, 1, 2]}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"t": ["a", "bcd", "ef"], "b": [b"\0", b"\1\0", b"\2"], "n": [0, 1, 2]}), tmp_path / "a.parquet"
+    )
     store = Store.create(str(tmp_path))
     data = inspect(store, str(tmp_path), ["t", "b", "n"])
     assert data.columns[:2] == (Column("t", "object"), Column("b", "object"))

@@ -94,7 +94,7 @@ def test_a_store_that_cannot_be_reached() -> None:
         make("/proc/nowhere").check()
     with pytest.raises(StoreError, match="nonsense"):
         make("nonsense://x").check()
-    with pytest.raises(StoreError, match="ftp://127.0.0.1:1/x cannot be used: .*refused"):
+    with pytest.raises(StoreError, match=r"ftp://127.0.0.1:1/x cannot be used: .*refused"):
         make("ftp://127.0.0.1:1/x").check()
     assert make("memory://x").private and not make("/tmp").private
 

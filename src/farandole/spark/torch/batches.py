@@ -122,7 +122,10 @@ class Loader:
             with torch.no_grad():
                 rows = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
                 made = [[torch.as_tensor(one) for one in as_list(self._by_row(model, row))] for row in rows]
-            found = ([one.detach().cpu().to(torch.float64).flatten() for one in outputs] for outputs in zip(*made))
+            found = (
+                [one.detach().cpu().to(torch.float64).flatten() for one in outputs]
+                for outputs in zip(*made, strict=True)
+            )
             return [np.asarray(torch.stack(outputs)) for outputs in found]
 
         return predict if self._by_row is None else predict_rows

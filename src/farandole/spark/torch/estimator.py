@@ -98,9 +98,7 @@ class TorchEstimator(HorovodEstimator):
         parameters = self._get_model_kwargs(model.eval(), result.history, optimizer, run_id, metadata)
         return self.get_model_class()(**parameters)
 
-    def _get_model_kwargs(
-        self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Any
-    ) -> dict[str, Any]:
+    def _get_model_kwargs(self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Any) -> dict[str, Any]:
         """The parameters of a fitted model; classes that build on this one may give theirs others."""
         return {
             "model": model,
