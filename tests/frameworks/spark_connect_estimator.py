@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 
 def trained_without_spark(place: str, epochs: int) -> Any:
-    """The same model in plain TensorFlow, on the same rows in the same order; a step takes the mean of the ranks' losses."""
+    """Plain TensorFlow on the same rows in the same order: the loss of a step is the mean of the ranks'."""
     import keras
     import tensorflow as tf
 
