@@ -1,5 +1,5 @@
 """What reading costs an estimator: TorchEstimator.fit on a DataFrame of a million rows of 200 columns, and the same
-rows held in memory. Writes about 0.8 GB of Parquet with Spark; two ranks: `python bench/spark_million.py --json FILE`."""
+rows held in memory. Writes about 0.8 GB of Parquet with Spark: `python bench/spark_million.py --json FILE`."""
 
 from __future__ import annotations
 
@@ -172,10 +172,8 @@ def main() -> None:
     )
     print(f"peak resident set of the ranks: {peaks} MB; at most {RSS_MB} wanted")
     clock, cpu = 100 * rates["clock"], 100 * rates["cpu"]
-    print(
-        f"step rate from the store: {clock:.0f} % of memory's, at least {100 * RATE:.0f} wanted; {cpu:.0f} % by processor"
-    )
-    print("time, which other work on the machine does not blur")
+    print(f"step rate from the store: {clock:.0f} % of memory's; at least {100 * RATE:.0f} wanted")
+    print(f"by processor time, which other work on the machine does not blur: {cpu:.0f} %")
     if options.json is not None:
         made = {
             "machine": platform.machine(),
