@@ -65,9 +65,10 @@ class Application(Cluster):
         }
         self._said = open(self.home / "said", "w+b")  # noqa: SIM115
         self._servers: list[subprocess.Popen[bytes]] = []
+        begun: list[tuple[subprocess.Popen[bytes], Path, str]] = []
         try:
             if workers:
-                master = self._cluster(workers)
+                master, begun = self._cluster(workers)
             command = [sys.executable, str(HERE / "spark_cluster.py"), master, str(self.home), str(int(bool(workers)))]
             self._process = subprocess.Popen(
                 command,
@@ -77,6 +78,9 @@ class Application(Cluster):
                 stderr=self._said,
                 cwd=self.home,
             )
+            self._servers.append(self._process)
+            for one in begun:  # while the driver starts as well
+                self._said_by(*one)
             self.remote = self._answer()
         except BaseException:
             self._end_servers()
@@ -108,7 +112,8 @@ class Application(Cluster):
         for server in self._servers:
             server.wait(30)
 
-    def _cluster(self, workers: int) -> str:
+    def _cluster(self, workers: int) -> tuple[str, list[tuple[subprocess.Popen[bytes], Path, str]]]:
+        """A master that runs, and workers that start."""
         address = self._said_by(
             *self._serve("master.Master", [], r"spark://[\d.]+:\d+", ["-Dspark.master.rest.enabled=false"])
         )
@@ -121,9 +126,7 @@ class Application(Cluster):
             options = ["--cores", "2", "--memory", "1g", "--work-dir", str(self.home / f"work{number}"), address]
             gpus = [f"-Dspark.worker.resource.gpu.{name}" for name in ("amount=2", f"discoveryScript={script}")]
             begun.append(self._serve("worker.Worker", options, "registered with master", gpus))
-        for one in begun:
-            self._said_by(*one)
-        return address
+        return address, begun
 
     def _serve(
         self, name: str, options: Sequence[str], sign: str, properties: Sequence[str] = ()

@@ -65,7 +65,7 @@ class Pictures(TorchEstimator, HasPictures):  # type: ignore[misc]
                  random_seed: int | None = None, backend: Any = None) -> None:  # fmt: skip
         super().__init__()
         self._setDefault(classes=2, picture_col="picture", prediction_col="prediction", label_cols=["label"])
-        self._set(**self._kwargs)
+        self._set(**self._input_kwargs)
         column, label = self.getOrDefault("picture_col"), self.getLabelCols()[0]
         self.setFeatureCols([column])
 
@@ -110,7 +110,7 @@ class PicturesModel(TorchModel, HasPictures):  # type: ignore[misc]
                  prediction_col: str = "prediction") -> None:  # fmt: skip
         super().__init__()
         self._setDefault(picture_col="picture", prediction_col="prediction")
-        self._set(**self._kwargs)
+        self._set(**self._input_kwargs)
         self.setFeatureColumns([self.getOrDefault("picture_col")])
         self.setLabelColoumns(self.getLabelColumns())  # as Horovod spelt it
 
