@@ -132,6 +132,8 @@ class PicturesModel(TorchModel, HasPictures):  # type: ignore[misc]
 def subclassed(place: str, saved: str) -> Any:
     """Classes of a library that build on an estimator and its model, on a column of bytes."""
     draw = np.random.default_rng(3).integers(0, 256, (24, 4)).astype(np.uint8)
+    draw[:, 0] = np.arange(24) % 2 * 255  # what tells the two kinds apart
+    draw[:, 1] = 255 - draw[:, 0]
     data = [(bytearray(pixels.tobytes()), float(pixels[0] > pixels[1])) for pixels in draw]
     frame = cases.spark.createDataFrame(data, "file binary, kind double").coalesce(1)
     estimator = Pictures(
