@@ -65,9 +65,10 @@ class Application(Cluster):
         }
         self._said = open(self.home / "said", "w+b")  # noqa: SIM115
         self._servers: list[subprocess.Popen[bytes]] = []
+        begun: list[tuple[subprocess.Popen[bytes], Path, str]] = []
         try:
             if workers:
-                master = self._cluster(workers)
+                master, begun = self._cluster(workers)
             command = [sys.executable, str(HERE / "spark_cluster.py"), master, str(self.home), str(int(bool(workers)))]
             self._process = subprocess.Popen(
                 command,
@@ -77,6 +78,9 @@ class Application(Cluster):
                 stderr=self._said,
                 cwd=self.home,
             )
+            self._servers.append(self._process)
+            for one in begun:  # while the driver starts as well
+                self._said_by(*one)
             self.remote = self._answer()
         except BaseException:
             self._end_servers()
@@ -108,7 +112,8 @@ class Application(Cluster):
         for server in self._servers:
             server.wait(30)
 
-    def _cluster(self, workers: int) -> str:
+    def _cluster(self, workers: int) -> tuple[str, list[tuple[subprocess.Popen[bytes], Path, str]]]:
+        """A master that runs, and workers that start."""
         address = self._said_by(
             *self._serve("master.Master", [], r"spark://[\d.]+:\d+", ["-Dspark.master.rest.enabled=false"])
         )
@@ -121,9 +126,7 @@ class Application(Cluster):
             options = ["--cores", "2", "--memory", "1g", "--work-dir", str(self.home / f"work{number}"), address]
             gpus = [f"-Dspark.worker.resource.gpu.{name}" for name in ("amount=2", f"discoveryScript={script}")]
             begun.append(self._serve("worker.Worker", options, "registered with master", gpus))
-        for one in begun:
-            self._said_by(*one)
-        return address
+        return address, begun
 
     def _serve(
         self, name: str, options: Sequence[str], sign: str, properties: Sequence[str] = ()
@@ -171,20 +174,18 @@ def main() -> None:
         "spark.executor.memory": "512m",
     }.items():
         builder = builder.config(name, value)
-    remote = ""
+    held, port = sockets.hold_port()
+    held.close()
+    builder = builder.config("spark.plugins", "org.apache.spark.sql.connect.SparkConnectPlugin")
+    builder = builder.config("spark.connect.grpc.binding.port", str(port))
     if cluster:
         builder = builder.config("spark.executor.resource.gpu.amount", "2")
         builder = builder.config("spark.task.resource.gpu.amount", "1")
     else:
-        held, port = sockets.hold_port()
-        held.close()
-        builder = builder.config("spark.plugins", "org.apache.spark.sql.connect.SparkConnectPlugin")
-        builder = builder.config("spark.connect.grpc.binding.port", str(port))
         builder = builder.config("spark.default.parallelism", "2")  # fewer than slots, so that tests tell them apart
-        remote = f"sc://127.0.0.1:{port}"
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    answer(True, remote)
+    answer(True, f"sc://127.0.0.1:{port}")
     for line in sys.stdin:
         name, arguments = json.loads(line)
         module, _, case = name.rpartition(".")

@@ -4,20 +4,70 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from farandole.spark import SparkExecutor
+from farandole.spark.common.backend import Backend
+
 RANKS = 2
+START = np.random.default_rng(1).uniform(-0.5, 0.5, (4, 1)).astype(np.float32)  # a model's weights before training
 spark: Any = None
 
 
 def run_case(session: Any, of: str, **arguments: Any) -> Any:
     """Runs one of the cases below."""
+    use(session)
+    elsewhere = {"subclassed": "spark_subclass", "bad": "spark_bad_input", "no_session": "spark_bad_input"}
+    known = vars(importlib.import_module(elsewhere[of])) if of in elsewhere else globals()
+    return known[of](**arguments)
+
+
+def use(session: Any) -> None:
+    """The session of all that follows."""
     global spark
     spark = session
     spark.conf.set("spark.sql.shuffle.partitions", "2")
-    return globals()[of](**arguments)
+
+
+class Staying(Backend):
+    """Ranks in slots of Spark that stay from fit to fit, so that they import each framework once."""
+
+    def __init__(self) -> None:
+        self._executor: SparkExecutor | None = None
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[Any]:
+        """Calls the function in every rank."""
+        if self._executor is None:
+            self._executor = SparkExecutor(RANKS, env={"KERAS_BACKEND": "torch"}).start()
+        return list(self._executor.run(fn, tuple(args), dict(kwargs or {})))
+
+    def num_processes(self) -> int:
+        """How many there are."""
+        return RANKS
+
+    def let_go(self) -> None:
+        """Gives the slots back."""
+        if self._executor is not None:
+            self._executor.shutdown()
+        self._executor = None
+
+
+staying = Staying()
+
+
+def let_go() -> None:
+    """Ends the ranks that stay."""
+    staying.let_go()
 
 
 def rows(count: int = 40, weight: bool = False) -> Any:
@@ -25,14 +75,15 @@ def rows(count: int = 40, weight: bool = False) -> Any:
     draw = np.random.default_rng(7).uniform(-1, 1, (count, 4)).round(3)
     made = [(*map(float, x), float(x @ [1, -2, 3, 0.5]), place % 5 == 0) for place, x in enumerate(draw)]
     names = "x0 double, x1 double, x2 double, x3 double, y double, held boolean"
-    return spark.createDataFrame(made, names)
+    return spark.createDataFrame(made, names).coalesce(1)
 
 
-def linear(seed: int = 1) -> Any:
+def linear() -> Any:
     import torch
 
-    torch.manual_seed(seed)
-    return torch.nn.Linear(4, 1)
+    made = torch.nn.Linear(4, 1)
+    made.load_state_dict({"weight": torch.from_numpy(START.T), "bias": torch.zeros(1)})
+    return made
 
 
 def assembler() -> Any:
@@ -41,11 +92,19 @@ def assembler() -> Any:
     return VectorAssembler(inputCols=["x0", "x1", "x2", "x3"], outputCol="features")
 
 
+def after() -> Any:
+    """A stage of MLlib behind an estimator."""
+    from pyspark.ml.feature import SQLTransformer
+
+    return SQLTransformer(statement="SELECT *, y__output - y AS error FROM __THIS__")
+
+
 def common(place: str, **more: Any) -> dict[str, Any]:
+    """Parameters of all estimators; `num_proc` for ranks of this fit alone."""
     from farandole.spark.common.store import Store
 
     return {
-        "num_proc": RANKS,
+        **({} if "num_proc" in more else {"backend": staying}),
         "store": Store.create(place),
         "feature_cols": ["features"],
         "label_cols": ["y"],
@@ -181,16 +240,19 @@ def predictions(frame: Any, name: str = "y__output") -> list[float]:
     return [float(one) if isinstance(one, float) else float(one[0]) for one in found]
 
 
+def described(frame: Any) -> dict[str, Any]:
+    """What a pipeline that was loaded makes of the rows: the last column is of the stage behind the model."""
+    return {"columns": frame.columns, "again": predictions(frame)}
+
+
 def torch_in_a_pipeline(place: str, saved: str) -> Any:
     import torch
     from pyspark.ml import Pipeline, PipelineModel
     from pyspark.ml.evaluation import RegressionEvaluator
-    from pyspark.ml.feature import SQLTransformer
 
-    after = SQLTransformer(statement="SELECT *, y__output - y AS error FROM __THIS__")
     seen = torch.nn.functional.l1_loss
-    estimator = torch_estimator(place, validation="held", metrics=[seen], epochs=3)
-    fitted = Pipeline(stages=[assembler(), estimator, after]).fit(rows())
+    estimator = torch_estimator(place, num_proc=RANKS, validation="held", metrics=[seen], epochs=3)
+    fitted = Pipeline(stages=[assembler(), estimator, after()]).fit(rows())
     model = fitted.stages[1]
     plain = linear()
     expected = trained_without_spark(place, 3, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
@@ -271,9 +333,8 @@ def keras_estimator(place: str, **more: Any) -> Any:
 
     model = more.pop("model", None)
     if model is None:
-        plain = linear()
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        model.set_weights([plain.weight.detach().numpy().T, plain.bias.detach().numpy()])
+        model.set_weights([START, np.zeros(1)])
     terms = {
         "validation": "held",
         "loss": "mse",
@@ -304,7 +365,7 @@ def in_a_pipeline(place: str, saved: str, kind: str) -> Any:
         "lightning": lambda: {"gradient_compression": noting_compression(saved)},
     }[kind]()
     estimator = ESTIMATORS[kind](place, callbacks=[noting(saved, kind)], **more)
-    fitted = Pipeline(stages=[assembler(), estimator]).fit(rows())
+    fitted = Pipeline(stages=[assembler(), estimator, after()]).fit(rows())
     model = fitted.stages[1]
     plain = linear()
     expected = trained_without_spark(place, 2, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
@@ -313,7 +374,7 @@ def in_a_pipeline(place: str, saved: str, kind: str) -> Any:
         "weights": weights_of(model.getModel()),
         "expected": expected,
         "history": model.getHistory(),
-        "again": predictions(PipelineModel.load(f"{saved}/fitted").transform(rows())),
+        **described(PipelineModel.load(f"{saved}/fitted").transform(rows())),
         "notes": notes(saved),
         "by_hand": sorted_by_y(plain),
     }
@@ -349,7 +410,7 @@ def resumed_and_on_parquet(place: str, saved: str) -> Any:
         for n in range(20)
     ]
     frame = spark.createDataFrame(data, ["features", "y"])
-    estimator = torch_estimator(place, run_id="walk", epochs=1, callbacks=[noting(saved, "torch")])
+    estimator = torch_estimator(place, num_proc=RANKS, run_id="walk", epochs=1, callbacks=[noting(saved, "torch")])
     frame.coalesce(1).write.parquet(estimator.getStore().get_train_data_path())
     estimator.save(f"{saved}/estimator")
     loaded = TorchEstimator.load(f"{saved}/estimator")
@@ -417,70 +478,3 @@ def several_outputs(place: str) -> Any:
         "kinds": sorted({f"{type(row['a']).__name__} {type(row['b']).__name__} {len(row['b'])}" for row in made}),
         "rows": len(made),
     }
-
-
-def bad(place: str) -> Any:
-    """What each kind of bad input says; none of them may leave a Spark job behind."""
-    import keras
-    import torch
-
-    from farandole.spark.common.store import Store
-
-    good = assembler().transform(rows())
-    wide, three = torch.nn.Linear(7, 1), torch.nn.Linear(4, 3)
-    step = torch.optim.SGD(three.parameters(), lr=0.1)
-    thrice = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-    one_each = good.selectExpr("features", "array(y) as y")
-    made = {
-        "columns": lambda: torch_estimator(place, feature_cols=["featrues"]).fit(good),
-        "shape": lambda: torch_estimator(place, model=wide, optimizer=torch.optim.SGD(wide.parameters(), lr=0.1)).fit(
-            good
-        ),
-        "input_shapes": lambda: torch_estimator(place, input_shapes=[[-1, 5]]).fit(good),
-        "label": lambda: torch_estimator(place, model=three, optimizer=step).fit(good),
-        "label of arrays": lambda: torch_estimator(place, model=three, optimizer=step).fit(one_each),
-        "label of lightning": lambda: plain_lightning_estimator(
-            place, model=three, optimizer=step, validation=None, loss=torch.nn.functional.l1_loss
-        ).fit(good),
-        "label of keras": lambda: keras_estimator(place, model=thrice, validation=None).fit(one_each),
-        "ragged": lambda: torch_estimator(place, feature_cols=["x"]).fit(
-            spark.createDataFrame([([1.0] * (3 + n % 2), 1.0) for n in range(8)], "x array<double>, y double")
-        ),
-        "text": lambda: torch_estimator(place, feature_cols=["x"]).fit(
-            spark.createDataFrame([("a", 1.0)], "x string, y double")
-        ),
-        "empty": lambda: torch_estimator(place).fit(good.where("y > 1000")),
-        "few": lambda: torch_estimator(place).fit(good.limit(1)),
-        "null label": lambda: torch_estimator(place, feature_cols=["x"]).fit(
-            spark.createDataFrame([(1.0, None if n == 3 else 1.0) for n in range(8)], "x double, y double")
-        ),
-        "store": lambda: torch_estimator("/proc/nowhere").fit(good),
-        "private store": lambda: torch_estimator("memory://x").fit(good),
-        "no store": lambda: torch_estimator(place).setStore(7).fit(good),
-        "no parquet": lambda: torch_estimator(place, store=Store.create(place + "/other")).fit_on_parquet(),
-        "slots": lambda: torch_estimator(place, num_proc=30).fit(good),
-        "own step": lambda: plain_lightning_estimator(place, train_minibatch_fn=print).fit(good),
-        "weights of losses": lambda: lightning_estimator(place, loss_weights=[1.0]).fit(good),
-        "parameter": lambda: torch_estimator(place, epoch=3),
-        "raises": lambda: torch_estimator(place, loss=lambda output, label: output.nonsense()).fit(good),
-    }
-    found = {}
-    for name, call in made.items():
-        try:
-            call()
-            found[name] = "nothing was said"
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    found["left"] = str(list(spark.sparkContext.statusTracker().getActiveJobsIds()))
-    return found
-
-
-def no_session(place: str) -> str:
-    """The last case: ends the session."""
-    estimator = torch_estimator(place)
-    spark.stop()
-    try:
-        estimator.fit_on_parquet()
-    except RuntimeError as error:
-        return str(error)
-    return "nothing was said"

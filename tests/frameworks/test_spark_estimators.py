@@ -1,9 +1,10 @@
 # Spark's estimators on a real cluster of two workers: each in a Pipeline, against training without Spark.
-# Touches spark_cluster.py, whose process runs the cases of spark_estimator_cases.py.
+# Touches spark_cluster.py, whose process runs the cases of spark_estimator_cases.py, and spark_connect_estimator.py.
 """Fitting, saving, resuming, and what is said about bad input."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_cluster import ROOT
+from ray_cluster import HERE, ROOT
 from spark_cluster import Application, missing
 
 if why := missing():
     pytest.skip(why, allow_module_level=True)
+
+# After a pipeline: of the data, the stage before the estimator, the model, and the stage behind it.
+COLUMNS = ["x0", "x1", "x2", "x3", "y", "held", "features", "y__output", "error"]
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -33,7 +37,10 @@ def cluster() -> Iterator[Application]:
         if before is not None:
             os.environ["KERAS_BACKEND"] = before
     yield made
-    made.close()
+    try:
+        ask(made, "let_go")
+    finally:
+        made.close()
 
 
 def ask(cluster: Application, case: str, **arguments: Any) -> Any:
@@ -52,7 +59,7 @@ def told(epochs: int, ranks: int = 2, name: str = "told") -> list[str]:
 def test_torch_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
     found = ask(cluster, "torch_in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path))
     assert near(found["weights"], found["expected"])
-    assert found["columns"] == ["x0", "x1", "x2", "x3", "y", "held", "features", "y__output", "error"]
+    assert found["columns"] == COLUMNS
     assert near(found["predicted"], found["by_hand"]) and found["again"] == found["predicted"]
     assert found["written"] == found["rows"] and [len(part) for part in found["rows"]] == [32, 8]
     losses = [[one["train"]["loss"], one["validation"]["loss"]] for one in found["history"]]
@@ -63,7 +70,7 @@ def test_torch_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
 def test_lightning_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
     found = ask(cluster, "in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="lightning")
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
-    assert [one["epoch"] for one in found["history"]] == [0, 1]
+    assert found["columns"] == COLUMNS and [one["epoch"] for one in found["history"]] == [0, 1]
     assert found["notes"] == [f"compressed by rank {rank}" for rank in (0, 1)] + told(2)
     assert found["history"][1]["val_loss"] < found["history"][0]["val_loss"]
 
@@ -71,12 +78,12 @@ def test_lightning_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
 def test_keras_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
     found = ask(cluster, "in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="keras")
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
-    assert sorted(found["history"]) == ["loss", "mae", "val_loss", "val_mae"]
+    assert found["columns"] == COLUMNS and sorted(found["history"]) == ["loss", "mae", "val_loss", "val_mae"]
     assert found["notes"] == told(2, 1, "saved") + told(2)  # checkpoint_callback is rank 0's alone
     assert found["history"]["val_loss"][1] < found["history"]["val_loss"][0]
 
 
-@pytest.mark.parametrize("kind", ["plain", "keras"])
+@pytest.mark.parametrize("kind", ["plain", "lightning", "keras"])
 def test_runs_that_go_on(cluster: Application, tmp_path: Path, kind: str) -> None:
     found = ask(cluster, "gone_on", place=str(tmp_path / "store"), kind=kind)
     assert near(found["weights"], found["expected"])
@@ -102,6 +109,21 @@ def test_several_outputs_weights_nulls_and_a_transformation(cluster: Application
     assert found["kinds"] == ["float DenseVector 2"] and found["rows"] == 18
     train, held = found["written"]  # each row is in one of them
     assert train and held and sorted(train + held) == [n / 5 for n in range(24)]
+
+
+def test_keras_on_tensorflow_through_spark_connect(cluster: Application, tmp_path: Path) -> None:
+    driver = str(HERE / "spark_connect_estimator.py")
+    said = cluster.run(driver, str(tmp_path), SPARK_REMOTE=cluster.remote, KERAS_BACKEND="tensorflow")
+    found = json.loads(said.splitlines()[-1])
+    assert found["session"] == "pyspark.sql.connect.session" and found["backend"] == "tensorflow"
+    assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
+    assert found["columns"] == COLUMNS and found["history"] == ["loss", "mae", "val_loss", "val_mae"]
+
+
+def test_classes_that_build_on_an_estimator(cluster: Application, tmp_path: Path) -> None:
+    found = ask(cluster, "subclassed", place=str(tmp_path / "store"), saved=str(tmp_path))
+    assert found["class"] == "PicturesModel" and found["alone"] == 2
+    assert found["columns"] == ["file", "kind", "kind__output", "prediction"] and found["right"] == 24
 
 
 SAID = {

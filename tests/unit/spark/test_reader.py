@@ -189,7 +189,7 @@ def test_arrays_as_blocks_of_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "said"),
     [
-        (["a", "b"], "column 'x' is of type string"),
+        ([["a"], ["b"]], "column 'x' is of type string"),
         ([None, None], "column 'x'"),
         ([[1.0], [1.0, 2.0]], "column 'x'"),
         ([[1.0, 2.0], [1.0, 2.0, 3.0], [1.0]], "expected arrays of shape"),
@@ -200,6 +200,23 @@ def test_data_that_cannot_be_trained_on(tmp_path: Path, column: Any, said: str) 
     pq.write_table(pa.table({"x": column}), tmp_path / "one.parquet")
     with pytest.raises(DataError, match=said):
         list(Reader(store, inspect(store, str(tmp_path), ["x"]), 2).epoch(0))
+
+
+def test_texts_and_bytes_for_a_transformation(tmp_path: Path) -> None:
+    pq.write_table(
+        pa.table({"t": ["a", "bcd", "ef"], "b": [b"\0", b"\1\0", b"\2"], "n": [0, 1, 2]}), tmp_path / "a.parquet"
+    )
+    store = Store.create(str(tmp_path))
+    data = inspect(store, str(tmp_path), ["t", "b", "n"])
+    assert data.columns[:2] == (Column("t", "object"), Column("b", "object"))
+
+    def counted(frame: Any) -> Any:
+        frame["t"] = [np.array([len(one)] * 2) for one in frame["t"]]
+        return frame
+
+    (found,) = Reader(store, data, 3, shuffle=False, transformation=on_frames(counted)).epoch(0)
+    assert found["t"].tolist() == [[1, 1], [3, 3], [2, 2]] and found["t"].dtype.kind == "i"
+    assert found["b"].tolist() == [b"\0", b"\1\0", b"\2"] and found["n"].tolist() == [0, 1, 2]
 
 
 def test_missing_columns_and_too_few_rows(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ Writes into temporary folders and into fsspec's memory."""
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
 from pathlib import Path
 
@@ -93,4 +94,14 @@ def test_a_store_that_cannot_be_reached() -> None:
         make("/proc/nowhere").check()
     with pytest.raises(StoreError, match="nonsense"):
         make("nonsense://x").check()
+    with pytest.raises(StoreError, match=r"ftp://127.0.0.1:1/x cannot be used: .*refused"):
+        make("ftp://127.0.0.1:1/x").check()
     assert make("memory://x").private and not make("/tmp").private
+
+
+@pytest.mark.parametrize(("url", "package"), [("s3://b/x", "s3fs"), ("gs://b/x", "gcsfs"), ("abfs://b/x", "adlfs")])
+def test_stores_of_clouds_name_their_package(url: str, package: str) -> None:
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed, so that nothing is missing")
+    with pytest.raises(StoreError, match=f"{url} cannot be used: .*{package}"):
+        make(url).check()

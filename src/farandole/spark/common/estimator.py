@@ -16,7 +16,7 @@ from ..session import active
 from .backend import Backend, SparkBackend
 from .model import HorovodModel as HorovodModel
 from .params import EstimatorParams
-from .parquet import Column, DataError, Dataset, inspect
+from .parquet import RAW, Column, DataError, Dataset, inspect, not_numbers
 from .persistence import Saved
 from .store import AbstractFilesystemStore, StoreError
 from .task import Result, Task
@@ -57,9 +57,16 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator):  # type: ignore[misc]
         """The class of fitted models."""
         raise NotImplementedError
 
-    def _get_model_kwargs(self, result: Result, run_id: str, metadata: Any) -> dict[str, Any]:
-        """Its parameters."""
+    def _create_model(self, result: Result, run_id: str, metadata: Any) -> Any:
+        """A fitted model: one of that class, with the parameters of `_get_model_kwargs`."""
         raise NotImplementedError
+
+    def _get_or_create_backend(self) -> Backend:
+        """Where the ranks run: the backend that was given, or Spark."""
+        backend = self.getOrDefault("backend")
+        if backend is not None and self.getOrDefault("num_proc") is not None:
+            raise ValueError("give num_proc or backend: a backend has its own number of ranks")
+        return backend or SparkBackend(self.getOrDefault("num_proc"))
 
     # What users call; `fit(df, params)` is Spark's own.
 
@@ -82,6 +89,7 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator):  # type: ignore[misc]
             seed,
             files if self.getOrDefault("shuffle") else None,
             self._double(),
+            self.getOrDefault("transformation_fn") is not None,
         )
         return self._train(backend, store, prepare(dataset, wanted), seed)
 
@@ -105,7 +113,7 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator):  # type: ignore[misc]
             if not self.getOrDefault(needed) and (needed != "model" or self.getOrDefault("model") is None):
                 raise ValueError(f"{name} needs {needed}")
         self._check()
-        store, backend = self.getOrDefault("store"), self.getOrDefault("backend")
+        store, backend = self.getOrDefault("store"), self._get_or_create_backend()
         if not isinstance(store, AbstractFilesystemStore):
             raise ValueError(f"{name} needs a store, e.g. store=Store.create('/shared/folder'); found {store!r}")
         if store.private:
@@ -113,10 +121,8 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator):  # type: ignore[misc]
                 f"the store {store.prefix_path} exists in this process alone: executors and ranks are others. "
                 "Give a path or a URL that all of them reach"
             )
-        if backend is not None and self.getOrDefault("num_proc") is not None:
-            raise ValueError("give num_proc or backend: a backend has its own number of ranks")
         store.check()
-        return backend or SparkBackend(self.getOrDefault("num_proc")), store
+        return backend, store
 
     def _train(self, backend: Backend, store: AbstractFilesystemStore, index: Any, seed: int) -> Any:
         train, val = self._datasets(store, index, backend.num_processes())
@@ -131,7 +137,7 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator):  # type: ignore[misc]
             "columns": {name: {"dtype": column.dtype, "shape": list(column.shape)} for name, column in columns.items()},
             "outputs": outputs,
         }
-        return self.get_model_class()(**self._get_model_kwargs(result, run_id, metadata))
+        return self._create_model(result, run_id, metadata)
 
     def _env(self) -> dict[str, str]:
         return {}
@@ -156,6 +162,8 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator):  # type: ignore[misc]
             )
         labels = [*self.getOrDefault("label_cols"), self.getOrDefault("sample_weight_col")]
         for column in data.columns:
+            if column.dtype == RAW and self.getOrDefault("transformation_fn") is None:
+                raise DataError(not_numbers(column.name, "text or bytes"))
             if column.nulls and column.name in labels:
                 raise DataError(f"column {column.name!r} has nulls: drop or fill these rows (features become NaN)")
         return data

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from .params import ModelParams
-from .parquet import Array, Column, Columns, DataError, check_names
+from .parquet import RAW, Array, Column, Columns, DataError, check_names
 from .persistence import Saved
 from .writing import plain
 
@@ -38,18 +38,29 @@ class HorovodModel(Saved, ModelParams, Model):  # type: ignore[misc]
             for name in self.getOrDefault("feature_columns")
         ]
 
-    def _shapes(self) -> list[tuple[int, ...]]:
-        """Of one row's outputs; found out by a prediction for a row of zeros where the fit did not know them."""
-        known = self.getOrDefault("_metadata").get("outputs")
+    def _known(self) -> Any:
+        """The shapes of one row's outputs, as the fit found them; None when it did not."""
+        return self.getOrDefault("_metadata").get("outputs")
+
+    def _shapes(self, rows: Any) -> list[tuple[int, ...]]:
+        """Of one row's outputs; found out by a prediction where the fit did not know them."""
+        known, inputs = self._known(), self._inputs()
         if known is None:
-            known = [output.shape[1:] for output in self._loader()()(zeros(self._inputs()))]
+            one = zeros([column for column in inputs if column.dtype != RAW])
+            if len(one) < len(inputs):  # there is no text of zeros
+                first = rows.limit(1).toPandas()
+                if not len(first):
+                    return [(0,)] * len(self.getOutputCols())
+                one = {column.name: _values(first[column.name], column) for column in inputs}
+            known = [output.shape[1:] for output in self._loader()()(one)]
         return [tuple(shape) for shape in known]
 
     def _transform(self, dataset: Any) -> Any:
         inputs, outputs = self._inputs(), self.getOutputCols()
         check_names([column.name for column in inputs], dataset.columns, "the DataFrame")
         kinds = {field.name: field.dataType for field in dataset.schema.fields}
-        shapes = self._shapes()
+        needed = [plain(one.name, kinds[one.name], one.dtype == "float64") for one in inputs]
+        shapes = self._shapes(dataset.select(*needed))
         if len(shapes) != len(outputs):
             raise DataError(f"the model gives {len(shapes)} outputs, and output_cols names {len(outputs)} columns")
         single = [math.prod(shape) == 1 for shape in shapes]
@@ -59,8 +70,7 @@ class HorovodModel(Saved, ModelParams, Model):  # type: ignore[misc]
         ]
         run = _function(self._loader(), inputs, single, self.getOrDefault("batch_size"))
         predict = F.pandas_udf(run, T.StructType(fields))  # type: ignore[call-overload,unused-ignore]
-        given = F.struct(*(plain(one.name, kinds[one.name], one.dtype == "float64") for one in inputs))
-        found = dataset.select("*", predict(given).alias(PREDICTED))
+        found = dataset.select("*", predict(F.struct(*needed)).alias(PREDICTED))
         made = []
         for place, (name, one) in enumerate(zip(outputs, single, strict=True)):
             value = F.col(f"{PREDICTED}._{place}")
@@ -97,6 +107,8 @@ def _function(loader: Callable[[], Predict], inputs: list[Column], single: list[
 
 def _values(series: Any, column: Column) -> Array:
     """A column of pandas as an array; nulls become NaN."""
+    if column.dtype == RAW:
+        return np.asarray(series.to_list(), dtype=object)
     if not column.shape:
         values = pd.to_numeric(series).to_numpy()
         return np.asarray(values, dtype=np.float64 if series.isna().any() else column.dtype)

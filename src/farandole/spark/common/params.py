@@ -60,7 +60,11 @@ ESTIMATOR: dict[str, Row] = {
     "run_id": (None, "name of the run; one that has a checkpoint goes on from it", STRING),
     "train_steps_per_epoch": (None, "steps of an epoch, unless it is a pass over the data", _positive),
     "validation_steps_per_epoch": (None, "steps of a validation, unless it is all of the data", _positive),
-    "transformation_fn": (None, "from a pandas frame of the data to another one of as many rows", None),
+    "transformation_fn": (
+        None,
+        "from a pandas frame of the data to another one of as many rows; texts and bytes become numbers in it",
+        None,
+    ),
     "transformation_edit_fields": (None, "(name, type, shape, nullable) of the fields it changes", None),
     "transformation_removed_fields": (None, "names of the fields it removes", STRINGS),
     "train_reader_num_workers": (2, "accepted: one thread reads ahead", INT),
@@ -85,11 +89,12 @@ MODEL: dict[str, Row] = {
     "batch_size": (1024, "rows that are predicted at once", _positive),
     "use_gpu": (False, "whether to predict on a GPU where there is one", BOOL),
 }
-# Accessors whose names are not those of the parameter.
+# Accessors whose names are not those of the parameter; Horovod wrote the last one so.
 SPELLINGS = {
     "train_reader_num_workers": "TrainReaderNumWorker",
     "val_reader_num_workers": "ValReaderNumWorker",
     "inmemory_cache_all": "InMemoryCacheAll",
+    "label_columns": "LabelColoumns",
 }
 
 

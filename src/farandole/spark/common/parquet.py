@@ -20,6 +20,9 @@ BLOCK = b"farandole.dtype"  # metadata of a column whose values are blocks of by
 VECTOR = {"type", "size", "indices", "values"}  # the fields of MLlib's VectorUDT
 
 
+RAW = "object"  # what a column of texts or bytes is in NumPy: for transformation_fn alone
+
+
 class DataError(ValueError):
     """The data is not what the estimator was told, or cannot be trained on."""
 
@@ -162,14 +165,21 @@ def _describe(found: Any, name: str, nulls: int) -> Column:
         value = value[0] if value else None
     if pa.types.is_decimal(kind):
         kind = pa.float64()
+    if not shape and any(test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)):
+        return Column(name, RAW, (), nulls)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise DataError(
-            f"column {name!r} is of type {kind}: estimators train on numbers, vectors and arrays of numbers; "
-            "turn it into one of them first, e.g. with StringIndexer"
-        )
+        raise DataError(not_numbers(name, str(kind)))
     whole = not pa.types.is_floating(kind)
     dtype = "float64" if whole and nulls else str(np.dtype(kind.to_pandas_dtype()))
     return Column(name, dtype, shape, nulls)
+
+
+def not_numbers(name: str, kind: str) -> str:
+    """What is wrong with a column."""
+    return (
+        f"column {name!r} is of type {kind}: estimators train on numbers, vectors and arrays of numbers; turn it into "
+        "one of them first, e.g. with StringIndexer, or texts and bytes in transformation_fn"
+    )
 
 
 def _first(found: Any, name: str) -> Any:

@@ -160,6 +160,13 @@ def _cut(blocks: Iterator[tuple[Columns, Array]], sizes: Sequence[int]) -> Itera
         yield parts[0] if len(parts) == 1 else {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
 
 
+def _stacked(values: list[Any]) -> Array:
+    """A column of a frame as an array; texts and bytes that nobody has turned into numbers stay what they are."""
+    if any(isinstance(value, str | bytes) for value in values[:1]):
+        return np.array(values, dtype=object)
+    return np.stack(values)
+
+
 def on_frames(fn: Callable[[Any], Any], edited: Any = None, removed: Any = None) -> Transformation:
     """The user's transformation_fn, from one pandas frame to another, for columns of arrays.
 
@@ -173,7 +180,7 @@ def on_frames(fn: Callable[[Any], Any], edited: Any = None, removed: Any = None)
         rows, made = len(frame), fn(frame)
         if len(made) != rows:
             raise DataError(f"transformation_fn made {len(made)} rows of {rows}: it has to keep their number")
-        found = {str(n): np.stack(made[n].to_list()) for n in made.columns if n not in (removed or ())}
+        found = {str(n): _stacked(made[n].to_list()) for n in made.columns if n not in (removed or ())}
         for name, dtype, shape, *_ in edited or ():
             found[name] = found[name].astype(dtype).reshape(rows, *(shape or ()))
         # Numbers without a declared type keep that of the data, so that pandas does not widen them.

@@ -104,7 +104,7 @@ class AbstractFilesystemStore(Store):
         """The file system; fsspec keeps one for each set of options."""
         try:
             return fsspec.core.url_to_fs(self.prefix_path, **self.storage_options)[0]
-        except (ImportError, ValueError) as error:
+        except Exception as error:  # every driver has its own: a package that is missing, a server that does not answer
             raise StoreError(f"the store {self.prefix_path} cannot be used: {error}") from error
 
     def local(self, path: str) -> str:

@@ -19,7 +19,7 @@ from pyspark.ml.functions import vector_to_array
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from .parquet import DataError, arrow_filesystem, check_names, pack
+from .parquet import DataError, arrow_filesystem, check_names, not_numbers, pack
 from .store import AbstractFilesystemStore, StoreError
 
 GROUP_BYTES = 8 << 20  # of a row group: small enough for many to be shuffled, large enough to be read at speed
@@ -42,6 +42,7 @@ class Wanted:
     seed: int
     files: int | None  # None: rows stay where they are
     double: bool  # whether vectors keep 64 bits
+    raw: bool = False  # whether there may be texts and bytes, which a transformation makes numbers of
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -100,7 +101,7 @@ def plain(name: str, kind: Any, double: bool) -> Any:
 def _selected(df: Any, wanted: Wanted) -> Any:
     kinds = {field.name: field.dataType for field in df.schema.fields}
     for name in wanted.columns:
-        _check_kind(name, kinds[name])
+        _check_kind(name, kinds[name], wanted.raw)
     columns = [plain(name, kinds[name], wanted.double) for name in wanted.columns]
     split = F.lit(False)
     if isinstance(wanted.validation, float):
@@ -115,15 +116,13 @@ def _selected(df: Any, wanted: Wanted) -> Any:
     return chosen if wanted.files is None else chosen.repartition(wanted.files)
 
 
-def _check_kind(name: str, kind: Any) -> None:
+def _check_kind(name: str, kind: Any, raw: bool) -> None:
     inner = kind
     while isinstance(inner, T.ArrayType):
         inner = inner.elementType
-    if not (isinstance(inner, T.NumericType | T.BooleanType) or is_vector(kind)):
-        raise DataError(
-            f"column {name!r} is of type {kind.simpleString()}: estimators train on numbers, vectors and arrays of "
-            "numbers; turn it into one of them first, e.g. with StringIndexer"
-        )
+    allowed = isinstance(inner, T.NumericType | T.BooleanType) or is_vector(kind)
+    if not (allowed or (raw and isinstance(kind, T.StringType | T.BinaryType))):
+        raise DataError(not_numbers(name, kind.simpleString()))
 
 
 def _write(df: Any, wanted: Wanted, index: str) -> None:

@@ -92,11 +92,16 @@ class KerasEstimator(HorovodEstimator):
         """The class of fitted models."""
         return KerasModel
 
-    def _get_model_kwargs(self, result: Result, run_id: str, metadata: Any) -> dict[str, Any]:
+    def _create_model(self, result: Result, run_id: str, metadata: Any) -> Any:
+        model = models.unpacked(result.weights, self.getOrDefault("custom_objects"))
+        return self.get_model_class()(**self._get_model_kwargs(model, result.history, run_id, metadata))
+
+    def _get_model_kwargs(self, model: Any, history: Any, run_id: str, metadata: Any) -> dict[str, Any]:
+        """The parameters of a fitted model; classes that build on this one may give theirs others."""
         return {
-            "model": models.unpacked(result.weights, self.getOrDefault("custom_objects")),
+            "model": model,
             "custom_objects": self.getOrDefault("custom_objects"),
-            "history": result.history,
+            "history": history,
             "feature_columns": self.getOrDefault("feature_cols"),
             "label_columns": self.getOrDefault("label_cols"),
             "categorical_cols": self.getOrDefault("categorical_cols"),

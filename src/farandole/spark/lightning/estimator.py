@@ -77,20 +77,12 @@ class LightningEstimator(TorchEstimator):
         """The class of fitted models."""
         return LightningModel
 
-    def _get_model_kwargs(self, result: Result, run_id: str, metadata: Any) -> dict[str, Any]:
+    def _create_model(self, result: Result, run_id: str, metadata: Any) -> Any:
         model = unpack(pack(self.getOrDefault("model")))
         model.load_state_dict(torch.load(io.BytesIO(result.weights), map_location="cpu", weights_only=True))
-        return {
-            "model": model.eval(),
-            "loss": self.getOrDefault("loss"),
-            "history": result.history,
-            "feature_columns": self.getOrDefault("feature_cols"),
-            "label_columns": self.getOrDefault("label_cols"),
-            "input_shapes": self.getOrDefault("input_shapes"),
-            "categorical_cols": self.getOrDefault("categorical_cols"),
-            "run_id": run_id,
-            "_metadata": metadata,
-        }
+        # Lightning makes the optimizers in the ranks; their state is in the run's checkpoint.
+        parameters = self._get_model_kwargs(model.eval(), result.history, None, run_id, metadata)
+        return self.get_model_class()(**parameters)
 
 
 class LightningModel(TorchModel):

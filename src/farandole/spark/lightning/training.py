@@ -111,7 +111,8 @@ class Rows(IterableDataset[Any]):  # type: ignore[misc]
             whole = batch[name].dtype.kind in "iub"
             made[name] = tensor(batch[name], self._dtype, "cpu", shape, whole)
         for name in batch.keys() - made.keys():
-            made[name] = tensor(batch[name], self._dtype, "cpu")
+            if batch[name].dtype.kind in "fiub":  # no texts that were left
+                made[name] = tensor(batch[name], self._dtype, "cpu")
         return made
 
 

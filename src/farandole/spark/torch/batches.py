@@ -101,10 +101,11 @@ class Inputs:
 class Loader:
     """Makes a function that predicts, in an executor."""
 
-    def __init__(self, model: bytes, inputs: Inputs, use_gpu: bool) -> None:
+    def __init__(self, model: bytes, inputs: Inputs, use_gpu: bool, by_row: Any = None) -> None:
         self._model = model
         self._inputs = inputs
         self._use_gpu = use_gpu
+        self._by_row = by_row  # of the user: from the model and a row to its output
 
     def __call__(self) -> Any:
         """The function from columns to outputs."""
@@ -117,7 +118,17 @@ class Loader:
                 outputs = as_list(model(*self._inputs.tensors(batch, number_type(model), device)))
             return [np.asarray(output.detach().cpu().to(torch.float64)) for output in outputs]
 
-        return predict
+        def predict_rows(batch: Columns) -> list[Array]:
+            with torch.no_grad():
+                rows = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+                made = [[torch.as_tensor(one) for one in as_list(self._by_row(model, row))] for row in rows]
+            found = (
+                [one.detach().cpu().to(torch.float64).flatten() for one in outputs]
+                for outputs in zip(*made, strict=True)
+            )
+            return [np.asarray(torch.stack(outputs)) for outputs in found]
+
+        return predict if self._by_row is None else predict_rows
 
 
 def probe(model: bytes, inputs: Inputs, columns: dict[str, Column], labels: list[str]) -> list[tuple[int, ...]]:

@@ -90,16 +90,22 @@ class TorchEstimator(HorovodEstimator):
         """The class of fitted models."""
         return TorchModel
 
-    def _get_model_kwargs(self, result: Result, run_id: str, metadata: Any) -> dict[str, Any]:
+    def _create_model(self, result: Result, run_id: str, metadata: Any) -> Any:
         model, optimizer = unpack(pack((self.getOrDefault("model"), self.getOrDefault("optimizer"))))
         state = torch.load(io.BytesIO(result.weights), map_location="cpu", weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
+        parameters = self._get_model_kwargs(model.eval(), result.history, optimizer, run_id, metadata)
+        return self.get_model_class()(**parameters)
+
+    def _get_model_kwargs(self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Any) -> dict[str, Any]:
+        """The parameters of a fitted model; classes that build on this one may give theirs others."""
         return {
-            "model": model.eval(),
+            "model": model,
             "optimizer": optimizer,
             "loss": self.getOrDefault("loss"),
-            "history": result.history,
+            "loss_constructors": self.getOrDefault("loss_constructors"),
+            "history": history,
             "feature_columns": self.getOrDefault("feature_cols"),
             "label_columns": self.getOrDefault("label_cols"),
             "input_shapes": self.getOrDefault("input_shapes"),
@@ -112,6 +118,7 @@ class TorchEstimator(HorovodEstimator):
 OF_MODEL: dict[str, Any] = {
     "optimizer": (None, "the optimizer, with its state", None),
     "loss": (None, "the loss it was trained with", None),
+    "loss_constructors": (None, "what made it, instead", None),
     "input_shapes": (None, "shape of each feature column's batch", None),
     "categorical_cols": (None, "columns whose whole numbers stay whole numbers", None),
 }
@@ -121,10 +128,21 @@ OF_MODEL: dict[str, Any] = {
 class TorchModel(HorovodModel):
     """A trained torch.nn.Module; `getModel()` gives it."""
 
+    def get_prediction_fn(self) -> Callable[[Any, dict[str, Any]], Any] | None:
+        """For classes that build on this one: a function from the model and one row, a dict by column, to its output.
+
+        None: the model is called with batches of the feature columns.
+        """
+        return None
+
+    def _known(self) -> Any:
+        return super()._known() if self.get_prediction_fn() is None else None
+
     def _loader(self) -> Callable[[], Predict]:
         inputs = batches.Inputs(
             self.getOrDefault("feature_columns"),
             self.getOrDefault("input_shapes"),
             self.getOrDefault("categorical_cols"),
         )
-        return batches.Loader(pack(self.getOrDefault("model")), inputs, self.getOrDefault("use_gpu"))
+        use_gpu, by_row = self.getOrDefault("use_gpu"), self.get_prediction_fn()
+        return batches.Loader(pack(self.getOrDefault("model")), inputs, use_gpu, by_row)
