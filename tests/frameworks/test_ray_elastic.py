@@ -115,8 +115,8 @@ def test_a_trainer_whose_survivors_go_on_and_one_that_starts_again(cluster: Clus
 
 
 def test_lightning_in_the_older_executor(cluster: Cluster, tmp_path: Path) -> None:
-    """ElasticRayExecutor and `ElasticCallback()` as they are: rank 0 dies in the middle of the second epoch, and the new
-    one is let in at a commit that falls on an epoch's last step."""
+    """ElasticRayExecutor and `ElasticCallback()` as they are: rank 0 dies in the second epoch; the new one comes in
+    at a commit that falls on an epoch's last step."""
     pytest.importorskip("lightning_utilities", reason="Lightning is not installed")
     job = {"SCRATCH": str(tmp_path), "RANKS": "2", "DEATHS": '{"first": [0, 21]}', "COMMITS": "{}", "EPOCHS": "4"}
     said = cluster.run(str(HERE / "ray_elastic_driver.py"), "older", "1", "2", "lightning", **job)
