@@ -1,0 +1,39 @@
+# A rank whose JAX arrays are on a GPU, which all ranks may share.
+# Touches JAX and CUDA.
+"""Asserts by itself, and prints what it has shown."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # there are several
+
+import jax
+import jax.numpy as jnp
+
+import farandole.jax as hvd
+
+
+def shown(what: str, found: jax.Array, wanted: list[float]) -> None:
+    assert found.tolist() == wanted and {one.platform for one in found.devices()} == {"gpu"}, (what, found)
+    print(what, flush=True)
+
+
+def main() -> None:
+    """Sums and means, at once and compiled."""
+    hvd.init()
+    ranks = hvd.size()
+    mine = jnp.arange(3.0) + hvd.rank()
+    total = [sum(float(place + rank) for rank in range(ranks)) for place in range(3)]
+    mean = [value / ranks for value in total]
+    shown("at once", hvd.allreduce(mine, op=hvd.Sum), total)
+    shown("jit", jax.jit(lambda x: hvd.allreduce(2 * x) + 1)(mine), [2 * value + 1 for value in mean])
+    shown("grad", jax.grad(lambda x: hvd.allreduce(x, op=hvd.Sum).sum())(mine), [float(ranks)] * 3)
+    repeated = jax.jit(lambda x: jax.lax.scan(lambda kept, _: (hvd.allreduce(kept), None), x, None, length=3)[0])
+    shown("scan", repeated(mine), mean)
+    tree = hvd.allreduce({"a": mine, "b": (mine.astype(jnp.bfloat16),)})
+    shown("tree", tree["b"][0].astype(jnp.float32), mean)
+
+
+if __name__ == "__main__":
+    main()
