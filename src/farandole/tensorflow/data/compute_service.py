@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ... import runtime
+from ...ops import barrier
 from ...rendezvous import interfaces
 from ...rendezvous.board import Board, Visitor
 from ..framework import tf
@@ -224,3 +225,4 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
             client.wait_for_shutdown()
         finally:
             server._stop()
+        barrier()  # a dispatcher, and where all find each other, outlive the workers that report there

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 # By their full names: the program runs under Horovod's name as well.
 from farandole import runtime
 from farandole.objects import broadcast_object
-from farandole.ops import barrier
 from farandole.tensorflow.data.compute_service import SIDES, ComputeService, TfDataServiceConfig, compute_worker_fn
 
 
@@ -51,7 +50,6 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: float
     held = serving(size, dispatchers, dispatcher_side, configfile, timeout) if rank == 0 else contextlib.nullcontext()
     with held as config:
         compute_worker_fn(broadcast_object(config, 0, "compute_worker"))
-        barrier()  # all have heard it before the service ends
     runtime.shutdown()
 
 
