@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from meeting import Meeting, StubEngine, engines, greet, meeting
+from meeting import STREAMS, Meeting, StubEngine, engines, greet, meeting
 
 from farandole import errors
 from farandole.config import Config
@@ -141,8 +141,8 @@ def test_links_on_demand(sparse: tuple[Meeting, list[Session], list[StubEngine]]
     stubs[2].wanted(1)
     stubs[1].wanted(2)  # both want it, and twice: one link
     stubs[1].wanted(2)
-    stubs[1].wait_for(lambda: 2 in stubs[1].links)
-    stubs[2].wait_for(lambda: 1 in stubs[2].links)
+    for rank, peer in ((1, 2), (2, 1)):  # streams come one after the other
+        stubs[rank].wait_for(lambda links=stubs[rank].links, peer=peer: len(links.get(peer, [[]])[0]) == STREAMS)
     assert stubs[1].links[2][1] == sockets.TCP
     greet(stubs)
 
