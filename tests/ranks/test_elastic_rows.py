@@ -160,7 +160,7 @@ def test_row_38_signals_reach_ranks_that_wait_in_a_stalled_collective(tmp_path: 
 def ended_by(dance: Dance, number: int) -> float:
     """Seconds from the signal to the end of a job whose ranks are stuck."""
     dance.wait(lambda: sum("stuck" in line for line in dance.lines) == 2)
-    time.sleep(0.3)
+    time.sleep(0.3)  # the line comes before the call in which they wait, and nothing can be seen of that
     moment = time.monotonic()
     dance.process.send_signal(number)
     assert dance.process.wait(20) == 128 + number
