@@ -318,6 +318,23 @@ EXPORT int farandole_wait_aside(farandole_engine* engine, int64_t handle, int64_
 
 EXPORT void farandole_settle(void* memory, size_t bytes) { farandole::os::collapse_into_huge_pages(memory, bytes); }
 
+EXPORT uint64_t farandole_share(farandole_engine* engine, int32_t file, void* memory, size_t bytes) {
+  uint64_t region = 0;
+  guarded([&]() -> Error {
+    if (engine->engine.forked()) return forked_error();
+    region = engine->engine.share(farandole::os::Descriptor(file), static_cast<std::byte*>(memory), bytes);
+    return {};
+  });
+  return region;
+}
+
+EXPORT void farandole_unshare(farandole_engine* engine, uint64_t region) {
+  guarded([&]() -> Error {
+    if (!engine->engine.forked()) engine->engine.unshare(region);
+    return {};
+  });
+}
+
 EXPORT int64_t farandole_next_completion(farandole_engine* engine, int64_t timeout_ms) {
   int64_t handle = -1;
   guarded([&]() -> Error {

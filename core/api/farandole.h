@@ -128,6 +128,11 @@ int farandole_wait(farandole_engine* engine, int64_t handle, int64_t timeout_ms)
 int farandole_wait_aside(farandole_engine* engine, int64_t handle, int64_t timeout_ms);
 /* Memory that will be used again and again, by its whole pages: it is brought into huge ones where the system can. */
 void farandole_settle(void* memory, size_t bytes);
+/* Memory that ranks of this host may read and write where it lies: `memory` is a mapping, from its beginning, of all
+ * `bytes` of `file`, which the engine takes over. An allreduce in place on such memory of all members of a group
+ * takes one pass over it. The region's number, for unshare, which comes before the memory goes; 0: it cannot be shared. */
+uint64_t farandole_share(farandole_engine* engine, int32_t file, void* memory, size_t bytes);
+void farandole_unshare(farandole_engine* engine, uint64_t region);
 /* Blocks until some handle that was submitted is done; that handle, 0 after timeout_ms, -1 when the engine has ended.
  * Each handle comes once. */
 int64_t farandole_next_completion(farandole_engine* engine, int64_t timeout_ms);

@@ -11,6 +11,7 @@
 #include "collective/task.h"
 #include "group/topology.h"
 #include "link/messenger.h"
+#include "link/regions.h"
 #include "link/rings.h"
 
 namespace farandole::collective {
@@ -23,6 +24,7 @@ struct Context {
   const Topology* topology = nullptr;
   link::Messenger* messenger = nullptr;
   link::Rings* rings = nullptr;  // null when no other member is on this host
+  const link::Regions* regions = nullptr;
   std::uint32_t group = 0;
   std::uint64_t sequence = 0;  // equal on all members, new for each collective of the group
   Algorithm algorithm = Algorithm::automatic;

@@ -5,6 +5,7 @@
 #include "collective/exchange.h"
 #include "collective/parts.h"
 #include "collective/select.h"
+#include "collective/shared.h"
 
 namespace farandole::collective {
 
@@ -70,10 +71,20 @@ Task allreduce_by_slices(const Context& context, const Pieces& in, const Pieces&
   co_await task;
 }
 
+Task allreduce_large(const Context& context, const Pieces& in, const Pieces& out, const Reduction& reduction) {
+  std::vector<Pieces> memory;
+  Task asking = find_shared(context, in, out, memory);
+  co_await asking;
+  Task task = memory.empty() ? allreduce_by_slices(context, in, out, reduction)
+                             : allreduce_shared(context, memory, reduction);
+  co_await task;
+}
+
 }  // namespace
 
 Task local_allreduce(const Context& context, const Pieces& in, const Pieces& out, const Reduction& reduction) {
   if (in.empty()) return nothing();
+  if (context.regions != nullptr && in.bytes() >= kAskForShared) return allreduce_large(context, in, out, reduction);
   bool fits = local_one_hop(in.bytes(), context.rings->members(), context.rings->slot_bytes());
   return fits ? allreduce_by_one_hop(context, in, out, reduction) : allreduce_by_slices(context, in, out, reduction);
 }

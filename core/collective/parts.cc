@@ -2,16 +2,20 @@
 // Touches base/ and kernel/.
 #include "collective/parts.h"
 
+#include <optional>
+
 #include "collective/cursor.h"
 #include "kernel/kernel.h"
 
 namespace farandole::collective {
 
-void reduce(const Reduction& reduction, const std::vector<Pieces>& sources, const Pieces& out) {
+void reduce(const Reduction& reduction, const std::vector<Pieces>& sources, const Pieces& out, const Pieces* mirror) {
   std::vector<Cursor> from;
   for (const Pieces& source : sources) from.emplace_back(source);
   std::vector<const void*> pointers(sources.size());
   Cursor to(out);
+  std::optional<Cursor> also;
+  if (mirror != nullptr) also.emplace(*mirror);
   kernel::Reduce work;
   work.dtype = reduction.dtype;
   work.op = reduction.op;
@@ -26,11 +30,16 @@ void reduce(const Reduction& reduction, const std::vector<Pieces>& sources, cons
       step = std::min(step, from[i].run());
       pointers[i] = from[i].data();
     }
+    if (also) {
+      step = std::min(step, also->run());
+      work.mirror = also->data();
+    }
     work.out = to.data();
     work.elements = step / size_of(reduction.dtype);
     kernel::reduce(work);
     for (Cursor& cursor : from) cursor.skip(step);
     to.skip(step);
+    if (also) also->skip(step);
   }
 }
 

@@ -50,8 +50,10 @@ inline Reduction last_half(Reduction reduction) {
   return reduction;
 }
 
-// out = the sources combined in their order; all have the size of `out`. `out` may be one of them, piece by piece.
-void reduce(const Reduction& reduction, const std::vector<Pieces>& sources, const Pieces& out);
+// out = the sources combined in their order; all have the size of `out`. `out` may be one of them, piece by piece, and
+// so may `mirror`, which gets the result too.
+void reduce(const Reduction& reduction, const std::vector<Pieces>& sources, const Pieces& out,
+            const Pieces* mirror = nullptr);
 // Copies pieces that may be the same memory.
 void copy(const Pieces& from, const Pieces& to);
 

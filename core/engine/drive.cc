@@ -134,6 +134,7 @@ bool Engine::take_inbox(std::int64_t now) {
   if (!inbox_.full.load(std::memory_order_acquire)) return false;
   std::vector<std::pair<std::int32_t, std::int64_t>> awaited;
   std::vector<Inbox::NewLink> links;
+  std::vector<Inbox::Sharing> sharings;
   Error revoke_error;
   bool leave = false;
   {
@@ -142,10 +143,12 @@ bool Engine::take_inbox(std::int64_t now) {
     taken_.swap(inbox_.submitted);
     awaited.swap(inbox_.awaited);
     links.swap(inbox_.links);
+    sharings.swap(inbox_.sharings);
     revoke_error = inbox_.revoke;
     leave = inbox_.leave;
   }
   for (Inbox::NewLink& link : links) welcome(link);
+  for (Inbox::Sharing& sharing : sharings) spread(sharing);
   // What fails on the way stays in taken_, where the revocation that follows finds it.
   for (OperationPtr& operation : taken_) {
     auto group = groups_.find(static_cast<std::uint32_t>(operation->group));
@@ -339,6 +342,12 @@ void Engine::on_control(int peer, std::uint32_t type, std::span<const std::byte>
         break;
       case Control::abandon:
         on_abandon(peer, reader);
+        break;
+      case Control::share:
+        on_share(peer, reader, std::move(descriptors));
+        break;
+      case Control::unshare:
+        regions_.detach(peer, reader.u64());
         break;
       case Control::revoke: {
         Error error{static_cast<Code>(reader.i32()), "", reader.i32()};

@@ -45,6 +45,9 @@ class Engine final : private Services, private link::Listener {
   void revoke_from_outside(const Error& error);
   // All or nothing; fills in handles and names. `prompt`: the caller waits at once.
   Error submit(std::vector<OperationPtr> operations, bool bundle, bool prompt);
+  // Memory of the caller's, a mapping of `file`, that neighbours may read and write where it lies; its number.
+  std::uint64_t share(os::Descriptor file, std::byte* data, std::size_t bytes);
+  void unshare(std::uint64_t region);
   OperationPtr find(std::int64_t handle) const { return handles_.find(handle); }
   bool poll(const OperationPtr& operation);
   bool wait(const OperationPtr& operation, std::int64_t timeout_ms, bool aside = false);
@@ -69,6 +72,14 @@ class Engine final : private Services, private link::Listener {
       link::StreamKind kind;
     };
     std::vector<NewLink> links;
+    struct Sharing {
+      std::uint64_t region;
+      os::Descriptor file;  // none: it is shared no more
+      std::byte* data;
+      std::size_t bytes;
+    };
+    std::vector<Sharing> sharings;
+    std::uint64_t regions = 0;  // how many so far
     Error revoke;
     bool leave = false;
     std::unordered_map<std::int32_t, std::unordered_set<std::string>> names;  // group -> pending
@@ -80,6 +91,7 @@ class Engine final : private Services, private link::Listener {
   // Services, for the groups.
   const Options& options() const override { return options_; }
   link::Messenger& messenger() override { return *messenger_; }
+  const link::Regions& regions() const override { return regions_; }
   Counters& counters() override { return counters_; }
   void log(Level level, std::string text) override;
   void finish(Operation& operation, const Error& error) override;
@@ -99,6 +111,7 @@ class Engine final : private Services, private link::Listener {
   void on_segment(int peer, std::uint32_t group, os::Descriptor file);
   void on_requests(int peer, wire::Reader& reader, std::int64_t now);
   void on_buckets(int peer, wire::Reader& reader);
+  void on_share(int peer, wire::Reader& reader, std::vector<os::Descriptor> descriptors);
   void on_leaving(int peer, wire::Reader& reader);
   void on_abandon(int peer, wire::Reader& reader);
 
@@ -118,6 +131,7 @@ class Engine final : private Services, private link::Listener {
   bool waits_for_a_wire() const;  // what is under way needs other hosts
   bool take_inbox(std::int64_t now);
   void welcome(Inbox::NewLink& link);
+  void spread(Inbox::Sharing& sharing);  // to all neighbours (sharing.cc)
   void send_segment(Group& group, int peer);
   void begin_transfer(const OperationPtr& operation);
   bool find_sources();
@@ -169,6 +183,7 @@ class Engine final : private Services, private link::Listener {
   link::Board board_;
   std::unique_ptr<link::Messenger> messenger_;
   std::map<int, std::unique_ptr<link::Neighbour>> neighbours_;  // by rank, on this host
+  link::Regions regions_;
   std::map<int, os::Descriptor> processes_;                     // pidfds of neighbours
   std::map<std::uint32_t, std::unique_ptr<Group>> groups_;
   std::map<std::uint32_t, Topology> all_groups_;  // also those this rank is not in

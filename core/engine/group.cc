@@ -240,6 +240,7 @@ bool Group::run_jobs() {
         context.topology = &topology_;
         context.messenger = &services_.messenger();
         context.rings = rings_.get();
+        context.regions = &services_.regions();
         context.group = id_;
         context.algorithm = services_.options().algorithm;
         context.chunk_bytes = job.chunk_bytes;

@@ -64,7 +64,18 @@ inline constexpr int kCounters = 13;
 using Counters = std::array<std::atomic<std::int64_t>, kCounters>;
 
 // Types of control frames between engines.
-enum class Control : std::uint32_t { hello = 1, segment, requests, buckets, word, leaving, revoke, abandon };
+enum class Control : std::uint32_t {
+  hello = 1,
+  segment,
+  requests,
+  buckets,
+  word,
+  leaving,
+  revoke,
+  abandon,
+  share,
+  unshare
+};
 
 // What the groups of one engine share, and what they ask of it.
 class Services {
@@ -72,6 +83,7 @@ class Services {
   virtual ~Services() = default;
   virtual const Options& options() const = 0;
   virtual link::Messenger& messenger() = 0;
+  virtual const link::Regions& regions() const = 0;
   virtual Counters& counters() = 0;
   virtual Trace& trace() = 0;
   virtual Results& results() = 0;

@@ -90,18 +90,26 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
   return memory;
 }
 
-SharedMemory SharedMemory::open(Descriptor file, std::size_t bytes) { return adopt(std::move(file), bytes, false); }
+SharedMemory SharedMemory::open(Descriptor file, std::size_t bytes) {
+  return adopt(std::move(file), bytes, false, true);
+}
 
-SharedMemory SharedMemory::write(Descriptor file, std::size_t bytes) { return adopt(std::move(file), bytes, true); }
+SharedMemory SharedMemory::write(Descriptor file, std::size_t bytes) {
+  return adopt(std::move(file), bytes, true, true);
+}
 
-SharedMemory SharedMemory::adopt(Descriptor file, std::size_t bytes, bool writable) {
+SharedMemory SharedMemory::join(Descriptor file, std::size_t bytes) {
+  return adopt(std::move(file), bytes, true, false);
+}
+
+SharedMemory SharedMemory::adopt(Descriptor file, std::size_t bytes, bool writable, bool sealed) {
   struct stat status{};
   if (fstat(file.get(), &status) != 0) fail("cannot look at a shared memory file", errno);
   if (!S_ISREG(status.st_mode) || static_cast<std::size_t>(status.st_size) != bytes) {
     throw Failure(Code::precondition, "a shared memory file has " + std::to_string(status.st_size) + " bytes where " +
                                           std::to_string(bytes) + " were announced");
   }
-  if (can_shrink(file.get())) {
+  if (sealed && can_shrink(file.get())) {
     throw Failure(Code::precondition, "a shared memory file is not sealed against shrinking");
   }
   SharedMemory memory;

@@ -21,6 +21,9 @@ class SharedMemory {
   static SharedMemory open(Descriptor file, std::size_t bytes);
   // A file that somebody else has made for this process to write. Throws as `open` does.
   static SharedMemory write(Descriptor file, std::size_t bytes);
+  // A file in which a neighbour keeps its tensors, to be read and written. Such files cannot be sealed: their owner is
+  // of this job and has mapped as much himself. Throws when its size is not `bytes`.
+  static SharedMemory join(Descriptor file, std::size_t bytes);
   ~SharedMemory();
   SharedMemory(SharedMemory&&) noexcept;
   SharedMemory& operator=(SharedMemory&&) noexcept;
@@ -32,7 +35,7 @@ class SharedMemory {
   explicit operator bool() const { return data_ != nullptr; }
 
  private:
-  static SharedMemory adopt(Descriptor file, std::size_t bytes, bool writable);
+  static SharedMemory adopt(Descriptor file, std::size_t bytes, bool writable, bool sealed);
 
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;

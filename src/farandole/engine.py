@@ -242,6 +242,17 @@ class Engine(Protocol):
         """Says that a tensor's memory is used again and again: it is brought into huge pages where that can be done."""
         ...
 
+    def share(self, fd: int, address: int, size: int) -> int:
+        """Lets the ranks of this host reach memory, a mapping of the whole file, where it lies; gives its number.
+
+        An allreduce in place on such memory of all members takes one pass. `unshare` comes before the memory goes.
+        """
+        ...
+
+    def unshare(self, region: int) -> None:
+        """The memory is nobody else's any more."""
+        ...
+
     def add_link(self, peer: int, fd: int, kind: int) -> None:
         """Takes over a connected, authenticated stream to `peer`; kind 0: unix socket on one host, 1: TCP."""
         ...

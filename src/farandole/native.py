@@ -71,6 +71,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "farandole_wait": (INT, (POINTER, LONG, LONG)),
     "farandole_wait_aside": (INT, (POINTER, LONG, LONG)),
     "farandole_settle": (None, (POINTER, ctypes.c_size_t)),
+    "farandole_share": (ctypes.c_uint64, (POINTER, INT, POINTER, ctypes.c_size_t)),
+    "farandole_unshare": (None, (POINTER, ctypes.c_uint64)),
     "farandole_next_completion": (LONG, (POINTER, LONG)),
     "farandole_outcome_of": (INT, (POINTER, LONG, POINTER)),
     "farandole_release": (None, (POINTER, LONG)),
@@ -360,6 +362,12 @@ class NativeEngine:
     def settle(self, memory: Span) -> None:
         owner = memory.owner
         self._library.farandole_settle(memory.address, owner.numel() * owner.element_size())
+
+    def share(self, fd: int, address: int, size: int) -> int:
+        return int(self._call(self._library.farandole_share, os.dup(fd), address, size))
+
+    def unshare(self, region: int) -> None:
+        self._call(self._library.farandole_unshare, region)
 
     def _take(self, handle: int) -> Outcome:
         """Turns a finished operation into its outcome and frees the handle, unless its memory goes on loan."""

@@ -373,6 +373,13 @@ class ReferenceEngine:
     def settle(self, memory: Span) -> None:
         """Pages are as good as others here."""
 
+    def share(self, fd: int, address: int, size: int) -> int:
+        """Here everything is sent."""
+        return 0
+
+    def unshare(self, region: int) -> None:
+        """Nothing was shared."""
+
     def wait(self, handle: int, timeout: float | None = None, aside: bool = False) -> Outcome:
         with self.monitor:
             if handle not in self.handles:

@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 from ... import errors
 from ...engine import Kind, Request
 from ...runtime import World
-from . import collectives, failures
+from . import collectives, failures, sharing
 from .collectives import Members, Plan
 from .reduce_ops import reduction_of
 from .tensors import only
@@ -29,7 +29,6 @@ from .work import Operation, Watcher, Work
 FIRST_NUMBER = 1 << 20  # of groups that their members make; the core has those below for itself
 MOST_GROUPS = 1 << 16  # between init_process_group and destroy_process_group
 LEAVE, ABORT = 1, 2  # tags of REMOVE_GROUP: this rank leaves, or the group ends on all of its members
-SETTLED_ELEMENTS = 1 << 20
 MONITOR = 1 << 42  # tag of monitored_barrier; those of users have 32 bits
 _UNSET = timedelta(0)
 Tensors = Sequence[torch.Tensor]
@@ -92,7 +91,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
 
     def _settle(self, memory: Any) -> None:
         """What comes here for the third time, such as a bucket of DDP, will come again: huge pages pay then."""
-        if memory is None or memory.shape[0] < SETTLED_ELEMENTS:
+        if memory is None:
             return
         self._seen[memory.address, memory.shape[0]] += 1
         if self._seen[memory.address, memory.shape[0]] == 3:
@@ -119,8 +118,12 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """In place."""
-        plan = collectives.allreduce(only(tensors, "allreduce"), reduction_of(_op(opts)), self.members)
-        self._settle(plan.requests[0].output)
+        tensor = only(tensors, "allreduce")
+        large = tensor.is_cpu and tensor.layout == torch.strided and tensor.nbytes >= sharing.LEAST_BYTES
+        shared = large and sharing.share(self.world, tensor, move=sharing.asked_by_backward())
+        plan = collectives.allreduce(tensor, reduction_of(_op(opts)), self.members)
+        if large and not shared:
+            self._settle(plan.requests[0].output)
         return self._begin("allreduce", plan, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:

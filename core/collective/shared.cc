@@ -1,0 +1,127 @@
+// Allreduce of shared memory: who has it where, and the sums.
+// Touches base/, link/, group/ and kernel/.
+#include "collective/shared.h"
+
+#include <cstring>
+
+#include "collective/local.h"
+#include "collective/parts.h"
+#include "link/regions.h"
+
+namespace farandole::collective {
+
+namespace {
+
+using link::Rings;
+using Words = std::vector<std::uint64_t>;
+
+constexpr std::size_t kChunk = 256 << 10;  // what is reduced stays in cache until it is copied on
+constexpr int kChunksAtOnce = 4;           // some 100 microseconds
+constexpr std::size_t kWordsOfPiece = 3;
+
+// Everyone shows a few words (at most a slot's) and reads the others'.
+Task show(const Context& context, const Words& mine, std::vector<Words>& all) {
+  Rings& rings = *context.rings;
+  auto free = until([&rings] { return rings.claim(Rings::everyone) != nullptr; });
+  co_await free;
+  enter(context, "send");
+  std::byte* slot = rings.claim(Rings::everyone);
+  const std::uint64_t count = mine.size();
+  std::memcpy(slot, &count, sizeof count);
+  if (count > 0) std::memcpy(slot + sizeof count, mine.data(), count * sizeof count);
+  rings.publish(Rings::everyone);
+  enter(context, "recv");
+  all.assign(index(rings.members()), mine);
+  for (int member = 0; member < rings.members(); ++member) {
+    if (member == rings.me()) continue;
+    auto here = until([&rings, member] { return rings.peek(member, true) != nullptr; });
+    co_await here;
+    const std::byte* shown = rings.peek(member, true);
+    std::uint64_t theirs = 0;
+    std::memcpy(&theirs, shown, sizeof theirs);
+    theirs = std::min<std::uint64_t>(theirs, rings.slot_bytes() / sizeof theirs - 1);
+    Words& words = all[index(member)];
+    words.resize(theirs);
+    if (theirs > 0) std::memcpy(words.data(), shown + sizeof theirs, theirs * sizeof theirs);
+    rings.consume(member, true);
+  }
+}
+
+bool in_place(const Pieces& in, const Pieces& out) {
+  return std::equal(in.list().begin(), in.list().end(), out.list().begin(), out.list().end(),
+                    [](const Piece& a, const Piece& b) { return a.data == b.data && a.bytes == b.bytes; });
+}
+
+// Region, offset and bytes of each piece; nothing when one of them is in no region.
+Words places_of(const Context& context, const Pieces& pieces) {
+  Words words;
+  if ((kWordsOfPiece * pieces.list().size() + 1) * sizeof(std::uint64_t) > context.rings->slot_bytes()) return {};
+  for (const Piece& piece : pieces.list()) {
+    const link::Place place = context.regions->find(piece.data, piece.bytes);
+    if (place.region == 0) return {};
+    words.insert(words.end(), {place.region, place.offset, piece.bytes});
+  }
+  return words;
+}
+
+// The tensor at these places of a member's; empty when some of it is not here.
+Pieces reach(const Context& context, int local, const Words& words, std::size_t bytes) {
+  const Topology& topology = *context.topology;
+  const int rank = topology.ranks[index(topology.my_host()[index(local)])];
+  Pieces found;
+  for (std::size_t i = 0; i + kWordsOfPiece <= words.size(); i += kWordsOfPiece) {
+    const std::byte* data = context.regions->at(rank, {words[i], words[i + 1]}, words[i + 2]);
+    if (data == nullptr) return {};
+    found.add(data, words[i + 2]);
+  }
+  return found.bytes() == bytes ? found : Pieces();
+}
+
+bool any_empty(const std::vector<Words>& all) {
+  return std::any_of(all.begin(), all.end(), [](const Words& words) { return words.empty(); });
+}
+
+}  // namespace
+
+Task find_shared(const Context& context, const Pieces& in, const Pieces& out, std::vector<Pieces>& memory) {
+  std::vector<Words> all;
+  Words mine = in_place(in, out) ? places_of(context, in) : Words();
+  Task places = show(context, mine, all);
+  co_await places;
+  if (any_empty(all)) co_return;
+  std::vector<Pieces> found;
+  bool complete = true;
+  for (int local = 0; local < context.rings->members(); ++local) {
+    found.push_back(local == context.rings->me() ? in : reach(context, local, all[index(local)], in.bytes()));
+    complete = complete && !found.back().empty();
+  }
+  // A file may still be under way to one of us: then nobody uses any.
+  Words ready(complete ? 1 : 0, 1);
+  Task agreement = show(context, ready, all);
+  co_await agreement;
+  if (!any_empty(all)) memory = std::move(found);
+}
+
+Task allreduce_shared(const Context& context, const std::vector<Pieces>& memory, const Reduction& reduction) {
+  const std::size_t me = index(context.rings->me()), members = memory.size(), next = (me + 1) % members;
+  const Slices slices(memory[me].bytes(), context.rings->members());
+  const std::size_t end = slices.begin(context.rings->me()) + slices.size(context.rings->me());
+  std::vector<Pieces> parts(members);
+  Pause pause;
+  int steps = 0;
+  for (std::size_t at = slices.begin(context.rings->me()); at < end; at += kChunk) {
+    enter(context, "reduce");
+    for (std::size_t member = 0; member < members; ++member) {
+      parts[member] = memory[member].slice(at, std::min(kChunk, end - at));
+    }
+    reduce(reduction, parts, parts[me], &parts[next]);
+    for (std::size_t member = 0; member < members; ++member) {
+      if (member != me && member != next) copy(parts[me], parts[member]);
+    }
+    if (++steps % kChunksAtOnce == 0) co_await pause;
+  }
+  Task everyone_done = local_barrier(context);
+  co_await everyone_done;
+}
+
+}  // namespace farandole::collective

@@ -1,0 +1,59 @@
+// Memory that this rank and its neighbours share: what they hear of it, and when it is no more.
+// Touches every room below it.
+#include "engine/engine.h"
+
+namespace farandole {
+
+std::uint64_t Engine::share(os::Descriptor file, std::byte* data, std::size_t bytes) {
+  std::uint64_t region = 0;
+  {
+    std::lock_guard lock(inbox_.mutex);
+    region = ++inbox_.regions;
+    inbox_.sharings.push_back({region, std::move(file), data, bytes});
+    inbox_.full.store(true, std::memory_order_release);
+  }
+  wake();
+  return region;
+}
+
+// The memory may be gone as soon as this returns: what was shared and not yet told is forgotten.
+void Engine::unshare(std::uint64_t region) {
+  {
+    std::lock_guard lock(inbox_.mutex);
+    inbox_.sharings.push_back({region, os::Descriptor(), nullptr, 0});
+    inbox_.full.store(true, std::memory_order_release);
+  }
+  wake();
+}
+
+void Engine::spread(Inbox::Sharing& sharing) {
+  const bool ends = !sharing.file;
+  if (ends)
+    regions_.remove(sharing.region);
+  else
+    regions_.add(sharing.region, sharing.data, sharing.bytes);
+  wire::Writer writer;
+  writer.u64(sharing.region);
+  if (!ends) writer.u64(sharing.bytes);
+  const std::vector<std::byte> message = writer.take();
+  for (const auto& [rank, neighbour] : neighbours_) {
+    if (!messenger_->has(rank)) continue;
+    std::vector<os::Descriptor> files;
+    if (!ends) files.push_back(sharing.file.duplicate());
+    messenger_->control(rank, static_cast<std::uint32_t>(ends ? Control::unshare : Control::share), message,
+                        std::move(files));
+  }
+}
+
+// Without it collectives go the way of memory that nobody shares.
+void Engine::on_share(int peer, wire::Reader& reader, std::vector<os::Descriptor> descriptors) {
+  const std::uint64_t region = reader.u64(), bytes = reader.u64();
+  if (!reader.ok() || descriptors.size() != 1 || neighbours_.count(peer) == 0) return reader.fail();
+  try {
+    regions_.attach(peer, region, os::SharedMemory::join(std::move(descriptors[0]), static_cast<std::size_t>(bytes)));
+  } catch (const Failure& failure) {
+    log(Level::warning, "memory of rank " + std::to_string(peer) + " is not used in place: " + failure.error().message);
+  }
+}
+
+}  // namespace farandole

@@ -1,0 +1,24 @@
+// Regions: finding memory in them. They are few, and looked for once per large collective.
+// Touches os/.
+#include "link/regions.h"
+
+namespace farandole::link {
+
+Place Regions::find(const std::byte* data, std::size_t bytes) const {
+  for (const auto& [id, region] : mine_) {
+    if (data < region.data || data >= region.data + region.bytes) continue;
+    const auto offset = static_cast<std::size_t>(data - region.data);
+    if (bytes <= region.bytes - offset) return {id, offset};
+  }
+  return {};
+}
+
+std::byte* Regions::at(int owner, const Place& place, std::size_t bytes) const {
+  const auto found = theirs_.find({owner, place.region});
+  if (found == theirs_.end()) return nullptr;
+  const os::SharedMemory& memory = found->second;
+  if (place.offset > memory.bytes() || bytes > memory.bytes() - place.offset) return nullptr;
+  return memory.data() + place.offset;
+}
+
+}  // namespace farandole::link

@@ -1,0 +1,41 @@
+// Regions: memory that a rank shares with its neighbours on the host, who may read and write it where it lies.
+// Touches os/.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include "os/memory.h"
+
+namespace farandole::link {
+
+// Where memory lies, in words that every neighbour understands.
+struct Place {
+  std::uint64_t region = 0;  // of its owner, counted from 1; 0: in none
+  std::uint64_t offset = 0;
+};
+
+class Regions {
+ public:
+  void add(std::uint64_t id, std::byte* data, std::size_t bytes) { mine_[id] = {data, bytes}; }
+  void remove(std::uint64_t id) { mine_.erase(id); }
+  void attach(int owner, std::uint64_t id, os::SharedMemory memory) { theirs_[{owner, id}] = std::move(memory); }
+  void detach(int owner, std::uint64_t id) { theirs_.erase({owner, id}); }
+
+  // Of memory of mine; in no region unless it lies in one as a whole.
+  Place find(const std::byte* data, std::size_t bytes) const;
+  // A neighbour's memory as this process sees it; null when it has not arrived here, or does not reach so far.
+  std::byte* at(int owner, const Place& place, std::size_t bytes) const;
+
+ private:
+  struct Region {
+    std::byte* data;
+    std::size_t bytes;
+  };
+  std::map<std::uint64_t, Region> mine_;
+  std::map<std::pair<int, std::uint64_t>, os::SharedMemory> theirs_;
+};
+
+}  // namespace farandole::link

@@ -1,0 +1,67 @@
+# Tensors in memory that the ranks of a host share: an allreduce works on them where they lie.
+# Touches torch and runtime.
+"""`share(world, tensor, move)` tells the engine about a tensor in shared memory, or moves it there first."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import weakref
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ... import errors
+from ...runtime import World
+
+LEAST_BYTES = 2 << 20  # the engine does not ask for less
+FILES = "/dev/shm"  # where torch keeps tensors that processes share
+BACKWARD = {"torch.autograd.graph", "torch.autograd"}  # the module, by release, whose function runs a backward pass
+
+_regions: WeakKeyDictionary[World, dict[int, int]] = WeakKeyDictionary()  # by storage
+
+
+def asked_by_backward() -> bool:
+    """Whether the caller's caller is torch's backward pass itself: then the tensor is a bucket of DDP, new to users."""
+    return sys._getframe(2).f_globals.get("__name__") in BACKWARD
+
+
+def share(world: World, tensor: torch.Tensor, move: bool) -> bool:
+    """Whether the ranks of this host can reach the tensor. `move`: it may be brought into shared memory for that.
+
+    Torch's own `share_memory_` does that in place, views included; only a NumPy array over the tensor would be left
+    behind, so that tensors of the user's stay where they are.
+    """
+    storage = tensor.untyped_storage()
+    known = _regions.setdefault(world, {})
+    if storage._cdata in known:
+        return True
+    if world.config.local_size == 1 or not (storage.is_shared() or (move and _room(storage.nbytes()))):
+        return False
+    try:
+        fd, size = storage._share_fd_cpu_()
+    except RuntimeError:  # no room after all, or a file that torch has closed
+        return False
+    known[storage._cdata] = world.engine.share(fd, storage.data_ptr(), size)
+    weakref.finalize(storage, _gone, weakref.ref(world), storage._cdata).atexit = False
+    return True
+
+
+def _room(size: int) -> bool:
+    """Half of the shared memory is left to others, such as a DataLoader's workers."""
+    try:
+        files = os.statvfs(FILES)
+    except OSError:
+        return False
+    return (files.f_bavail - files.f_blocks // 2) * files.f_frsize >= size
+
+
+def _gone(reference: Any, storage: int) -> None:
+    world = reference()
+    if world is None:
+        return
+    region = _regions[world].pop(storage)
+    with contextlib.suppress(errors.HorovodInternalError):  # the engine has ended, and what it shared with it
+        world.engine.unshare(region)
