@@ -122,6 +122,7 @@ Task allreduce_shared(const Context& context, const std::vector<Pieces>& memory,
   }
   Task everyone_done = local_barrier(context);
   co_await everyone_done;
+  if (context.in_place != nullptr) *context.in_place += static_cast<std::int64_t>(memory[me].bytes());
 }
 
 }  // namespace farandole::collective

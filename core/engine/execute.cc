@@ -157,6 +157,7 @@ Task reducescatter(Job& job, const collective::Context& context) {
 void prepare(Job& job, collective::Context context) {
   context.kind = job.bucket.kind;
   context.phase = &job.phase;
+  context.in_place = &job.in_place;
   context.sequence = job.sequence;
   Task task;
   switch (job.bucket.kind) {

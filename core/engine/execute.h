@@ -20,6 +20,7 @@ struct Job {
   std::uint64_t sequence = 0;
   std::size_t chunk_bytes = 0;  // as it was agreed on when the bucket was
   const char* phase = "queue";
+  std::int64_t in_place = 0;  // bytes of it that were reduced where they lie
   std::unique_ptr<Running> running;
 };
 

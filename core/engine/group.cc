@@ -278,6 +278,7 @@ void Group::complete(Job& job) {
   FARANDOLE_FAILPOINT(&services_, job.bucket.kind, "complete");
   progress_.completed = job.sequence;
   services_.counters()[static_cast<int>(Counter::collectives)].fetch_add(1, std::memory_order_relaxed);
+  services_.counters()[static_cast<int>(Counter::in_place)].fetch_add(job.in_place, std::memory_order_relaxed);
   if (pace_.on() && job.bucket.kind == Kind::allreduce) note_pace(job);
   for (std::size_t i = 0; i < job.operations.size(); ++i) {
     Operation* operation = job.operations[i].get();

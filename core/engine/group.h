@@ -52,7 +52,7 @@ enum class Counter {
   negotiated,
   planned,
   diverts,
-  shared,
+  in_place,
   collectives,
   wake_ups,
   steps,

@@ -98,7 +98,7 @@ COUNTERS: tuple[str, ...] = (
     "negotiated_buckets",
     "planned_buckets",
     "diverts",
-    "shared_memory_bytes",
+    "in_place_bytes",
     "collectives",
     "wakeups",
     "steps",

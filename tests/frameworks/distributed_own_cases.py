@@ -4,15 +4,21 @@
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from distributed_cases import all_gather_single, numbers, reduce_scatter_single
 from distributed_job import case
 from torch.distributed import ReduceOp
+
+from farandole.runtime import runtime
 
 
 @case
@@ -194,3 +200,78 @@ def a_group_is_split(rank: int, size: int) -> Any:
     again = dist.group.WORLD.split_group(list(range(size)))
     again.barrier(dist.BarrierOptions()).wait()
     again.shutdown()
+
+
+def _in_place_bytes() -> int:
+    return runtime.world.engine.counter("in_place_bytes")
+
+
+def _await(condition: Callable[[], bool], what: str) -> None:
+    """Goes round with all ranks until it holds on each of them."""
+    until = time.monotonic() + 20
+    holds = torch.zeros(1)
+    while not holds:
+        assert time.monotonic() < until, what
+        holds.fill_(condition())
+        dist.all_reduce(holds, ReduceOp.MIN)
+
+
+def _shared_files() -> int:
+    """Tensors in shared memory that this process has mapped, its neighbours' among them."""
+    return Path("/proc/self/maps").read_text().count("/dev/shm/torch_")
+
+
+@case
+def shared_tensors_are_reduced_where_they_lie(rank: int, size: int) -> Any:
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        mine = numbers(rank, dtype, (1500, 1001))
+        plain, shared = mine.clone(), mine.clone().share_memory_()
+        dist.all_reduce(plain)
+        before = _in_place_bytes()
+
+        def reduced() -> bool:
+            shared.copy_(mine)  # noqa: B023
+            dist.all_reduce(shared)  # noqa: B023
+            assert torch.equal(shared, plain), dtype  # noqa: B023
+            return _in_place_bytes() > before  # noqa: B023
+
+        _await(reduced, "no sum was made in shared memory")
+    del shared, reduced
+    _await(lambda: _shared_files() == 0, "the neighbours' memory is still here")
+
+
+@case
+def tensors_of_users_stay_where_they_are(rank: int, size: int) -> Any:
+    array = numpy.ones(1 << 20, dtype=numpy.float32)
+    tensor = torch.from_numpy(array)
+    for turn in range(1, 6):
+        dist.all_reduce(tensor)
+        assert (array == float(size) ** turn).all() and not tensor.is_shared()
+
+
+def _buckets(rank: int, size: int, view: bool) -> None:
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(*[torch.nn.Linear(900, 900, bias=False) for _ in range(3)])
+    model = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=3, gradient_as_bucket_view=view)
+    before = _in_place_bytes()
+    for step in range(6):
+        given = torch.randn(4, 900, generator=torch.Generator().manual_seed(100 * step + rank))
+        alone = torch.autograd.grad(layers(given).square().mean(), layers.parameters())
+        model.zero_grad()
+        model(given).square().mean().backward()
+        for parameter, local in zip(layers.parameters(), alone, strict=True):
+            parts = [torch.empty_like(local) for _ in range(size)]
+            dist.all_gather(parts, local / size)
+            wanted = parts[0].clone()
+            for part in parts[1:]:
+                wanted += part
+            torch.testing.assert_close(parameter.grad, wanted)
+    assert _in_place_bytes() > before, "DDP's buckets went another way"
+
+
+@case
+def buckets_of_ddp_are_reduced_where_they_lie(rank: int, size: int) -> Any:
+    for view in (False, True):
+        _buckets(rank, size, view)
+        gc.collect()
+        _await(lambda: _shared_files() == 0, "a bucket's memory is still here")

@@ -186,9 +186,32 @@ for step in range(1000):
 """
 
 
-def test_a_death_is_told_at_once_and_by_name(tmp_path: Path) -> None:
+# Its buckets lie in memory that the ranks share; rank 1 dies while the others reduce one of them.
+DEATH_IN_SHARED_MEMORY = """
+import os, sys, time, torch, torch.distributed as dist
+from torch import nn
+import farandole.torch.distributed
+from farandole.runtime import runtime
+dist.init_process_group("farandole")
+rank = dist.get_rank()
+layers = nn.Sequential(*[nn.Linear(1100, 1100) for _ in range(3)])
+model = nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=4)
+for step in range(1000):
+    if rank == 1 and step == 5:
+        assert runtime.world.engine.counter("in_place_bytes") > 0
+        layers[0].register_full_backward_hook(lambda *_: (print(time.time(), flush=True), os.kill(os.getpid(), 9)))
+    try:
+        model(torch.ones(2, 1100, requires_grad=True)).sum().backward()
+    except dist.DistBackendError as error:
+        print(time.time(), str(error).replace(chr(10), " "), flush=True)
+        sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("program", [DEATH, DEATH_IN_SHARED_MEMORY], ids=["FSDP2", "DDP in shared memory"])
+def test_a_death_is_told_at_once_and_by_name(tmp_path: Path, program: str) -> None:
     environment = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    with local.start([sys.executable, "-c", DEATH], 3, env=environment, stop_on_failure=False) as job:
+    with local.start([sys.executable, "-c", program], 3, env=environment, stop_on_failure=False) as job:
         job.wait(60)
         assert list(job.codes) == [7, 137, 7], [job.stderr(rank)[-2000:] for rank in range(3)]
         died = float(job.stdout(1).split()[0])

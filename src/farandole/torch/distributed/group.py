@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections import Counter, deque
@@ -30,6 +31,7 @@ FIRST_NUMBER = 1 << 20  # of groups that their members make; the core has those 
 MOST_GROUPS = 1 << 16  # between init_process_group and destroy_process_group
 LEAVE, ABORT = 1, 2  # tags of REMOVE_GROUP: this rank leaves, or the group ends on all of its members
 MONITOR = 1 << 42  # tag of monitored_barrier; those of users have 32 bits
+BACKWARD = {"torch.autograd.graph", "torch.autograd"}  # the module, by release, whose function runs a backward pass
 _UNSET = timedelta(0)
 Tensors = Sequence[torch.Tensor]
 
@@ -65,6 +67,8 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
         self._seen: Counter[tuple[int, int]] = Counter()  # address and elements of large tensors
         self._forgotten: deque[Operation] = deque()  # whose Work nobody holds any more
         self._coalescing: list[Work] | None = None
+        self._backward = -1  # the backward pass, by its number, in which DDP has sent
+        self._buckets: list[Work] = []  # these
         self._lock = threading.Lock()
 
     def _begin(self, what: str, plan: Plan, opts: Any = None) -> Work:
@@ -119,12 +123,30 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """In place."""
         tensor = only(tensors, "allreduce")
+        bucket = _asked_by_backward()
         large = tensor.is_cpu and tensor.layout == torch.strided and tensor.nbytes >= sharing.LEAST_BYTES
-        shared = large and sharing.share(self.world, tensor, move=sharing.asked_by_backward())
+        shared = large and sharing.share(self.world, tensor, move=bucket)
         plan = collectives.allreduce(tensor, reduction_of(_op(opts)), self.members)
         if large and not shared:
             self._settle(plan.requests[0].output)
-        return self._begin("allreduce", plan, opts)
+        work = self._begin("allreduce", plan, opts)
+        if bucket:
+            work.of_backward = True
+            self._await_after_backward(work)
+        return work
+
+    def _await_after_backward(self, work: Work) -> None:
+        """Before DDP looks at its buckets: what went wrong is raised by `backward`, as what it is."""
+        task = torch._C._current_graph_task_id()
+        if task != self._backward:
+            self._backward, self._buckets = task, []
+            torch.autograd.Variable._execution_engine.queue_callback(self._await_buckets)
+        self._buckets.append(work)
+
+    def _await_buckets(self) -> None:
+        works, self._buckets, self._backward = self._buckets, [], -1
+        for work in works:
+            work.wait()
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """Several at once."""
@@ -470,6 +492,11 @@ def found(kind: type[Kept], world: World, members: Members, store: Any, timeout:
     [handle] = world.engine.submit([request], prompt=True)
     world.engine.wait(handle)
     return kind(world, number, members, store, timeout, name)
+
+
+def _asked_by_backward() -> bool:
+    """Whether the caller's caller is torch's backward pass itself: then the tensor is a bucket of DDP, new to users."""
+    return sys._getframe(2).f_globals.get("__name__") in BACKWARD
 
 
 def _op(opts: Any) -> Any:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import weakref
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,14 +17,8 @@ from ...runtime import World
 
 LEAST_BYTES = 2 << 20  # the engine does not ask for less
 FILES = "/dev/shm"  # where torch keeps tensors that processes share
-BACKWARD = {"torch.autograd.graph", "torch.autograd"}  # the module, by release, whose function runs a backward pass
 
 _regions: WeakKeyDictionary[World, dict[int, int]] = WeakKeyDictionary()  # by storage
-
-
-def asked_by_backward() -> bool:
-    """Whether the caller's caller is torch's backward pass itself: then the tensor is a bucket of DDP, new to users."""
-    return sys._getframe(2).f_globals.get("__name__") in BACKWARD
 
 
 def share(world: World, tensor: torch.Tensor, move: bool) -> bool:

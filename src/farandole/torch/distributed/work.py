@@ -154,12 +154,14 @@ class Work(dist.Work):  # type: ignore[misc]
     """An operation that the user can wait for."""
 
     def __init__(self, operation: Operation, group: Any, timeout: timedelta | None, in_order: bool = True) -> None:
+        """`in_order`: operations of its kind end in the order in which they began."""
         super().__init__()
         self._operation = operation
         self._group = group
         self._timeout = timeout
         self._in_order = in_order
         self._future: Any = None
+        self.of_backward = False  # torch's own C++ asked for it, and will look at the future
 
     def wait(self, timeout: timedelta | None = None, aside: bool = False) -> bool:
         """Until it is done; DistBackendError when it failed or took too long."""
@@ -217,6 +219,9 @@ class Work(dist.Work):  # type: ignore[misc]
                 else:
                     future.set_result(operation.results)
 
+            if self.of_backward:
+                # An exception that Python has set is a value in C++, where DDP would take it for tensors.
+                self._future = future.then(torch.futures.Future.value)
             if operation.done:
                 complete()
             else:
