@@ -1,12 +1,13 @@
-"""What Ray and Lightning cost a training step: the same model and data in a plain loop under our launcher, in Ray's
-executor and trainer, and in Lightning inside a HorovodTrainer (three layers); and on one rank, in a plain loop and in
-Lightning, by itself and with our strategy: that is Lightning's own share. They take turns, so that the noise of the
-machine falls on all alike: `python bench/ray_overhead.py`."""
+"""What Ray and Lightning cost a training step of examples/three_layers.py: its model and data in a plain loop under our
+launcher, in Ray's executor and trainer, and in Lightning inside a HorovodTrainer (three layers); and on one rank, in a
+plain loop and in Lightning, by itself and with our strategy: that is Lightning's own share. They take turns, so that the
+noise of the machine falls on all alike: `python bench/ray_overhead.py`."""
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 WARM = 3
+EXAMPLES = Path(__file__).parents[1] / "examples"
 ALONE = ["one rank", "Lightning", "Lightning, ours"]  # one rank each
 LAYERS = ["launcher", "RayExecutor", "HorovodTrainer", "three layers"]
 NAMES = [*LAYERS, *ALONE]
@@ -49,29 +51,31 @@ class Turns:
 
 
 def made(config: dict[str, Any]) -> tuple[Any, Any]:
-    """The model, and a loader with one turn's batches."""
+    """The example's module, and a loader with one turn's batches."""
     import torch
-    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data import DataLoader, Subset
+
+    sys.path.insert(0, config["examples"])
+    from three_layers import Digits
 
     torch.set_num_threads(1)  # Ray gives its workers one; the launcher's ranks would take all
     torch.manual_seed(1)
-    wide, batch = config["wide"], config["batch"]
-    layers = [torch.nn.Linear(wide, wide), torch.nn.ReLU(), torch.nn.Linear(wide, wide), torch.nn.ReLU()]
-    count = batch * (WARM + config["steps"])
-    data = TensorDataset(torch.randn(count, wide), torch.randint(10, (count,)))
-    return torch.nn.Sequential(*layers, torch.nn.Linear(wide, 10)), DataLoader(data, batch)
+    module = Digits()
+    given = module.train_dataloader()
+    batch = config["batch"] or given.batch_size
+    rows = [row % len(given.dataset) for row in range(batch * (WARM + config["steps"]))]
+    return module, DataLoader(Subset(given.dataset, rows), batch)
 
 
 def plain(config: dict[str, Any]) -> None:
     """A loop as scripts for Horovod have it."""
-    import torch
     from torch.nn.functional import cross_entropy
 
     import farandole.torch as hvd
 
     hvd.init()
-    model, loader = made(config)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    module, loader = made(config)
+    model, optimizer = module.net, module.configure_optimizers()
     if config["name"] not in ALONE:
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     turns = Turns(config)
@@ -87,42 +91,28 @@ def plain(config: dict[str, Any]) -> None:
 def layered(config: dict[str, Any]) -> None:
     """The same in Lightning's Trainer, as in examples/three_layers.py."""
     import lightning.pytorch as pl
-    import torch
-    from torch.nn.functional import cross_entropy
 
     import farandole as hvd
     import farandole.lightning  # strategy="horovod", where no entry point is installed
 
     hvd.init()
-    model, loader = made(config)
+    module, loader = made(config)
     turns = Turns(config)
 
-    class Same(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = model
-
-        def training_step(self, batch: Any, index: int) -> Any:
-            loss = cross_entropy(self.net(batch[0]), batch[1])
-            self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
-            return loss
-
-        def on_train_epoch_start(self) -> None:
+    class TakesTurns(pl.Callback):
+        def on_train_epoch_start(self, *_: Any) -> None:
             turns.wait()
 
         def on_train_batch_end(self, *_: Any) -> None:
             turns.passed()
 
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.01)
-
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     strategy = "auto" if config["name"] == "Lightning" else "horovod"
     trainer = pl.Trainer(
         strategy=strategy, accelerator="cpu", devices=1, max_epochs=config["turns"], use_distributed_sampler=False,
-        enable_model_summary=False, **quiet,
+        enable_model_summary=False, callbacks=[TakesTurns()], **quiet,
     )  # fmt: skip
-    trainer.fit(Same(), loader)
+    trainer.fit(module, loader)
 
 
 def begin(name: str, config: dict[str, Any]) -> threading.Thread:
@@ -155,8 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--steps", type=int, default=20, help="in a turn")
-    parser.add_argument("--wide", type=int, default=1024, help="of the model's layers: how much a step computes")
-    parser.add_argument("--batch", type=int, default=512, help="rows of a step: how much it computes for its gradients")
+    parser.add_argument("--batch", type=int, help="rows of a step: how much it computes for its gradients")
     parser.add_argument("--lanes", nargs="+", choices=NAMES, default=NAMES, help="some of them alone")
     options = parser.parse_args()
     chosen = [name for name in NAMES if name in options.lanes]
@@ -168,7 +157,8 @@ def main() -> None:
         ray.init(num_cpus=2 * len(LAYERS), _system_config={"worker_niceness": 0}, **quiet)
     found: dict[str, list[list[float]]] = {name: [] for name in chosen}
     with tempfile.TemporaryDirectory() as place:
-        threads = [begin(name, {**vars(options), "place": place, "name": name}) for name in chosen]
+        config = {**vars(options), "place": place, "examples": str(EXAMPLES)}
+        threads = [begin(name, {**config, "name": name}) for name in chosen]
         for turn in range(options.turns):
             for name in chosen if turn % 2 else reversed(chosen):
                 Path(place, f"{name}.{turn}").touch()

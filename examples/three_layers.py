@@ -15,11 +15,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Digits(pl.LightningModule):  # the application
-    """A small network for scikit-learn's handwritten digits."""
+    """A network of four million parameters for scikit-learn's handwritten digits."""
 
     def __init__(self):
         super().__init__()
-        self.net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+        hidden = [torch.nn.Linear(64, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 2048), torch.nn.ReLU()]
+        self.net = torch.nn.Sequential(*hidden, torch.nn.Linear(2048, 10))
 
     def training_step(self, batch, index):
         loss = cross_entropy(self.net(batch[0]), batch[1])
@@ -28,7 +29,7 @@ class Digits(pl.LightningModule):  # the application
 
     def train_dataloader(self):
         images, labels = load_digits(return_X_y=True)
-        return DataLoader(TensorDataset(torch.tensor(images / 16).float(), torch.tensor(labels)), 25, shuffle=True)
+        return DataLoader(TensorDataset(torch.tensor(images / 16).float(), torch.tensor(labels)), 256, shuffle=True)
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9)
@@ -46,7 +47,7 @@ def train_func(config):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--storage", help="a folder for checkpoints, which all nodes can reach")
     options = parser.parse_args()
     ray.init()
