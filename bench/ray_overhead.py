@@ -1,7 +1,7 @@
 """What Ray and Lightning cost a training step of examples/three_layers.py: its model and data in a plain loop under our
 launcher, in Ray's executor and trainer, and in Lightning inside a HorovodTrainer (three layers); and on one rank, in a
-plain loop and in Lightning, by itself and with our strategy: that is Lightning's own share. They take turns, so that the
-noise of the machine falls on all alike: `python bench/ray_overhead.py`."""
+plain loop and in Lightning, by itself and with our strategy: that is Lightning's own share. They take turns, so that
+the noise of the machine falls on all alike: `python bench/ray_overhead.py`."""
 
 from __future__ import annotations
 

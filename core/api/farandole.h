@@ -130,7 +130,8 @@ int farandole_wait_aside(farandole_engine* engine, int64_t handle, int64_t timeo
 void farandole_settle(void* memory, size_t bytes);
 /* Memory that ranks of this host may read and write where it lies: `memory` is a mapping, from its beginning, of all
  * `bytes` of `file`, which the engine takes over. An allreduce in place on such memory of all members of a group
- * takes one pass over it. The region's number, for unshare, which comes before the memory goes; 0: it cannot be shared. */
+ * takes one pass over it. The region's number, for unshare, which comes before the memory goes; 0: it cannot be shared.
+ */
 uint64_t farandole_share(farandole_engine* engine, int32_t file, void* memory, size_t bytes);
 void farandole_unshare(farandole_engine* engine, uint64_t region);
 /* Blocks until some handle that was submitted is done; that handle, 0 after timeout_ms, -1 when the engine has ended.
@@ -169,9 +170,9 @@ typedef struct farandole_event {
 int farandole_next_event(farandole_engine* engine, farandole_event* event, int64_t timeout_ms);
 
 /* Counters: 0 bytes sent over streams, 1 received, 2 frames, 3 negotiated buckets, 4 planned buckets, 5 diverts, 6
- * bytes reduced where they lie (farandole_share), 7 collectives done, 8 wake-ups of the engine's thread. Of rank 0, since the last tune
- * that asked for it: 9 steps, and when the last one ended 10 the time (ns, monotonic) and 11 the bytes reduced.
- * 12: nanoseconds that threads have waited for operations. */
+ * bytes reduced where they lie (farandole_share), 7 collectives done, 8 wake-ups of the engine's thread. Of rank 0,
+ * since the last tune that asked for it: 9 steps, and when the last one ended 10 the time (ns, monotonic) and 11 the
+ * bytes reduced. 12: nanoseconds that threads have waited for operations. */
 int64_t farandole_counter(farandole_engine* engine, int32_t which);
 /* What this rank works with now: the first five values of a tune, whether there was one or not. */
 int farandole_tuning(farandole_engine* engine, int64_t values[5]);

@@ -31,7 +31,7 @@ struct Context {
   std::size_t chunk_bytes = 256 << 10;  // between hosts
   Kind kind = Kind::allreduce;          // for failpoints and phases
   const void* engine = nullptr;         // for failpoints
-  std::int64_t* in_place = nullptr;  // counts bytes that were reduced in memory that all members share
+  std::int64_t* in_place = nullptr;     // counts bytes that were reduced in memory that all members share
   const char** phase = nullptr;  // where it stands, for error messages: "pack", "send", "recv", "reduce", "unpack"
 };
 

@@ -75,8 +75,8 @@ Task allreduce_large(const Context& context, const Pieces& in, const Pieces& out
   std::vector<Pieces> memory;
   Task asking = find_shared(context, in, out, memory);
   co_await asking;
-  Task task = memory.empty() ? allreduce_by_slices(context, in, out, reduction)
-                             : allreduce_shared(context, memory, reduction);
+  Task task =
+      memory.empty() ? allreduce_by_slices(context, in, out, reduction) : allreduce_shared(context, memory, reduction);
   co_await task;
 }
 

@@ -184,7 +184,7 @@ class Engine final : private Services, private link::Listener {
   std::unique_ptr<link::Messenger> messenger_;
   std::map<int, std::unique_ptr<link::Neighbour>> neighbours_;  // by rank, on this host
   link::Regions regions_;
-  std::map<int, os::Descriptor> processes_;                     // pidfds of neighbours
+  std::map<int, os::Descriptor> processes_;  // pidfds of neighbours
   std::map<std::uint32_t, std::unique_ptr<Group>> groups_;
   std::map<std::uint32_t, Topology> all_groups_;  // also those this rank is not in
   std::uint32_t next_group_ = 1;

@@ -221,22 +221,24 @@ def _shared_files() -> int:
     return Path("/proc/self/maps").read_text().count("/dev/shm/torch_")
 
 
+def _reduce_shared(mine: torch.Tensor) -> None:
+    plain, shared = mine.clone(), mine.clone().share_memory_()
+    dist.all_reduce(plain)
+    before = _in_place_bytes()
+
+    def reduced() -> bool:
+        shared.copy_(mine)
+        dist.all_reduce(shared)
+        assert torch.equal(shared, plain), mine.dtype
+        return _in_place_bytes() > before
+
+    _await(reduced, "no sum was made in shared memory")
+
+
 @case
 def shared_tensors_are_reduced_where_they_lie(rank: int, size: int) -> Any:
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
-        mine = numbers(rank, dtype, (1500, 1001))
-        plain, shared = mine.clone(), mine.clone().share_memory_()
-        dist.all_reduce(plain)
-        before = _in_place_bytes()
-
-        def reduced() -> bool:
-            shared.copy_(mine)  # noqa: B023
-            dist.all_reduce(shared)  # noqa: B023
-            assert torch.equal(shared, plain), dtype  # noqa: B023
-            return _in_place_bytes() > before  # noqa: B023
-
-        _await(reduced, "no sum was made in shared memory")
-    del shared, reduced
+        _reduce_shared(numbers(rank, dtype, (1500, 1001)))
     _await(lambda: _shared_files() == 0, "the neighbours' memory is still here")
 
 
