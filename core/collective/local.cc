@@ -72,11 +72,11 @@ Task allreduce_by_slices(const Context& context, const Pieces& in, const Pieces&
 }
 
 Task allreduce_large(const Context& context, const Pieces& in, const Pieces& out, const Reduction& reduction) {
-  std::vector<Pieces> memory;
-  Task asking = find_shared(context, in, out, memory);
+  SharedTensors tensors;
+  Task asking = find_shared(context, in, out, tensors);
   co_await asking;
-  Task task =
-      memory.empty() ? allreduce_by_slices(context, in, out, reduction) : allreduce_shared(context, memory, reduction);
+  Task task = tensors.members.empty() ? allreduce_by_slices(context, in, out, reduction)
+                                      : allreduce_shared(context, tensors, reduction);
   co_await task;
 }
 

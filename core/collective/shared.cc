@@ -65,14 +65,15 @@ Words places_of(const Context& context, const Pieces& pieces) {
 }
 
 // The tensor at these places of a member's; empty when some of it is not here.
-Pieces reach(const Context& context, int local, const Words& words, std::size_t bytes) {
+Pieces reach(const Context& context, int local, const Words& words, std::size_t bytes, SharedTensors& tensors) {
   const Topology& topology = *context.topology;
   const int rank = topology.ranks[index(topology.my_host()[index(local)])];
   Pieces found;
   for (std::size_t i = 0; i + kWordsOfPiece <= words.size(); i += kWordsOfPiece) {
-    const std::byte* data = context.regions->at(rank, {words[i], words[i + 1]}, words[i + 2]);
-    if (data == nullptr) return {};
-    found.add(data, words[i + 2]);
+    auto region = context.regions->with(rank, {words[i], words[i + 1]}, words[i + 2]);
+    if (region == nullptr) return {};
+    found.add(region->data() + words[i + 1], words[i + 2]);
+    tensors.held.push_back(std::move(region));
   }
   return found.bytes() == bytes ? found : Pieces();
 }
@@ -83,26 +84,27 @@ bool any_empty(const std::vector<Words>& all) {
 
 }  // namespace
 
-Task find_shared(const Context& context, const Pieces& in, const Pieces& out, std::vector<Pieces>& memory) {
+Task find_shared(const Context& context, const Pieces& in, const Pieces& out, SharedTensors& tensors) {
   std::vector<Words> all;
   Words mine = in_place(in, out) ? places_of(context, in) : Words();
   Task places = show(context, mine, all);
   co_await places;
   if (any_empty(all)) co_return;
-  std::vector<Pieces> found;
   bool complete = true;
   for (int local = 0; local < context.rings->members(); ++local) {
-    found.push_back(local == context.rings->me() ? in : reach(context, local, all[index(local)], in.bytes()));
-    complete = complete && !found.back().empty();
+    const bool is_me = local == context.rings->me();
+    tensors.members.push_back(is_me ? in : reach(context, local, all[index(local)], in.bytes(), tensors));
+    complete = complete && !tensors.members.back().empty();
   }
   // A file may still be under way to one of us: then nobody uses any.
   Words ready(complete ? 1 : 0, 1);
   Task agreement = show(context, ready, all);
   co_await agreement;
-  if (!any_empty(all)) memory = std::move(found);
+  if (any_empty(all)) tensors = SharedTensors();
 }
 
-Task allreduce_shared(const Context& context, const std::vector<Pieces>& memory, const Reduction& reduction) {
+Task allreduce_shared(const Context& context, const SharedTensors& tensors, const Reduction& reduction) {
+  const std::vector<Pieces>& memory = tensors.members;
   const std::size_t me = index(context.rings->me()), members = memory.size(), next = (me + 1) % members;
   const Slices slices(memory[me].bytes(), context.rings->members());
   const std::size_t end = slices.begin(context.rings->me()) + slices.size(context.rings->me());

@@ -13,12 +13,11 @@ Place Regions::find(const std::byte* data, std::size_t bytes) const {
   return {};
 }
 
-std::byte* Regions::at(int owner, const Place& place, std::size_t bytes) const {
+std::shared_ptr<const os::SharedMemory> Regions::with(int owner, const Place& place, std::size_t bytes) const {
   const auto found = theirs_.find({owner, place.region});
   if (found == theirs_.end()) return nullptr;
-  const os::SharedMemory& memory = found->second;
-  if (place.offset > memory.bytes() || bytes > memory.bytes() - place.offset) return nullptr;
-  return memory.data() + place.offset;
+  const std::size_t all = found->second->bytes();
+  return place.offset > all || bytes > all - place.offset ? nullptr : found->second;
 }
 
 }  // namespace farandole::link

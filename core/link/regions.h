@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <utility>
 
 #include "os/memory.h"
@@ -21,13 +22,16 @@ class Regions {
  public:
   void add(std::uint64_t id, std::byte* data, std::size_t bytes) { mine_[id] = {data, bytes}; }
   void remove(std::uint64_t id) { mine_.erase(id); }
-  void attach(int owner, std::uint64_t id, os::SharedMemory memory) { theirs_[{owner, id}] = std::move(memory); }
+  void attach(int owner, std::uint64_t id, os::SharedMemory memory) {
+    theirs_[{owner, id}] = std::make_shared<os::SharedMemory>(std::move(memory));
+  }
   void detach(int owner, std::uint64_t id) { theirs_.erase({owner, id}); }
 
   // Of memory of mine; in no region unless it lies in one as a whole.
   Place find(const std::byte* data, std::size_t bytes) const;
-  // A neighbour's memory as this process sees it; null when it has not arrived here, or does not reach so far.
-  std::byte* at(int owner, const Place& place, std::size_t bytes) const;
+  // The neighbour's region with this memory; null when it has not arrived here, or does not reach so far. Whoever
+  // holds it may use it, also when its owner is through with it: an operation that failed there may still run here.
+  std::shared_ptr<const os::SharedMemory> with(int owner, const Place& place, std::size_t bytes) const;
 
  private:
   struct Region {
@@ -35,7 +39,7 @@ class Regions {
     std::size_t bytes;
   };
   std::map<std::uint64_t, Region> mine_;
-  std::map<std::pair<int, std::uint64_t>, os::SharedMemory> theirs_;
+  std::map<std::pair<int, std::uint64_t>, std::shared_ptr<const os::SharedMemory>> theirs_;
 };
 
 }  // namespace farandole::link

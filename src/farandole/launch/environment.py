@@ -48,6 +48,15 @@ def _matcher(names: tuple[str, ...]) -> Callable[[str], bool]:
     return lambda name: name in exact or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def keeping_memory(environ: Mapping[str, str]) -> dict[str, str]:
+    """What lets ranks keep memory between steps, unless the user has said how long.
+
+    The allocator of torch's wheels for Arm, mimalloc, gives back what was free for 10 ms; each step then waits for the
+    kernel to clear the same pages again.
+    """
+    return {} if "MIMALLOC_PURGE_DELAY" in environ else {"MIMALLOC_PURGE_DELAY": "10000"}
+
+
 def of_place(place: Place, master: tuple[str, int]) -> dict[str, str]:
     """What tells a rank its place: our names, Horovod's, and those that torch.distributed looks for."""
     address, port = master

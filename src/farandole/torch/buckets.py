@@ -19,7 +19,7 @@ from ..runtime import World, runtime
 from .compression import Compression
 from .ops import allreduce_async_, sparse_allreduce_async
 from .sending import Batch, begin, begin_scattered
-from .slots import BATCH_BYTES, DENSE, SPARSE, UNKNOWN, Bundle, Parcel, Slot, digest, packing, parcels
+from .slots import BATCH_BYTES, DENSE, NEAR_BATCH_BYTES, SPARSE, UNKNOWN, Bundle, Parcel, Slot, digest, packing, parcels
 
 BATCH_TENSORS = 64  # of those that are not packed
 
@@ -54,6 +54,8 @@ class Gradients:
         self.groups: list[Bundle] = []  # the user's
         self.parcels: list[Parcel] = []
         self.active = False
+        self._frozen: list[Slot] = []  # without a hook, because they wanted no gradient
+        self._attached = False  # all others that need one have one
         self._open: list[Slot] = []  # those whose layout the ranks have not agreed on; the same ones on all of them
         self._resting: list[Slot] = []  # frozen on all ranks when they last spoke of them
         self._unpacked: list[Slot] = []  # agreed on in this step: packed from the next one on
@@ -104,6 +106,7 @@ class Gradients:
         if self.process_set.included() is None:
             world.groups.members(self.process_set)  # says what is wrong
         self.active = bool(self.process_set.included()) and (self.process_set.size() or 1) > 1
+        self._batch_bytes = BATCH_BYTES if world.config.cross_size > 1 else NEAR_BATCH_BYTES
         self._world = weakref.ref(world)
         for parcel in self.parcels:
             for slot in parcel.slots:
@@ -120,10 +123,16 @@ class Gradients:
         if not self.active and not runtime.world.config.elastic:
             return
         reference = weakref.ref(self)
+        self._frozen = []
         for slot in self.slots.values():
-            if slot.hook is None and slot.param.requires_grad and not _silent(slot):
+            if slot.hook is not None or _silent(slot):
+                continue
+            if slot.param.requires_grad:
                 slot.hook = slot.param.register_post_accumulate_grad_hook(_hook(reference, slot))
                 self._hooks.append(slot.hook)
+            else:
+                self._frozen.append(slot)
+        self._attached = True
 
     def _quieten(self, parcel: Parcel) -> None:
         """Takes the hooks away where they cost more than they bring: inside a host small gradients travel at once."""
@@ -176,6 +185,8 @@ class Gradients:
                     bundle.quiet = bundle.untouched()
                     if bundle.quiet:
                         self._heralded.append(bundle)
+                    else:
+                        self._attached = False
                     return
                 if bundle.missing:
                     return
@@ -183,7 +194,7 @@ class Gradients:
                 slot.turn = self._turns = self._turns + 1
                 self._ready.append(slot)
                 self._ready_bytes += slot.bytes
-                if self._ready_bytes < BATCH_BYTES and len(self._ready) < BATCH_TENSORS:
+                if self._ready_bytes < self._batch_bytes and len(self._ready) < BATCH_TENSORS:
                     return
                 batch = self._take_ready()
         if bundle is None:
@@ -210,7 +221,7 @@ class Gradients:
         return batch
 
     def _submit_bundle(self, bundle: Bundle) -> None:
-        wanted = bundle.wanted()
+        wanted = bundle.wanted() if bundle.missing else bundle.slots
         if not wanted:
             return
         if not isinstance(bundle, Parcel):
@@ -276,7 +287,8 @@ class Gradients:
         try:
             self._look_at_world()
             if self.active:
-                self._attach()
+                if not self._attached or any(slot.param.requires_grad for slot in self._frozen):
+                    self._attach()
                 self.flush()
                 while self._question is not None:
                     self._question()

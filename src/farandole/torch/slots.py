@@ -17,6 +17,8 @@ from .compression import BF16Compressor, FP16Compressor, NoneCompressor
 PACKED_BYTES = 64 << 10
 # A batch goes to the engine when it holds this much. Fewer calls cost less; earlier ones overlap more of backward.
 BATCH_BYTES = 1 << 20
+# Inside a host, where bytes travel fast and other ranks need the cores: each batch interrupts what is computed.
+NEAR_BATCH_BYTES = 8 << 20
 
 # What is known about the layout of a parameter's gradients.
 UNKNOWN, DENSE, SPARSE = 0, 1, 2
@@ -124,6 +126,7 @@ class Parcel(Bundle):
         ]
         self._params: list[Any] = [slot.param for slot in slots]
         self._pieces = [number for slot in slots for number in (0, slot.bytes)]  # addresses and bytes
+        self._found: list[Any] = []  # the gradients, when it has just been looked whether all are there
         self._grads: list[Any] = []  # those that were copied in, and
         self._parts: list[Any] = []  # where
         more = f" and {len(slots) - 1} more" if len(slots) > 1 else ""
@@ -138,7 +141,9 @@ class Parcel(Bundle):
 
     def complete(self) -> bool:
         """Takes all gradients as arrived when all are there."""
-        if any(param.grad is None for param in self._params):
+        self._found = [param.grad for param in self._params]
+        if any(grad is None for grad in self._found):
+            self._found = []
             return False
         for slot in self.slots:
             slot.pending = True
@@ -147,9 +152,9 @@ class Parcel(Bundle):
 
     def scatter(self) -> bool:
         """Lets the engine work on the gradients where they lie; False when they are not all of one plain kind."""
-        if not self.flat.is_cpu or not all(slot.pending for slot in self.slots):
+        grads, self._found = self._found or [param.grad for param in self._params], []
+        if not self.flat.is_cpu or (self.missing and not all(slot.pending for slot in self.slots)):
             return False
-        grads = [param.grad for param in self._params]
         try:
             plain = all(map(torch.Tensor.is_contiguous, grads)) and not any(map(torch.Tensor.is_neg, grads))
             if not plain or {grad.dtype for grad in grads} != {self.flat.dtype}:

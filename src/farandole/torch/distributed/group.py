@@ -131,14 +131,19 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
             self._settle(plan.requests[0].output)
         work = self._begin("allreduce", plan, opts)
         if bucket:
-            work.of_backward = True
             self._await_after_backward(work)
         return work
 
     def _await_after_backward(self, work: Work) -> None:
         """Before DDP looks at its buckets: what went wrong is raised by `backward`, as what it is."""
+        work.of_ddp = True
+        if torch._C._current_autograd_node() is None:
+            return  # backward is over, and DDP is about to wait: its graph is static, and this its first pass
+        work.awaited = True
         task = torch._C._current_graph_task_id()
         if task != self._backward:
+            for lost in self._buckets:  # of a pass that did not come to its end
+                lost.give_up()
             self._backward, self._buckets = task, []
             torch.autograd.Variable._execution_engine.queue_callback(self._await_buckets)
         self._buckets.append(work)
@@ -146,7 +151,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
     def _await_buckets(self) -> None:
         works, self._buckets, self._backward = self._buckets, [], -1
         for work in works:
-            work.wait()
+            work.deliver()
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """Several at once."""

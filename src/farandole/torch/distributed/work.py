@@ -161,7 +161,9 @@ class Work(dist.Work):  # type: ignore[misc]
         self._timeout = timeout
         self._in_order = in_order
         self._future: Any = None
-        self.of_backward = False  # torch's own C++ asked for it, and will look at the future
+        self._complete: Callable[[], None] | None = None
+        self.of_ddp = False  # C++ looks at the future
+        self.awaited = False  # `deliver` is called before anybody waits for the future
 
     def wait(self, timeout: timedelta | None = None, aside: bool = False) -> bool:
         """Until it is done; DistBackendError when it failed or took too long."""
@@ -219,16 +221,29 @@ class Work(dist.Work):  # type: ignore[misc]
                 else:
                     future.set_result(operation.results)
 
-            if self.of_backward:
+            if self.of_ddp:
                 # An exception that Python has set is a value in C++, where DDP would take it for tensors.
                 self._future = future.then(torch.futures.Future.value)
             if operation.done:
                 complete()
+            elif self.awaited:
+                self._complete = complete
             else:
                 self._group.watcher.watch(complete, self._in_order)
         return self._future
 
     getFuture = get_future
+
+    def deliver(self) -> None:
+        """Waits, here, and fills the future; DistBackendError as from `wait`."""
+        self.wait()
+        if self._complete is not None:
+            self._complete()
+
+    def give_up(self) -> None:
+        """Nobody will wait for it any more."""
+        if not self._operation.done:
+            self._group.forgotten(self._operation)
 
     def __del__(self) -> None:
         # Results still have to arrive, and the engine holds the tensors until somebody comes for them.

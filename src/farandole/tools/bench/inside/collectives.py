@@ -64,6 +64,7 @@ class Collectives:
             else:
                 tensor = self._kept
                 library.refill(tensor, self._source)
+                result = None  # others write into the memory of the last one, too
             self._together.wait()
             began = time.perf_counter()
             result = call(tensor)
