@@ -140,6 +140,14 @@ def test_bad_arguments() -> None:
             local.start(**arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("before", "expected"), [({}, "10000"), ({"MIMALLOC_PURGE_DELAY": "10"}, "10")])
+def test_memory_is_kept_between_steps(monkeypatch: pytest.MonkeyPatch, before: dict[str, str], expected: str) -> None:
+    monkeypatch.delenv("MIMALLOC_PURGE_DELAY", raising=False)
+    with local.start(python("print(os.environ['MIMALLOC_PURGE_DELAY'], end='')"), 2, env=before) as job:
+        assert job.wait(30) == 0
+        assert [job.stdout(0), job.stdout(1)] == [expected, expected]
+
+
 @pytest.mark.parametrize(("before", "expected"), [({}, None), ({"OMP_NUM_THREADS": "5"}, "5")])
 def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch, before: dict[str, str], expected: str | None) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
