@@ -364,7 +364,12 @@ class NativeEngine:
         self._library.farandole_settle(memory.address, owner.numel() * owner.element_size())
 
     def share(self, fd: int, address: int, size: int) -> int:
-        return int(self._call(self._library.farandole_share, os.dup(fd), address, size))
+        copy = os.dup(fd)
+        try:
+            return int(self._call(self._library.farandole_share, copy, address, size))
+        except errors.HorovodInternalError:  # the core has not taken it
+            os.close(copy)
+            raise
 
     def unshare(self, region: int) -> None:
         self._call(self._library.farandole_unshare, region)

@@ -131,12 +131,13 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]
             self._settle(plan.requests[0].output)
         work = self._begin("allreduce", plan, opts)
         if bucket:
-            self._await_after_backward(work)
+            work.of_ddp = True
+            if tensor.is_cpu:
+                self._await_after_backward(work)
         return work
 
     def _await_after_backward(self, work: Work) -> None:
         """Before DDP looks at its buckets: what went wrong is raised by `backward`, as what it is."""
-        work.of_ddp = True
         if torch._C._current_autograd_node() is None:
             return  # backward is over, and DDP is about to wait: its graph is static, and this its first pass
         work.awaited = True
@@ -501,7 +502,8 @@ def found(kind: type[Kept], world: World, members: Members, store: Any, timeout:
 
 def _asked_by_backward() -> bool:
     """Whether the caller's caller is torch's backward pass itself: then the tensor is a bucket of DDP, new to users."""
-    return sys._getframe(2).f_globals.get("__name__") in BACKWARD
+    caller = sys._getframe(1).f_back  # none: a thread of torch's own, for a device
+    return caller is None or caller.f_globals.get("__name__") in BACKWARD
 
 
 def _op(opts: Any) -> Any:

@@ -35,9 +35,9 @@ def share(world: World, tensor: torch.Tensor, move: bool) -> bool:
         return False
     try:
         fd, size = storage._share_fd_cpu_()
-    except RuntimeError:  # no room after all, or a file that torch has closed
+        known[storage._cdata] = world.engine.share(fd, storage.data_ptr(), size)
+    except RuntimeError:  # no room after all, a file that torch has closed, or an engine that has ended
         return False
-    known[storage._cdata] = world.engine.share(fd, storage.data_ptr(), size)
     weakref.finalize(storage, _gone, weakref.ref(world), storage._cdata).atexit = False
     return True
 
