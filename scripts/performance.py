@@ -44,8 +44,8 @@ once, as limits. Small tensors cost the way from Python into the core and one ex
 looks for the others' flags before it sleeps. In training, gradients leave while backward still runs, and repeated
 steps follow a plan without asking anybody; what is left of communication shows as the difference to `single`: as many
 pinned processes as ranks that do not communicate. All of them run with `MIMALLOC_PURGE_DELAY=10000`, as ranks of our
-launcher do: memory that a step frees is there for the next one. [timeline.md](timeline.md) tells how to see the same for your own
-job, [tuning.md](tuning.md) what to turn when.
+launcher do: memory that a step frees is there for the next one. [timeline.md](timeline.md) tells how to see the same
+for your own job, [tuning.md](tuning.md) what to turn when.
 
 The limits that the tables show beside a target, for reading one that is NOT MET:
 
