@@ -160,9 +160,9 @@ class Request:
     # add_group: 0, or a number from 1 << 20 that the members agree on, who alone ask for the group. remove_group: 0, or
     # of such a group 1 (this rank leaves it) or 2 (it ends on all its members, with an error).
     tag: int = 0
-    # allreduce in place on memory in several places: address, bytes, address, bytes ... `input` keeps it all alive, and
+    # allreduce in place on memory in several places: rows of address and bytes. `input` keeps it all alive, and
     # has the shape of the whole. For engines that say `scatters`.
-    pieces: Sequence[int] | None = None
+    pieces: NDArray[np.int64] | None = None
     device: int = -1  # where the user's tensor lies, -1: on the CPU. Ranks must agree; the memory is the CPU's anyhow
 
     def elements(self) -> DType:

@@ -138,9 +138,6 @@ def _try_pack(requests: Sequence[Request], arena: Arena) -> int:
         splits = request.splits
         pieces = request.pieces
         words = shape if splits is None else (*shape, *splits)
-        pieces_at = place + 8 * len(words)
-        if pieces is not None:
-            words = (*words, *pieces)
         name = b"" if request.name is None else request.name.encode() + b"\0"
         names_at = place + 8 * len(words)
         end = names_at + len(name)
@@ -170,8 +167,8 @@ def _try_pack(requests: Sequence[Request], arena: Arena) -> int:
             request.postscale,
             request.tag,
             0,
-            0 if pieces is None else base + pieces_at,
-            0 if pieces is None else len(pieces) // 2,
+            address(pieces),
+            0 if pieces is None else len(pieces),
         )
         at += _REQUEST.size
         place = end + -end % 8

@@ -20,7 +20,7 @@ SIZES = [1, 64, 3, 5000, 17, 40_000, 1, 250_000]  # more than a slot, odd, singl
 def scattered(parts: list[np.ndarray], request: Request) -> Request:
     """The request on these arrays; between them lies memory that is not theirs."""
     count = sum(part.size for part in parts)
-    pieces = [number for part in parts for number in (part.ctypes.data, part.nbytes)]
+    pieces = np.array([[part.ctypes.data, part.nbytes] for part in parts], np.int64)
     memory = Span(0, (count,), parts, parts)
     return replace(request, input=memory, output=memory, pieces=pieces, dtype=DType.FLOAT32)
 
@@ -53,8 +53,8 @@ def test_pieces_that_do_not_fit_are_refused_and_the_job_goes_on() -> None:
 
     def body(engine: Engine, _: int) -> Any:
         for bad, said in [
-            (replace(good, pieces=[part.ctypes.data, 8]), "the pieces have 8 bytes, the tensor 16"),
-            (replace(good, pieces=[0, 16]), "needs an address"),
+            (replace(good, pieces=np.array([[part.ctypes.data, 8]])), "the pieces have 8 bytes, the tensor 16"),
+            (replace(good, pieces=np.array([[0, 16]])), "needs an address"),
             (replace(good, kind=Kind.BROADCAST, peer=0), "only an allreduce"),
         ]:
             with pytest.raises(ValueError, match=said):

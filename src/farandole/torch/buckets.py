@@ -19,7 +19,7 @@ from ..runtime import World, runtime
 from .compression import Compression
 from .ops import allreduce_async_, sparse_allreduce_async
 from .sending import Batch, begin, begin_scattered
-from .slots import BATCH_BYTES, DENSE, NEAR_BATCH_BYTES, SPARSE, UNKNOWN, Bundle, Parcel, Slot, digest, packing, parcels
+from .slots import BATCH_BYTES, DENSE, NEAR_BATCH_BYTES, SPARSE, UNKNOWN, Bundle, Herald, Parcel, Slot, digest, packing, parcels, small
 
 BATCH_TENSORS = 64  # of those that are not packed
 
@@ -64,20 +64,27 @@ class Gradients:
         self._batches: list[Batch] = []
         self._question: Callable[[], None] | None = None  # about layouts, under way
         self._at_end = False  # flush() is called when the backward pass ends
-        self._turns = 0
+        self._late: list[Slot] = []  # small ones that may go in a quiet parcel one day: without hooks but for
+        self._herald: Herald | None = None  # this one's
+        self._take_late = False  # when backward ends, because the herald came first
         self._heralded: list[Parcel] = []  # quiet ones that have begun to arrive
         self._lock = threading.Lock()  # hooks of parameters on several devices run in several threads
         self._world: weakref.ref[World] | None = None
         self._hooks: list[Any] = []
         weakref.finalize(self, _remove, self._hooks)
         self._look_at_world()
-        self.add(params, names)
+        self._add(params, names)
         self.groups = [Bundle([self.slots[param] for param in members if param in self.slots]) for members in bundles]
+        self._attach_few()
 
     # --- parameters --------------------------------------------------------------------------------------------------
 
     def add(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         """More parameters; all ranks add the same ones."""
+        self._add(params, names)
+        self._attach_few()
+
+    def _add(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
         used = _names.setdefault(runtime.world, Counter())
         group = self.process_set.process_set_id or 0
         for param, name in zip(params, names, strict=True):
@@ -89,7 +96,6 @@ class Gradients:
             self.slots[param] = slot
             self._open.append(slot)
         self._question_name = "layouts." + min((slot.name for slot in self.slots.values()), default="")
-        self._attach()
 
     def _address(self, slot: Slot) -> None:
         request = slot.request
@@ -116,7 +122,17 @@ class Gradients:
         for slot in self._open:
             slot.agreed, slot.used = False, True
             self._address(slot)
+        self._attach_few()
+
+    def _attach_few(self) -> None:
+        """As _attach, and small ones are late from now on, where parcels can be quiet."""
+        if self._quiet_here() and packing(self.compression) is not None:
+            self._be_late([slot for slot in self._open if slot.hook is None and slot.param.is_cpu and small(slot)])
         self._attach()
+
+    def _be_late(self, slots: list[Slot]) -> None:
+        self._late = [slot for slot in slots if slot.param.requires_grad]
+        self._herald = Herald(self._late[::-1]) if self._late else None
 
     def _attach(self) -> None:
         """Hooks on parameters that want gradients and have none yet: new ones, and those that were frozen before."""
@@ -124,8 +140,9 @@ class Gradients:
             return
         reference = weakref.ref(self)
         self._frozen = []
+        silent = {id(slot) for slot in self._late if self._herald is None or slot is not self._herald.slot}
         for slot in self.slots.values():
-            if slot.hook is not None or _silent(slot):
+            if slot.hook is not None or id(slot) in silent or _silent(slot):
                 continue
             if slot.param.requires_grad:
                 slot.hook = slot.param.register_post_accumulate_grad_hook(_hook(reference, slot))
@@ -134,22 +151,16 @@ class Gradients:
                 self._frozen.append(slot)
         self._attached = True
 
-    def _quieten(self, parcel: Parcel) -> None:
-        """Takes the hooks away where they cost more than they bring: inside a host small gradients travel at once."""
-        if self.passes > 1 or not parcel.flat.is_cpu or runtime.world.config.cross_size > 1:
-            return
-        parcel.quiet = True
-        for slot in parcel.slots:
-            if slot.hook is not None and slot is not parcel.herald:
-                slot.hook.remove()
-                self._hooks.remove(slot.hook)
-                slot.hook = None
+    def _quiet_here(self) -> bool:
+        """Whether hooks cost more than they bring: inside a host small gradients travel at once."""
+        return self.passes == 1 and runtime.world.config.cross_size == 1
 
     def set_passes(self, passes: int) -> None:
         self.passes = passes
         if passes > 1:  # each gradient counts its own
             for parcel in self.parcels:
                 parcel.quiet = False
+            self._be_late([])
             self._attach()
         for slot in self.slots.values():
             slot.delay = passes
@@ -182,16 +193,20 @@ class Gradients:
             if bundle is not None:
                 bundle.missing -= 1
                 if isinstance(bundle, Parcel) and bundle.quiet:
-                    bundle.quiet = bundle.untouched()
+                    bundle.quiet = bundle.herald.comes_first()
                     if bundle.quiet:
                         self._heralded.append(bundle)
                     else:
-                        self._attached = False
+                        self._attach()  # in time for those that come now
                     return
                 if bundle.missing:
                     return
             else:
-                slot.turn = self._turns = self._turns + 1
+                if self._herald is not None and slot is self._herald.slot:
+                    self._take_late = self._herald.comes_first()
+                    if not self._take_late:
+                        self._be_late([])
+                        self._attach()
                 self._ready.append(slot)
                 self._ready_bytes += slot.bytes
                 if self._ready_bytes < self._batch_bytes and len(self._ready) < BATCH_TENSORS:
@@ -206,6 +221,8 @@ class Gradients:
         """Submits what is ready: another rank may step its optimizers in another order, and wait for these first."""
         self._at_end = False
         with self._lock:
+            if self._take_late:
+                self._note_late()
             batch = self._take_ready()
             heralded, self._heralded = self._heralded, []
         if batch:
@@ -215,6 +232,12 @@ class Gradients:
                 self._submit_bundle(parcel)
         if self._question is None:
             self._ask()
+
+    def _note_late(self) -> None:
+        for slot in self._late:
+            if not slot.pending and slot.param.grad is not None:
+                slot.pending = True
+                self._ready.append(slot)
 
     def _take_ready(self) -> list[Slot]:
         batch, self._ready, self._ready_bytes = self._ready, [], 0
@@ -324,18 +347,22 @@ class Gradients:
         self._question = None
         self._at_end = False
         self._heralded = []
+        self._take_late = False
         passes = self.passes
         for slot in self.slots.values():
             slot.pending = False
             slot.delay = passes
         travelling = packing(self.compression)
         if self._unpacked and travelling is not None:
-            made = parcels(self._unpacked, travelling)
+            made = parcels(self._unpacked, travelling, self._batch_bytes)
             for parcel in made:
                 self._address(parcel.slot)
-                self._quieten(parcel)
+                parcel.quiet = parcel.flat.is_cpu and self._quiet_here() and parcel.herald.alone(parcel.slots)
             self.parcels += made
         self._unpacked = []
+        if any(slot.agreed for slot in self._late):
+            self._be_late([slot for slot in self._late if not slot.agreed])
+            self._attach()
         for bundle in (*self.groups, *self.parcels):
             bundle.missing = len(bundle.slots)
 
@@ -416,7 +443,7 @@ class Gradients:
 
 def _silent(slot: Slot) -> bool:
     """Whether another's hook speaks for it."""
-    return isinstance(slot.bundle, Parcel) and slot.bundle.quiet and slot is not slot.bundle.herald
+    return isinstance(slot.bundle, Parcel) and slot.bundle.quiet and slot is not slot.bundle.herald.slot
 
 
 def _hook(reference: weakref.ref[Gradients], slot: Slot) -> Callable[[torch.Tensor], None]:

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from ..engine import Kind, Request, Span
@@ -51,7 +52,6 @@ class Slot:
         "pending",
         "request",
         "tensor",
-        "turn",
         "used",
     )
 
@@ -60,7 +60,6 @@ class Slot:
         self.given = given  # the user's name; the other is unique among the gradients of this world
         self.request = Request(Kind.ALLREDUCE, name)
         self.bytes = param.numel() * param.element_size()
-        self.turn = 0  # its place in the order of arrival when it last came alone
         self.delay = 1  # backward passes still to come before the gradient is complete
         self.bundle: Bundle | None = None
         self.hook: Any = None
@@ -113,6 +112,29 @@ class Bundle:
         return [slot for slot in self.slots if slot.pending or slot.used]
 
 
+class Herald:
+    """The one of some gradients whose hook speaks for all: hooks cost more than small gradients do.
+
+    A hook that is removed costs as much as one that does nothing, so the others have none from the start.
+    """
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self.slot = next(
+            (slot for slot in slots if slot.hook is not None),
+            next((slot for slot in slots if slot.param.requires_grad), slots[0]),
+        )
+        others = [slot.param for slot in slots if slot is not self.slot]
+        self._later = others[:: -max(1, len(others) // 8)]
+
+    def comes_first(self) -> bool:
+        """Whether those that come late are not there yet, so that gradients found later have come since."""
+        return all(param.grad is None for param in self._later)
+
+    def alone(self, slots: Iterable[Slot]) -> bool:
+        """Whether none of the others has a hook."""
+        return all(slot.hook is None for slot in slots if slot is not self.slot)
+
+
 class Parcel(Bundle):
     """Small gradients in one piece of memory: to the engine they are one tensor."""
 
@@ -125,19 +147,14 @@ class Parcel(Bundle):
             for slot, part in zip(slots, self.flat.split([slot.param.numel() for slot in slots]), strict=True)
         ]
         self._params: list[Any] = [slot.param for slot in slots]
-        self._pieces = [number for slot in slots for number in (0, slot.bytes)]  # addresses and bytes
+        self._pieces = np.array([[0, slot.bytes] for slot in slots], np.int64)  # addresses and bytes
         self._found: list[Any] = []  # the gradients, when it has just been looked whether all are there
         self._grads: list[Any] = []  # those that were copied in, and
         self._parts: list[Any] = []  # where
         more = f" and {len(slots) - 1} more" if len(slots) > 1 else ""
         self.slot = Slot(self.flat, first.given, first.name + more)
-        # Hooks cost more than small gradients do: a quiet parcel has one, on its herald, and goes when backward ends.
-        self.quiet = False
-        self.herald = min(slots, key=lambda slot: slot.turn)
-
-    def untouched(self) -> bool:
-        """Whether no gradient but the herald's is there yet, so that those found later have come since."""
-        return sum(param.grad is not None for param in self._params) == 1
+        self.herald = Herald(slots)
+        self.quiet = False  # the herald's is the only hook, and the parcel goes when backward ends
 
     def complete(self) -> bool:
         """Takes all gradients as arrived when all are there."""
@@ -156,10 +173,10 @@ class Parcel(Bundle):
         if not self.flat.is_cpu or (self.missing and not all(slot.pending for slot in self.slots)):
             return False
         try:
+            self._pieces[:, 0] = np.fromiter(map(torch.Tensor.data_ptr, grads), np.int64, len(grads))
             plain = all(map(torch.Tensor.is_contiguous, grads)) and not any(map(torch.Tensor.is_neg, grads))
             if not plain or {grad.dtype for grad in grads} != {self.flat.dtype}:
                 return False
-            self._pieces[::2] = map(torch.Tensor.data_ptr, grads)
         except (RuntimeError, TypeError):  # a sparse one among them, or one that the script has taken away
             return False
         # The storages too: `grad.data = other` gives one away while the engine still uses it.
@@ -232,11 +249,11 @@ def packing(compression: Any) -> Callable[[torch.dtype], torch.dtype] | None:
 
 
 def small(slot: Slot) -> bool:
-    """Whether it can go in a parcel."""
-    return slot.bundle is None and slot.layout == DENSE and slot.bytes <= PACKED_BYTES and slot.param.numel() > 0
+    """Whether it can go in a parcel, if its gradients are dense."""
+    return slot.bundle is None and 0 < slot.bytes <= PACKED_BYTES
 
 
-def parcels(slots: Iterable[Slot], travelling: Callable[[torch.dtype], torch.dtype]) -> list[Parcel]:
+def parcels(slots: Iterable[Slot], travelling: Callable[[torch.dtype], torch.dtype], limit: int) -> list[Parcel]:
     """Packs the small ones. Backward comes from the last to the first: so neighbours in that order go together."""
     open_: dict[Any, list[Slot]] = {}
     made: list[Parcel] = []
@@ -246,11 +263,11 @@ def parcels(slots: Iterable[Slot], travelling: Callable[[torch.dtype], torch.dty
         if len(members) > 1:
             made.append(Parcel(members, travelling(members[0].param.dtype)))
 
-    for slot in reversed([slot for slot in slots if small(slot)]):
+    for slot in reversed([slot for slot in slots if slot.layout == DENSE and small(slot)]):
         key = (slot.param.dtype, slot.param.device)
         members = open_.setdefault(key, [])
         members.append(slot)
-        if sum(member.bytes for member in members) >= BATCH_BYTES:
+        if sum(member.bytes for member in members) >= limit:
             close(key)
     for key in list(open_):
         close(key)
