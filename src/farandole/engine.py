@@ -219,8 +219,8 @@ class Engine(Protocol):
         """A request that will be run again and again, in place, on memory of the same shape."""
         ...
 
-    def run_again(self, prepared: Any, memory: Span) -> None:
-        """Runs what `prepare` gave, on this memory; by one caller at a time."""
+    def run_again(self, prepared: Any, address: int, hold: Callable[[], Span]) -> None:
+        """Runs what `prepare` gave, on the memory there, by one caller at a time; `hold` keeps it, if that takes long."""
         ...
 
     def poll(self, handle: int) -> bool:

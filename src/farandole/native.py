@@ -297,13 +297,13 @@ class NativeEngine:
     def prepare(self, request: Request) -> Packed:
         return Packed(self._pointer.value or 0, request, SLICE_MS)
 
-    def run_again(self, prepared: Packed, memory: Span) -> None:
-        prepared.move(memory.address)
-        handle = self._go(prepared.arena, prepared.request, memory)
+    def run_again(self, prepared: Packed, address: int, hold: Callable[[], Span]) -> None:
+        prepared.move(address)
+        handle = self._go(prepared.arena, prepared.request, hold)
         if handle != 0:
             self.wait(handle)
 
-    def _go(self, arena: Arena, request: Request, memory: Span | None) -> int:
+    def _go(self, arena: Arena, request: Request, hold: Callable[[], Span] | None) -> int:
         """Runs the call in the arena: 0 when it is done, or the handle that is to be waited on."""
         held = True
         self._enter()
@@ -314,6 +314,7 @@ class NativeEngine:
                 return 0
             if code == errors.IN_PROGRESS:
                 handle = arena.handle
+                memory = hold and hold()
                 self._pending[handle] = request if memory is None else replace(request, input=memory, output=memory)
                 held = False
                 return handle
@@ -321,7 +322,7 @@ class NativeEngine:
             raise self._failure(code, arena.error)
         finally:
             if held:  # a signal handler has raised, and the core may still use the memory
-                self._abandoned.append((request, memory))
+                self._abandoned.append((request, hold and hold()))
             self._calls.pop()
 
     def poll(self, handle: int) -> bool:

@@ -350,7 +350,8 @@ class ReferenceEngine:
     def prepare(self, request: Request) -> Request:
         return request
 
-    def run_again(self, prepared: Request, memory: Span) -> None:
+    def run_again(self, prepared: Request, address: int, hold: Callable[[], Span]) -> None:
+        memory = hold()
         self.run(replace(prepared, input=memory, output=memory))
 
     def poll(self, handle: int) -> bool:

@@ -67,7 +67,7 @@ def test_a_prepared_request_runs_on_any_memory_and_an_interrupt_keeps_the_memory
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
         with pytest.raises(Interrupted):
-            engine.run_again(prepared, Span(values.ctypes.data, (3,), values, values))
+            engine.run_again(prepared, values.ctypes.data, lambda: Span(values.ctypes.data, (3,), values, values))
         del values
         gc.collect()
         assert alive() is not None
@@ -80,7 +80,7 @@ def test_a_prepared_request_runs_on_any_memory_and_an_interrupt_keeps_the_memory
         prepared = alone.prepare(dataclasses.replace(request, output=request.input, prescale=2.0))
         for start in (1.0, 5.0):
             values = np.full(3, start, np.float32)
-            alone.run_again(prepared, Span(values.ctypes.data, (3,), values, values))
+            alone.run_again(prepared, values.ctypes.data, lambda: Span(values.ctypes.data, (3,), values, values))
             assert values.tolist() == [2 * start] * 3
     finally:
         alone.close()

@@ -39,7 +39,8 @@ def tensor_of(array: Array, bfloat16: bool = False) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def _span(tensor: torch.Tensor) -> Span:
+def span(tensor: torch.Tensor) -> Span:
+    """A CPU tensor's memory, which it keeps."""
     # The storage too: `tensor.data = other` gives it away while the engine still uses it.
     return Span(tensor.data_ptr(), tuple(tensor.shape), tensor, tensor.untyped_storage())
 
@@ -51,7 +52,7 @@ class TensorBuffer(Buffer):
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype = type_of(tensor)
-        self.array = _span(tensor)
+        self.array = span(tensor)
 
     def give(self, result: Memory) -> torch.Tensor:
         if type(result) is Span:
@@ -60,7 +61,7 @@ class TensorBuffer(Buffer):
 
     def empty_like(self, rows: int | None = None) -> Span:
         shape = self.array.shape if rows is None else (rows, *self.array.shape[1:])
-        return _span(torch.empty(shape, dtype=self.array.owner.dtype))
+        return span(torch.empty(shape, dtype=self.array.owner.dtype))
 
     def head(self, rows: int) -> Span:
         whole = self.array

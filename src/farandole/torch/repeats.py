@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from ..engine import Span
 from ..pending import Beginning
 from ..runtime import runtime
+from .memory import span
 
 MOST = 1024  # calls that a world knows; scripts that never use a name twice must not fill the memory
 
@@ -19,12 +21,11 @@ MOST = 1024  # calls that a world knows; scripts that never use a name twice mus
 class _Known:
     """A call that has succeeded before."""
 
-    __slots__ = ("dtype", "prepared", "shape", "sizes")
+    __slots__ = ("dtype", "prepared", "shape")
 
     def __init__(self, tensor: torch.Tensor, prepared: Any) -> None:
         self.dtype = tensor.dtype
         self.shape = tensor.shape
-        self.sizes = tuple(tensor.shape)
         self.prepared = prepared
 
 
@@ -41,8 +42,7 @@ def again(key: Any, tensor: torch.Tensor) -> bool:
         return False
     if not tensor.is_contiguous() or tensor.is_neg():
         return False
-    memory = Span(tensor.data_ptr(), known.sizes, tensor, tensor.untyped_storage())
-    world.engine.run_again(known.prepared, memory)
+    world.engine.run_again(known.prepared, tensor.data_ptr(), partial(span, tensor))
     world.repeats[key] = known
     return True
 
