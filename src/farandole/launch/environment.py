@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -49,12 +50,22 @@ def _matcher(names: tuple[str, ...]) -> Callable[[str], bool]:
 
 
 def keeping_memory(environ: Mapping[str, str]) -> dict[str, str]:
-    """What lets ranks keep memory between steps, unless the user has said how long.
+    """What lets ranks keep memory between steps, unless the user has said something about it.
 
-    The allocator of torch's wheels for Arm, mimalloc, gives back what was free for 10 ms; each step then waits for the
-    kernel to clear the same pages again.
+    Otherwise each step waits for the kernel to clear the same pages again: mimalloc, in torch's wheels for Arm, gives
+    back what was free for 10 ms, and the C library's malloc, in those for x86, every block of 32 MiB or more at once.
     """
-    return {} if "MIMALLOC_PURGE_DELAY" in environ else {"MIMALLOC_PURGE_DELAY": "10000"}
+    found = {} if "MIMALLOC_PURGE_DELAY" in environ else {"MIMALLOC_PURGE_DELAY": "10000"}
+    if not any(name.startswith("MALLOC_") for name in environ) and "malloc" not in environ.get("GLIBC_TUNABLES", ""):
+        found |= {"MALLOC_MMAP_THRESHOLD_": _largest_on_heap(), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+    return found
+
+
+def _largest_on_heap() -> str:
+    """Older versions of the C library refuse a threshold above 32 MiB, and keep 128 KiB then."""
+    said = (os.confstr("CS_GNU_LIBC_VERSION") or "") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
+    version = [int(part) for part in said.removeprefix("glibc ").split(".") if part.isdecimal()]
+    return str(1 << 30 if version >= [2, 36] else 32 << 20)
 
 
 def of_place(place: Place, master: tuple[str, int]) -> dict[str, str]:

@@ -19,7 +19,21 @@ from ..runtime import World, runtime
 from .compression import Compression
 from .ops import allreduce_async_, sparse_allreduce_async
 from .sending import Batch, begin, begin_scattered
-from .slots import BATCH_BYTES, DENSE, NEAR_BATCH_BYTES, SPARSE, UNKNOWN, Bundle, Herald, Parcel, Slot, digest, packing, parcels, small
+from .slots import (
+    BATCH_BYTES,
+    DENSE,
+    NEAR_BATCH_BYTES,
+    SPARSE,
+    UNKNOWN,
+    Bundle,
+    Herald,
+    Parcel,
+    Slot,
+    digest,
+    packing,
+    parcels,
+    small,
+)
 
 BATCH_TENSORS = 64  # of those that are not packed
 

@@ -2,11 +2,13 @@
 # Touches processes.
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from meeting import until
@@ -140,12 +142,41 @@ def test_bad_arguments() -> None:
             local.start(**arguments)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("before", "expected"), [({}, "10000"), ({"MIMALLOC_PURGE_DELAY": "10"}, "10")])
-def test_memory_is_kept_between_steps(monkeypatch: pytest.MonkeyPatch, before: dict[str, str], expected: str) -> None:
-    monkeypatch.delenv("MIMALLOC_PURGE_DELAY", raising=False)
-    with local.start(python("print(os.environ['MIMALLOC_PURGE_DELAY'], end='')"), 2, env=before) as job:
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ({}, ["10000", str(1 << 30), True]),
+        ({"MIMALLOC_PURGE_DELAY": "10"}, ["10", str(1 << 30), True]),
+        ({"MALLOC_TOP_PAD_": "0"}, ["10000", None, False]),
+        ({"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1"}, ["10000", None, False]),
+    ],
+    ids=["nothing said", "mimalloc", "malloc", "tunables"],
+)
+def test_memory_is_kept_between_steps(
+    monkeypatch: pytest.MonkeyPatch, before: dict[str, str], expected: list[Any]
+) -> None:
+    """And the C library takes the thresholds: a block that is freed does not go back to the kernel."""
+    for name in [name for name in os.environ if "MALLOC_" in name]:
+        monkeypatch.delenv(name)
+    code = """
+import ctypes, json, os, resource
+library = ctypes.CDLL(None)
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+library.free.argtypes = [ctypes.c_void_p]
+faults = []
+for _ in range(2):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = library.malloc(64 << 20)
+    ctypes.memset(block, 1, 64 << 20)
+    library.free(block)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+kept = faults[1] < faults[0] // 4
+names = ["MIMALLOC_PURGE_DELAY", "MALLOC_TRIM_THRESHOLD_"]
+print(json.dumps([*map(os.environ.get, names), kept]), end="")
+"""
+    with local.start(python(code), 2, env=before) as job:
         assert job.wait(30) == 0
-        assert [job.stdout(0), job.stdout(1)] == [expected, expected]
+        assert [json.loads(job.stdout(rank)) for rank in (0, 1)] == [expected, expected]
 
 
 @pytest.mark.parametrize(("before", "expected"), [({}, None), ({"OMP_NUM_THREADS": "5"}, "5")])

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...launch import spawn
+from ...launch.environment import keeping_memory
 
 HERE = Path(__file__).resolve().parent
 PYTHON = sys.executable
@@ -32,12 +33,12 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
         "PYTHONPATH": ":".join([*inherited, str(HERE)]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "CUDA_VISIBLE_DEVICES": "",
-        "MIMALLOC_PURGE_DELAY": "10000",  # as our launcher has it, for all: nobody waits for pages that come and go
         "GLOO_SOCKET_IFNAME": "lo",  # Gloo looks up the host's name otherwise, which some hosts do not know
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
-    return {**os.environ, **calm, **fixed, **(more or {})}
+    # As our launcher does, for all: nobody waits for pages that come and go.
+    return {**os.environ, **keeping_memory(os.environ), **calm, **fixed, **(more or {})}
 
 
 class Process:
