@@ -220,7 +220,7 @@ class Engine(Protocol):
         ...
 
     def run_again(self, prepared: Any, address: int, hold: Callable[[], Span]) -> None:
-        """Runs what `prepare` gave, on the memory there, by one caller at a time; `hold` keeps it, if that takes long."""
+        """Runs what `prepare` gave, on the memory there; by one caller at a time. `hold` keeps it if it must wait."""
         ...
 
     def poll(self, handle: int) -> bool:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import weakref
+from functools import partial
 from types import FrameType
 
 import numpy as np
@@ -26,6 +27,10 @@ def sum_of(engine: native.NativeEngine, count: int, name: str) -> np.ndarray:
     output = np.full(count, -1, np.float32)
     engine.run(Request(Kind.ALLREDUCE, name, values, output, op=ReduceOp.SUM))
     return output
+
+
+def whole(values: np.ndarray) -> Span:
+    return Span(values.ctypes.data, values.shape, values, values)
 
 
 def test_a_signal_handler_may_use_the_engine_in_the_middle_of_a_call() -> None:
@@ -67,7 +72,7 @@ def test_a_prepared_request_runs_on_any_memory_and_an_interrupt_keeps_the_memory
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
         with pytest.raises(Interrupted):
-            engine.run_again(prepared, values.ctypes.data, lambda: Span(values.ctypes.data, (3,), values, values))
+            engine.run_again(prepared, values.ctypes.data, partial(whole, values))
         del values
         gc.collect()
         assert alive() is not None
@@ -80,7 +85,7 @@ def test_a_prepared_request_runs_on_any_memory_and_an_interrupt_keeps_the_memory
         prepared = alone.prepare(dataclasses.replace(request, output=request.input, prescale=2.0))
         for start in (1.0, 5.0):
             values = np.full(3, start, np.float32)
-            alone.run_again(prepared, values.ctypes.data, lambda: Span(values.ctypes.data, (3,), values, values))
+            alone.run_again(prepared, values.ctypes.data, partial(whole, values))
             assert values.tolist() == [2 * start] * 3
     finally:
         alone.close()

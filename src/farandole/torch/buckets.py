@@ -248,10 +248,12 @@ class Gradients:
             self._ask()
 
     def _note_late(self) -> None:
-        for slot in self._late:
-            if not slot.pending and slot.param.grad is not None:
-                slot.pending = True
-                self._ready.append(slot)
+        """Takes the late ones as arrived when all are there; or step() sends them."""
+        if all(slot.param.grad is not None for slot in self._late):
+            for slot in self._late:
+                if not slot.pending:
+                    slot.pending = True
+                    self._ready.append(slot)
 
     def _take_ready(self) -> list[Slot]:
         batch, self._ready, self._ready_bytes = self._ready, [], 0
