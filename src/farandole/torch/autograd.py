@@ -202,10 +202,9 @@ def alltoall(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Sends `splits[i]` rows to member i and gives the rows received; given `splits`, with the received splits."""
-    if _tracked([tensor]):
-        output, received = _Alltoall.apply(splits, name, process_set, tensor)
-    else:
-        output, received = begin_alltoall(tensor, splits, name, process_set).result()
+    if not _tracked([tensor]):
+        return begin_alltoall(tensor, splits, name, process_set, splits is not None).result()
+    output, received = _Alltoall.apply(splits, name, process_set, tensor)
     return output if splits is None else (output, received)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from .. import ops as arrays_ops
@@ -101,8 +102,10 @@ def begin_broadcast(
     )
 
 
-def begin_alltoall(tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Beginning:
-    """Gives the pair (rows, received splits)."""
+def begin_alltoall(
+    tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet, pair: bool = True
+) -> Beginning:
+    """Gives the rows, or the pair (rows, received splits)."""
     rows = splits.tolist() if hasattr(splits, "tolist") else splits
     begun = memory.begin(
         [tensor],
@@ -110,8 +113,9 @@ def begin_alltoall(tensor: torch.Tensor, splits: Any, name: str | None, process_
         False,
         lambda buffers, _: arrays_ops.begin_alltoall(buffers[0], rows, name, process_set, None, False),
     )
-    give = begun.finish
-    begun.finish = lambda outcomes: (give(outcomes), torch.tensor(outcomes[0].splits, dtype=torch.int32))
+    if pair:
+        give = begun.finish
+        begun.finish = lambda outcomes: (give(outcomes), torch.from_numpy(np.asarray(outcomes[0].splits, np.int32)))
     return begun
 
 
