@@ -292,11 +292,17 @@ def missing_gradients_count_as_zeros() -> None:
             equal_everywhere(model)
 
 
+def deep_model() -> nn.Module:
+    torch.manual_seed(5)
+    layers = [layer for _ in range(2) for layer in (nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4))]
+    return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), *layers).double()
+
+
 @case
 def one_hook_speaks_for_small_gradients() -> None:
     """However the gradients come about: all at once, in parts, over old ones, more than once."""
     n = hvd.size()
-    model = small_model()
+    model = deep_model()
     optimizer = wrap(model)
 
     def hooks() -> int:
@@ -318,33 +324,33 @@ def one_hook_speaks_for_small_gradients() -> None:
     assert hooks() == 1
     check([2])
     # A part of the model at a time, with the herald (in the last layer) in the first part, then in the second one.
-    for order in ((2, 0), (0, 2)):
+    layers = list(model.children())
+    for order in ((layers[3:], layers[:3]), (layers[:3], layers[3:])):
         wanted = expected_grads(model, [3], list(range(n)), 1 / n)
         optimizer.zero_grad()
-        for layer in order:
+        for part in order:
             loss = loss_on(model, 300 + hvd.rank())
-            layers = list(model[layer].parameters())
-            loss.backward(inputs=layers)
+            loss.backward(inputs=[param for layer in part for param in layer.parameters()])
         optimizer.synchronize()
         same(grads_of(model), wanted)
         with optimizer.skip_synchronize():
             optimizer.step()
     # Over gradients that are kept and filled with zeros nobody can tell what is new: every one has its hook again.
-    model = small_model()
+    model = deep_model()
     optimizer = wrap(model)
     for step in range(4):
         check([step], kept=True)
-    assert hooks() == 4
-    model = small_model()
+    assert hooks() == 12
+    model = deep_model()
     optimizer = wrap(model)
     for step in range(3):
         check([step])
     optimizer.set_backward_passes_per_step(2)
-    assert hooks() == 4
+    assert hooks() == 12
     check([4, 5])
     optimizer.set_backward_passes_per_step(1)
     check([6])
-    model = small_model()
+    model = deep_model()
     optimizer = wrap(model)
     for step in range(3):
         check([step])
@@ -352,6 +358,29 @@ def one_hook_speaks_for_small_gradients() -> None:
     backward(model, 7)
     raises(AssertionError, "backward_passes_per_step", backward, model, 8)
     optimizer.synchronize()
+
+
+@case
+def optimizers_may_step_in_another_order_on_each_rank() -> None:
+    """From the first step on: what backward has computed is under way when it ends."""
+    n = hvd.size()
+    models = [deep_model(), small_model()]
+    optimizers = [
+        hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            [(f"{number}.{name}", param) for name, param in model.named_parameters()],
+        )
+        for number, model in enumerate(models)
+    ]
+    for step in range(4):
+        wanted = [expected_grads(model, [step], list(range(n)), 1 / n) for model in models]
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            backward(model, step)
+        for optimizer in optimizers if hvd.rank() % 2 else reversed(optimizers):
+            optimizer.step()
+        for model, grads in zip(models, wanted, strict=True):
+            same(grads_of(model), grads)
 
 
 @case

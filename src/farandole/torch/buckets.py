@@ -22,6 +22,7 @@ from .sending import Batch, begin, begin_scattered
 from .slots import (
     BATCH_BYTES,
     DENSE,
+    FEW,
     NEAR_BATCH_BYTES,
     SPARSE,
     UNKNOWN,
@@ -145,7 +146,8 @@ class Gradients:
         self._attach()
 
     def _be_late(self, slots: list[Slot]) -> None:
-        self._late = [slot for slot in slots if slot.param.requires_grad]
+        wanted = [slot for slot in slots if slot.param.requires_grad]
+        self._late = wanted if len(wanted) >= FEW else []
         self._herald = Herald(self._late[::-1]) if self._late else None
 
     def _attach(self) -> None:

@@ -21,6 +21,9 @@ BATCH_BYTES = 1 << 20
 # Inside a host, where bytes travel fast and other ranks need the cores: each batch interrupts what is computed.
 NEAR_BATCH_BYTES = 8 << 20
 
+# Fewer small gradients than these have a hook each.
+FEW = 8
+
 # What is known about the layout of a parameter's gradients.
 UNKNOWN, DENSE, SPARSE = 0, 1, 2
 
@@ -123,16 +126,16 @@ class Herald:
             (slot for slot in slots if slot.hook is not None),
             next((slot for slot in slots if slot.param.requires_grad), slots[0]),
         )
-        others = [slot.param for slot in slots if slot is not self.slot]
-        self._later = others[:: -max(1, len(others) // 8)]
+        later = [slot.param for slot in slots[len(slots) // 2 :] if slot is not self.slot]
+        self._later = later[:: max(1, len(later) // 8)]
 
     def comes_first(self) -> bool:
-        """Whether those that come late are not there yet, so that gradients found later have come since."""
+        """Whether those that come later are not there yet, so that gradients found then have come since."""
         return all(param.grad is None for param in self._later)
 
-    def alone(self, slots: Iterable[Slot]) -> bool:
-        """Whether none of the others has a hook."""
-        return all(slot.hook is None for slot in slots if slot is not self.slot)
+    def alone(self, slots: Sequence[Slot]) -> bool:
+        """Whether none of the others has a hook; few of them had better have one each."""
+        return len(slots) >= FEW and all(slot.hook is None for slot in slots if slot is not self.slot)
 
 
 class Parcel(Bundle):
