@@ -43,9 +43,9 @@ copies are the cost of large tensors, which is why the tables show `memcpy` by o
 once, as limits. Small tensors cost the way from Python into the core and one exchange of flags; a rank that waits
 looks for the others' flags before it sleeps. In training, gradients leave while backward still runs, and repeated
 steps follow a plan without asking anybody; what is left of communication shows as the difference to `single`: as many
-pinned processes as ranks that do not communicate. All of them keep the memory that a step frees for the next one, by
-the variables that our [launcher](launcher.md) sets for its ranks. [timeline.md](timeline.md) tells how to see the same
-for your own job, [tuning.md](tuning.md) what to turn when.
+pinned processes as ranks that do not communicate. All of these keep the memory that a step frees for the next one,
+by the variables that our [launcher](launcher.md) sets for its ranks. [timeline.md](timeline.md) tells how to see the
+same for your own job, [tuning.md](tuning.md) what to turn when.
 
 The limits that the tables show, in brackets beside a target what the limit itself would read there:
 

@@ -1,5 +1,5 @@
 # Which variables ranks get: the launcher's own, what belongs to one host or one process left out, their place added.
-# Pure: the environment is an argument.
+# Pure but for the C library's version: the environment is an argument.
 """Variables travel to agents over their proven line; none is ever part of a command line."""
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def keeping_memory(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _largest_on_heap() -> str:
-    """Older versions of the C library refuse a threshold above 32 MiB, and keep 128 KiB then."""
+    """Older versions of the C library may refuse more than 32 MiB, and then keep 128 KiB."""
     said = (os.confstr("CS_GNU_LIBC_VERSION") or "") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
     version = [int(part) for part in said.removeprefix("glibc ").split(".") if part.isdecimal()]
     return str(1 << 30 if version >= [2, 36] else 32 << 20)

@@ -70,7 +70,6 @@ class Gradients:
         self.parcels: list[Parcel] = []
         self.active = False
         self._frozen: list[Slot] = []  # without a hook, because they wanted no gradient
-        self._attached = False  # all others that need one have one
         self._open: list[Slot] = []  # those whose layout the ranks have not agreed on; the same ones on all of them
         self._resting: list[Slot] = []  # frozen on all ranks when they last spoke of them
         self._unpacked: list[Slot] = []  # agreed on in this step: packed from the next one on
@@ -165,7 +164,6 @@ class Gradients:
                 self._hooks.append(slot.hook)
             else:
                 self._frozen.append(slot)
-        self._attached = True
 
     def _quiet_here(self) -> bool:
         """Whether hooks cost more than they bring: inside a host small gradients travel at once."""
@@ -328,7 +326,7 @@ class Gradients:
         try:
             self._look_at_world()
             if self.active:
-                if not self._attached or any(slot.param.requires_grad for slot in self._frozen):
+                if any(slot.param.requires_grad for slot in self._frozen):
                     self._attach()
                 self.flush()
                 while self._question is not None:

@@ -1,5 +1,5 @@
 # Operations in place that a script calls again and again: what was checked and packed the first time is kept.
-# Touches torch, engine, pending and runtime.
+# Touches torch, memory, engine, pending and runtime.
 """For small tensors the way to the engine costs more than the work: a known call only checks the tensor and runs."""
 
 from __future__ import annotations
