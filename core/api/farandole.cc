@@ -122,6 +122,7 @@ Error read_request(const farandole_request& given, farandole::Operation& operati
     return {Code::invalid_argument, "there is no reduction " + std::to_string(given.op)};
   if (given.dimensions < 0 || given.dimensions > 64 || given.splits_count < 0)
     return {Code::invalid_argument, "a tensor has between 0 and 64 dimensions"};
+  if (given.output_bytes < 0) return {Code::invalid_argument, "an output has 0 bytes or more"};
   if (given.device < -1) return {Code::invalid_argument, "there is no device " + std::to_string(given.device)};
   farandole::negotiate::Request& request = operation.request;
   request.kind = static_cast<farandole::Kind>(given.kind);
@@ -151,14 +152,31 @@ Error read_request(const farandole_request& given, farandole::Operation& operati
   operation.tag = given.tag;
   operation.input = given.input;
   operation.output = given.output;
+  if (rows_vary(request.kind)) operation.output_bytes = static_cast<std::size_t>(given.output_bytes);
   return {};
 }
 
 // The others have a result that only the outcome tells.
-bool fills_memory_of_the_caller(farandole::Kind kind) {
+bool fills_memory_of_the_caller(const farandole::Operation& operation) {
   using farandole::Kind;
+  const Kind kind = operation.request.kind;
+  if (rows_vary(kind)) return operation.owned == nullptr;
   return kind == Kind::allreduce || kind == Kind::broadcast || kind == Kind::reducescatter || kind == Kind::barrier ||
          kind == Kind::send || kind == Kind::receive;
+}
+
+void tell(const farandole::Operation& operation, farandole_outcome& outcome) {
+  outcome.code = static_cast<int32_t>(operation.error.code);
+  outcome.rank = operation.error.rank;
+  outcome.value = operation.value;
+  outcome.message = operation.error.message.c_str();
+  outcome.phase = operation.phase;
+  outcome.output = operation.output;
+  outcome.output_bytes = static_cast<int64_t>(operation.output_bytes);
+  outcome.dimensions = static_cast<int32_t>(operation.shape.size());
+  outcome.shape = operation.shape.data();
+  outcome.splits_count = static_cast<int32_t>(operation.splits.size());
+  outcome.splits = operation.splits.data();
 }
 
 }  // namespace
@@ -272,20 +290,25 @@ EXPORT int farandole_submit(farandole_engine* engine, const farandole_request* r
 
 EXPORT int farandole_run(farandole_call* call) {
   farandole::Engine& engine = call->engine->engine;
-  return report(guarded([&]() -> Error {
-                  if (engine.forked()) return forked_error();
-                  auto operation = std::make_shared<farandole::Operation>();
-                  Error bad = read_request(*call->request, *operation);
-                  if (!bad.failed()) bad = engine.submit({operation}, false, true);
-                  if (bad.failed()) return bad;
-                  call->handle = operation->handle;
-                  if (!engine.wait(operation, call->timeout_ms) || operation->error.failed() ||
-                      !fills_memory_of_the_caller(operation->request.kind))
-                    return {Code::in_progress, "", -1};
-                  engine.handles().release(call->handle);
-                  return {};
-                }),
-                call->error, call->capacity);
+  bool told = false;
+  int code = report(guarded([&]() -> Error {
+                      if (engine.forked()) return forked_error();
+                      auto operation = std::make_shared<farandole::Operation>();
+                      Error bad = read_request(*call->request, *operation);
+                      if (!bad.failed()) bad = engine.submit({operation}, false, true);
+                      if (bad.failed()) return bad;
+                      call->handle = operation->handle;
+                      if (!engine.wait(operation, call->timeout_ms)) return {Code::in_progress, "", -1};
+                      if (operation->error.failed() || !fills_memory_of_the_caller(*operation)) {
+                        tell(*operation, *call->outcome);
+                        told = true;
+                      } else {
+                        engine.handles().release(call->handle);
+                      }
+                      return {};
+                    }),
+                    call->error, call->capacity);
+  return told ? -1 : code;
 }
 
 EXPORT int farandole_poll(farandole_engine* engine, int64_t handle) {
@@ -350,17 +373,7 @@ EXPORT int farandole_outcome_of(farandole_engine* engine, int64_t handle, farand
     farandole::OperationPtr operation = engine->engine.find(handle);
     if (operation == nullptr) return {Code::invalid_argument, "no such handle", -1};
     if (operation->done.load(std::memory_order_acquire) == 0) return {Code::in_progress, "", -1};
-    outcome->code = static_cast<int32_t>(operation->error.code);
-    outcome->rank = operation->error.rank;
-    outcome->value = operation->value;
-    outcome->message = operation->error.message.c_str();
-    outcome->phase = operation->phase;
-    outcome->output = operation->output;
-    outcome->output_bytes = static_cast<int64_t>(operation->output_bytes);
-    outcome->dimensions = static_cast<int32_t>(operation->shape.size());
-    outcome->shape = operation->shape.data();
-    outcome->splits_count = static_cast<int32_t>(operation->splits.size());
-    outcome->splits = operation->splits.data();
+    tell(*operation, *outcome);
     return {};
   }));
 }

@@ -82,7 +82,8 @@ typedef struct farandole_request {
   int32_t device; /* where the user's tensor lies, -1: CPU; all ranks must agree. `input` and `output` are CPU memory */
   const char* name; /* UTF-8, or null: paired by order of calls per (group, kind). Copied. */
   const void* input;
-  void* output; /* may equal input. Null for allgather and alltoall: the core allocates (see outcome) */
+  void* output; /* may equal input; not of allgather and alltoall, whose result goes there if it has exactly
+                   `output_bytes`, and else (or for null) into memory of the core: see outcome */
   const int64_t* shape;
   int32_t dimensions;
   int32_t splits_count;
@@ -99,6 +100,7 @@ typedef struct farandole_request {
    * `input` and `output` are not looked at. */
   const int64_t* pieces;
   int64_t pieces_count;
+  int64_t output_bytes; /* allgather, alltoall */
 } farandole_request;
 
 /* All or nothing. Handles count up from 1. Memory must stay until done.
@@ -106,18 +108,35 @@ typedef struct farandole_request {
  * woken: they begin when it does. */
 int farandole_submit(farandole_engine* engine, const farandole_request* requests, int32_t count, int32_t flags,
                      int64_t* handles, char* error, size_t capacity);
+typedef struct farandole_outcome {
+  int32_t code;
+  int32_t rank;  /* whom the error blames, or -1 */
+  int64_t value; /* join: the last rank; receive from whoever sends: who it was; add_group: the first new group's id
+                    (the rest follow) */
+  const char* message; /* "" when ok */
+  const char* phase;   /* where it failed: "negotiate", "pack", ... */
+  void* output;        /* the result's memory: yours, or the core's until release */
+  int64_t output_bytes;
+  int32_t dimensions;
+  int32_t splits_count;
+  const int64_t* shape;  /* of the result */
+  const int64_t* splits; /* alltoall: rows received from each member */
+} farandole_outcome;
+
 typedef struct farandole_call {
   farandole_engine* engine;
   const farandole_request* request;
   char* error;
   size_t capacity;
   int64_t timeout_ms;
-  int64_t handle; /* written by the call */
+  farandole_outcome* outcome;
+  int64_t handle; /* written by the call, as is the outcome */
 } farandole_call;
 
 /* Submits one request and waits for it, up to `timeout_ms`, a signal, or 100 ms. 0: it has succeeded, its result lies
- * in the caller's memory and there is no handle. 1: `handle` is to be waited on, or has an outcome to look at. Else
- * the request was not taken. One argument, because bindings pay for each. */
+ * in the caller's memory and there is no handle. -1: it is done, and `outcome` tells what came of `handle`, which is to
+ * be released. 1: `handle` is to be waited on. Else the request was not taken. One argument, because bindings pay for
+ * each. */
 int farandole_run(farandole_call* call);
 /* 1 done (also failed), 0 not yet, -1 no such handle. */
 int farandole_poll(farandole_engine* engine, int64_t handle);
@@ -137,21 +156,6 @@ void farandole_unshare(farandole_engine* engine, uint64_t region);
 /* Blocks until some handle that was submitted is done; that handle, 0 after timeout_ms, -1 when the engine has ended.
  * Each handle comes once. */
 int64_t farandole_next_completion(farandole_engine* engine, int64_t timeout_ms);
-
-typedef struct farandole_outcome {
-  int32_t code;
-  int32_t rank;  /* whom the error blames, or -1 */
-  int64_t value; /* join: the last rank; receive from whoever sends: who it was; add_group: the first new group's id
-                    (the rest follow) */
-  const char* message; /* "" when ok */
-  const char* phase;   /* where it failed: "negotiate", "pack", ... */
-  void* output;        /* the result's memory: yours, or the core's until release */
-  int64_t output_bytes;
-  int32_t dimensions;
-  int32_t splits_count;
-  const int64_t* shape;  /* of the result */
-  const int64_t* splits; /* alltoall: rows received from each member */
-} farandole_outcome;
 
 int farandole_outcome_of(farandole_engine* engine, int64_t handle, farandole_outcome* outcome);
 /* Frees the handle and what the core allocated for it. A pending handle goes when it is done. */

@@ -23,6 +23,9 @@ enum class Kind : std::uint8_t {
 };
 inline constexpr int kKinds = 12;
 
+// Whether members may bring different numbers of rows, so that none knows beforehand how large its result will be.
+constexpr bool rows_vary(Kind kind) { return kind == Kind::allgather || kind == Kind::alltoall; }
+
 constexpr const char* name_of(Kind kind) {
   constexpr const char* names[] = {"ALLREDUCE", "ALLGATHER", "BROADCAST",    "ALLTOALL", "REDUCESCATTER", "BARRIER",
                                    "JOIN",      "ADD_GROUP", "REMOVE_GROUP", "SEND",     "RECEIVE",       "TUNE"};

@@ -23,8 +23,9 @@ std::size_t bytes_of(const Item& item) { return static_cast<std::size_t>(rows_of
 
 std::byte* result(Job& job, Operation& operation, std::size_t bytes, std::vector<std::int64_t> shape) {
   operation.shape = std::move(shape);
+  const bool fits = !rows_vary(job.bucket.kind) || operation.output_bytes == bytes;
   operation.output_bytes = bytes;
-  if (operation.output == nullptr) {
+  if (operation.output == nullptr || !fits) {
     operation.owned = job.results->allocate(bytes);
     operation.output = operation.owned.get();
   }

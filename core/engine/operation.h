@@ -37,7 +37,7 @@ struct Operation {
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> splits;
   Memory owned;
-  std::size_t output_bytes = 0;
+  std::size_t output_bytes = 0;  // of the result; before, of the memory that the caller offers for one of any size
 
   std::atomic<std::uint32_t> done{0};      // also the futex that waiters sleep on
   std::atomic<std::uint32_t> sleepers{0};  // on it

@@ -247,8 +247,7 @@ Bucket Coordinator::single(const Pending& pending) const {
   item.dtype = first.dtype;
   item.shape = first.shape;
   if (first.kind == Kind::add_group || first.kind == Kind::remove_group) item.splits = first.splits;
-  const bool rows_vary = first.kind == Kind::allgather || first.kind == Kind::alltoall;
-  if (rows_vary && !bucket.error.failed()) fill_rows(item, pending.by_member, first.kind);
+  if (rows_vary(first.kind) && !bucket.error.failed()) fill_rows(item, pending.by_member, first.kind);
   bucket.items.push_back(std::move(item));
   return bucket;
 }

@@ -41,12 +41,10 @@ std::int64_t sum_of(const std::vector<std::int64_t>& values) {
   return sum;
 }
 
-bool gathers(Kind kind) { return kind == Kind::allgather || kind == Kind::alltoall; }
-
 // The tensor's bytes as Bucket::bytes counts them; false when they cannot be counted.
 bool item_bytes(Kind kind, const Item& item, std::int64_t& bytes) {
   const auto each = static_cast<std::int64_t>(size_of(item.dtype));
-  if (!gathers(kind) || item.first_dims.empty() || item.shape.empty()) return volume(item.shape, each, bytes);
+  if (!rows_vary(kind) || item.first_dims.empty() || item.shape.empty()) return volume(item.shape, each, bytes);
   std::vector<std::int64_t> shape = item.shape;
   shape[0] = sum_of(item.first_dims);
   return volume(shape, each, bytes);

@@ -94,7 +94,6 @@ std::string bundle_text(const Request& request) {
   return request.bundle.empty() ? "alone" : "in a group of " + std::to_string(request.bundle_size);
 }
 
-bool rows_vary(Kind kind) { return kind == Kind::allgather || kind == Kind::alltoall; }
 bool has_shape(Kind kind) { return kind <= Kind::reducescatter; }
 
 bool same_shape(const Request& a, const Request& b) {

@@ -32,6 +32,9 @@ class Kind(IntEnum):
     TUNE = 11  # of rank 0 alone
 
 
+ROWS_VARY = (Kind.ALLGATHER, Kind.ALLTOALL)  # the sizes of their results depend on all ranks
+
+
 class DType(IntEnum):
     """Element types; the numbers are those of the core, the lower-case names are NumPy's."""
 
@@ -136,13 +139,15 @@ class _Interface:
 
 
 Memory: TypeAlias = Any  # an Array or a Span
+Hold: TypeAlias = Callable[[], tuple[Span, Span]]
 
 
 @dataclass(slots=True)
 class Request:
     """One operation. Arrays are C-contiguous and stay untouched by the caller until the handle is done.
 
-    `output` may be `input` itself (in place). Only allgather and alltoall leave it None: the engine allocates.
+    `output` may be `input` itself (in place). Allgather and alltoall may leave it None: the engine allocates, as it
+    does when the result has another size than `output`.
     """
 
     kind: Kind
@@ -186,7 +191,7 @@ class Outcome:
     """What became of a request. bfloat16 results are uint16 arrays."""
 
     output: Memory = None
-    splits: NDArray[np.int64] | None = None  # alltoall: rows received from each member
+    splits: list[int] | None = None  # alltoall: rows received from each member
     value: int = 0  # join: the last rank; receive from anybody: who sent; add_group: the first new id (the rest follow)
 
 
@@ -216,11 +221,14 @@ class Engine(Protocol):
         ...
 
     def prepare(self, request: Request) -> Any:
-        """A request that will be run again and again, in place, on memory of the same shape."""
+        """A request that will be run again and again, on memory of the same shapes."""
         ...
 
-    def run_again(self, prepared: Any, address: int, hold: Callable[[], Span]) -> None:
-        """Runs what `prepare` gave, on the memory there; by one caller at a time. `hold` keeps it if it must wait."""
+    def run_again(self, prepared: Any, input_at: int, output_at: int, hold: Hold) -> Outcome | None:
+        """Runs what `prepare` gave, on the memory there; by one caller at a time. None: the result lies in the output.
+
+        `hold` gives input and output if they must be kept for longer than the call.
+        """
         ...
 
     def poll(self, handle: int) -> bool:

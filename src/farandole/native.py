@@ -21,7 +21,7 @@ import numpy as np
 
 from . import errors
 from .config import ALGORITHMS, Config
-from .engine import COUNTERS, STORAGE, Array, DType, Kind, Outcome, Request, Span
+from .engine import COUNTERS, ROWS_VARY, STORAGE, Array, DType, Hold, Outcome, Request, Span
 from .packing import ERROR_BYTES, INT, LONG, POINTER, TEXT, Arena, OutcomeStruct, Packed, address, arenas, fields, pack
 from .version import package_version
 
@@ -29,6 +29,7 @@ ABI = 1
 LIBRARY = Path(__file__).with_name("_native") / "libfarandole.so"
 # Results up to this size are copied out at once: cheaper than keeping the core's memory on loan.
 COPIED_BYTES = 64 << 10
+_TOLD = -1  # farandole_run's word that the outcome is there
 SLICE_MS = 100  # so that Python's signal handlers run while a thread waits
 _TRACE_BYTES = 1 << 20
 _LISTENER_SECONDS = 10.0  # for the answer to a link wish that is under way
@@ -289,41 +290,43 @@ class NativeEngine:
         arena = arenas.borrow()
         try:
             arena.call(self._pointer.value or 0, pack((request,), arena), SLICE_MS)
-            handle = self._go(arena, request, None)
+            return self._go(arena, request, None) or Outcome(request.output)
         finally:
             arenas.spare.append(arena)
-        return Outcome(request.output) if handle == 0 else self.wait(handle)
 
     def prepare(self, request: Request) -> Packed:
         return Packed(self._pointer.value or 0, request, SLICE_MS)
 
-    def run_again(self, prepared: Packed, address: int, hold: Callable[[], Span]) -> None:
-        prepared.move(address)
-        handle = self._go(prepared.arena, prepared.request, hold)
-        if handle != 0:
-            self.wait(handle)
+    def run_again(self, prepared: Packed, input_at: int, output_at: int, hold: Hold) -> Outcome | None:
+        prepared.move(input_at, output_at)
+        return self._go(prepared.arena, prepared.request, hold)
 
-    def _go(self, arena: Arena, request: Request, hold: Callable[[], Span] | None) -> int:
-        """Runs the call in the arena: 0 when it is done, or the handle that is to be waited on."""
+    def _go(self, arena: Arena, request: Request, hold: Hold | None) -> Outcome | None:
+        """Runs the call in the arena; None when its result lies where the request says."""
         held = True
         self._enter()
         try:
             code = self._run(arena.call_at)
             if code == errors.OK:
                 held = False
-                return 0
-            if code == errors.IN_PROGRESS:
-                handle = arena.handle
-                memory = hold and hold()
-                self._pending[handle] = request if memory is None else replace(request, input=memory, output=memory)
+                return None
+            if code != errors.IN_PROGRESS and code != _TOLD:
                 held = False
-                return handle
+                raise self._failure(code, arena.error)
+            if hold is not None:
+                first, output = hold()
+                request = replace(request, input=first, output=output)
+            handle = arena.handle
+            if code == _TOLD:
+                held = False
+                return self._turn(handle, request, arena.outcome)
+            self._pending[handle] = request
             held = False
-            raise self._failure(code, arena.error)
         finally:
             if held:  # a signal handler has raised, and the core may still use the memory
                 self._abandoned.append((request, hold and hold()))
             self._calls.pop()
+        return self.wait(handle)
 
     def poll(self, handle: int) -> bool:
         state: int = self._call(self._library.farandole_poll, handle)
@@ -376,17 +379,23 @@ class NativeEngine:
         self._call(self._library.farandole_unshare, region)
 
     def _take(self, handle: int) -> Outcome:
-        """Turns a finished operation into its outcome and frees the handle, unless its memory goes on loan."""
+        """The outcome of a finished operation."""
         # Of several threads that wait for one handle, who takes the request takes it all.
         request = self._pending.pop(handle, None)
         if request is None:
             raise ValueError(f"there is no handle {handle}")
         arena = arenas.borrow()
-        found = arena.outcome
-        on_loan = False
         try:
             if self._outcome_of(self._pointer, handle, arena.outcome_at) != errors.OK:
                 raise ValueError(f"there is no handle {handle}")
+            return self._turn(handle, request, arena.outcome)
+        finally:
+            arenas.spare.append(arena)
+
+    def _turn(self, handle: int, request: Request, found: OutcomeStruct) -> Outcome:
+        """The outcome that the core tells; the handle goes, unless its memory goes on loan."""
+        on_loan = False
+        try:
             if found.code != errors.OK:
                 raise errors.translate(
                     found.code,
@@ -398,16 +407,14 @@ class NativeEngine:
                 )
             outcome = Outcome(value=found.value)
             if found.splits_count:
-                outcome.splits = np.array(found.splits[: found.splits_count], dtype=np.int64)
-            if request.output is not None:
-                outcome.output = request.output
-            elif request.kind in (Kind.ALLGATHER, Kind.ALLTOALL):
+                outcome.splits = found.splits[: found.splits_count]
+            outcome.output = request.output
+            if request.kind in ROWS_VARY and address(request.output) != (found.output or 0):
                 shape = tuple(found.shape[: found.dimensions])
                 on_loan = found.output_bytes > COPIED_BYTES
                 outcome.output = self._received(handle, found, shape, request.elements(), on_loan)
             return outcome
         finally:
-            arenas.spare.append(arena)
             if not on_loan:
                 self._release(self._pointer, handle)
 

@@ -12,6 +12,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from .arrays import incoming
 from .engine import DType, Kind, Outcome, Request
 from .groups import ProcessSet, global_process_set
@@ -236,7 +238,7 @@ def begin_alltoall(
 
     def finish(outcomes: list[Outcome]) -> Any:
         output = buffer.give(output_of(outcomes[0]))
-        return (output, outcomes[0].splits) if pair else output
+        return (output, np.array(outcomes[0].splits, np.int64)) if pair else output
 
     return Beginning(world, [request], finish)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import struct
 import threading
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .engine import Array, Memory, Request, Span
+from .engine import ROWS_VARY, STORAGE, Array, Memory, Request, Span
 
 ERROR_BYTES = 1024
 INT, LONG, TEXT, POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p, ctypes.c_void_p
@@ -38,12 +39,12 @@ class OutcomeStruct(ctypes.Structure):
     )
 
 
-# struct farandole_request, packed by one call instead of nineteen assignments.
-_REQUEST = struct.Struct("@6i4P2iP2dq2Pq")
+# struct farandole_request, packed by one call instead of twenty assignments.
+_REQUEST = struct.Struct("@6i4P2iP2dq2P2q")
 _INPUT_AT = struct.calcsize("@6iP")  # of `input`; `output` follows
 _PLACES = struct.Struct("@2P")
-# struct farandole_call: engine, request, error, its capacity, timeout_ms, handle.
-_CALL = struct.Struct("@3PNqq")
+# struct farandole_call: engine, request, error, its capacity, timeout_ms, outcome, handle.
+_CALL = struct.Struct("@3PNqPq")
 _HANDLE = struct.Struct("@q")
 _HANDLE_AT = _CALL.size - _HANDLE.size
 _words = functools.cache(lambda count: struct.Struct(f"@{count}q"))
@@ -56,7 +57,8 @@ class Arena:
         self.error = ctypes.create_string_buffer(ERROR_BYTES)
         self._error_at = ctypes.addressof(self.error)
         self.outcome = OutcomeStruct()
-        self.outcome_at = ctypes.c_void_p(ctypes.addressof(self.outcome))
+        self._outcome_at = ctypes.addressof(self.outcome)
+        self.outcome_at = ctypes.c_void_p(self._outcome_at)
         self._call = bytearray(_CALL.size)
         self.call_at = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(self._call)))
         self.resize(size)
@@ -68,11 +70,12 @@ class Arena:
 
     def call(self, engine: int, request_at: int, timeout_ms: int) -> None:
         """Writes the call that runs a packed request."""
-        _CALL.pack_into(self._call, 0, engine, request_at, self._error_at, ERROR_BYTES, timeout_ms, 0)
+        parts = (engine, request_at, self._error_at, ERROR_BYTES, timeout_ms, self._outcome_at, 0)
+        _CALL.pack_into(self._call, 0, *parts)
 
     @property
     def handle(self) -> int:
-        """After a call that left something to wait for."""
+        """After a call that left something to wait for, or to look at."""
         number: int = _HANDLE.unpack_from(self._call, _HANDLE_AT)[0]
         return number
 
@@ -169,10 +172,17 @@ def _try_pack(requests: Sequence[Request], arena: Arena) -> int:
             0,
             address(pieces),
             0 if pieces is None else len(pieces),
+            _room(request) if output is not None and request.kind in ROWS_VARY else 0,
         )
         at += _REQUEST.size
         place = end + -end % 8
     return base
+
+
+def _room(request: Request) -> int:
+    """Bytes of the memory that is offered for a result."""
+    elements: int = math.prod(request.output.shape)
+    return elements * STORAGE[request.elements()].itemsize
 
 
 class Packed:
@@ -185,6 +195,6 @@ class Packed:
         self.arena = Arena(256)
         self.arena.call(engine, pack((request,), self.arena), timeout_ms)
 
-    def move(self, place: int) -> None:
-        """Works in place on other memory, of the same size."""
-        _PLACES.pack_into(self.arena.memory, _INPUT_AT, place, place)
+    def move(self, input_at: int, output_at: int) -> None:
+        """Works on other memory, of the same sizes."""
+        _PLACES.pack_into(self.arena.memory, _INPUT_AT, input_at, output_at)

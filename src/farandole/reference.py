@@ -29,7 +29,7 @@ import numpy as np
 
 from . import errors
 from .config import Config
-from .engine import COUNTERS, STORAGE, DType, Kind, Outcome, ReduceOp, Request, Span
+from .engine import COUNTERS, STORAGE, DType, Hold, Kind, Outcome, ReduceOp, Request, Span
 from .specification import (
     Asked,
     Bucket,
@@ -350,9 +350,9 @@ class ReferenceEngine:
     def prepare(self, request: Request) -> Request:
         return request
 
-    def run_again(self, prepared: Request, address: int, hold: Callable[[], Span]) -> None:
-        memory = hold()
-        self.run(replace(prepared, input=memory, output=memory))
+    def run_again(self, prepared: Request, input_at: int, output_at: int, hold: Hold) -> Outcome:
+        first, output = hold()
+        return self.run(replace(prepared, input=first, output=output))
 
     def poll(self, handle: int) -> bool:
         with self.monitor:
@@ -534,11 +534,11 @@ class ReferenceEngine:
             result = broadcast(circle, values.reshape(-1), group.ranks.index(bucket["root"])).reshape(values.shape)
         elif kind == Kind.ALLTOALL:
             result = alltoall(circle, values, bucket["splits"])
-            splits = np.array([row[me] for row in bucket["splits"]], np.int64)
+            splits = [row[me] for row in bucket["splits"]]
         else:
             result = reducescatter(circle, values, bucket)
         self.count(collectives=1)
-        if request is None or request.output is None:
+        if request is None or request.output is None or request.output.shape != result.shape:
             return Outcome(result.copy(), splits)
         request.output.view(values.dtype)[...] = result
         return Outcome(request.output, splits)

@@ -259,6 +259,38 @@ def torch_check_equal_in_process_sets(b: Any, rank: int, size: int) -> None:
 
 
 @case()
+def torch_gathered_again(b: Any, rank: int, size: int) -> None:
+    """Calls that are known from before: their results are new tensors, of whatever size the others make them."""
+    kept = []
+    for step, (rows, dtype) in enumerate([(2, torch.float32)] * 3 + [(1, torch.bfloat16)] * 3 + [(0, torch.int64)] * 3):
+        tensor = torch.full((rows * size, 3), 10 * step + rank).to(dtype)
+        kept.append((hvd.alltoall(tensor, name="again.all"), hvd.allgather(tensor, name="again.gather"), step))
+        for result, count in zip(kept[-1], (rows, rows * size), strict=False):
+            assert result.dtype is dtype and result.shape == (count * size, 3), result
+    for alltoall, allgather, step in kept:  # nothing was written into them later
+        for result in (alltoall, allgather):
+            assert [row.tolist() for row in result.chunk(size)] == [
+                [[10 * step + member] * 3] * (result.shape[0] // size) for member in range(size)
+            ]
+    for more in (0, 0, 0, 3, 3, 0):  # here the last rank has more than before, and then less
+        mine = more if rank == size - 1 else 0
+        parts = hvd.allgather(torch.full((1 + mine,), rank), name="again.rows")
+        assert parts.tolist() == [*range(size - 1), *[size - 1] * (1 + more)]
+        exchanged = hvd.alltoall(torch.full((size * (1 + mine),), rank), name="again.exchange")
+        assert exchanged.tolist() == [*range(size - 1), *[size - 1] * (1 + more)]
+    fails(ValueError, "alltoall without splits", lambda: hvd.alltoall(torch.ones(size + 1), name="again.exchange"))
+    fails(ValueError, "the tensor of shape", lambda: hvd.alltoall(torch.ones(2, size).T, name="again.exchange"))
+    torch.set_default_device("meta")  # memory for results is the tensors' own kind of memory all the same
+    try:
+        here = torch.full((size,), float(rank), device="cpu")
+        for _ in range(3):
+            for result in (hvd.alltoall(here, name="again.here"), hvd.allreduce(here, name="again.mean")):
+                assert result.device.type == "cpu" and result.sum().item() == size * (size - 1) / 2
+    finally:
+        torch.set_default_device(None)
+
+
+@case()
 def torch_allreduce_in_place_again(b: Any, rank: int, size: int) -> None:
     total = size * (size + 1) / 2
     for shape, dtype in [((3,), torch.float32)] * 3 + [((2, 2), torch.float32), ((2, 2), torch.int64)] * 2:

@@ -29,8 +29,9 @@ def sum_of(engine: native.NativeEngine, count: int, name: str) -> np.ndarray:
     return output
 
 
-def whole(values: np.ndarray) -> Span:
-    return Span(values.ctypes.data, values.shape, values, values)
+def whole(values: np.ndarray) -> tuple[Span, Span]:
+    span = Span(values.ctypes.data, values.shape, values, values)
+    return span, span
 
 
 def test_a_signal_handler_may_use_the_engine_in_the_middle_of_a_call() -> None:
@@ -72,7 +73,7 @@ def test_a_prepared_request_runs_on_any_memory_and_an_interrupt_keeps_the_memory
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
         with pytest.raises(Interrupted):
-            engine.run_again(prepared, values.ctypes.data, partial(whole, values))
+            engine.run_again(prepared, *[values.ctypes.data] * 2, partial(whole, values))
         del values
         gc.collect()
         assert alive() is not None
@@ -85,7 +86,7 @@ def test_a_prepared_request_runs_on_any_memory_and_an_interrupt_keeps_the_memory
         prepared = alone.prepare(dataclasses.replace(request, output=request.input, prescale=2.0))
         for start in (1.0, 5.0):
             values = np.full(3, start, np.float32)
-            alone.run_again(prepared, values.ctypes.data, partial(whole, values))
+            alone.run_again(prepared, *[values.ctypes.data] * 2, partial(whole, values))
             assert values.tolist() == [2 * start] * 3
     finally:
         alone.close()

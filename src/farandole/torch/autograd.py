@@ -14,6 +14,7 @@ from ..groups import ProcessSet, global_process_set
 from ..pending import checked_compression, chosen_op
 from ..reductions import Average, Sum
 from ..runtime import runtime
+from . import repeats
 from .compression import Compression
 from .ops import begin_allgather, begin_allreduce, begin_alltoall, begin_broadcast, begin_reducescatter
 
@@ -138,7 +139,10 @@ def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """All ranks' tensors, one after the other along the first dimension, which may differ between ranks."""
-    return _gather([tensor], name, process_set, False)
+    if _tracked([tensor]):
+        return _gather([tensor], name, process_set, False)
+    key = ("allgather", name, getattr(process_set, "process_set_id", None))
+    return repeats.call(key, tensor, lambda: begin_allgather([tensor], name, process_set, False))
 
 
 def grouped_allgather(
@@ -203,7 +207,10 @@ def alltoall(
 ) -> Any:
     """Sends `splits[i]` rows to member i and gives the rows received; given `splits`, with the received splits."""
     if not _tracked([tensor]):
-        return begin_alltoall(tensor, splits, name, process_set, splits is not None).result()
+        if splits is not None:
+            return begin_alltoall(tensor, splits, name, process_set).result()
+        key = ("alltoall", name, getattr(process_set, "process_set_id", None))
+        return repeats.call(key, tensor, lambda: begin_alltoall(tensor, None, name, process_set, False))
     output, received = _Alltoall.apply(splits, name, process_set, tensor)
     return output if splits is None else (output, received)
 

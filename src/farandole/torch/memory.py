@@ -61,7 +61,7 @@ class TensorBuffer(Buffer):
 
     def empty_like(self, rows: int | None = None) -> Span:
         shape = self.array.shape if rows is None else (rows, *self.array.shape[1:])
-        return span(torch.empty(shape, dtype=self.array.owner.dtype))
+        return span(self.array.owner.new_empty(shape))  # on its device, whatever torch's default is
 
     def head(self, rows: int) -> Span:
         whole = self.array

@@ -147,12 +147,10 @@ def allreduce_(
 ) -> torch.Tensor:
     """Allreduce in place; gives `tensor` back."""
     key = (name, op, average, prescale_factor, postscale_factor, getattr(process_set, "process_set_id", None))
-    if not repeats.again(key, tensor):
-        scales = (prescale_factor, postscale_factor)
-        begun = begin_allreduce([tensor], average, name, op, scales, process_set, False, True)
-        begun.result()
-        repeats.remember(key, tensor, begun)
-    return tensor
+    scales = (prescale_factor, postscale_factor)
+    return repeats.call(
+        key, tensor, lambda: begin_allreduce([tensor], average, name, op, scales, process_set, False, True)
+    )
 
 
 def allreduce_async_(

@@ -41,8 +41,8 @@ class Plan:
     work_bytes: int = 40 * MIB  # one repeat of a small size calls until it has moved so much, or most_calls times
 
     def count(self, size: int) -> int:
-        """Calls in one repeat."""
-        return max(2, min(self.most_calls, self.work_bytes // max(size, 1)))
+        """Calls in one repeat: enough that the last ones repeat what the first ones did, as in a loop of a program."""
+        return max(6, min(self.most_calls, self.work_bytes // max(size, 1)))
 
 
 def full(ranks: Sequence[int], cores: int, repeats: int) -> Plan:

@@ -246,9 +246,8 @@ def alltoall(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], me
 def _spread_checked(outcome: Outcome, flat: torch.Tensor, outputs: Sequence[torch.Tensor], members: Members) -> None:
     width = outputs[0].element_size() // flat.element_size()
     expected = [output.numel() * width for output in members.to_core(outputs)]
-    assert outcome.splits is not None
-    if outcome.splits.tolist() != expected:
-        raise ValueError(f"the ranks sent {outcome.splits.tolist()} elements, but the outputs expect {expected}")
+    if outcome.splits != expected:
+        raise ValueError(f"the ranks sent {outcome.splits} elements, but the outputs expect {expected}")
     _spread(outcome, flat, outputs, members)
 
 
