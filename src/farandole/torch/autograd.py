@@ -22,7 +22,10 @@ Scales = tuple[float, float]
 
 
 def _tracked(tensors: Sequence[torch.Tensor]) -> bool:
-    return torch.is_grad_enabled() and any(getattr(tensor, "requires_grad", False) for tensor in tensors)
+    for tensor in tensors:
+        if getattr(tensor, "requires_grad", False):
+            return torch.is_grad_enabled()
+    return False
 
 
 # --- allreduce -------------------------------------------------------------------------------------------------------
