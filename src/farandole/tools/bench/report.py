@@ -10,7 +10,8 @@ from .plan import PARTS, Row, Samples
 
 OURS = "farandole"
 STREAMS = ("plain TCP, both ways", "plain TCP, one way", "plain TCP, all at once")
-LIMITS = ("memcpy", "copy by all", "copies by all", *STREAMS, "kernel alone", "single", "single, in step", "import torch")
+COPIES = ("memcpy", "copy by all", "copies by all")
+LIMITS = (*COPIES, *STREAMS, "kernel alone", "single", "single, in step", "import torch")
 LEGEND = "2.0x: takes twice our time. 50 %: the limit takes half our time. ±: half of the middle half of the repeats."
 TITLES = {
     "collectives": "Collectives by size (of the larger side; reused: the same tensor again, fresh: always a new one)",
