@@ -139,7 +139,7 @@ class _Interface:
 
 
 Memory: TypeAlias = Any  # an Array or a Span
-Hold: TypeAlias = Callable[[], tuple[Span, Span]]
+Spans: TypeAlias = Callable[..., tuple[Span, Span]]
 
 
 @dataclass(slots=True)
@@ -224,10 +224,10 @@ class Engine(Protocol):
         """A request that will be run again and again, on memory of the same shapes."""
         ...
 
-    def run_again(self, prepared: Any, input_at: int, output_at: int, hold: Hold) -> Outcome | None:
+    def run_again(self, prepared: Any, input_at: int, output_at: int, spans: Spans, *owners: Any) -> Outcome | None:
         """Runs what `prepare` gave, on the memory there; by one caller at a time. None: the result lies in the output.
 
-        `hold` gives input and output if they must be kept for longer than the call.
+        `spans(*owners)` gives input and output where more of them is needed than their places.
         """
         ...
 

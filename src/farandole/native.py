@@ -21,7 +21,7 @@ import numpy as np
 
 from . import errors
 from .config import ALGORITHMS, Config
-from .engine import COUNTERS, ROWS_VARY, STORAGE, Array, DType, Hold, Outcome, Request, Span
+from .engine import COUNTERS, ROWS_VARY, STORAGE, Array, DType, Outcome, Request, Span, Spans
 from .packing import ERROR_BYTES, INT, LONG, POINTER, TEXT, Arena, OutcomeStruct, Packed, address, arenas, fields, pack
 from .version import package_version
 
@@ -290,18 +290,18 @@ class NativeEngine:
         arena = arenas.borrow()
         try:
             arena.call(self._pointer.value or 0, pack((request,), arena), SLICE_MS)
-            return self._go(arena, request, None) or Outcome(request.output)
+            return self._go(arena, request) or Outcome(request.output)
         finally:
             arenas.spare.append(arena)
 
     def prepare(self, request: Request) -> Packed:
         return Packed(self._pointer.value or 0, request, SLICE_MS)
 
-    def run_again(self, prepared: Packed, input_at: int, output_at: int, hold: Hold) -> Outcome | None:
+    def run_again(self, prepared: Packed, input_at: int, output_at: int, spans: Spans, *owners: Any) -> Outcome | None:
         prepared.move(input_at, output_at)
-        return self._go(prepared.arena, prepared.request, hold)
+        return self._go(prepared.arena, prepared.request, spans, owners)
 
-    def _go(self, arena: Arena, request: Request, hold: Hold | None) -> Outcome | None:
+    def _go(self, arena: Arena, request: Request, spans: Spans | None = None, owners: Any = ()) -> Outcome | None:
         """Runs the call in the arena; None when its result lies where the request says."""
         held = True
         self._enter()
@@ -313,8 +313,8 @@ class NativeEngine:
             if code != errors.IN_PROGRESS and code != _TOLD:
                 held = False
                 raise self._failure(code, arena.error)
-            if hold is not None:
-                first, output = hold()
+            if spans is not None:
+                first, output = spans(*owners)
                 request = replace(request, input=first, output=output)
             handle = arena.handle
             if code == _TOLD:
@@ -324,7 +324,7 @@ class NativeEngine:
             held = False
         finally:
             if held:  # a signal handler has raised, and the core may still use the memory
-                self._abandoned.append((request, hold and hold()))
+                self._abandoned.append((request, spans and spans(*owners)))
             self._calls.pop()
         return self.wait(handle)
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from . import errors
 from .config import Config
-from .engine import COUNTERS, STORAGE, DType, Hold, Kind, Outcome, ReduceOp, Request, Span
+from .engine import COUNTERS, STORAGE, DType, Kind, Outcome, ReduceOp, Request, Span, Spans
 from .specification import (
     Asked,
     Bucket,
@@ -350,8 +350,8 @@ class ReferenceEngine:
     def prepare(self, request: Request) -> Request:
         return request
 
-    def run_again(self, prepared: Request, input_at: int, output_at: int, hold: Hold) -> Outcome:
-        first, output = hold()
+    def run_again(self, prepared: Request, input_at: int, output_at: int, spans: Spans, *owners: Any) -> Outcome:
+        first, output = spans(*owners)
         return self.run(replace(prepared, input=first, output=output))
 
     def poll(self, handle: int) -> bool:

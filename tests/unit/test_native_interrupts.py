@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import weakref
-from functools import partial
 from types import FrameType
 
 import numpy as np
@@ -73,7 +72,7 @@ def test_a_prepared_request_runs_on_any_memory_and_an_interrupt_keeps_the_memory
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
         with pytest.raises(Interrupted):
-            engine.run_again(prepared, *[values.ctypes.data] * 2, partial(whole, values))
+            engine.run_again(prepared, *[values.ctypes.data] * 2, whole, values)
         del values
         gc.collect()
         assert alive() is not None
@@ -86,7 +85,7 @@ def test_a_prepared_request_runs_on_any_memory_and_an_interrupt_keeps_the_memory
         prepared = alone.prepare(dataclasses.replace(request, output=request.input, prescale=2.0))
         for start in (1.0, 5.0):
             values = np.full(3, start, np.float32)
-            alone.run_again(prepared, *[values.ctypes.data] * 2, partial(whole, values))
+            alone.run_again(prepared, *[values.ctypes.data] * 2, whole, values)
             assert values.tolist() == [2 * start] * 3
     finally:
         alone.close()

@@ -145,7 +145,8 @@ def allgather(
     if _tracked([tensor]):
         return _gather([tensor], name, process_set, False)
     key = ("allgather", name, getattr(process_set, "process_set_id", None))
-    return repeats.call(key, tensor, lambda: begin_allgather([tensor], name, process_set, False))
+    result = repeats.again(key, tensor)
+    return repeats.first(key, tensor, begin_allgather([tensor], name, process_set, False)) if result is None else result
 
 
 def grouped_allgather(
@@ -213,7 +214,10 @@ def alltoall(
         if splits is not None:
             return begin_alltoall(tensor, splits, name, process_set).result()
         key = ("alltoall", name, getattr(process_set, "process_set_id", None))
-        return repeats.call(key, tensor, lambda: begin_alltoall(tensor, None, name, process_set, False))
+        result = repeats.again(key, tensor)
+        if result is None:
+            result = repeats.first(key, tensor, begin_alltoall(tensor, None, name, process_set, False))
+        return result
     output, received = _Alltoall.apply(splits, name, process_set, tensor)
     return output if splits is None else (output, received)
 

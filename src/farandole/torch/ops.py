@@ -147,10 +147,10 @@ def allreduce_(
 ) -> torch.Tensor:
     """Allreduce in place; gives `tensor` back."""
     key = (name, op, average, prescale_factor, postscale_factor, getattr(process_set, "process_set_id", None))
-    scales = (prescale_factor, postscale_factor)
-    return repeats.call(
-        key, tensor, lambda: begin_allreduce([tensor], average, name, op, scales, process_set, False, True)
-    )
+    if repeats.again(key, tensor) is None:
+        scales = (prescale_factor, postscale_factor)
+        repeats.first(key, tensor, begin_allreduce([tensor], average, name, op, scales, process_set, False, True))
+    return tensor
 
 
 def allreduce_async_(

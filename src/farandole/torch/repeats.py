@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -34,46 +32,45 @@ class _Known:
         first, output = Span(0, request.input.shape, None, None), Span(0, tuple(result.shape), None, None)
         self.prepared = begun.world.engine.prepare(replace(request, input=first, output=output))
 
-    def fits(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is of the same kind as before."""
-        return (
-            type(tensor) is torch.Tensor
-            and tensor.dtype is self.dtype
-            and tensor.shape == self.shape
-            and tensor.is_cpu
-            and tensor.layout is torch.strided
-            and tensor.is_contiguous()
-            and not tensor.is_neg()
-        )
-
 
 def _spans(tensor: torch.Tensor, result: torch.Tensor) -> tuple[Span, Span]:
     first = span(tensor)
     return first, first if result is tensor else span(result)
 
 
-def call(key: Any, tensor: torch.Tensor, begin: Callable[[], Beginning]) -> Any:
-    """The result of the call on one tensor. If it is not known, `begin` begins it, and then it is."""
+def again(key: Any, tensor: torch.Tensor) -> torch.Tensor | None:
+    """Runs the call, if it is known and the tensor is of the same kind as before, and gives its result."""
     world = runtime.world
     try:
         known = world.repeats.pop(key, None)  # nobody else may run it meanwhile
     except TypeError:
-        known = None  # an argument of a wrong kind
-    if known is None or not known.fits(tensor):
-        begun = begin()
-        result = begun.result()
-        if tensor.is_cpu:
-            if len(world.repeats) >= MOST:
-                world.repeats.clear()
-            world.repeats[key] = _Known(tensor, result, begun)
-        return result
+        return None  # an argument of a wrong kind
+    if known is None or type(tensor) is not torch.Tensor or tensor.dtype is not known.dtype:
+        return None
+    if tensor.shape != known.shape or not tensor.is_cpu or tensor.layout is not torch.strided:
+        return None
+    if not tensor.is_contiguous() or tensor.is_neg():
+        return None
+    place = tensor.data_ptr()
     if known.in_place:
-        result = tensor
-    else:  # the first is the quicker one
-        result = torch.empty_like(tensor) if known.result == known.shape else tensor.new_empty(known.result)
-    hold = partial(_spans, tensor, result)
-    outcome = world.engine.run_again(known.prepared, tensor.data_ptr(), result.data_ptr(), hold)
-    if outcome is not None and not known.in_place and outcome.output.shape != known.result:
+        world.engine.run_again(known.prepared, place, place, _spans, tensor, tensor)
+        world.repeats[key] = known
+        return tensor
+    # Of the same shape it is made more quickly.
+    result = torch.empty_like(tensor) if known.result == known.shape else tensor.new_empty(known.result)
+    outcome = world.engine.run_again(known.prepared, place, result.data_ptr(), _spans, tensor, result)
+    if outcome is not None and outcome.output.shape != known.result:
         return tensor_of(outcome.output, known.dtype is torch.bfloat16)  # other ranks have sent more, or less
     world.repeats[key] = known
+    return result
+
+
+def first(key: Any, tensor: torch.Tensor, begun: Beginning) -> Any:
+    """The result of a call on one tensor that is not known; from now on it is."""
+    result = begun.result()
+    if tensor.is_cpu:
+        repeats = begun.world.repeats
+        if len(repeats) >= MOST:
+            repeats.clear()
+        repeats[key] = _Known(tensor, result, begun)
     return result
