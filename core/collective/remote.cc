@@ -18,6 +18,13 @@ wire::Tag tag(const Context& context, std::size_t step) {
   return {context.group, context.sequence, static_cast<std::uint32_t>(step)};
 }
 
+// Between two, what moves at once anywhere. Among more a quarter of it: all send to all, and the more of each is under
+// way, the more they take from each other at the ports where they meet.
+std::size_t direct_chunk(Context context, const Slices& slices, int parties) {
+  if (parties > 2) context.chunk_bytes /= 4;
+  return remote_chunk(context, slices);
+}
+
 // Round after round a chunk of every slice: what direct reads and finishes.
 std::vector<Range> by_rounds(const Slices& slices, std::size_t chunk, int parties) {
   std::vector<Range> found;
@@ -48,7 +55,7 @@ Order remote_order(const Context& context, std::size_t bytes, int hosts, int me)
   Algorithm algorithm = choose(context.algorithm, bytes, hosts).algorithm;
   if (algorithm == Algorithm::ring) return {by_segments(slices, hosts, me), by_segments(slices, hosts, me + 1)};
   if (algorithm != Algorithm::direct) return {{{0, bytes}}, {{0, bytes}}};
-  std::vector<Range> rounds = by_rounds(slices, remote_chunk(context, slices), hosts);
+  std::vector<Range> rounds = by_rounds(slices, direct_chunk(context, slices, hosts), hosts);
   return {rounds, rounds};
 }
 
@@ -75,7 +82,7 @@ class DirectRound {
  public:
   DirectRound(const Context& context, const Party& party, const Pieces& in, const Pieces& out)
       : context_(context), party_(party), in_(in), out_(out), slices_(in.bytes(), party.size()) {
-    chunk_ = remote_chunk(context, slices_);
+    chunk_ = direct_chunk(context, slices_, party.size());
     scratch_ = std::make_unique_for_overwrite<std::byte[]>(chunk_ * index(party.size() - 1));
   }
 
