@@ -83,7 +83,7 @@ class Cluster:
     def run(self, *command: str, **variables: str) -> str:
         """What a program printed that is connected to the cluster."""
         environment = {**self.environment, **variables}
-        done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=200)
+        done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=500)
         logs = self.home.glob("ray/session_latest/logs/ray_client_server*.err")
         assert done.returncode == 0, done.stdout + done.stderr + "".join(log.read_text()[-2000:] for log in logs)
         return done.stdout

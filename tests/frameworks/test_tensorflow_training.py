@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
 HERE = Path(__file__).parent
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("way", "ranks"), [("compiled", 3), ("callback", 2)])
 def test_training(way: str, ranks: int) -> None:
     found = results("tensorflow_training_cases.py", ranks, FARANDOLE_TENSORFLOW_OPS=way)
