@@ -108,6 +108,7 @@ typedef struct farandole_request {
  * woken: they begin when it does. */
 int farandole_submit(farandole_engine* engine, const farandole_request* requests, int32_t count, int32_t flags,
                      int64_t* handles, char* error, size_t capacity);
+
 typedef struct farandole_outcome {
   int32_t code;
   int32_t rank;  /* whom the error blames, or -1 */

@@ -319,7 +319,7 @@ class NativeEngine:
             handle = arena.handle
             if code == _TOLD:
                 held = False
-                return self._turn(handle, request, arena.outcome)
+                return self._told(handle, request, arena.outcome)
             self._pending[handle] = request
             held = False
         finally:
@@ -388,11 +388,11 @@ class NativeEngine:
         try:
             if self._outcome_of(self._pointer, handle, arena.outcome_at) != errors.OK:
                 raise ValueError(f"there is no handle {handle}")
-            return self._turn(handle, request, arena.outcome)
+            return self._told(handle, request, arena.outcome)
         finally:
             arenas.spare.append(arena)
 
-    def _turn(self, handle: int, request: Request, found: OutcomeStruct) -> Outcome:
+    def _told(self, handle: int, request: Request, found: OutcomeStruct) -> Outcome:
         """The outcome that the core tells; the handle goes, unless its memory goes on loan."""
         on_loan = False
         try:
