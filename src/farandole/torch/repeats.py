@@ -14,6 +14,9 @@ from ..pending import Beginning
 from ..runtime import runtime
 from .memory import span, tensor_of
 
+# Bytes of a new tensor. Allocators give larger blocks back to the system, and new pages cost more than the whole call;
+# the engine keeps the memory of its own results.
+LARGEST_NEW = 16 << 20
 MOST = 1024  # calls that a world knows; scripts that never use a name twice must not fill the memory
 
 
@@ -66,9 +69,9 @@ def again(key: Any, tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def first(key: Any, tensor: torch.Tensor, begun: Beginning) -> Any:
-    """The result of a call on one tensor that is not known; from now on it is."""
+    """The result of a call on one tensor that is not known; from now on it is, if that brings anything."""
     result = begun.result()
-    if tensor.is_cpu:
+    if tensor.is_cpu and (result is tensor or result.nbytes <= LARGEST_NEW):
         repeats = begun.world.repeats
         if len(repeats) >= MOST:
             repeats.clear()
