@@ -2,6 +2,7 @@
 // Touches api/ through job.h.
 #include <algorithm>
 #include <chrono>
+#include <latch>
 #include <random>
 
 #include "check.h"
@@ -270,9 +271,11 @@ TEST(a_rank_that_leaves_ends_what_needs_it) {
 
 TEST(revoking_ends_all_operations_on_all_ranks) {
   Job job({0, 0, 1});
+  std::latch all_have_x(3);
   job.run([&](int rank) {
     farandole_engine* engine = job.engine(rank);
     allreduce_once(job, rank, "x", 1000);
+    all_have_x.arrive_and_wait();
     Tensor tensor(10, 1);
     if (rank == 2) {
       farandole_revoke(engine, 7, -1, "enough");
