@@ -243,7 +243,8 @@ class Executor:
 
     def _ended(self, rank: int, _code: int) -> None:
         """A worker has ended though nobody failed, as one does that calls os._exit(0)."""
-        self._fail([rank])
+        if self._job is not None and self._job.verdict is None:  # else the job ends, after what the guilty one has said
+            self._fail([rank])
 
     def _over(self) -> None:
         """The job has ended: nobody will answer any more."""

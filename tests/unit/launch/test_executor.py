@@ -16,9 +16,8 @@ from meeting import until
 
 import farandole
 from farandole.errors import RankFailed
-from farandole.launch import calls, ssh
+from farandole.launch import calls, output, ssh
 from farandole.launch.job import Job, Plan
-from farandole.launch.output import Kept
 from farandole.launch.slots import places
 from farandole.rendezvous import orders
 
@@ -107,19 +106,34 @@ def test_results_that_cannot_be_sent_and_errors_that_cannot_be_pickled() -> None
             executor.run(3)  # type: ignore[arg-type]
 
 
-def test_a_worker_that_dies_is_named_and_ends_all() -> None:
-    def fall() -> None:
-        if os.environ["RANK"] == "1":
-            print("last words", file=sys.stderr, flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)
+def fall() -> None:
+    if os.environ["RANK"] == "1":
+        print("last words", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
 
+
+def test_a_worker_that_dies_is_named_and_ends_all() -> None:
     with farandole.Executor(2, verbose=False) as executor:
         with pytest.raises(RankFailed, match=r"rank 1 on localhost: killed by SIGKILL.*\n.*last words") as caught:
             executor.run(fall)
         assert (caught.value.rank, caught.value.code) == (1, 137)
         with pytest.raises(RankFailed):
             executor.run(count)
+
+
+def test_last_words_that_are_written_late_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = output.Tails.feed
+
+    def late(self: output.Tails, rank: int, stream: int, data: bytes) -> None:
+        until(lambda: executor._job is not None and None not in executor._job.codes)
+        feed(self, rank, stream, data)
+
+    monkeypatch.setattr(output.Tails, "feed", late)
+
+    with farandole.Executor(2, verbose=False) as executor:
+        with pytest.raises(RankFailed, match="last words"):
+            executor.run(fall)
 
 
 def test_before_start_and_after_shutdown() -> None:
@@ -338,7 +352,7 @@ def test_many_results_at_once_are_not_lost(tmp_path: Path) -> None:
         way=ssh.Way(sys.executable, ""),
         calls=True,
     )
-    with Job(plan, Kept(size), on_call=on_call) as job:
+    with Job(plan, output.Kept(size), on_call=on_call) as job:
         until(lambda: len(list(tmp_path.iterdir())) == size, timeout=30.0)
         (tmp_path / "go").touch()
         until(lambda: len(heard) == size or job.failure is not None, timeout=30.0)
