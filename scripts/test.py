@@ -14,12 +14,12 @@ BUILD = ROOT / "build" / "checkout"
 PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
 # One thread of arithmetic per process: the tests start more processes than there are cores.
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-# Folders whose tests start ranks share the machine with nobody; the others run two at a time.
-ALONE = ("bed", "ranks", "clusters", "security", "chaos", "frameworks")
+# Folders of tests that start ranks. Where time or faults matter, they share the machine with nobody.
+ALONE = ("bed", "ranks", "clusters", "security", "chaos")
 
 
 def stages() -> list[Stage]:
-    """All stages; a folder of tests that does not exist has none."""
+    """All stages."""
     cores = str(min(4, max(2, len(os.sched_getaffinity(0)))))
     ctest: list[str | Path] = [PYTHON.with_name("ctest"), "--test-dir", BUILD]
     ctest += ["--output-on-failure", "--progress", "-j", "2"]
@@ -31,8 +31,12 @@ def stages() -> list[Stage]:
         Stage("Python: unit", [*PYTEST, "-n", cores, "tests/unit"], environment=QUIET),
     ]
     for folder in ALONE:
-        if (ROOT / "tests" / folder).is_dir() and any((ROOT / "tests" / folder).glob("test_*.py")):
-            found.append(Stage(f"Python: {folder}", [*PYTEST, f"tests/{folder}"], environment=QUIET))
+        found.append(Stage(f"Python: {folder}", [*PYTEST, f"tests/{folder}"], environment=QUIET))
+    frameworks = ROOT / "tests" / "frameworks"
+    clusters = sorted(path for name in ("ray", "spark") for path in frameworks.glob(f"test_{name}*.py"))
+    two: list[str | Path] = [*PYTEST, "-n", "2", "--dist", "loadfile", *(f"--ignore={path}" for path in clusters)]
+    found.append(Stage("Python: frameworks, two files at a time", [*two, frameworks], environment=QUIET))
+    found.append(Stage("Python: frameworks on Ray and Spark", [*PYTEST, *clusters], environment=QUIET))
     found.append(Stage("wheels for x86_64 and aarch64", [PYTHON, ROOT / "scripts" / "wheel.py"], after=True))
     return found
 

@@ -16,7 +16,7 @@ from ray_cluster import ROOT, Cluster
 if importlib.util.find_spec("ray") is None or importlib.util.find_spec("lightning") is None:
     pytest.skip("Ray or Lightning is not installed", allow_module_level=True)
 
-pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from spark_cluster import Application, missing
 if why := missing():
     pytest.skip(why, allow_module_level=True)
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ if why := missing():
 # After a pipeline: of the data, the stage before the estimator, the model, and the stage behind it.
 COLUMNS = ["x0", "x1", "x2", "x3", "y", "held", "features", "y__output", "error"]
 
-pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

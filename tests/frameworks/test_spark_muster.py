@@ -22,7 +22,7 @@ if importlib.util.find_spec("pyspark") is None:
 
 from farandole.spark.muster import Muster
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 # The secret comes through a pipe, as it comes in Spark with the function.
