@@ -49,10 +49,9 @@ same for your own job, [tuning.md](tuning.md) what to turn when.
 
 The limits that the tables show, in brackets beside a target what the limit itself would read there:
 
-- `memcpy` and `copy by all` move a byte once. An allreduce inside a host moves it three times, an alltoall and an
-  allgather twice, because results lie in memory of the receiver alone. `copies by all` are those of an alltoall
-  without anybody waiting for anybody: what stays is copied once, what crosses twice. Gloo's own time for a size
-  changes from run to run, by a factor of two at 1 MiB, and ratios with it.
+- `memcpy` and `copy by all` move a byte once, as does a large alltoall inside a host. An allreduce moves it three
+  times, an allgather twice, because results lie in memory of the receiver alone. Gloo's own time for a size changes
+  from run to run, by a factor of two at 1 MiB, and ratios with it.
 - `single, in step` is the same training without communication, but each step waits for the slowest rank: nothing
   synchronous is faster.
 - `plain TCP, all at once`: several hosts send to one port at the same time, as `direct` does; `plain TCP, both ways`

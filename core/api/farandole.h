@@ -175,9 +175,10 @@ typedef struct farandole_event {
 int farandole_next_event(farandole_engine* engine, farandole_event* event, int64_t timeout_ms);
 
 /* Counters: 0 bytes sent over streams, 1 received, 2 frames, 3 negotiated buckets, 4 planned buckets, 5 diverts, 6
- * bytes reduced where they lie (farandole_share), 7 collectives done, 8 wake-ups of the engine's thread. Of rank 0,
- * since the last tune that asked for it: 9 steps, and when the last one ended 10 the time (ns, monotonic) and 11 the
- * bytes reduced. 12: nanoseconds that threads have waited for operations. */
+ * bytes reduced where they lie (farandole_share), and of results that neighbours wrote where they lie, 7 collectives
+ * done, 8 wake-ups of the engine's thread. Of rank 0, since the last tune that asked for it: 9 steps, and when the last
+ * one ended 10 the time (ns, monotonic) and 11 the bytes reduced. 12: nanoseconds that threads have waited for
+ * operations. */
 int64_t farandole_counter(farandole_engine* engine, int32_t which);
 /* What this rank works with now: the first five values of a tune, whether there was one or not. */
 int farandole_tuning(farandole_engine* engine, int64_t values[5]);

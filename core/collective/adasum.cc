@@ -127,7 +127,7 @@ Task adasum(Context context, std::vector<Pieces> in, std::vector<Pieces> out, Re
   work.memory = std::make_unique_for_overwrite<std::byte[]>(work.stride * index(members));
   for (int member = 0; member < members; ++member) blocks[index(member)] = work.block(member);
   enter(context, "pack");
-  Task swap = swap_blocks(context, sources, blocks, 0);
+  Task swap = swap_blocks(context, sources, blocks, 0, false);
   co_await swap;
   scale(work, members, reduction.prescale, 1.0, 1);
   Task combine = combine_all(context, work);

@@ -10,9 +10,9 @@
 namespace farandole::collective {
 
 // Lists are by member. Arguments are taken by reference: they stay until the task has ended. `step` marks the messages;
-// each needs one of its own within the collective.
+// each needs one of its own within the collective. `large` as in alltoall.
 Task gather_blocks(const Context& context, const Pieces& in, const std::vector<Pieces>& out, std::uint32_t step);
 Task swap_blocks(const Context& context, const std::vector<Pieces>& in, const std::vector<Pieces>& out,
-                 std::uint32_t step);
+                 std::uint32_t step, bool large);
 
 }  // namespace farandole::collective

@@ -51,8 +51,9 @@ Task adasum(Context context, std::vector<Pieces> in, std::vector<Pieces> out, Re
 Task allgather(Context context, Pieces in, std::vector<Pieces> out);
 // data: read on the root (a member), written on the others.
 Task broadcast(Context context, Pieces data, int root);
-// in[m] goes to member m; out[m] comes from member m.
-Task alltoall(Context context, std::vector<Pieces> in, std::vector<Pieces> out);
+// in[m] goes to member m; out[m] comes from member m. `large`, the same on all members: it is worth asking whether
+// their results lie in memory that they share.
+Task alltoall(Context context, std::vector<Pieces> in, std::vector<Pieces> out, bool large);
 // in[m]: what is reduced for member m; all members have the same sizes. out: my part.
 Task reducescatter(Context context, std::vector<Pieces> in, Pieces out, Reduction reduction);
 // Returns when every member has entered it.

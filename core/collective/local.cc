@@ -120,8 +120,14 @@ Task local_allgather(const Context& context, const Pieces& mine, const std::vect
   co_await task;
 }
 
-Task local_alltoall(const Context& context, const std::vector<Pieces>& in, const std::vector<Pieces>& out) {
+Task local_alltoall(const Context& context, const std::vector<Pieces>& in, const std::vector<Pieces>& out, bool large) {
   Rings& rings = *context.rings;
+  if (large && context.regions != nullptr) {
+    bool done = false;
+    Task task = alltoall_shared(context, in, out, done);
+    co_await task;
+    if (done) co_return;
+  }
   Exchange exchange(context, rings.slot_bytes());
   exchange.write_anew();
   for (int shift = 1; shift < rings.members(); ++shift) {

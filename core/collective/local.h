@@ -20,8 +20,8 @@ Task local_reduce_scatter(const Context& context, const std::vector<Pieces>& in,
 // mine goes to everybody; out[l] comes from local member l, out[me] from mine (which it may be). Blocks of any sizes:
 // with only one that is not empty this is a broadcast.
 Task local_allgather(const Context& context, const Pieces& mine, const std::vector<Pieces>& out);
-// in[l] goes to local member l; out[l] comes from it.
-Task local_alltoall(const Context& context, const std::vector<Pieces>& in, const std::vector<Pieces>& out);
+// in[l] goes to local member l; out[l] comes from it. `large` as in alltoall.
+Task local_alltoall(const Context& context, const std::vector<Pieces>& in, const std::vector<Pieces>& out, bool large);
 // Returns when all members of the host have entered.
 Task local_barrier(const Context& context);
 

@@ -10,7 +10,7 @@
 namespace farandole::collective {
 
 Task swap_blocks(const Context& context, const std::vector<Pieces>& in, const std::vector<Pieces>& out,
-                 std::uint32_t step) {
+                 std::uint32_t step, bool large) {
   const Topology& topology = *context.topology;
   int my_host = topology.host_of[index(topology.me)];
   wire::Tag tag{context.group, context.sequence, step};
@@ -32,7 +32,7 @@ Task swap_blocks(const Context& context, const std::vector<Pieces>& in, const st
       local_in.push_back(in[index(member)]);
       local_out.push_back(out[index(member)]);
     }
-    Task task = local_alltoall(context, local_in, local_out);
+    Task task = local_alltoall(context, local_in, local_out, large);
     co_await task;
   } else {
     copy(in[index(topology.me)], out[index(topology.me)]);
@@ -42,9 +42,9 @@ Task swap_blocks(const Context& context, const std::vector<Pieces>& in, const st
   co_await all_done;
 }
 
-Task alltoall(Context context, std::vector<Pieces> in, std::vector<Pieces> out) {
+Task alltoall(Context context, std::vector<Pieces> in, std::vector<Pieces> out, bool large) {
   enter(context, "pack");
-  Task task = swap_blocks(context, in, out, 0);
+  Task task = swap_blocks(context, in, out, 0, large);
   co_await task;
   enter(context, "unpack");
 }

@@ -1,11 +1,14 @@
-// Allreduce of shared memory: who has it where, and the sums.
+// Collectives on shared memory: who has it where, and what is read and written there.
 // Touches base/, link/, group/ and kernel/.
 #include "collective/shared.h"
 
 #include <cstring>
+#include <span>
 
+#include "collective/cursor.h"
 #include "collective/local.h"
 #include "collective/parts.h"
+#include "kernel/copy.h"
 #include "link/regions.h"
 
 namespace farandole::collective {
@@ -53,19 +56,19 @@ bool in_place(const Pieces& in, const Pieces& out) {
 }
 
 // Region, offset and bytes of each piece; nothing when one of them is in no region.
-Words places_of(const Context& context, const Pieces& pieces) {
+Words places_of(const Context& context, const std::vector<Piece>& pieces, link::Use use) {
   Words words;
-  if ((kWordsOfPiece * pieces.list().size() + 1) * sizeof(std::uint64_t) > context.rings->slot_bytes()) return {};
-  for (const Piece& piece : pieces.list()) {
-    const link::Place place = context.regions->find(piece.data, piece.bytes);
-    if (place.region == 0) return {};
+  if ((kWordsOfPiece * pieces.size() + 1) * sizeof(std::uint64_t) > context.rings->slot_bytes()) return {};
+  for (const Piece& piece : pieces) {
+    const link::Place place = piece.bytes == 0 ? link::Place() : context.regions->find(piece.data, piece.bytes, use);
+    if (place.region == 0 && piece.bytes > 0) return {};
     words.insert(words.end(), {place.region, place.offset, piece.bytes});
   }
   return words;
 }
 
-// The tensor at these places of a member's; empty when some of it is not here.
-Pieces reach(const Context& context, int local, const Words& words, std::size_t bytes, SharedTensors& tensors) {
+// The memory at these places of a member's; empty when some of it is not here, or it has other than `bytes`.
+Pieces reach(const Context& context, int local, std::span<const std::uint64_t> words, std::size_t bytes, Held& held) {
   const Topology& topology = *context.topology;
   const int rank = topology.ranks[index(topology.my_host()[index(local)])];
   Pieces found;
@@ -73,7 +76,7 @@ Pieces reach(const Context& context, int local, const Words& words, std::size_t 
     auto region = context.regions->with(rank, {words[i], words[i + 1]}, words[i + 2]);
     if (region == nullptr) return {};
     found.add(region->data() + words[i + 1], words[i + 2]);
-    tensors.held.push_back(std::move(region));
+    held.push_back(std::move(region));
   }
   return found.bytes() == bytes ? found : Pieces();
 }
@@ -86,14 +89,14 @@ bool any_empty(const std::vector<Words>& all) {
 
 Task find_shared(const Context& context, const Pieces& in, const Pieces& out, SharedTensors& tensors) {
   std::vector<Words> all;
-  Words mine = in_place(in, out) ? places_of(context, in) : Words();
+  Words mine = in_place(in, out) ? places_of(context, in.list(), link::Use::tensors) : Words();
   Task places = show(context, mine, all);
   co_await places;
   if (any_empty(all)) co_return;
   bool complete = true;
   for (int local = 0; local < context.rings->members(); ++local) {
     const bool is_me = local == context.rings->me();
-    tensors.members.push_back(is_me ? in : reach(context, local, all[index(local)], in.bytes(), tensors));
+    tensors.members.push_back(is_me ? in : reach(context, local, all[index(local)], in.bytes(), tensors.held));
     complete = complete && !tensors.members.back().empty();
   }
   // A file may still be under way to one of us: then nobody uses any.
@@ -125,6 +128,62 @@ Task allreduce_shared(const Context& context, const SharedTensors& tensors, cons
   Task everyone_done = local_barrier(context);
   co_await everyone_done;
   if (context.in_place != nullptr) *context.in_place += static_cast<std::int64_t>(memory[me].bytes());
+}
+
+namespace {
+
+// In steps, so that others may do something in between.
+Task move(const Context& context, const Pieces& from, const Pieces& to, int& steps) {
+  Cursor read(from), write(to);
+  Pause pause;
+  for (std::size_t left = from.bytes(); left > 0;) {
+    enter(context, "pack");
+    const std::size_t bytes = std::min({kChunk, left, read.run()});
+    write.write(read.data(), bytes, kernel::copy_past_cache);
+    read.skip(bytes);
+    left -= bytes;
+    if (++steps % kChunksAtOnce == 0) co_await pause;
+  }
+}
+
+}  // namespace
+
+Task alltoall_shared(const Context& context, const std::vector<Pieces>& in, const std::vector<Pieces>& out,
+                     bool& done) {
+  const std::size_t me = index(context.rings->me()), members = in.size();
+  std::vector<Piece> mine;
+  for (const Pieces& block : out) mine.push_back(block.empty() ? Piece{nullptr, 0} : block.list().front());
+  const Words shown = places_of(context, mine, link::Use::results);
+  std::vector<Words> all;
+  Task places = show(context, shown, all);
+  co_await places;
+  if (any_empty(all)) co_return;
+  Held held;
+  std::vector<Pieces> to(members);
+  bool complete = true;
+  for (std::size_t member = 0; member < members; ++member) {
+    if (member == me || in[member].empty()) continue;
+    auto place = std::span(all[member]).subspan(std::min(me * kWordsOfPiece, all[member].size()));
+    place = place.first(std::min(place.size(), kWordsOfPiece));
+    to[member] = reach(context, static_cast<int>(member), place, in[member].bytes(), held);
+    complete = complete && !to[member].empty();
+  }
+  const Words ready(complete ? 1 : 0, 1);
+  Task agreement = show(context, ready, all);
+  co_await agreement;
+  if (any_empty(all)) co_return;
+  to[me] = out[me];
+  int steps = 0;
+  for (std::size_t shift = 1; shift <= members; ++shift) {  // each begins with another member, and ends with itself
+    const std::size_t member = (me + shift) % members;
+    Task task = move(context, in[member], to[member], steps);
+    co_await task;
+  }
+  Task everyone_done = local_barrier(context);
+  co_await everyone_done;
+  done = true;
+  if (context.in_place == nullptr) co_return;
+  for (const Pieces& block : out) *context.in_place += static_cast<std::int64_t>(block.bytes());
 }
 
 }  // namespace farandole::collective

@@ -37,6 +37,9 @@ Engine::Engine(Options options)
       tuning_(options_.tuning),
       spin_ns_(options_.tuning.spin_ns),
       fork_depth_(os::fork_depth()),
+      results_(std::make_shared<Results>([this](const os::SharedMemory& memory) {
+        share(memory.file().duplicate(), memory.data(), memory.bytes(), link::Use::results);
+      })),
       nonce_(static_cast<std::uint64_t>(os::now_ns()) * 0x9e3779b97f4a7c15ull ^ reinterpret_cast<std::uintptr_t>(this)),
       board_(options_.generation, options_.rank, nonce_) {
   const int here = options_.hosts[static_cast<std::size_t>(options_.rank)];
@@ -268,11 +271,15 @@ void Engine::leave(std::int64_t linger_ms) {
   groups_.clear();
   early_segments_.clear();
   neighbours_.clear();
+  regions_ = {};
   processes_.clear();
   messenger_.reset();
   trace_.stop();
   events_.close();
   handles_.close();
+  results_->close();
+  std::lock_guard lock(inbox_.mutex);
+  inbox_.sharings.clear();
 }
 
 void Engine::revoke_from_outside(const Error& error) {
@@ -369,6 +376,7 @@ void Engine::log(Level level, std::string text) { events_.push({EventKind::log, 
 void Engine::finish(Operation& operation, const Error& error) {
   // A loss explains whatever else went wrong because of it.
   operation.error = error.failed() && revoked_.failed() ? revoked_ : error;
+  if (error.failed()) operation.owned.get_deleter().retire();
   if (!beside(operation)) {
     std::lock_guard lock(inbox_.mutex);
     inbox_.names[operation.group].erase(operation.request.name);

@@ -46,7 +46,7 @@ class Engine final : private Services, private link::Listener {
   // All or nothing; fills in handles and names. `prompt`: the caller waits at once.
   Error submit(std::vector<OperationPtr> operations, bool bundle, bool prompt);
   // Memory of the caller's, a mapping of `file`, that neighbours may read and write where it lies; its number.
-  std::uint64_t share(os::Descriptor file, std::byte* data, std::size_t bytes);
+  std::uint64_t share(os::Descriptor file, std::byte* data, std::size_t bytes, link::Use use = link::Use::tensors);
   void unshare(std::uint64_t region);
   OperationPtr find(std::int64_t handle) const { return handles_.find(handle); }
   bool poll(const OperationPtr& operation);
@@ -77,6 +77,7 @@ class Engine final : private Services, private link::Listener {
       os::Descriptor file;  // none: it is shared no more
       std::byte* data;
       std::size_t bytes;
+      link::Use use = link::Use::tensors;
     };
     std::vector<Sharing> sharings;
     std::uint64_t regions = 0;  // how many so far
@@ -169,7 +170,7 @@ class Engine final : private Services, private link::Listener {
   Tuning tuning_;                      // guarded by the seat
   std::atomic<std::int64_t> spin_ns_;  // of tuning_, for threads that wait
   const unsigned fork_depth_;
-  const std::shared_ptr<Results> results_ = std::make_shared<Results>();
+  const std::shared_ptr<Results> results_;
   Handles handles_;
   Events events_;
   Trace trace_;

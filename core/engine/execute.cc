@@ -5,6 +5,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "collective/select.h"
+
 namespace farandole {
 namespace {
 
@@ -21,12 +23,13 @@ std::size_t row_bytes(const Item& item) {
 
 std::size_t bytes_of(const Item& item) { return static_cast<std::size_t>(rows_of(item)) * row_bytes(item); }
 
-std::byte* result(Job& job, Operation& operation, std::size_t bytes, std::vector<std::int64_t> shape) {
+std::byte* result(Job& job, Operation& operation, std::size_t bytes, std::vector<std::int64_t> shape,
+                  bool shared = false) {
   operation.shape = std::move(shape);
   const bool fits = !rows_vary(job.bucket.kind) || operation.output_bytes == bytes;
   operation.output_bytes = bytes;
   if (operation.output == nullptr || !fits) {
-    operation.owned = job.results->allocate(bytes);
+    operation.owned = shared ? job.results->allocate_shared(bytes) : job.results->allocate(bytes);
     operation.output = operation.owned.get();
   }
   return static_cast<std::byte*>(operation.output);
@@ -115,7 +118,10 @@ Task alltoall(Job& job, const collective::Context& context) {
   for (std::size_t source = 0; source < members; ++source)
     operation.splits[source] = item.splits[source * members + me];
   std::int64_t rows = std::accumulate(operation.splits.begin(), operation.splits.end(), std::int64_t{0});
-  std::byte* to = result(job, operation, static_cast<std::size_t>(rows) * row, with_rows(item.shape, rows));
+  std::int64_t all = std::accumulate(item.splits.begin(), item.splits.end(), std::int64_t{0});
+  const bool large = static_cast<std::size_t>(all) * row / members >= collective::kShareResults;
+  std::byte* to = result(job, operation, static_cast<std::size_t>(rows) * row, with_rows(item.shape, rows),
+                         large && context.rings != nullptr);
   const auto* from = static_cast<const std::byte*>(operation.input);
   std::vector<Pieces> in, out;
   for (std::size_t member = 0; member < members; ++member) {
@@ -126,7 +132,7 @@ Task alltoall(Job& job, const collective::Context& context) {
     from += send;
     to += receive;
   }
-  return collective::alltoall(context, std::move(in), std::move(out));
+  return collective::alltoall(context, std::move(in), std::move(out), large);
 }
 
 Task reducescatter(Job& job, const collective::Context& context) {

@@ -4,12 +4,12 @@
 
 namespace farandole {
 
-std::uint64_t Engine::share(os::Descriptor file, std::byte* data, std::size_t bytes) {
+std::uint64_t Engine::share(os::Descriptor file, std::byte* data, std::size_t bytes, link::Use use) {
   std::uint64_t region = 0;
   {
     std::lock_guard lock(inbox_.mutex);
     region = ++inbox_.regions;
-    inbox_.sharings.push_back({region, std::move(file), data, bytes});
+    inbox_.sharings.push_back({region, std::move(file), data, bytes, use});
     inbox_.full.store(true, std::memory_order_release);
   }
   wake();
@@ -31,7 +31,7 @@ void Engine::spread(Inbox::Sharing& sharing) {
   if (ends)
     regions_.remove(sharing.region);
   else
-    regions_.add(sharing.region, sharing.data, sharing.bytes);
+    regions_.add(sharing.region, sharing.data, sharing.bytes, sharing.use);
   wire::Writer writer;
   writer.u64(sharing.region);
   if (!ends) writer.u64(sharing.bytes);
@@ -39,7 +39,12 @@ void Engine::spread(Inbox::Sharing& sharing) {
   for (const auto& [rank, neighbour] : neighbours_) {
     if (!messenger_->has(rank)) continue;
     std::vector<os::Descriptor> files;
-    if (!ends) files.push_back(sharing.file.duplicate());
+    try {
+      if (!ends) files.push_back(sharing.file.duplicate());
+    } catch (const Failure& failure) {
+      log(Level::warning, "memory is not shared with rank " + std::to_string(rank) + ": " + failure.error().message);
+      continue;
+    }
     messenger_->control(rank, static_cast<std::uint32_t>(ends ? Control::unshare : Control::share), message,
                         std::move(files));
   }

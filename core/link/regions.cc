@@ -4,9 +4,9 @@
 
 namespace farandole::link {
 
-Place Regions::find(const std::byte* data, std::size_t bytes) const {
+Place Regions::find(const std::byte* data, std::size_t bytes, Use use) const {
   for (const auto& [id, region] : mine_) {
-    if (data < region.data || data >= region.data + region.bytes) continue;
+    if (region.use != use || data < region.data || data >= region.data + region.bytes) continue;
     const auto offset = static_cast<std::size_t>(data - region.data);
     if (bytes <= region.bytes - offset) return {id, offset};
   }

@@ -12,6 +12,9 @@
 
 namespace farandole::link {
 
+// What a region is for: tensors that the caller has shared, or the engine's own results.
+enum class Use { tensors, results };
+
 // Where memory lies, in words that every neighbour understands.
 struct Place {
   std::uint64_t region = 0;  // of its owner, counted from 1; 0: in none
@@ -20,15 +23,16 @@ struct Place {
 
 class Regions {
  public:
-  void add(std::uint64_t id, std::byte* data, std::size_t bytes) { mine_[id] = {data, bytes}; }
+  void add(std::uint64_t id, std::byte* data, std::size_t bytes, Use use) { mine_[id] = {data, bytes, use}; }
   void remove(std::uint64_t id) { mine_.erase(id); }
   void attach(int owner, std::uint64_t id, os::SharedMemory memory) {
+    memory.close_file();
     theirs_[{owner, id}] = std::make_shared<os::SharedMemory>(std::move(memory));
   }
   void detach(int owner, std::uint64_t id) { theirs_.erase({owner, id}); }
 
-  // Of memory of mine; in no region unless it lies in one as a whole.
-  Place find(const std::byte* data, std::size_t bytes) const;
+  // Of memory of mine; in no region unless it lies in one of that use as a whole.
+  Place find(const std::byte* data, std::size_t bytes, Use use) const;
   // The neighbour's region with this memory; null when it has not arrived here, or does not reach so far. Whoever
   // holds it may use it, also when its owner is through with it: an operation that failed there may still run here.
   std::shared_ptr<const os::SharedMemory> with(int owner, const Place& place, std::size_t bytes) const;
@@ -37,6 +41,7 @@ class Regions {
   struct Region {
     std::byte* data;
     std::size_t bytes;
+    Use use;
   };
   std::map<std::uint64_t, Region> mine_;
   std::map<std::pair<int, std::uint64_t>, std::shared_ptr<const os::SharedMemory>> theirs_;

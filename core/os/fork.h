@@ -1,5 +1,5 @@
-// What happens to the core in a forked child: descriptors are closed, mappings are absent, calls are refused.
-// Touches the operating system. The registry in fork.cc is the one global of the core: pthread_atfork knows no object.
+// What happens to the core in a forked child: descriptors are closed, mappings are absent, calls are refused; results
+// on loan are in arena.h. Touches the operating system. Its registry is global: pthread_atfork knows no object.
 #pragma once
 
 namespace farandole::os {

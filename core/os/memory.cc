@@ -39,11 +39,25 @@ int create_in_dev_shm() { return open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC
                                      "(docker run --shm-size)");
 }
 
+Descriptor create_file(std::size_t bytes) {
+  int fd = create_memfd();
+  if (fd < 0 && without_memfd(errno)) fd = create_in_dev_shm();
+  if (fd < 0) fail_to_allocate(bytes, errno);
+  Descriptor file(fd);
+  if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) fail_to_allocate(bytes, errno);
+  return file;
+}
+
 std::byte* map(int fd, std::size_t bytes, int protection) {
   void* data = mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) fail_to_allocate(bytes, errno);
-  madvise(data, bytes, MADV_DONTFORK);
   return static_cast<std::byte*>(data);
+}
+
+std::byte* map_for_this_process(int fd, std::size_t bytes, int protection) {
+  std::byte* data = map(fd, bytes, protection);
+  madvise(data, bytes, MADV_DONTFORK);
+  return data;
 }
 
 // After the only writable mapping exists. F_SEAL_FUTURE_WRITE came with Linux 5.1; a file without seals says EINVAL or,
@@ -72,22 +86,30 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
   const auto machine =
       static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   if (bytes > machine) fail_to_allocate(bytes, ENOMEM);
-  int fd = create_memfd();
-  if (fd < 0 && without_memfd(errno)) fd = create_in_dev_shm();
-  if (fd < 0) fail_to_allocate(bytes, errno);
   SharedMemory memory;
-  memory.file_ = Descriptor(fd);
-  const auto size = static_cast<off_t>(bytes);
-  if (ftruncate(fd, size) != 0) fail_to_allocate(bytes, errno);
-  int result = 0;
-  do {
-    result = posix_fallocate(fd, 0, size);
-  } while (result == EINTR);
-  if (result != 0) fail_to_allocate(bytes, result);
-  memory.data_ = map(fd, bytes, PROT_READ | PROT_WRITE);
+  memory.file_ = create_file(bytes);
+  const int error = memory.fill(0, bytes);
+  if (error != 0) fail_to_allocate(bytes, error);
+  memory.data_ = map_for_this_process(memory.file_.get(), bytes, PROT_READ | PROT_WRITE);
   memory.bytes_ = bytes;
-  seal(fd);
+  seal(memory.file_.get());
   return memory;
+}
+
+SharedMemory SharedMemory::reserve(std::size_t bytes) {
+  SharedMemory memory;
+  memory.file_ = create_file(bytes);
+  memory.data_ = map(memory.file_.get(), bytes, PROT_READ | PROT_WRITE);
+  memory.bytes_ = bytes;
+  return memory;
+}
+
+int SharedMemory::fill(std::size_t offset, std::size_t bytes) const {
+  int error = 0;
+  do {
+    error = posix_fallocate(file_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (error == EINTR);
+  return error;
 }
 
 SharedMemory SharedMemory::open(Descriptor file, std::size_t bytes) {
@@ -113,7 +135,7 @@ SharedMemory SharedMemory::adopt(Descriptor file, std::size_t bytes, bool writab
     throw Failure(Code::precondition, "a shared memory file is not sealed against shrinking");
   }
   SharedMemory memory;
-  memory.data_ = map(file.get(), bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ);
+  memory.data_ = map_for_this_process(file.get(), bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ);
   memory.bytes_ = bytes;
   memory.file_ = std::move(file);
   return memory;

@@ -16,6 +16,8 @@ class SharedMemory {
   // against further writable mappings (F_SEAL_FUTURE_WRITE where the kernel has it). Zero-filled; MADV_DONTFORK.
   // Throws Failure(no_memory) with what to do (ulimit, /dev/shm size, memory limit of the container).
   static SharedMemory create(std::size_t bytes);
+  // A new file of which nothing is allocated, for its owner and those who `join` it. Children of a fork have it too.
+  static SharedMemory reserve(std::size_t bytes);
   // Somebody else's file, read-only. Throws Failure(precondition) when its size is not `bytes` or it could still
   // shrink.
   static SharedMemory open(Descriptor file, std::size_t bytes);
@@ -28,6 +30,8 @@ class SharedMemory {
   SharedMemory(SharedMemory&&) noexcept;
   SharedMemory& operator=(SharedMemory&&) noexcept;
 
+  // Allocates a part of it, so that no access there can fail later; what the system says, 0 when it is done.
+  int fill(std::size_t offset, std::size_t bytes) const;
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
   const Descriptor& file() const { return file_; }  // kept by the creator until everyone has it

@@ -139,7 +139,7 @@ class _Interface:
 
 
 Memory: TypeAlias = Any  # an Array or a Span
-Spans: TypeAlias = Callable[..., tuple[Span, Span]]
+Spans: TypeAlias = Callable[..., tuple[Span, Span | None]]
 
 
 @dataclass(slots=True)

@@ -323,7 +323,7 @@ TEST(alltoall_everywhere) {
           out.push_back(outputs.back()->pieces());
         }
         for (const Bytes& input : inputs) in.emplace_back(input.data(), input.size());
-        member.finish(collective::alltoall(member.context(Kind::alltoall), in, out));
+        member.finish(collective::alltoall(member.context(Kind::alltoall), in, out, false));
         for (int m = 0; m < size; ++m) {
           CHECK(outputs[at(m)]->contents() ==
                 contribution(DType::uint8, sizes[at(m)][at(member.rank)], m, round + 10 * at(member.rank)));

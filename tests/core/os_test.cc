@@ -8,17 +8,20 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstddef>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
 #include "base/error.h"
 #include "check.h"
+#include "os/arena.h"
 #include "os/clock.h"
 #include "os/descriptor.h"
 #include "os/fork.h"
@@ -113,6 +116,99 @@ TEST(memory_is_shared_sealed_and_not_inherited) {
   CHECK_EQUAL(result, 0);
   mine = SharedMemory();
   CHECK(!mine);
+}
+
+namespace {
+
+constexpr std::size_t kMebibyte = 1 << 20;
+
+std::size_t allocated(const Arena& arena) {
+  struct stat status{};
+  CHECK_EQUAL(fstat(arena.memory().file().get(), &status), 0);
+  return static_cast<std::size_t>(status.st_blocks) * 512;
+}
+
+bool all_are(const std::byte* block, std::size_t bytes, int value) {
+  for (std::size_t i = 0; i < bytes; ++i)
+    if (block[i] != std::byte(value)) return false;
+  return true;
+}
+
+}  // namespace
+
+TEST(an_arena_lends_and_takes_back) {
+  Arena arena;
+  CHECK(arena.idle());
+  std::byte* one = arena.lend(3 * kMebibyte + 1);
+  std::byte* two = arena.lend(5 * kMebibyte);
+  CHECK(one != nullptr && two != nullptr && arena.owns(one) && arena.owns(two));
+  CHECK_EQUAL(static_cast<std::size_t>(two - one), 4 * kMebibyte);
+  CHECK_EQUAL(allocated(arena) / kMebibyte, 9u);
+  arena.take_back(one, 3 * kMebibyte + 1);
+  CHECK(arena.lend(5 * kMebibyte) > two);
+  CHECK(arena.lend(4 * kMebibyte) == one);
+  CHECK(arena.lend(0) == nullptr);
+  CHECK(arena.lend(300 * kMebibyte) == nullptr);
+  CHECK(arena.lend(243 * kMebibyte) == nullptr);  // no room beside the 14 that are on loan
+  CHECK(!arena.idle());
+}
+
+TEST(an_arena_keeps_some_and_gives_the_rest_back_to_the_system) {
+  Arena arena;
+  std::byte* blocks[5];
+  for (std::byte*& block : blocks) {
+    block = arena.lend(40 * kMebibyte);
+    std::memset(block, 1, 40 * kMebibyte);
+  }
+  CHECK_EQUAL(allocated(arena) / kMebibyte, 200u);
+  for (std::byte* block : blocks) arena.take_back(block, 40 * kMebibyte);
+  CHECK_EQUAL(allocated(arena) / kMebibyte, 40u);
+  std::byte* kept = arena.lend(2 * kMebibyte);
+  std::memset(kept, 2, 2 * kMebibyte);
+  const Descriptor file = arena.memory().file().duplicate();
+  arena.close();
+  CHECK(!arena.memory().file());
+  CHECK(all_are(kept, 2 * kMebibyte, 2));
+  CHECK(arena.lend(kMebibyte) == nullptr);
+  struct stat status{};
+  CHECK_EQUAL(fstat(file.get(), &status), 0);
+  CHECK_EQUAL(static_cast<std::size_t>(status.st_blocks) * 512 / kMebibyte, 2u);
+}
+
+TEST(what_is_on_loan_at_a_fork_belongs_to_parent_and_child_each) {
+  int to_child[2], to_parent[2];
+  constexpr std::size_t kBytes = 3 * kMebibyte;
+  Arena arena;
+  std::byte* lent = arena.lend(kBytes);
+  std::byte* idle = arena.lend(kMebibyte);
+  arena.take_back(idle, kMebibyte);
+  std::memset(lent, 1, kBytes);
+  CHECK_EQUAL(pipe(to_child), 0);
+  CHECK_EQUAL(pipe(to_parent), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    char word = 0;
+    if (read(to_child[0], &word, 1) != 1) _exit(1);
+    if (!all_are(lent, kBytes, 1)) _exit(2);  // what the parent has written since is its own
+    unsigned char resident = 0;
+    if (mincore(idle, 4096, &resident) == 0) _exit(3);
+    std::memset(lent, 3, kBytes);
+    if (write(to_parent[1], "x", 1) != 1 || read(to_child[0], &word, 1) != 1) _exit(4);
+    _exit(all_are(lent, kBytes, 3) ? 0 : 5);
+  }
+  std::memset(lent, 2, kBytes);
+  char word = 0;
+  CHECK_EQUAL(write(to_child[1], "x", 1), 1);
+  CHECK_EQUAL(read(to_parent[0], &word, 1), 1);
+  CHECK(all_are(lent, kBytes, 2));
+  arena.take_back(lent, kBytes);  // and used again
+  std::memset(arena.lend(kBytes), 4, kBytes);
+  CHECK_EQUAL(write(to_child[1], "x", 1), 1);
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status));
+  CHECK_EQUAL(WEXITSTATUS(status), 0);
+  for (int end : {to_child[0], to_child[1], to_parent[0], to_parent[1]}) close(end);
 }
 
 TEST(quotas_of_control_groups_count_as_cores) {

@@ -1,11 +1,18 @@
 // Memory that the ranks of a host share, through the C interface: the bits are those of memory that nobody shares.
-// Touches api/ through job.h.
+// Touches api/ through job.h, and the engine's memory for results.
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstdio>
+#include <deque>
+#include <fstream>
+#include <memory>
+#include <numeric>
 #include <random>
+#include <string>
 
 #include "check.h"
+#include "engine/results.h"
 #include "job.h"
 
 using job::finish;
@@ -16,7 +23,7 @@ using job::Tensor;
 
 namespace {
 
-enum { kAllreduce = 0, kBarrier = 5 };
+enum { kAllreduce = 0, kAlltoall = 3, kBarrier = 5 };
 enum { kInPlaceBytes = 6 };
 constexpr std::size_t kElements = (1 << 20) + 37;
 
@@ -174,4 +181,197 @@ TEST(between_hosts_it_changes_nothing) {
     for (int i = 0; i < 10; ++i) reduce(job, rank, memory.data(), sum);
     CHECK_EQUAL(in_place(job, rank), 0);
   });
+}
+
+namespace {
+
+// An alltoall of rows of 1024 numbers; rows[i][j] go from rank i to rank j.
+using Rows = std::vector<std::vector<std::int64_t>>;
+constexpr std::size_t kRow = 1024;
+
+float number(int from, int to, std::size_t at) {
+  return static_cast<float>(from * 1000 + to * 100) + static_cast<float>(at % 97);
+}
+
+// A result in the core's memory, until it goes.
+class Received {
+ public:
+  Received(const Job& job, int rank, const Rows& rows) : job_(&job), rank_(rank), rows_(&rows) {
+    const std::vector<std::int64_t>& mine = rows[static_cast<std::size_t>(rank)];
+    const auto all = static_cast<std::size_t>(std::accumulate(mine.begin(), mine.end(), std::int64_t{0}));
+    Tensor sent(all * kRow);
+    float* next = sent.data.data();
+    for (int to = 0; to < job.size(); ++to)
+      for (std::size_t i = 0; i < static_cast<std::size_t>(mine[static_cast<std::size_t>(to)]) * kRow; ++i)
+        *next++ = number(rank, to, i);
+    sent.shape = {static_cast<std::int64_t>(all), static_cast<std::int64_t>(kRow)};
+    farandole_request asked = request(kAlltoall, "blocks", sent);
+    asked.output = nullptr;
+    asked.splits = mine.data();
+    asked.splits_count = job.size();
+    handle_ = submit(job.engine(rank), asked);
+    while (farandole_wait(job.engine(rank), handle_, 100) == 1) {
+    }
+    CHECK_EQUAL(farandole_outcome_of(job.engine(rank), handle_, &outcome_), 0);
+    CHECK_EQUAL(outcome_.code, 0);
+  }
+  Received(const Received&) = delete;
+  Received& operator=(const Received&) = delete;
+  ~Received() { farandole_release(job_->engine(rank_), handle_); }
+
+  const float* data() const { return static_cast<const float*>(outcome_.output); }
+  std::int64_t bytes() const { return outcome_.output_bytes; }
+  void check() const {
+    const float* next = data();
+    for (int from = 0; from < job_->size(); ++from) {
+      const auto rows =
+          static_cast<std::size_t>((*rows_)[static_cast<std::size_t>(from)][static_cast<std::size_t>(rank_)]);
+      for (std::size_t i = 0; i < rows * kRow; ++i) CHECK(*next++ == number(from, rank_, i));
+    }
+    CHECK_EQUAL(static_cast<std::int64_t>((next - data()) * sizeof(float)), bytes());
+  }
+
+ private:
+  const Job* job_;
+  int rank_;
+  const Rows* rows_;
+  std::int64_t handle_ = 0;
+  farandole_outcome outcome_{};
+};
+
+// Until one goes the short way; all ranks see the same.
+void exchange_until_in_place(const Job& job, int rank, const Rows& rows) {
+  const std::int64_t before = in_place(job, rank);
+  std::int64_t bytes = 0;
+  for (int tries = 0; in_place(job, rank) == before; ++tries) {
+    CHECK(tries < 10000);
+    Received received(job, rank, rows);
+    received.check();
+    bytes = received.bytes();
+  }
+  if (job.size() == 2) CHECK_EQUAL(in_place(job, rank) - before, bytes);
+}
+
+Rows even(std::size_t size, std::int64_t rows) { return Rows(size, std::vector<std::int64_t>(size, rows)); }
+
+}  // namespace
+
+TEST(blocks_go_straight_into_the_results_of_neighbours) {
+  for (std::size_t size : {2u, 3u, 5u}) {
+    Job job(std::vector<int>(size, 0));
+    const Rows rows = even(size, 600);
+    job.run([&](int rank) { exchange_until_in_place(job, rank, rows); });
+  }
+}
+
+TEST(results_stay_as_they_are_while_others_come) {
+  Job job({0, 0});
+  const Rows rows = even(2, 520), more = even(2, 900);
+  job.run([&](int rank) {
+    exchange_until_in_place(job, rank, rows);
+    std::deque<Received> held;
+    for (int round = 0; round < 70; ++round) {  // more than the memory that is shared can hold
+      const Rows& these = round % 2 == 0 ? rows : more;
+      held.emplace_back(job, rank, these);
+      held.back().check();
+    }
+    for (const Received& received : held) received.check();
+    while (held.size() > 3) held.pop_front();
+    const std::int64_t before = in_place(job, rank);
+    for (int round = 0; round < 5; ++round) Received(job, rank, more).check();
+    CHECK(in_place(job, rank) > before);
+    for (const Received& received : held) received.check();
+  });
+}
+
+TEST(blocks_of_any_size_and_none) {
+  Job job({0, 0, 0});
+  const Rows uneven = {{0, 3000, 1}, {0, 0, 0}, {2000, 999, 500}};
+  job.run([&](int rank) {
+    exchange_until_in_place(job, rank, uneven);
+    const std::int64_t before = in_place(job, rank);
+    const Rows small = even(3, 2);
+    for (int round = 0; round < 5; ++round) Received(job, rank, small).check();
+    CHECK_EQUAL(in_place(job, rank), before);
+  });
+}
+
+TEST(blocks_between_hosts_come_into_the_same_results) {
+  Job job({0, 0, 1, 1});
+  const Rows rows = even(4, 400);
+  job.run([&](int rank) { exchange_until_in_place(job, rank, rows); });
+}
+
+TEST(results_are_reduced_like_memory_that_nobody_shares) {
+  Job job({0, 0});
+  const Rows rows = even(2, 520);
+  job.run([&](int rank) {
+    exchange_until_in_place(job, rank, rows);
+    // A sum that fails would leave neighbours writing into memory that a later result gets.
+    Received received(job, rank, rows);
+    const std::int64_t before = in_place(job, rank);
+    auto* data = const_cast<float*>(received.data());
+    const auto elements = static_cast<std::size_t>(received.bytes()) / sizeof(float);
+    const float first = data[0];
+    Tensor shape(elements, 0);
+    farandole_request asked = request(kAllreduce, "sum", shape);
+    asked.input = asked.output = data;
+    for (int i = 0; i < 5; ++i) CHECK_EQUAL(finish(job.engine(rank), submit(job.engine(rank), asked)), 0);
+    CHECK(data[0] == 16 * (2 * first + (rank == 0 ? 100.f : -100.f)));
+    CHECK_EQUAL(in_place(job, rank), before);
+  });
+}
+
+namespace {
+
+// Files of so many bytes that this process has mapped.
+int mappings(std::size_t bytes) {
+  std::ifstream maps("/proc/self/maps");
+  int found = 0;
+  for (std::string line; std::getline(maps, line);) {
+    std::size_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%zx-%zx", &begin, &end) == 2 && end - begin == bytes) ++found;
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST(after_the_end_there_is_what_is_on_loan_and_nothing_else) {
+  constexpr std::size_t kArena = 256 << 20;
+  const Rows rows = even(3, 400);
+  {
+    Job job({0, 0, 0});
+    job.run([&](int rank) { exchange_until_in_place(job, rank, rows); });
+    CHECK_EQUAL(mappings(kArena), 9);  // each has all three
+    std::unique_ptr<Received> held;
+    job.run([&](int rank) {
+      auto received = std::make_unique<Received>(job, rank, rows);
+      if (rank == 1) held = std::move(received);
+    });
+    job.run([&](int rank) { farandole_leave(job.engine(rank), 2000); });
+    CHECK_EQUAL(mappings(kArena), 1);
+    held->check();
+  }
+  CHECK_EQUAL(mappings(kArena), 0);
+}
+
+TEST(what_a_failure_leaves_behind_is_not_used_again) {
+  int shared = 0;
+  auto results = std::make_shared<farandole::Results>([&](const farandole::os::SharedMemory&) { ++shared; });
+  constexpr std::size_t kBytes = 4 << 20;
+  for (int i = 0; i < 2; ++i) results->allocate_shared(kBytes);
+  CHECK_EQUAL(shared, 0);
+  const std::byte* first = results->allocate_shared(kBytes).get();
+  CHECK_EQUAL(shared, 1);
+  farandole::Memory failed = results->allocate_shared(kBytes);
+  CHECK(failed.get() == first);
+  failed.get_deleter().retire();
+  failed.reset();
+  farandole::Memory next = results->allocate_shared(kBytes);
+  CHECK(next.get() > first);
+  results->close();  // with one in use, and one that nobody will give back
+  *next = std::byte{1};
+  next.reset();
+  CHECK_EQUAL(shared, 1);
 }

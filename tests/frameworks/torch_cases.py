@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import nn
 
 import farandole.torch as hvd
 from farandole import errors
+from farandole.native import NativeEngine
+from farandole.runtime import runtime
 
 TORCH = Table()
 case = TORCH.case
@@ -288,6 +291,35 @@ def torch_gathered_again(b: Any, rank: int, size: int) -> None:
                 assert result.device.type == "cpu" and result.sum().item() == size * (size - 1) / 2
     finally:
         torch.set_default_device(None)
+
+
+@case()
+def torch_large_results_are_everybodys_own(b: Any, rank: int, size: int) -> None:
+    """Neighbours write into them while they come into being, and nobody does afterwards: no rank, and no child."""
+    before = runtime.world.engine.counter("in_place_bytes")
+    kept = []
+    for step in range(12):
+        rows = (5 if step < 6 else 7) << 8
+        tensor = torch.full((rows * size, 1024), float(10 * step + rank))
+        kept.append(hvd.alltoall(tensor, name="large.all"))
+        assert kept[-1].shape == (rows * size, 1024)
+        if step % 3 == 0:
+            kept.append(hvd.alltoall(tensor.bfloat16(), torch.full((size,), rows), name="large.split")[0])
+            assert kept[-1].dtype is torch.bfloat16
+    if hvd.local_size() > 1 and isinstance(runtime.world.engine, NativeEngine):
+        assert runtime.world.engine.counter("in_place_bytes") > before
+    sums = [result.double().sum().item() for result in kept]
+    child = os.fork()
+    if child == 0:
+        for result in kept:
+            result.zero_()
+        os._exit(0 if not any(result.any() for result in kept) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [result.double().sum().item() for result in kept] == sums
+    for result in kept:
+        assert [part.unique().tolist() for part in result.chunk(size)] == [
+            [result[0, 0].item() + member] for member in range(size)
+        ]
 
 
 @case()

@@ -216,7 +216,8 @@ def alltoall(
         key = ("alltoall", name, getattr(process_set, "process_set_id", None))
         result = repeats.again(key, tensor)
         if result is None:
-            result = repeats.first(key, tensor, begin_alltoall(tensor, None, name, process_set, False))
+            begun = begin_alltoall(tensor, None, name, process_set, False)
+            result = repeats.first(key, tensor, begun, repeats.SHARED)
         return result
     output, received = _Alltoall.apply(splits, name, process_set, tensor)
     return output if splits is None else (output, received)

@@ -37,8 +37,6 @@ def entrants(lanes: dict[str, Lane], operation: str, dtype: str) -> list[Entrant
         if name == "limits":
             found.append(Entrant("memcpy", lane, {"operation": "memcpy"}))
             found.append(Entrant("copy by all", lane, {"operation": "copy"}))
-            if operation == "alltoall":
-                found.append(Entrant("copies by all", lane, {"operation": "copies"}))
             continue
         if name == "farandole" and dtype == "float32":
             found.append(Entrant("farandole (NumPy)", lane, {"operation": operation, "interface": "numpy"}))

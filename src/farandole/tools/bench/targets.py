@@ -136,8 +136,7 @@ def other_collectives(table: Table, ranks: int) -> Iterator[Verdict]:
     for what in ("allgather", "broadcast", "reducescatter", "alltoall"):
         key = {"part": "collectives", "what": what, "ranks": ranks, "bytes": 16 * MIB, "kind": "reused"}
         gloo = table.value("Gloo", **key)
-        limit = "copies by all" if what == "alltoall" else "copy by all"
-        form = beside("{:.1f} x", limit, ratio(gloo, table.value(limit, **key)))
+        form = beside("{:.1f} x", "copy by all", ratio(gloo, table.value("copy by all", **key)))
         target = f"{what} {size_name(16 * MIB)}, {ranks} ranks: >= 4 x Gloo"
         yield at_least(target, ratio(gloo, table.value("farandole", **key)), 4, form)
 

@@ -91,12 +91,8 @@ class Collectives:
             raise AssertionError("wrong result")  # a NaN comes here too
 
 
-SLOT = 32768  # numbers at a time that stay in cache
-
-
 class Memory:
-    """The limits: `memcpy` by rank 0 while the others rest, `copy` by all ranks at once, `sum` (a += b) by rank 0;
-    `copies` by all at once are those of an alltoall through shared memory: what stays once, what crosses twice."""
+    """The limits: `memcpy` by rank 0 while the others rest, `copy` by all ranks at once, `sum` (a += b) by rank 0."""
 
     def __init__(self, together: Together) -> None:
         self._together = together
@@ -107,8 +103,7 @@ class Memory:
             self._bytes = order["bytes"]
             self._from = numbers(library.rank, max(1, self._bytes // 4))
             self._to = np.zeros_like(self._from)
-            self._slot = np.zeros(SLOT, np.float32)
-        works = library.rank == 0 or order["operation"] in ("copy", "copies")
+        works = library.rank == 0 or order["operation"] == "copy"
         times = []
         for _ in range(order["count"]):
             into = np.empty_like(self._from) if order["kind"] == "fresh" else self._to
@@ -119,18 +114,9 @@ class Memory:
             began = time.perf_counter()
             if order["operation"] == "sum":
                 np.add(into, self._from, out=into)
-            elif order["operation"] == "copies":
-                self._cross(into, len(into) // library.size)
             else:
                 np.copyto(into, self._from)
             times.append(time.perf_counter() - began)
             if order["operation"] != "sum" and into[-1] != self._from[-1]:
                 raise AssertionError("wrong copy")
         return {"times": times, "checked": order["count"]}
-
-    def _cross(self, into: Any, own: int) -> None:
-        np.copyto(into[:own], self._from[:own])
-        for at in range(own, len(into), SLOT):
-            end = min(at + SLOT, len(into))
-            np.copyto(self._slot[: end - at], self._from[at:end])
-            np.copyto(into[at:end], self._slot[: end - at])
