@@ -35,6 +35,8 @@ _TRACE_BYTES = 1 << 20
 _LISTENER_SECONDS = 10.0  # for the answer to a link wish that is under way
 
 _log = logging.getLogger("farandole")
+# ctypes would make such a type anew each time, which takes longer than the call.
+_handles = functools.lru_cache(64)(lambda count: ctypes.c_int64 * count)
 
 
 class _Options(ctypes.Structure):
@@ -263,7 +265,7 @@ class NativeEngine:
         if not requests:
             return []
         count = len(requests)
-        handles = (ctypes.c_int64 * count)()
+        handles = _handles(count)()
         arena = arenas.borrow()
         held = False
         self._enter()

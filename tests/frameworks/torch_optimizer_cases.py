@@ -384,6 +384,30 @@ def optimizers_may_step_in_another_order_on_each_rank() -> None:
 
 
 @case
+def gradients_given_away_while_they_are_under_way() -> None:
+    """`grad.data = other` on a rank that is early: the others get what was submitted, and nobody's memory is hurt."""
+    n = hvd.size()
+    model = deep_model()
+    optimizer = wrap(model)
+    for step in range(6):
+        wanted = expected_grads(model, [step], list(range(n)), 1 / n)
+        optimizer.zero_grad()
+        if hvd.rank() == 0:
+            backward(model, step)
+            for param in model.parameters():
+                param.grad.data = torch.zeros_like(param)
+            theirs = [torch.full_like(param, 7.0) for param in model.parameters() for _ in range(4)]
+            hvd.barrier()
+            optimizer.synchronize()
+            assert all(bool((tensor == 7.0).all()) for tensor in theirs)
+        else:
+            hvd.barrier()
+            backward(model, step)
+            optimizer.synchronize()
+            same(grads_of(model), wanted)
+
+
+@case
 def no_gradient_at_all_on_a_rank() -> None:
     model = small_model()
     optimizer = wrap(model)
