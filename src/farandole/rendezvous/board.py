@@ -44,19 +44,21 @@ class _Line:
             raise ValueError(f"{len(body)} bytes are too much for a notice; {MOST_BYTES} at most")
         self._sock.sendall(struct.pack(">I", len(body)) + self._mac(way, body) + body)
 
-    def receive(self, way: bytes) -> Any:
-        size, mac = struct.unpack(f">I{MAC_BYTES}s", _exactly(self._sock, 4 + MAC_BYTES))
+    def receive(self, way: bytes, deadline: float | None = None) -> Any:
+        size, mac = struct.unpack(f">I{MAC_BYTES}s", _exactly(self._sock, 4 + MAC_BYTES, deadline))
         if size > MOST_BYTES:
             raise ConnectionError("a message that is too long")
-        body = _exactly(self._sock, size)
+        body = _exactly(self._sock, size, deadline)
         if not hmac.compare_digest(mac, self._mac(way, body)):
             raise ConnectionError("the other side does not have the key")
         return json.loads(body)
 
 
-def _exactly(sock: socket.socket, count: int) -> bytes:
+def _exactly(sock: socket.socket, count: int, deadline: float | None = None) -> bytes:
     found = b""
     while len(found) < count:
+        if deadline is not None:
+            sock.settimeout(max(0.001, deadline - time.monotonic()))
         part = sock.recv(count - len(found))
         if not part:
             raise ConnectionError("the other side has hung up")
@@ -113,14 +115,14 @@ class Board:
 
     def _serve(self, sock: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError), sock:
-            sock.settimeout(CONNECT_S)
             nonce = os.urandom(NONCE_BYTES)
             sock.sendall(nonce)
             line = _Line(sock, self._key, nonce)
+            asked = line.receive(ASK, time.monotonic() + CONNECT_S)  # for all of it, however slowly it comes
+            sock.settimeout(None)  # it has the key
             while not self._closed:
-                asked = line.receive(ASK)
-                sock.settimeout(None)  # it has the key
                 line.send(ANSWER, self._answer(asked))
+                asked = line.receive(ASK)
         self._visitors.discard(sock)
 
     def _answer(self, asked: dict[str, Any]) -> Any:

@@ -40,6 +40,24 @@ def test_nobody_without_the_key_is_heard() -> None:
                 _exactly(noise, 1)
 
 
+def test_who_drips_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time for a proof is for all of it: each byte that comes does not begin it anew."""
+    monkeypatch.setattr("farandole.rendezvous.board.CONNECT_S", 0.3)
+    with Board(b"key") as board, socket.create_connection(("127.0.0.1", board.port)) as stranger:
+        _exactly(stranger, NONCE_BYTES)
+        stranger.settimeout(0.05)
+        sent = 0
+        with pytest.raises(OSError, match=r"hung up|reset|Broken"):
+            while sent < 36:  # the length and the mac of a message
+                try:
+                    stranger.sendall(b"\0")
+                    sent += 1
+                    _exactly(stranger, 1)
+                except TimeoutError:
+                    continue
+        assert 2 < sent < 30
+
+
 def test_what_was_said_cannot_be_said_again() -> None:
     with Board(b"key") as board, socket.create_connection(("127.0.0.1", board.port)) as sock:
         line = _Line(sock, b"key", _exactly(sock, NONCE_BYTES))
