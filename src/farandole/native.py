@@ -35,8 +35,12 @@ _TRACE_BYTES = 1 << 20
 _LISTENER_SECONDS = 10.0  # for the answer to a link wish that is under way
 
 _log = logging.getLogger("farandole")
-# ctypes would make such a type anew each time, which takes longer than the call.
-_handles = functools.lru_cache(64)(lambda count: ctypes.c_int64 * count)
+
+
+@functools.lru_cache(64)
+def _handles(count: int) -> type[ctypes.Array[ctypes.c_int64]]:
+    """ctypes makes such a type anew each time, which takes longer than a submission."""
+    return ctypes.c_int64 * count
 
 
 class _Options(ctypes.Structure):
