@@ -49,28 +49,3 @@ def test_shards_are_the_whole_batch(ranks: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_nothing_is_regular(ranks: int, tmp_path: Path) -> None:
     run("chaos", ranks, tmp_path)
-
-
-HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-ADVISED = """
-import re, torch
-place = torch.empty(64 << 20, dtype=torch.uint8).data_ptr() + (32 << 20)
-inside = False
-for line in open("/proc/self/smaps"):
-    if bounds := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
-        inside = int(bounds[1], 16) <= place < int(bounds[2], 16)
-    elif inside and line.startswith("VmFlags:"):
-        print("hg" in line.split(), end="")
-"""
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("before", [None, "0"], ids=["nothing said", "the user said no"])
-def test_large_tensors_ask_for_huge_pages(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not HUGE.exists() or "[never]" in HUGE.read_text():
-        pytest.skip("the kernel has no transparent huge pages")
-    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
-    environment = ENVIRONMENT if before is None else {**ENVIRONMENT, "THP_MEM_ALLOC_ENABLE": before}
-    with local.start([sys.executable, "-c", ADVISED], 1, env=environment) as job:
-        assert job.wait(60) == 0
-        assert job.stdout(0) == str(before is None) and "madvise" not in job.stderr(0)

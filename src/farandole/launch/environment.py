@@ -1,5 +1,5 @@
 # Which variables ranks get: the launcher's own, what belongs to one host or one process left out, their place added.
-# Pure but for the C library's version and the kernel's huge pages: the environment is an argument.
+# Pure but for the C library's version: the environment is an argument.
 """Variables travel to agents over their proven line; none is ever part of a command line."""
 
 from __future__ import annotations
@@ -54,23 +54,11 @@ def keeping_memory(environ: Mapping[str, str]) -> dict[str, str]:
 
     Otherwise each step waits for the kernel to clear the same pages again: mimalloc, in torch's wheels for Arm, gives
     back what was free for 10 ms, and the C library's malloc, in those for x86, every block of 32 MiB or more at once.
-    And torch asks for huge pages for large tensors, where the kernel gives them to who asks: fewer misses of the TLB.
     """
     found = {} if "MIMALLOC_PURGE_DELAY" in environ else {"MIMALLOC_PURGE_DELAY": "10000"}
     if not any(name.startswith("MALLOC_") for name in environ) and "malloc" not in environ.get("GLIBC_TUNABLES", ""):
         found |= {"MALLOC_MMAP_THRESHOLD_": _largest_on_heap(), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-    if "THP_MEM_ALLOC_ENABLE" not in environ and _huge_pages_for_asking():
-        found["THP_MEM_ALLOC_ENABLE"] = "1"
     return found
-
-
-def _huge_pages_for_asking() -> bool:
-    """Kernels without them have no such file, and torch would warn there."""
-    try:
-        with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
-            return "[never]" not in file.read()
-    except OSError:
-        return False
 
 
 def _largest_on_heap() -> str:
