@@ -58,7 +58,9 @@ def _exactly(sock: socket.socket, count: int, deadline: float | None = None) -> 
     found = b""
     while len(found) < count:
         if deadline is not None:
-            sock.settimeout(max(0.001, deadline - time.monotonic()))
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError("the other side is too slow")
+            sock.settimeout(left)
         part = sock.recv(count - len(found))
         if not part:
             raise ConnectionError("the other side has hung up")
