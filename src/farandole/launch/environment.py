@@ -50,14 +50,20 @@ def _matcher(names: tuple[str, ...]) -> Callable[[str], bool]:
 
 
 def keeping_memory(environ: Mapping[str, str]) -> dict[str, str]:
-    """What lets ranks keep memory between steps, unless the user has said something about it.
+    """What lets ranks keep memory between steps, in huge pages, unless the user has said something about it.
 
     Otherwise each step waits for the kernel to clear the same pages again: mimalloc, in torch's wheels for Arm, gives
     back what was free for 10 ms, and the C library's malloc, in those for x86, every block of 32 MiB or more at once.
     """
     found = {} if "MIMALLOC_PURGE_DELAY" in environ else {"MIMALLOC_PURGE_DELAY": "10000"}
-    if not any(name.startswith("MALLOC_") for name in environ) and "malloc" not in environ.get("GLIBC_TUNABLES", ""):
-        found |= {"MALLOC_MMAP_THRESHOLD_": _largest_on_heap(), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+    tunables = environ.get("GLIBC_TUNABLES", "")
+    if not any(name.startswith("MALLOC_") for name in environ) and "malloc" not in tunables:
+        found |= {
+            "MALLOC_MMAP_THRESHOLD_": _largest_on_heap(),
+            "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+            # Asks for huge pages where the kernel grants them on request; older C libraries do not know it.
+            "GLIBC_TUNABLES": ":".join(filter(None, (tunables, "glibc.malloc.hugetlb=1"))),
+        }
     return found
 
 

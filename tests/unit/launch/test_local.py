@@ -142,21 +142,33 @@ def test_bad_arguments() -> None:
             local.start(**arguments)  # type: ignore[arg-type]
 
 
+HUGE = "glibc.malloc.hugetlb=1"
+TRIM = "glibc.malloc.trim_threshold=1"
+CACHE = "glibc.cpu.x86_shared_cache_size=1000000"
+
+
+def _grants_huge_pages() -> bool:
+    """On request, as the C library makes it; it makes none where the kernel gives them to all."""
+    said = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return said.exists() and "[madvise]" in said.read_text()
+
+
 @pytest.mark.parametrize(
-    ("before", "expected"),
+    ("before", "expected", "kept"),
     [
-        ({}, ["10000", str(1 << 30), True]),
-        ({"MIMALLOC_PURGE_DELAY": "10"}, ["10", str(1 << 30), True]),
-        ({"MALLOC_TOP_PAD_": "0"}, ["10000", None, False]),
-        ({"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1"}, ["10000", None, False]),
+        ({}, ["10000", str(1 << 30), HUGE], True),
+        ({"MIMALLOC_PURGE_DELAY": "10"}, ["10", str(1 << 30), HUGE], True),
+        ({"GLIBC_TUNABLES": CACHE}, ["10000", str(1 << 30), f"{CACHE}:{HUGE}"], True),
+        ({"MALLOC_TOP_PAD_": "0"}, ["10000", None, None], False),
+        ({"GLIBC_TUNABLES": TRIM}, ["10000", None, TRIM], False),
     ],
-    ids=["nothing said", "mimalloc", "malloc", "tunables"],
+    ids=["nothing said", "mimalloc", "other tunables", "malloc", "tunables"],
 )
 def test_memory_is_kept_between_steps(
-    monkeypatch: pytest.MonkeyPatch, before: dict[str, str], expected: list[Any]
+    monkeypatch: pytest.MonkeyPatch, before: dict[str, str], expected: list[Any], kept: bool
 ) -> None:
-    """And the C library takes the thresholds: a block that is freed does not go back to the kernel."""
-    for name in [name for name in os.environ if "MALLOC_" in name]:
+    """And the C library takes the settings: a freed block does not go back to the kernel, its pages are huge ones."""
+    for name in [name for name in os.environ if "MALLOC_" in name or name == "GLIBC_TUNABLES"]:
         monkeypatch.delenv(name)
     code = """
 import ctypes, json, os, resource
@@ -170,13 +182,16 @@ for _ in range(2):
     ctypes.memset(block, 1, 64 << 20)
     library.free(block)
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-kept = faults[1] < faults[0] // 4
-names = ["MIMALLOC_PURGE_DELAY", "MALLOC_TRIM_THRESHOLD_"]
-print(json.dumps([*map(os.environ.get, names), kept]), end="")
+names = ["MIMALLOC_PURGE_DELAY", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"]
+print(json.dumps([[*map(os.environ.get, names)], faults[1] < faults[0] // 4, faults[0]]), end="")
 """
+    pages = (64 << 20) // os.sysconf("SC_PAGE_SIZE")
     with local.start(python(code), 2, env=before) as job:
         assert job.wait(30) == 0
-        assert [json.loads(job.stdout(rank)) for rank in (0, 1)] == [expected, expected]
+        for rank in range(2):
+            variables, remained, faults = json.loads(job.stdout(rank))
+            assert (variables, remained) == (expected, kept)
+            assert (faults < pages // 4) == (kept and _grants_huge_pages())
 
 
 @pytest.mark.parametrize(("before", "expected"), [({}, None), ({"OMP_NUM_THREADS": "5"}, "5")])
