@@ -231,8 +231,8 @@ class Engine(Protocol):
         """
         ...
 
-    def poll(self, handle: int) -> bool:
-        """Whether the operation is done (or has failed); ValueError for an unknown handle."""
+    def poll(self, handle: int, seconds: float = 0.0) -> bool:
+        """Whether the operation is done (or has failed) within `seconds`; ValueError for an unknown handle."""
         ...
 
     def wait(self, handle: int, timeout: float | None = None, aside: bool = False) -> Outcome:

@@ -334,34 +334,45 @@ class NativeEngine:
             self._calls.pop()
         return self.wait(handle)
 
-    def poll(self, handle: int) -> bool:
-        state: int = self._call(self._library.farandole_poll, handle)
+    def poll(self, handle: int, seconds: float = 0.0) -> bool:
+        self._enter()
+        try:
+            if seconds > 0:
+                self._ended(self._wait, handle, seconds)
+            state: int = self._library.farandole_poll(self._pointer, handle)
+        finally:
+            self._exit()
         if state < 0 or handle not in self._pending:
             raise ValueError(f"there is no handle {handle}")
         return bool(state)
 
     def wait(self, handle: int, timeout: float | None = None, aside: bool = False) -> Outcome:
-        wait = self._wait_aside if aside else self._wait
-        deadline = None if timeout is None else time.monotonic() + timeout
         self._enter()
         try:
-            slice_ms = SLICE_MS
-            while True:
-                if deadline is not None:
-                    slice_ms = min(SLICE_MS, _milliseconds(deadline - time.monotonic()))
-                code = wait(self._pointer, handle, slice_ms)
-                if code == errors.OK:
-                    return self._take(handle)
-                if code == errors.INVALID_ARGUMENT:
-                    raise ValueError(f"there is no handle {handle}")
-                if self._closed:
-                    raise errors.ShutDown("Farandole has been shut down", rank=self.rank)
-                if deadline is not None and time.monotonic() >= deadline:
-                    request = self._pending.get(handle)
-                    what = "the operation" if request is None else f"{request.kind.name} {request.name or '(unnamed)'}"
-                    raise errors.FarandoleTimeout(f"{what} was not done after {timeout:g} s", seconds=timeout)
+            if self._ended(self._wait_aside if aside else self._wait, handle, timeout):
+                return self._take(handle)
         finally:
             self._exit()
+        request = self._pending.get(handle)
+        what = "the operation" if request is None else f"{request.kind.name} {request.name or '(unnamed)'}"
+        raise errors.FarandoleTimeout(f"{what} was not done after {timeout:g} s", seconds=timeout)
+
+    def _ended(self, wait: Any, handle: int, timeout: float | None) -> bool:
+        """Whether the operation has ended within `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        slice_ms = SLICE_MS
+        while True:
+            if deadline is not None:
+                slice_ms = min(SLICE_MS, _milliseconds(deadline - time.monotonic()))
+            code = wait(self._pointer, handle, slice_ms)
+            if code == errors.OK:
+                return True
+            if code == errors.INVALID_ARGUMENT:
+                raise ValueError(f"there is no handle {handle}")
+            if self._closed:
+                raise errors.ShutDown("Farandole has been shut down", rank=self.rank)
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
 
     def next_completion(self) -> int:
         while True:

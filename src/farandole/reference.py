@@ -354,11 +354,12 @@ class ReferenceEngine:
         first, output = spans(*owners)
         return self.run(replace(prepared, input=first, output=output))
 
-    def poll(self, handle: int) -> bool:
+    def poll(self, handle: int, seconds: float = 0.0) -> bool:
         with self.monitor:
             if handle not in self.handles:
                 raise ValueError(f"there is no handle {handle}")
-            return self.handles[handle].done
+            pending = self.handles[handle]
+            return self.monitor.wait_for(lambda: pending.done, seconds)
 
     def next_completion(self) -> int:
         def fresh() -> list[int]:

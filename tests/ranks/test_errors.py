@@ -209,6 +209,22 @@ def test_a_wait_that_times_out_leaves_the_operation_pending(engine: str) -> None
         assert (world.engines[0].wait(handle, 5.0).output == 2 * ONES).all()
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_who_polls_for_a_while_and_gives_up_keeps_nobody_waiting(engine: str) -> None:
+    """It said that it would wait, and moves everything while it does; afterwards the engine goes on without it."""
+    with World([0, 0], engine) as world:
+        for _ in range(10):  # the later ones follow a plan
+            [early] = world.engines[0].submit([request()], prompt=True)
+            assert not world.engines[0].poll(early, 0.002)
+            [late] = world.engines[1].submit([request()], prompt=True)
+            assert world.engines[1].poll(late, 5.0)  # rank 0 does nothing meanwhile
+            assert world.engines[0].poll(early, 5.0)
+            for number, handle in enumerate((early, late)):
+                assert (world.engines[number].wait(handle, 5.0).output == 2 * ONES).all()
+        with pytest.raises(ValueError):
+            world.engines[0].poll(early, 0.01)
+
+
 class Listener(logging.Handler):
     """Collects the lines of the log and tells when one of them says something."""
 

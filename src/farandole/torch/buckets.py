@@ -243,7 +243,7 @@ class Gradients:
             self._submit(batch)
         for parcel in heralded:
             if parcel.complete():  # or step() sends it, with zeros for what is missing
-                self._submit_bundle(parcel)
+                self._submit_bundle(parcel, ending=True)
         if self._question is None:
             self._ask()
 
@@ -259,7 +259,7 @@ class Gradients:
         batch, self._ready, self._ready_bytes = self._ready, [], 0
         return batch
 
-    def _submit_bundle(self, bundle: Bundle) -> None:
+    def _submit_bundle(self, bundle: Bundle, ending: bool = False) -> None:
         wanted = bundle.wanted() if bundle.missing else bundle.slots
         if not wanted:
             return
@@ -268,7 +268,7 @@ class Gradients:
             return
         flat = bundle.slot
         if self.plain and runtime.world.engine.scatters and bundle.scatter():
-            self._batches.append(begin_scattered(flat))
+            begin_scattered(bundle, self._batches, ending)
             return
         bundle.load()
         flat.grad = flat.tensor = bundle.flat

@@ -13,7 +13,9 @@ from ..engine import Engine
 from ..pending import Beginning, synchronize
 from ..runtime import runtime
 from . import memory
-from .slots import Slot
+from .slots import Parcel, Slot
+
+A_MOMENT = 0.001  # seconds; longer than small gradients travel inside a host, shorter than what scripts notice
 
 
 class Batch:
@@ -65,11 +67,24 @@ def begin(slots: Sequence[Slot], together: bool) -> Iterable[Batch]:
         yield _begin_far(distant, together)
 
 
-def begin_scattered(slot: Slot) -> Batch:
-    """Submits a request that knows the places of its memory already."""
+def begin_scattered(parcel: Parcel, batches: list[Batch], ending: bool) -> None:
+    """Submits a parcel that knows the places of its gradients, as one more batch.
+
+    `ending`: backward ends with this call. A parcel that is alone then is often done a moment later, before the script
+    runs again, and its memory need not be held.
+    """
     engine = runtime.world.engine
+    slot = parcel.slot
     slot.request.dtype = memory.type_of(slot.param)
-    return Batch([slot], _wait_for(engine, engine.submit([slot.request])))
+    alone = ending and not batches
+    [handle] = handles = engine.submit([slot.request], prompt=alone)
+    batches.append(Batch([slot], _wait_for(engine, handles)))
+    done = False
+    try:
+        done = alone and engine.poll(handle, A_MOMENT)
+    finally:
+        if not done:
+            parcel.hold()
 
 
 def _begin_far(slots: Sequence[Slot], together: bool) -> Batch:

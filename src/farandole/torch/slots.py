@@ -182,12 +182,15 @@ class Parcel(Bundle):
                 return False
         except (RuntimeError, TypeError):  # a sparse one among them, or one that the script has taken away
             return False
-        # The storages too: `grad.data = other` gives one away while the engine still uses it.
-        alive = (grads, list(map(torch.Tensor.untyped_storage, grads)))
         request = self.slot.request
-        request.input = request.output = Span(0, tuple(self.flat.shape), alive, alive)
+        request.input = request.output = Span(0, tuple(self.flat.shape), grads, grads)
         request.pieces = self._pieces
         return True
+
+    def hold(self) -> None:
+        """Keeps the gradients' memory: by `grad.data = other` a script gives it away while the engine still uses it."""
+        places = self.slot.request.input
+        places.memory = list(map(torch.Tensor.untyped_storage, places.owner))
 
     @without_graph
     def load(self) -> None:
