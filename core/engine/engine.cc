@@ -242,7 +242,7 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms, bool a
   }
   counters_[static_cast<int>(Counter::waited_ns)].fetch_add(now - began, std::memory_order_relaxed);
   if (done.load(std::memory_order_acquire) != 0) return true;
-  if (!aside) operation->slow.store(true, std::memory_order_relaxed);
+  if (!aside && timeout_ms >= kLongestWait) operation->slow.store(true, std::memory_order_relaxed);
   return false;
 }
 
