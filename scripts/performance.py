@@ -53,7 +53,8 @@ The limits that the tables show, in brackets beside a target what the limit itse
   times, an allgather twice, because results lie in memory of the receiver alone. Gloo's own time for a size changes
   from run to run, by a factor of two at 1 MiB, and ratios with it.
 - `single, in step` is the same training without communication, but each step waits for the slowest rank: nothing
-  synchronous is faster.
+  synchronous is faster. `in step, one copy` also copies each gradient once after backward: what memory takes where
+  gradients leave their place at all.
 - `plain TCP, all at once`: several hosts send to one port at the same time, as `direct` does; `plain TCP, both ways`
   has one sender for each port, as `ring` does.
 

@@ -11,7 +11,7 @@ from .plan import PARTS, Row, Samples
 OURS = "farandole"
 STREAMS = ("plain TCP, both ways", "plain TCP, one way", "plain TCP, all at once")
 COPIES = ("memcpy", "copy by all")
-LIMITS = (*COPIES, *STREAMS, "kernel alone", "single", "single, in step", "import torch")
+LIMITS = (*COPIES, *STREAMS, "kernel alone", "single", "single, in step", "in step, one copy", "import torch")
 LEGEND = "2.0x: takes twice our time. 50 %: the limit takes half our time. ±: half of the middle half of the repeats."
 TITLES = {
     "collectives": "Collectives by size (of the larger side; reused: the same tensor again, fresh: always a new one)",

@@ -93,8 +93,10 @@ def efficiency(table: Table, case: str, ranks: int, limit: float | None) -> Iter
     ours = table.value("farandole", **key)
     if limit is not None:
         share = ratio(table.value("single", **key), ours)
-        in_step = ratio(table.value("single", **key), table.value("single, in step", **key))
-        form = beside("{:.1f} %", "single, in step", in_step and in_step * 100)
+        limits = {name: table.value(name, **key) for name in ("in step, one copy", "single, in step")}
+        name = next((name for name, value in limits.items() if value), "single, in step")
+        least = ratio(table.value("single", **key), limits[name])
+        form = beside("{:.1f} %", name, least and least * 100)
         target = f"{case}, {ranks} ranks: efficiency >= {limit * 100:.0f} %"
         yield at_least(target, share and share * 100, limit * 100, form)
     times = ratio(table.value("DDP on Gloo", **key), ours)

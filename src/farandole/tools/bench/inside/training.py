@@ -57,13 +57,17 @@ class Training:
         self._name = ""
         self._model: Any = None
         self._optimizer: Any = None
+        self._copies: list[Any] = []  # of the gradients
 
     def run(self, order: dict[str, Any]) -> dict[str, Any]:
         """`steps` steps: the seconds of each. The first question about a case also trains it warm."""
         if order["case"] != self._name:
             self._load(order["case"])
         self._together.wait()
-        times = [self._step(order.get("in_step", False)) for _ in range(order["steps"])]
+        in_step, copied = order.get("in_step", False), order.get("copied", False)
+        if copied and not self._copies:
+            self._copies = [parameter.grad.clone() for parameter in self._parameters]
+        times = [self._step(in_step, copied) for _ in range(order["steps"])]
         return {"times": times, "bytes": self._bytes, "gradients": self._probe, "digest": self._digest()}
 
     def trace(self, order: dict[str, Any]) -> dict[str, Any]:
@@ -91,6 +95,7 @@ class Training:
         torch: Any = importlib.import_module("torch")
         self._name = name
         self._model = self._optimizer = None  # frees the last one's memory
+        self._copies = []
         torch.manual_seed(0)
         model = CASES[name](torch)[0]
         torch.manual_seed(1 + self._library.rank)
@@ -110,11 +115,14 @@ class Training:
         for _ in range(WARM_STEPS - 1):
             self._step()
 
-    def _step(self, in_step: bool = False) -> float:
-        """Seconds of one step; `in_step`: until the slowest rank has ended it."""
+    def _step(self, in_step: bool = False, copied: bool = False) -> float:
+        """Seconds of one step; `in_step`: until the slowest rank has ended it; `copied`: the gradients are, once."""
         began = time.perf_counter()
         self._optimizer.zero_grad()
         self._loss(self._model(self._input), self._target).backward()
+        if copied:
+            for copy, parameter in zip(self._copies, self._parameters, strict=True):
+                copy.copy_(parameter.grad)
         self._optimizer.step()
         if in_step:
             self._together.wait()
