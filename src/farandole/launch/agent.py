@@ -209,6 +209,7 @@ class Agent:
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         inherit = [self._secret_fd, writer]
         variables = {**self._environment, **_variables(order.variables)}
+        variables.update(environment.keeping_memory(variables))
         variables[b"FARANDOLE_SECRET_FD"] = b"%d" % self._secret_fd
         variables[b"FARANDOLE_REPORT_FD"] = b"%d" % writer
         variables[b"FARANDOLE_PRIVATE_DIRECTORY"] = os.fsencode(self._directory)

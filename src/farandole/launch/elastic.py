@@ -403,7 +403,6 @@ class ElasticJob(Job):
             "HOROVOD_ELASTIC": "1",
             "FARANDOLE_WORKER": str(start.worker),
             **self._threads(line.prepared.cores, slots, said),
-            **environment.keeping_memory(self._plan.environ),
             **self._plan.of_host(start.host),
         }
         if self._plan.interfaces:

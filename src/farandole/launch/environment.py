@@ -49,29 +49,30 @@ def _matcher(names: tuple[str, ...]) -> Callable[[str], bool]:
     return lambda name: name in exact or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def keeping_memory(environ: Mapping[str, str]) -> dict[str, str]:
-    """What lets ranks keep memory between steps, in huge pages, unless the user has said something about it.
+def keeping_memory(environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """What an agent adds for ranks, so that they keep memory between steps, in huge pages; unless the user has said
+    something about it.
 
     Otherwise each step waits for the kernel to clear the same pages again: mimalloc, in torch's wheels for Arm, gives
     back what was free for 10 ms, and the C library's malloc, in those for x86, every block of 32 MiB or more at once.
     """
-    found = {} if "MIMALLOC_PURGE_DELAY" in environ else {"MIMALLOC_PURGE_DELAY": "10000"}
-    tunables = environ.get("GLIBC_TUNABLES", "")
-    if not any(name.startswith("MALLOC_") for name in environ) and "malloc" not in tunables:
+    found = {} if b"MIMALLOC_PURGE_DELAY" in environ else {b"MIMALLOC_PURGE_DELAY": b"10000"}
+    tunables = environ.get(b"GLIBC_TUNABLES", b"")
+    if not any(name.startswith(b"MALLOC_") for name in environ) and b"malloc" not in tunables:
         found |= {
-            "MALLOC_MMAP_THRESHOLD_": _largest_on_heap(),
-            "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+            b"MALLOC_MMAP_THRESHOLD_": _largest_on_heap(),
+            b"MALLOC_TRIM_THRESHOLD_": b"%d" % (1 << 30),
             # Asks for huge pages where the kernel grants them on request; older C libraries do not know it.
-            "GLIBC_TUNABLES": ":".join(filter(None, (tunables, "glibc.malloc.hugetlb=1"))),
+            b"GLIBC_TUNABLES": b":".join(filter(None, (tunables, b"glibc.malloc.hugetlb=1"))),
         }
     return found
 
 
-def _largest_on_heap() -> str:
+def _largest_on_heap() -> bytes:
     """Older versions of the C library may refuse more than 32 MiB, and then keep 128 KiB."""
     said = (os.confstr("CS_GNU_LIBC_VERSION") or "") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
     version = [int(part) for part in said.removeprefix("glibc ").split(".") if part.isdecimal()]
-    return str(1 << 30 if version >= [2, 36] else 32 << 20)
+    return b"%d" % (1 << 30 if version >= [2, 36] else 32 << 20)
 
 
 def of_place(place: Place, master: tuple[str, int]) -> dict[str, str]:

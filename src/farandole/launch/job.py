@@ -269,7 +269,6 @@ class Job:
             more = environment.of_place(place, master)
             more["FARANDOLE_RENDEZVOUS"] = line.prepared.address
             more.update(self._threads(line.prepared.cores, plan.hosts.count(host), said))
-            more.update(environment.keeping_memory(plan.environ))
             if plan.interfaces:
                 more["FARANDOLE_NETWORK_INTERFACES"] = ",".join(plan.interfaces)
             more.update(plan.of_host(host))

@@ -241,11 +241,11 @@ class Gradients:
             heralded, self._heralded = self._heralded, []
         if batch:
             self._submit(batch)
-        for parcel in heralded:
-            if parcel.complete():  # or step() sends it, with zeros for what is missing
-                self._submit_bundle(parcel, ending=True)
         if self._question is None:
             self._ask()
+        for parcel in heralded:
+            if parcel.complete():  # or step() sends it, with zeros for what is missing
+                self._submit_bundle(parcel, ending=len(heralded) == 1)
 
     def _note_late(self) -> None:
         """Takes the late ones as arrived when all are there; or step() sends them."""

@@ -77,10 +77,10 @@ def begin_scattered(parcel: Parcel, batches: list[Batch], ending: bool) -> None:
     slot = parcel.slot
     slot.request.dtype = memory.type_of(slot.param)
     alone = ending and not batches
-    [handle] = handles = engine.submit([slot.request], prompt=alone)
-    batches.append(Batch([slot], _wait_for(engine, handles)))
     done = False
+    [handle] = handles = engine.submit([slot.request], prompt=alone)
     try:
+        batches.append(Batch([slot], _wait_for(engine, handles)))
         done = alone and engine.poll(handle, A_MOMENT)
     finally:
         if not done:

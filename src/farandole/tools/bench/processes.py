@@ -38,7 +38,8 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
     # As our launcher does, for all: nobody waits for pages that come and go.
-    return {**os.environ, **keeping_memory(os.environ), **calm, **fixed, **(more or {})}
+    kept = {os.fsdecode(name): os.fsdecode(value) for name, value in keeping_memory(os.environb).items()}
+    return {**os.environ, **kept, **calm, **fixed, **(more or {})}
 
 
 class Process:

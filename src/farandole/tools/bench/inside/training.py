@@ -93,6 +93,7 @@ class Training:
 
     def _load(self, name: str) -> None:
         torch: Any = importlib.import_module("torch")
+        self._torch = torch
         self._name = name
         self._model = self._optimizer = None  # frees the last one's memory
         self._copies = []
@@ -121,8 +122,7 @@ class Training:
         self._optimizer.zero_grad()
         self._loss(self._model(self._input), self._target).backward()
         if copied:
-            for copy, parameter in zip(self._copies, self._parameters, strict=True):
-                copy.copy_(parameter.grad)
+            self._torch._foreach_copy_(self._copies, [parameter.grad for parameter in self._parameters])
         self._optimizer.step()
         if in_step:
             self._together.wait()
