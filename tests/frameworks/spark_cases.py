@@ -37,6 +37,7 @@ def place(add: float = 0.0, factor: float = 1.0) -> dict[str, Any]:
         "cross": [hvd.cross_rank(), hvd.cross_size()],
         "sum": float(total),
         "extra": own_os.environ.get("EXTRA"),
+        "tunables": own_os.environ.get("GLIBC_TUNABLES"),
         "inherited": own_os.environ.get("NOT_INHERITED"),
         "gpus": own_os.environ.get("CUDA_VISIBLE_DEVICES"),
         "devices": get_available_devices(),
@@ -53,8 +54,9 @@ def contract(spark: Any, count: int | None = None) -> dict[str, Any]:
     out, err = io.StringIO(), io.BytesIO()
     os.environ["NOT_INHERITED"] = "1"
     began = time.monotonic()
+    env = {"EXTRA": "7", "GLIBC_TUNABLES": "glibc.rtld.nns=5"}
     found = hvd_spark.run(
-        place, (1.0,), {"factor": 2.0}, num_proc=count, env={"EXTRA": "7"}, stdout=out, stderr=err, use_gloo=True
+        place, (1.0,), {"factor": 2.0}, num_proc=count, env=env, stdout=out, stderr=err, use_gloo=True
     )
     return {
         "run": found,

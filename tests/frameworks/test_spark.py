@@ -49,6 +49,7 @@ def test_run_as_the_contract_has_it(local: Application) -> None:
         for one in found["run"]
     )
     assert all(one["secrets"] == [] and one["inherited"] is None for one in found["run"])
+    assert {one["tunables"] for one in found["run"]} == {"glibc.rtld.nns=5:glibc.malloc.hugetlb=1"}
     assert sorted(found["out"].splitlines()) == [f"[{rank}]<stdout>:rank {rank} is here" for rank in (0, 1)]
     assert found["err"].count("]<stderr>:and complains") == 2
     assert found["left"] == []
