@@ -388,7 +388,7 @@ def test_limits_end_the_job_with_a_reason(tmp_path: Path) -> None:
 
 def test_signs_of_life_cost_a_static_job_nothing(tmp_path: Path) -> None:
     """A job that is not elastic has no pulse, no ticks, no memory file for them."""
-    code = "import os; print([name for name in os.environ if 'PULSE' in name or name == 'FARANDOLE_WORKER'], flush=True)"
+    code = "import os; print([one for one in os.environ if 'PULSE' in one or one == 'FARANDOLE_WORKER'], flush=True)"
     done = subprocess.run(
         [sys.executable, "-m", "farandole", "run", "-np", "2", sys.executable, "-c", code],
         capture_output=True,
