@@ -37,8 +37,9 @@ FORBIDDEN_CALLS: dict[str, str] = {
 # Python: a room (a file or a folder of src/farandole) and the rooms it may import.
 _WORDS = {"version", "errors"}
 _BASE = _WORDS | {"config", "engine"}
-_RUNTIME = _BASE | {"rendezvous", "native", "reference", "observe"}
+_RUNTIME = _BASE | {"rendezvous", "library", "native", "pulse", "reference", "observe"}
 _ARRAYS = _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects"}
+C_INTERFACE = ("library", "native", "packing", "pulse")  # the rooms that see it
 PYTHON_ROOMS: dict[str, set[str]] = {
     "version": set(),
     "errors": {"version"},
@@ -46,7 +47,9 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "engine": _WORDS | {"config"},
     "rendezvous": _BASE,
     "packing": _BASE,
-    "native": _BASE | {"packing"},
+    "library": _BASE | {"packing"},
+    "native": _BASE | {"library", "packing"},
+    "pulse": _BASE | {"library", "native", "packing"},
     "specification": _BASE,
     "reference": _BASE | {"rendezvous", "specification"},
     "observe": _BASE,

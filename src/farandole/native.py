@@ -1,6 +1,6 @@
 # The native engine: the core's C interface (core/api/farandole.h) behind the Engine protocol.
-# The only file that sees the C interface. Touches config, engine, errors, version.
-"""Loads the native library, hands it requests and turns its outcomes into NumPy arrays."""
+# Touches config, engine, errors, library and packing.
+"""Hands the native library requests and turns its outcomes into NumPy arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,9 @@ import numpy as np
 from . import errors
 from .config import ALGORITHMS, Config
 from .engine import COUNTERS, ROWS_VARY, STORAGE, Array, DType, Outcome, Request, Span, Spans
+from .library import ABI, calls, load
 from .packing import ERROR_BYTES, INT, LONG, POINTER, TEXT, Arena, OutcomeStruct, Packed, address, arenas, fields, pack
-from .version import package_version
 
-ABI = 1
-LIBRARY = Path(__file__).with_name("_native") / "libfarandole.so"
 # Results up to this size are copied out at once: cheaper than keeping the core's memory on loan.
 COPIED_BYTES = 64 << 10
 _TOLD = -1  # farandole_run's word that the outcome is there
@@ -60,88 +57,6 @@ class _Options(ctypes.Structure):
 
 class _Event(ctypes.Structure):
     _fields_ = fields((INT, "kind peer level reserved"), (ctypes.c_char * 4096, "text"))
-
-
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "farandole_version": (TEXT, ()),
-    "farandole_kernels": (TEXT, ()),
-    "farandole_add": (INT, (INT, POINTER, POINTER, POINTER, LONG)),
-    "farandole_create": (INT, (POINTER, POINTER, POINTER, ctypes.c_size_t)),
-    "farandole_add_link": (INT, (POINTER, INT, INT, INT)),
-    "farandole_start": (INT, (POINTER, LONG, POINTER, ctypes.c_size_t)),
-    "farandole_leave": (INT, (POINTER, LONG)),
-    "farandole_revoke": (INT, (POINTER, INT, INT, TEXT)),
-    "farandole_destroy": (None, (POINTER,)),
-    "farandole_submit": (INT, (POINTER, POINTER, INT, INT, POINTER, POINTER, ctypes.c_size_t)),
-    "farandole_run": (INT, (POINTER,)),
-    "farandole_poll": (INT, (POINTER, LONG)),
-    "farandole_wait": (INT, (POINTER, LONG, LONG)),
-    "farandole_wait_aside": (INT, (POINTER, LONG, LONG)),
-    "farandole_settle": (None, (POINTER, ctypes.c_size_t)),
-    "farandole_share": (ctypes.c_uint64, (POINTER, INT, POINTER, ctypes.c_size_t)),
-    "farandole_unshare": (None, (POINTER, ctypes.c_uint64)),
-    "farandole_next_completion": (LONG, (POINTER, LONG)),
-    "farandole_outcome_of": (INT, (POINTER, LONG, POINTER)),
-    "farandole_release": (None, (POINTER, LONG)),
-    "farandole_next_event": (INT, (POINTER, POINTER, LONG)),
-    "farandole_counter": (LONG, (POINTER, INT)),
-    "farandole_tuning": (INT, (POINTER, POINTER)),
-    "farandole_trace": (INT, (POINTER, INT, INT)),
-    "farandole_trace_drain": (LONG, (POINTER, POINTER, LONG)),
-    "farandole_pulse_start": (INT, (INT, INT, LONG, POINTER, POINTER, ctypes.c_size_t)),
-    "farandole_pulse_guard": (None, (POINTER, POINTER, LONG)),
-    "farandole_pulse_silence": (LONG, (POINTER,)),
-    "farandole_pulse_stop": (None, (POINTER,)),
-    # In the test library alone:
-    "farandole_chaos_set": (INT, (POINTER, TEXT, TEXT, INT)),
-    "farandole_chaos_fired": (LONG, (POINTER, TEXT)),
-}
-
-# A library may lack them: the chaos functions are in the test library alone, the other is for measurements.
-_OPTIONAL = {"farandole_chaos_set", "farandole_chaos_fired", "farandole_add"}
-
-
-@functools.cache
-def load(path: str | None = None) -> ctypes.CDLL:
-    """The native library, checked against this package; LibraryMissing says how to get it."""
-    place = Path(path) if path else LIBRARY
-    fallback = "FARANDOLE_ENGINE=python selects the slow engine that needs no library."
-    if not place.exists():
-        raise errors.LibraryMissing(
-            f"the native library {place} does not exist. In a checkout, build it with "
-            f"`cmake -B build -S . && cmake --build build -j`. {fallback}"
-        )
-    try:
-        library = ctypes.CDLL(str(place))
-        for name, (result, arguments) in _SIGNATURES.items():
-            if name not in _OPTIONAL or hasattr(library, name):
-                function = getattr(library, name)
-                function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError) as error:
-        raise errors.LibraryMissing(f"the native library {place} cannot be used: {error}. {fallback}") from None
-    found, expected = library.farandole_version().decode(), package_version()
-    if found != expected:
-        raise errors.LibraryMissing(
-            f"the native library {place} is version {found}, the package is {expected}: rebuild it. {fallback}"
-        )
-    return library
-
-
-def can_add() -> bool:
-    """Whether the library lets its arithmetic be measured."""
-    return hasattr(load(), "farandole_add")
-
-
-def add(dtype: DType, left: Array, right: Array, out: Array) -> None:
-    """out = left + right by the core's kernel alone, on this thread; contiguous arrays with the bits of `dtype`."""
-    pointers = [array.ctypes.data for array in (left, right, out)]
-    if load().farandole_add(int(dtype), *pointers, left.size) != 0:
-        raise ValueError(f"the kernel knows no {dtype!r}")
-
-
-def calls(path: str) -> Any:
-    """A library of a framework's calls, for `lend`."""
-    return ctypes.CDLL(path)
 
 
 class _Loan:
@@ -603,39 +518,6 @@ class NativeEngine:
     def chaos_fired(self, point: str) -> int:
         """How often the failpoint has fired."""
         return int(self._call(self._library.farandole_chaos_fired, point.encode()))
-
-
-class Pulse:
-    """A native thread that shows signs of life in one memory file, and looks for the agent's in another."""
-
-    def __init__(self, mine: int, theirs: int | None, beat_ms: int, library: str | None = None) -> None:
-        self._library = load(library)
-        self._pointer = ctypes.c_void_p()
-        self._pid = os.getpid()
-        error = ctypes.create_string_buffer(ERROR_BYTES)
-        others = os.dup(theirs) if theirs is not None else -1
-        code = self._library.farandole_pulse_start(
-            os.dup(mine), others, beat_ms, ctypes.byref(self._pointer), error, len(error)
-        )
-        if code:
-            raise errors.translate(code, error.value.decode(errors="replace"))
-
-    def guard(self, engine: object, lease_ms: int = 0) -> None:
-        """Revokes all in `engine` when the agent has been silent for so long; None before the engine is closed."""
-        if self._pointer and self._pid == os.getpid():
-            pointer = engine._pointer if isinstance(engine, NativeEngine) else None
-            self._library.farandole_pulse_guard(self._pointer, pointer, lease_ms)
-
-    @property
-    def silence(self) -> float:
-        """Seconds for which the agent has been silent."""
-        return int(self._library.farandole_pulse_silence(self._pointer)) / 1000
-
-    def stop(self) -> None:
-        """Ends the thread; calling it again does nothing, nor does calling it in a forked child."""
-        pointer, self._pointer = self._pointer, ctypes.c_void_p()
-        if pointer and self._pid == os.getpid():
-            self._library.farandole_pulse_stop(pointer)
 
 
 _engines: weakref.WeakSet[NativeEngine] = weakref.WeakSet()

@@ -24,9 +24,10 @@ from .config import Config, cache_directory, environment, given
 from .elastic.policy import Times
 from .engine import Engine, Outcome
 from .groups import GroupTable, ProcessSet, as_sets, global_process_set
-from .native import NativeEngine, Pulse
+from .native import NativeEngine
 from .observe import ending, log
 from .observe.timeline import Timeline
+from .pulse import Pulse
 
 if TYPE_CHECKING:
     from .launch.clusters import Found

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole import native
+from farandole import library
 from farandole.engine import DType
 from farandole.tools.bench import command, kernels, plan, report, steps, targets
 from farandole.tools.bench.inside import collectives, libraries, together
@@ -142,12 +142,12 @@ def test_the_kernel_alone_can_be_measured(dtype: str) -> None:
     if dtype == "float16":
         numbers = np.array([1, 2], np.float16).view(np.uint16)
     out = np.empty_like(numbers)
-    native.add(DType[dtype.upper()], numbers, numbers, out)
+    library.add(DType[dtype.upper()], numbers, numbers, out)
     expected = {"bfloat16": [0x4000, 0x4080], "float16": np.array([2, 4], np.float16).view(np.uint16).tolist()}
     assert out.tolist() == expected.get(dtype, [2.0, 4.0])
     assert all(time > 0 for time in kernels.measure(dtype, 4096, 4096, 2))
     with pytest.raises(ValueError):
-        native.add(99, numbers, numbers, out)  # type: ignore[arg-type]
+        library.add(99, numbers, numbers, out)  # type: ignore[arg-type]
 
 
 def test_the_page_is_current() -> None:

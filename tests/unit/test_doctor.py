@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole import native
+from farandole import library
 from farandole.tools import checks, doctor, env
 from farandole.version import package_version
 
@@ -57,12 +57,12 @@ def test_few_descriptors_are_noted_with_the_remedy() -> None:
 
 
 def test_a_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(native, "LIBRARY", tmp_path / "libfarandole.so")
-    native.load.cache_clear()
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "libfarandole.so")
+    library.load.cache_clear()
     with pytest.raises(checks.Trouble, match="does not exist") as trouble:
         checks.native_library()
     assert "pip install" in trouble.value.remedy and not trouble.value.note
-    native.load.cache_clear()
+    library.load.cache_clear()
 
 
 def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

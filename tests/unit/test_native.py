@@ -1,6 +1,6 @@
 # The native engine's edges: a library that is missing or wrong, memory on loan, threads, signals, forks.
-# Touches farandole.native and the built library, in worlds of one.
-"""native.py."""
+# Touches farandole.library, farandole.native and the built library, in worlds of one.
+"""library.py and native.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from farandole import errors, native
+from farandole import errors, library
 from farandole.config import Config
 from farandole.engine import COUNTERS, DType, Kind, ReduceOp, Request
 from farandole.native import COPIED_BYTES, NativeEngine
@@ -42,7 +42,7 @@ def send(engine: NativeEngine, array: np.ndarray, tag: int = 0) -> None:
 
 def test_a_missing_library_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(errors.LibraryMissing) as caught:
-        native.load(str(tmp_path / "none.so"))
+        library.load(str(tmp_path / "none.so"))
     for word in ("none.so", "cmake --build", "FARANDOLE_ENGINE=python"):
         assert word in str(caught.value)
 
@@ -51,13 +51,13 @@ def test_a_file_that_is_no_library_is_named(tmp_path: Path) -> None:
     path = tmp_path / "text.so"
     path.write_text("not a library")
     with pytest.raises(errors.LibraryMissing, match="cannot be used"):
-        native.load(str(path))
+        library.load(str(path))
 
 
 def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "package_version", lambda: "99.0.0")
+    monkeypatch.setattr(library, "package_version", lambda: "99.0.0")
     with pytest.raises(errors.LibraryMissing, match=r"99\.0\.0: rebuild"):
-        native.load.__wrapped__()
+        library.load.__wrapped__()
 
 
 def test_impossible_options_are_a_value_error() -> None:

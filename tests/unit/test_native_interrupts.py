@@ -13,15 +13,16 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from farandole import native
 from farandole.config import Config
 from farandole.engine import DType, Kind, ReduceOp, Request, Span
 from farandole.errors import ShutDown
+from farandole.library import LIBRARY
+from farandole.native import NativeEngine
 
-pytestmark = pytest.mark.skipif(not native.LIBRARY.exists(), reason="the native library is not built")
+pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the native library is not built")
 
 
-def sum_of(engine: native.NativeEngine, count: int, name: str) -> np.ndarray:
+def sum_of(engine: NativeEngine, count: int, name: str) -> np.ndarray:
     values = np.arange(count, dtype=np.float32)
     output = np.full(count, -1, np.float32)
     engine.run(Request(Kind.ALLREDUCE, name, values, output, op=ReduceOp.SUM))
@@ -34,7 +35,7 @@ def whole(values: np.ndarray) -> tuple[Span, Span]:
 
 
 def test_a_signal_handler_may_use_the_engine_in_the_middle_of_a_call() -> None:
-    engine = native.NativeEngine(Config(), 0, [0])
+    engine = NativeEngine(Config(), 0, [0])
     engine.start(5.0)
     handled = []
 
@@ -56,7 +57,7 @@ def test_a_signal_handler_may_use_the_engine_in_the_middle_of_a_call() -> None:
 
 
 def test_a_prepared_request_runs_on_any_memory_and_an_interrupt_keeps_the_memory() -> None:
-    engine = native.NativeEngine(Config(), 0, [0, 0])  # the other rank never comes
+    engine = NativeEngine(Config(), 0, [0, 0])  # the other rank never comes
     request = Request(Kind.ALLREDUCE, "again", Span(0, (3,), None, None), None, DType.FLOAT32, ReduceOp.SUM)
     prepared = engine.prepare(dataclasses.replace(request, output=request.input))
     values = np.ones(3, np.float32)
@@ -79,7 +80,7 @@ def test_a_prepared_request_runs_on_any_memory_and_an_interrupt_keeps_the_memory
     finally:
         signal.signal(signal.SIGALRM, before)
         engine.close()
-    alone = native.NativeEngine(Config(), 0, [0])
+    alone = NativeEngine(Config(), 0, [0])
     alone.start(5.0)
     try:
         prepared = alone.prepare(dataclasses.replace(request, output=request.input, prescale=2.0))
@@ -92,7 +93,7 @@ def test_a_prepared_request_runs_on_any_memory_and_an_interrupt_keeps_the_memory
 
 
 def test_a_closed_engine_closes_the_links_it_is_given() -> None:
-    engine = native.NativeEngine(Config(), 0, [0, 1])
+    engine = NativeEngine(Config(), 0, [0, 1])
     engine.close()
     mine, theirs = socket.socketpair()
     with theirs:
@@ -105,7 +106,7 @@ def test_a_closed_engine_closes_the_links_it_is_given() -> None:
 
 
 def test_a_close_that_was_interrupted_is_finished_by_the_next_one() -> None:
-    engine = native.NativeEngine(Config(), 0, [0])
+    engine = NativeEngine(Config(), 0, [0])
     engine.start(5.0)
     engine._calls.append(None)  # a call of another thread, under way
 

@@ -1,5 +1,5 @@
 # What frameworks' compiled operations share: built once per version, agreed upon by the ranks, errors in words.
-# Touches a compiler, the user's cache directory, native and runtime.
+# Touches a compiler, the user's cache directory, library, native and runtime.
 """`built(...)` gives a library's path, `agreed(...)` whether all ranks have one, `meant(words)` the error."""
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import errors, native, ops
+from .. import errors, ops
 from ..config import cache_directory
+from ..library import LIBRARY
+from ..native import NativeEngine
 from ..reductions import Min
 from ..runtime import World
 
 HERE = Path(__file__).resolve().parent
-HEADERS = (native.LIBRARY.parent, HERE.parents[2] / "core" / "api")
+HEADERS = (LIBRARY.parent, HERE.parents[2] / "core" / "api")
 COMPILE_S = 600.0
 FAILURES = (OSError, RuntimeError, subprocess.SubprocessError)  # what building or loading a library may raise
 
@@ -46,7 +48,7 @@ def agreed(world: World, framework: str, wanted: str, load: Callable[[], str]) -
     variable = f"FARANDOLE_{framework.upper()}_OPS"
     if wanted == "callback":
         failure = f"{variable}=callback"
-    elif not isinstance(world.engine, native.NativeEngine):
+    elif not isinstance(world.engine, NativeEngine):
         failure = "the engine is the one in Python"
     else:
         failure = load()

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from farandole import native
 from farandole.config import SETTINGS, Config
 from farandole.errors import LibraryMissing
 from farandole.launch.machine import first_line, lines, quota
+from farandole.library import load
 from farandole.rendezvous.interfaces import interfaces
 from farandole.version import package_version
 
@@ -37,7 +37,7 @@ def version_of(name: str) -> str:
 
 def kernels() -> str:
     """Which arithmetic the native library uses here; LibraryMissing when there is none."""
-    library = native.load()
+    library = load()
     return str(library.farandole_kernels().decode())
 
 

@@ -1,5 +1,5 @@
 # The compiled calls: built on first use against the jaxlib that is installed, made known to XLA, lent an engine.
-# Touches JAX, farandole.compiled, native and runtime.
+# Touches JAX, farandole.compiled, library, native and runtime.
 """`prepare()` after init; `ready()` says whether traced functions use them, or callbacks."""
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from typing import Any
 
 import jaxlib.version
 
-from ... import native
 from ...compiled import FAILURES, agreed, built
+from ...library import calls
+from ...native import NativeEngine
 from ...runtime import World, runtime
 from ..framework import jax
 
@@ -36,7 +37,7 @@ def prepare() -> None:
     if wanted == "auto" and world.engine.size == 1 and not world.config.elastic:
         return  # nobody is waited for: callbacks serve as well, and nothing need be compiled
     if agreed(world, "jax", wanted, lambda: _load(world)):
-        assert isinstance(world.engine, native.NativeEngine)
+        assert isinstance(world.engine, NativeEngine)
         world.engine.lend(_loaded["path"])
         _lent = world
 
@@ -48,7 +49,7 @@ def _load(world: World) -> str:
     try:
         version = jaxlib.version.__version__
         path = built(world, "jax", version, SOURCE, ["-std=c++17", f"-I{jax.ffi.include_dir()}"], ["-ldl"])
-        library = native.calls(str(path))
+        library = calls(str(path))
         jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.farandole_collective), platform="cpu")
         _loaded.update(library=library, path=str(path))
     except FAILURES as error:

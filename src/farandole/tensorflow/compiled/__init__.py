@@ -7,8 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ... import native
 from ...compiled import FAILURES, agreed, built
+from ...native import NativeEngine
 from ...runtime import World, runtime
 from ..framework import tf
 
@@ -37,7 +37,7 @@ def prepare() -> None:
 
 def _serve(world: World) -> None:
     global _served
-    assert isinstance(world.engine, native.NativeEngine)
+    assert isinstance(world.engine, NativeEngine)
     world.engine.serve(_loaded["path"])
     _served = world
 

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from ... import native
+from ... import library
 from ...engine import DType
 
 CALLS = 5
@@ -16,7 +16,7 @@ CALLS = 5
 
 def there() -> bool:
     """Whether the native library can be asked for it."""
-    return native.can_add()
+    return library.can_add()
 
 
 def measure(dtype: str, block: int, size: int, repeats: int) -> list[float]:
@@ -34,7 +34,7 @@ def measure(dtype: str, block: int, size: int, repeats: int) -> list[float]:
         times = []
         for _ in range(CALLS):
             began = time.perf_counter()
-            native.add(kind, numbers, numbers, out)
+            library.add(kind, numbers, numbers, out)
             times.append(time.perf_counter() - began)
         found.append(statistics.median(times) * size / block)
     return found[1:]
