@@ -47,6 +47,9 @@ pinned processes as ranks that do not communicate. All of these keep the memory 
 by the variables that our [launcher](launcher.md) sets for its ranks. [timeline.md](timeline.md) tells how to see the
 same for your own job, [tuning.md](tuning.md) what to turn when.
 
+The targets for two ranks were set for the Neoverse with 2 cores, those for many ranks for the machine with 16; the
+other machine with 2 cores shows what memory that is shared with strangers (4.5 GB/s by memcpy) leaves of them.
+
 The limits that the tables show, in brackets beside a target what the limit itself would read there:
 
 - `memcpy` and `copy by all` move a byte once, as does a large alltoall inside a host. An allreduce moves it three

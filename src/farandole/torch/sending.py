@@ -15,7 +15,7 @@ from ..runtime import runtime
 from . import memory
 from .slots import Parcel, Slot
 
-A_MOMENT = 0.001  # seconds; longer than small gradients travel inside a host, shorter than what scripts notice
+A_MOMENT = 0.01  # seconds; longer than what ranks of a host are apart, mostly, shorter than what scripts notice
 
 
 class Batch:
