@@ -14,6 +14,12 @@ from .report import median, size_name
 
 COLOURS = {"farandole": "#b5321f", "farandole (NumPy)": "#e39a8d", "Gloo": "#2b6ca3", "MPI": "#5a9e4b"}
 GREYS = {"memcpy": "#222222", "copy by all": "#888888"}
+EFFICIENCY = (
+    ("farandole", "#b5321f", "-", "o"),
+    ("DDP on Gloo", "#2b6ca3", "-", "o"),
+    ("other Horovod", "#996699", "-", "o"),
+    ("single, in step", "#888888", "--", ""),
+)
 WAITING, MOVING = "#d9c27a", "#b5321f"
 
 
@@ -79,18 +85,18 @@ def by_size(pyplot: Any, rows: Sequence[Row], unit: str, value: Callable[[int, f
 
 
 def efficiency(pyplot: Any, rows: Sequence[Row]) -> Any:
-    """Step time of single processes over step time of ranks, for each case."""
+    """Step time of single processes over step time of ranks, for each case; and over that of ranks merely in step."""
     cases = list(dict.fromkeys(row["what"] for row in rows))
     figure, panels = pyplot.subplots(1, len(cases), figsize=(1 + 3.4 * len(cases), 3.2), squeeze=False, sharey=True)
     for panel, case in zip(panels[0], cases, strict=True):
         chosen = sorted((row for row in rows if row["what"] == case), key=lambda row: row["ranks"])
-        for name, colour in (("farandole", "#b5321f"), ("DDP on Gloo", "#2b6ca3"), ("other Horovod", "#996699")):
+        for name, colour, line, marker in EFFICIENCY:
             points = [(row["ranks"], median(row, "single"), median(row, name)) for row in chosen]
             known = [(ranks, 100 * single / ours) for ranks, single, ours in points if single and ours]
             if known:
-                panel.plot(*zip(*known, strict=True), marker="o", color=colour, label=name)
+                panel.plot(*zip(*known, strict=True), linestyle=line, marker=marker, color=colour, label=name)
         panel.axhline(100, color="#888888", linewidth=0.8)
-        panel.set(xscale="log", xlabel="ranks", title=case, ylim=(0, 115))
+        panel.set(xscale="log", xlabel="ranks", title=case, ylim=(0, 130))
         counts = [row["ranks"] for row in chosen]
         panel.set_xticks(counts, [str(count) for count in counts])
         panel.minorticks_off()
