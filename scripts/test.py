@@ -11,7 +11,7 @@ from stages import ROOT, Stage, run
 
 PYTHON = Path(sys.executable)
 BUILD = ROOT / "build" / "checkout"
-PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
+PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--durations=10"]
 # One thread of arithmetic per process: the tests start more processes than there are cores.
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # Folders of tests that start ranks. Where time or faults matter, they share the machine with nobody.
@@ -32,11 +32,8 @@ def stages() -> list[Stage]:
     ]
     for folder in ALONE:
         found.append(Stage(f"Python: {folder}", [*PYTEST, f"tests/{folder}"], environment=QUIET))
-    frameworks = ROOT / "tests" / "frameworks"
-    clusters = sorted(path for name in ("ray", "spark") for path in frameworks.glob(f"test_{name}*.py"))
-    two: list[str | Path] = [*PYTEST, "-n", "2", "--dist", "loadfile", *(f"--ignore={path}" for path in clusters)]
-    found.append(Stage("Python: frameworks, two files at a time", [*two, frameworks], environment=QUIET))
-    found.append(Stage("Python: frameworks on Ray and Spark", [*PYTEST, *clusters], environment=QUIET))
+    two: list[str | Path] = [*PYTEST, "-n", "2", "--dist", "loadgroup", "tests/frameworks"]
+    found.append(Stage("Python: frameworks, two files at a time", two, environment=QUIET))
     found.append(Stage("wheels for x86_64 and aarch64", [PYTHON, ROOT / "scripts" / "wheel.py"], after=True))
     return found
 
