@@ -34,12 +34,13 @@ FORBIDDEN_CALLS: dict[str, str] = {
     r"(?<![\w.>:])(::)?(abort|exit|_exit|terminate)\s*\(": "the core never ends the process",
 }
 
+C_INTERFACE = ("library", "native", "packing", "pulse")  # the rooms of Python that see it
+
 # Python: a room (a file or a folder of src/farandole) and the rooms it may import.
 _WORDS = {"version", "errors"}
 _BASE = _WORDS | {"config", "engine"}
 _RUNTIME = _BASE | {"rendezvous", "library", "native", "pulse", "reference", "observe"}
 _ARRAYS = _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects"}
-C_INTERFACE = ("library", "native", "packing", "pulse")  # the rooms that see it
 PYTHON_ROOMS: dict[str, set[str]] = {
     "version": set(),
     "errors": {"version"},

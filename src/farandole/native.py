@@ -149,6 +149,11 @@ class NativeEngine:
             raise errors.translate(code or errors.INTERNAL, error.value.decode(errors="replace"))
         return pointer.value
 
+    @property
+    def pointer(self) -> ctypes.c_void_p:
+        """The core's object, for a pulse that guards it."""
+        return self._pointer
+
     def _enter(self) -> None:
         """Before each call of the core, with _exit after it: close() waits for those under way."""
         self._calls.append(None)

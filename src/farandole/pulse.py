@@ -31,7 +31,7 @@ class Pulse:
     def guard(self, engine: object, lease_ms: int = 0) -> None:
         """Revokes all in `engine` when the agent has been silent for so long; None before the engine is closed."""
         if self._pointer and self._pid == os.getpid():
-            pointer = engine._pointer if isinstance(engine, NativeEngine) else None
+            pointer = engine.pointer if isinstance(engine, NativeEngine) else None
             self._library.farandole_pulse_guard(self._pointer, pointer, lease_ms)
 
     @property
