@@ -48,7 +48,7 @@ by the variables that our [launcher](launcher.md) sets for its ranks. [timeline.
 same for your own job, [tuning.md](tuning.md) what to turn when.
 
 The targets for two ranks were set for the Neoverse with 2 cores, those for many ranks for the machine with 16; the
-other machine with 2 cores shows what memory that is shared with strangers (4.5 GB/s by memcpy) leaves of them.
+other machine with 2 cores shows what slow memory leaves of them: see `memcpy` in its tables.
 
 The limits that the tables show, in brackets beside a target what the limit itself would read there:
 
@@ -64,7 +64,7 @@ The limits that the tables show, in brackets beside a target what the limit itse
 ## Measure it yourself
 
 ```
-make bench                     # everything, about 15 minutes on 2 cores, with plots in build/bench
+make bench                     # everything, 15 to 20 minutes on 2 cores, with plots in build/bench
 make bench BENCH=--quick       # a minute: does everything run?
 python -m farandole.tools.bench collectives training --ranks 2,8 --json here.json      # from the wheel, parts of it
 python -m farandole.tools.bench --lean --json here.json                                # a third of the time

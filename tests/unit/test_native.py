@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from meeting import until
 
 from farandole import errors, library
 from farandole.config import Config
@@ -141,7 +142,7 @@ def test_close_ends_the_waits_of_other_threads(engine: NativeEngine) -> None:
     threads = [threading.Thread(target=wait) for _ in range(4)]
     for thread in threads:
         thread.start()
-    time.sleep(0.05)
+    until(lambda: len(engine._calls) == len(threads))  # all of them wait
     engine.close()
     for thread in threads:
         thread.join(5.0)
@@ -192,7 +193,7 @@ def test_a_child_is_refused_also_while_another_thread_waits(engine: NativeEngine
     pending = receive(engine, np.zeros(1))
     waiter = threading.Thread(target=engine.wait, args=(pending,))
     waiter.start()
-    time.sleep(0.02)
+    until(lambda: bool(engine._calls))
 
     def work() -> bool:
         for call in (lambda: engine.submit([Request(Kind.BARRIER)]), lambda: engine.leave(), lambda: engine.poll(1)):
