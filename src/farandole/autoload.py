@@ -50,9 +50,15 @@ def announce() -> None:
         return
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     # torch gives a backend in Python the whole group: so the combinations are backends of their own.
+    names = [NAME]
     for far in ("nccl", "gloo"):
         for name in (f"cpu:{NAME},cuda:{far}", f"cuda:{far},cpu:{NAME}"):
             dist.Backend.register_backend(name, _compose(far), extended_api=True, devices=["cpu", "cuda"])
+            names.append(name)
+    # Since 2.15 torch attaches its flight recorder to each group whose backend does not record by itself, and fails
+    # when the group is an object in Python.
+    recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+    recording.update(names)
     # The function of this name hides the module.
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
     original = handlers["env"]
