@@ -16,7 +16,7 @@ import pytest
 
 from farandole import library
 from farandole.engine import DType
-from farandole.tools.bench import command, kernels, plan, report, steps, targets
+from farandole.tools.bench import command, compare, kernels, plan, report, steps, targets
 from farandole.tools.bench.inside import collectives, libraries, together
 from farandole.tools.bench.plan import KIB, MIB, row
 from farandole.tools.bench.processes import Failed
@@ -150,6 +150,117 @@ def test_the_kernel_alone_can_be_measured(dtype: str) -> None:
         library.add(99, numbers, numbers, out)  # type: ignore[arg-type]
 
 
+FACTS = {"architecture": "aarch64", "processor": "y", "cores": 2, "kernel": "6", "farandole": "1", "kernels": "z"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "cores", "kind"),
+    [
+        ("aarch64", 2, "arm-2-cores"),
+        ("arm64", 4, "arm-4-cores"),
+        ("x86_64", 16, "x86-16-cores"),
+        ("AMD64", 1, "x86-1-core"),
+        ("riscv64", 8, "riscv64-8-cores"),
+    ],
+)
+def test_a_kind_of_machine_is_its_processors_family_and_its_cores(architecture: str, cores: int, kind: str) -> None:
+    assert compare.kind_of_machine(architecture, cores) == kind
+
+
+def test_each_committed_run_is_named_after_its_kind_of_machine() -> None:
+    for name, run in performance.load().items():
+        assert compare.kind_of(run["machine"]) == name
+
+
+def two_runs(factor: float, before: list[float], after: list[float], **more: list[float]) -> list[compare.Change]:
+    """What is found when we need `factor` times as long beside the same Gloo, on a machine that is three times slower;
+    `before` and `after` are what the repeats of both took more than 1 or less."""
+    values: dict[str, Any] = {"farandole": [0.010 * one for one in before], "Gloo": [0.040] * len(before)}
+    slower = {"farandole": [0.030 * factor * one for one in after], "Gloo": [0.120] * len(after)}
+    key = {"bytes": MIB, "kind": "reused", "dtype": "float32"}
+    old = row("collectives", "allreduce", 2, "s", {**values, **{name: [0.02] * 9 for name in more}}, **key)
+    new = row("collectives", "allreduce", 2, "s", {**slower, **more}, **key)
+    return list(compare.changes([old], [new]))
+
+
+STEADY, NOISY = [1.0] * 9, [0.8, 1.2, 1.0, 0.9, 1.1, 1.0, 0.85, 1.15, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("factor", "before", "after", "verdict"),
+    [
+        (1.0, STEADY, STEADY, "same"),  # three times the time, the same ratio
+        (1.09, STEADY, STEADY, "same"),
+        (1.12, STEADY, STEADY, "slower"),
+        (0.89, STEADY, STEADY, "faster"),
+        (1.3, STEADY, NOISY, "same"),  # 3 x 12.5 %
+        (1.3, NOISY, STEADY, "same"),
+        (1.4, NOISY, STEADY, "slower"),
+        (1.4, NOISY, NOISY, "same"),  # 3 x 17.7 %
+        (1.6, NOISY, NOISY, "slower"),
+        (1.9, STEADY, [1.0], "same"),  # a quick run
+        (2.1, STEADY, [1.0], "slower"),
+    ],
+)
+def test_what_became_slower(factor: float, before: list[float], after: list[float], verdict: str) -> None:
+    (found,) = two_runs(factor, before, after)
+    assert found.slower == pytest.approx(factor - 1, abs=1e-3)
+    assert ("slower" if found.is_slower else "faster" if found.is_faster else "same") == verdict
+    assert (found.noise is None) == (len(after) == 1)
+
+
+def test_the_steadiest_peer_is_compared_with_and_efficiency_in_training() -> None:
+    (found,) = two_runs(1.2, STEADY, STEADY, MPI=[0.02, 0.08] * 4 + [0.02])
+    assert (found.peer, round(found.before, 3), round(found.now, 3)) == ("Gloo", 0.25, 0.3)
+    assert found.cells()[3:] == ["4x", "3.33x", "+20 %", "±0 %"]
+    times = {"farandole": [0.2] * 7, "DDP on Gloo": [0.3] * 7, "single": [0.19, 0.18] * 3 + [0.19]}
+    slower = {**times, "farandole": [0.25] * 7}
+    rows = [row("training", "gpt", 2, "s", values, bytes=4000) for values in (times, slower)]
+    (found,) = compare.changes(rows[:1], rows[1:])
+    assert found.peer == "single" and found.is_slower
+    assert found.cells()[3:6] == ["95 %", "76 %", "+25 %"]
+
+
+def test_only_what_both_runs_measured_is_compared() -> None:
+    old, new = made_up(), made_up(ours=0.016)
+    del new[0]["values"]["Gloo"]
+    del new[0]["values"]["memcpy"]  # nobody left beside us
+    new[1]["bytes"] *= 2  # another row
+    new[2]["values"]["farandole"] = [0.0]  # no time
+    assert [one.row["part"] for one in compare.changes(old, new)] == ["training", "memory"]
+
+
+def test_a_run_is_compared_with_the_file_of_its_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "with a space"
+    command.write(tmp_path / "now.json", {**FACTS, "versions": {}}, made_up(ours=0.016), quick=False)
+    words = ["--from", str(tmp_path / "now.json"), "--compare", str(folder)]
+    assert command.main(words) == 2  # no such folder
+    assert "expected a file that --json wrote, or a folder" in capsys.readouterr().err
+    command.write(folder / "x86-2-cores.json", {**FACTS, "architecture": "x86_64"}, made_up(), quick=False)
+    assert command.main(words) == 0 and command.main([*words, "--strict"]) == 1
+    said = capsys.readouterr().out
+    assert "no run of this kind of machine (arm-2-cores)" in said
+    assert f"--json '{folder}/arm-2-cores.json'" in said
+    command.write(folder / "arm-2-cores.json", FACTS, made_up(), quick=False)
+    assert command.main(words) == 0 and command.main([*words, "--strict"]) == 1
+    said = capsys.readouterr().out
+    assert "2 became slower, 0 faster" in said
+    assert said.count("collectives: allreduce 2 ranks 64 MiB reused  farandole  Gloo    6x      3x   +100 %  ±0 %") == 2
+    command.write(folder / "arm-2-cores.json", FACTS, made_up(ours=0.016), quick=False)
+    assert command.main([*words, "--strict"]) == 0
+    assert "0 became slower" in capsys.readouterr().out
+    assert command.main([*words[:2], "--compare", str(folder / "x86-2-cores.json")]) == 0
+    assert "that was x86-2-cores, this is arm-2-cores" in capsys.readouterr().out
+
+
+def test_a_wrong_path_to_compare_with_is_told_before_measuring(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["idle", "--strict"]) == 2
+    assert command.main(["idle", "--compare", "no-such-file.json"]) == 1
+    said = capsys.readouterr().err
+    assert "without --compare" in said and "--compare no-such-file.json: expected a file" in said
+    assert "bench: idle" not in said
+
+
 def test_the_page_is_current() -> None:
     assert performance.PAGE.read_text() == performance.page(), "run: python scripts/performance.py"
 
@@ -164,8 +275,7 @@ def test_the_committed_runs_name_no_host_and_no_path() -> None:
 def test_pictures_are_drawn_from_a_file_without_measuring(tmp_path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("needs the list `bench` of scripts/requirements")
-    facts = {"architecture": "x", "processor": "y", "cores": 2, "kernel": "6", "farandole": "1", "kernels": "z"}
-    command.write(tmp_path / "run.json", {**facts, "versions": {}}, made_up(), quick=False)
+    command.write(tmp_path / "run.json", {**FACTS, "versions": {}}, made_up(), quick=False)
     words = [sys.executable, "-m", "farandole.tools.bench", "--from", "run.json", "--plots", "pictures"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "MPLCONFIGDIR": str(tmp_path)}
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import hosts, life, machine, measure, plan, report, steps, targets, trace
+from . import compare, hosts, life, machine, measure, plan, report, steps, targets, trace
 from .inside.libraries import OPERATIONS
 from .lanes import Yard
 from .plan import PARTS, Plan, Row
@@ -81,6 +81,20 @@ def read(path: Path, facts: dict[str, Any]) -> list[Row]:
     return rows
 
 
+def baseline(place: Path, facts: dict[str, Any]) -> compare.Baseline | None:
+    """The run to compare with: a file, or of a folder the file of this kind of machine; None where there is none."""
+    path = place / f"{compare.kind_of(facts)}.json" if place.is_dir() else place
+    if place.is_dir() and not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text())
+        if found["format"] == FORMAT:
+            return compare.Baseline(path, compare.kind_of(found["machine"]), found["rows"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Failed(f"--compare {path}: expected a file that --json wrote, or a folder of them: {error}") from None
+    raise Failed(f"--compare {path}: has format {found['format']}, expected {FORMAT}; measure it again")
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(
@@ -97,6 +111,13 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--json", type=Path, help="write every number there; results of other parts in it stay")
     found.add_argument("--plots", type=Path, help="write PNG files into this folder (needs matplotlib)")
     found.add_argument("--from", dest="source", type=Path, help="measure nothing: tables and plots of this JSON file")
+    found.add_argument(
+        "--compare",
+        type=Path,
+        metavar="PATH",
+        help="list what became slower since the run in this file, or in this folder's file of the same kind of machine",
+    )
+    found.add_argument("--strict", action="store_true", help="with --compare: exit code 1 when something became slower")
     found.add_argument("--peer-python", default="", help="an interpreter with another horovod.torch, to compare with")
     return found
 
@@ -116,6 +137,39 @@ def show(rows: Sequence[Row], facts: dict[str, Any], plots: Path | None) -> None
             say(f"drew {path.name}")
 
 
+def comparison(rows: Sequence[Row], facts: dict[str, Any], place: Path, strict: bool) -> int:
+    """Says what became slower; the exit code."""
+    kind, before = compare.kind_of(facts), baseline(place, facts)
+    if before is None:
+        print("\n" + compare.missing(place, kind), flush=True)
+        return 1 if strict else 0
+    found = list(compare.changes(before.rows, rows))
+    print("\n" + compare.verdict(found, before, kind), flush=True)
+    good = bool(found) and not any(one.is_slower for one in found)
+    return 1 if strict and not good else 0
+
+
+def drawn(source: Path, options: argparse.Namespace) -> int:
+    """Tables, plots and the comparison of a file, without measuring; the exit code."""
+    found = json.loads(source.read_text())
+    show(found["rows"], found["machine"], options.plots)
+    return comparison(found["rows"], found["machine"], options.compare, options.strict) if options.compare else 0
+
+
+def measured(parts: Sequence[str], what: Plan, facts: dict[str, Any], options: argparse.Namespace) -> int:
+    """Measures, shows and compares; the exit code."""
+    if options.compare:
+        baseline(options.compare, facts)  # a wrong path is told before an hour of measuring
+    before = read(options.json, facts) if options.json else []
+    rows: list[Row] = []
+    for row in run(parts, what, options.peer_python):
+        rows.append(row)
+        if options.json:  # after every row: a run that is cut short keeps what it has
+            write(options.json, facts, merge(before, rows), options.quick)
+    show(merge(before, rows), facts, options.plots)
+    return comparison(rows, facts, options.compare, options.strict) if options.compare else 0
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Parses the command line and runs it; the exit code."""
     options = parser().parse_args(words)
@@ -125,15 +179,16 @@ def main(words: Sequence[str] | None = None) -> int:
     if unknown:
         say(f"unknown part {unknown[0]!r}; there are {', '.join((*PARTS, *OPERATIONS))}")
         return 2
+    if options.strict and not options.compare:
+        say("--strict: there is nothing to be strict about without --compare")
+        return 2
     if operations and "collectives" not in parts:
         parts.append("collectives")
     try:
         if options.source is not None:
-            found = json.loads(options.source.read_text())
-            show(found["rows"], found["machine"], options.plots)
-            return 0
+            return drawn(options.source, options)
         ranks = sorted({int(word) for word in options.ranks.split(",") if word})
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, Failed) as error:
         say(str(error))
         return 2
     if any(count < 1 for count in ranks):
@@ -149,17 +204,10 @@ def main(words: Sequence[str] | None = None) -> int:
     if operations:
         what = dataclasses.replace(what, operations=operations)
     try:
-        before = read(options.json, facts) if options.json else []
-        rows: list[Row] = []
-        for row in run(parts or PARTS, what, options.peer_python):
-            rows.append(row)
-            if options.json:  # after every row: a run that is cut short keeps what it has
-                write(options.json, facts, merge(before, rows), options.quick)
+        return measured(parts or PARTS, what, facts, options)
     except Failed as failure:
         say(str(failure))
         return 1
-    show(merge(before, rows), facts, options.plots)
-    return 0
 
 
 def write(path: Path, facts: dict[str, Any], rows: list[Row], quick: bool) -> None:

@@ -60,16 +60,26 @@ def median(line: Row, name: str) -> float | None:
     return statistics.median(samples) if samples else None
 
 
+def noise(samples: Samples) -> float | None:
+    """Half of the middle half of the repeats, as a part of the median; None where they are too few to tell.
+
+    >>> noise([2.0, 2.0, 2.5, 1.5, 2.5, 2.0, 1.5]), noise([1.0])
+    (0.25, None)
+    """
+    if len(samples) < 4:
+        return None
+    low, middle, high = statistics.quantiles(samples, n=4)
+    return (high - low) / 2 / middle if middle else None
+
+
 def spread(samples: Samples) -> str:
-    """The middle half of the repeats, as a part of the median.
+    """The noise, for people.
 
     >>> spread([1.0, 1.0, 1.1, 0.9, 1.0, 1.0, 1.0])
     '±0 %'
     """
-    if len(samples) < 4:
-        return ""
-    low, middle, high = statistics.quantiles(samples, n=4)
-    return f"±{(high - low) / 2 / middle * 100:.0f} %" if middle else ""
+    found = noise(samples)
+    return "" if found is None else f"±{found * 100:.0f} %"
 
 
 def label(line: Row) -> list[str]:
