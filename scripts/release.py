@@ -1,0 +1,175 @@
+"""`make release`: builds the sdist and the wheels, checks them, and adds notes, a bill of materials and checksums.
+Writes dist/ and build/; starts git, pip, compilers and the checkers; uploads only with --publish."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import email
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
+
+import notes
+from stages import ROOT
+from wheel import DIST, PLATFORMS, PYTHON, TAG, WORK, run
+
+
+def git(*words: str) -> str:
+    """What git says about this tree."""
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"release: git {words[0]} failed, and a release is made from a git checkout: {done.stderr.strip()}")
+    return done.stdout.rstrip()
+
+
+def say(line: str) -> None:
+    print(f"release: {line}", flush=True)
+
+
+def refusals(version: str, changelog: str) -> list[str]:
+    """Why this tree may not be published."""
+    return notes.refusals(version, git("status", "--porcelain"), git("tag", "--points-at", "HEAD").split(), changelog)
+
+
+def build_wheels() -> None:
+    """As `make wheel` does: built, checked with auditwheel, and one of them tried in a bare environment."""
+    if subprocess.run([PYTHON, ROOT / "scripts" / "wheel.py"]).returncode != 0:
+        sys.exit("release: no wheels (see above)")
+
+
+def build_source(version: str) -> None:
+    """The sdist, and from it alone, in a fresh directory and an environment of its own, a wheel with the library."""
+    run([PYTHON, "-m", "build", "--sdist", "--no-isolation", "--outdir", DIST, ROOT])
+    sdist = DIST / f"farandole-{version}.tar.gz"
+    fresh = WORK / "from-sdist"
+    shutil.rmtree(fresh, ignore_errors=True)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(fresh, filter="data")
+    folder = fresh / f"farandole-{version}"
+    run([PYTHON, "-m", "build", "--wheel", "--outdir", fresh, folder], log=WORK / "from-sdist.log")
+    (built,) = fresh.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        assert "farandole/_native/libfarandole.so" in archive.namelist(), f"{built.name} has no library"
+    say(f"{sdist.relative_to(ROOT)}: {sdist.stat().st_size / 1e6:.1f} MB, builds {built.name} by itself")
+
+
+def packages(version: str) -> list[Path]:
+    """What is uploaded. The wheels that only ask for farandole are for private indexes."""
+    wheels = [DIST / f"farandole-{version}-py3-none-{TAG}_{machine}.whl" for machine in PLATFORMS]
+    return [DIST / f"farandole-{version}.tar.gz", *wheels]
+
+
+def python_symbols(wheel: Path) -> list[str]:
+    """What the libraries of a wheel use, or export, of Python's C interface."""
+    found = []
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if name.endswith(".so"):
+                with archive.open(name) as file:
+                    table = ELFFile(file).get_section_by_name(".dynsym")
+                    assert isinstance(table, SymbolTableSection), name
+                    found += [s.name for s in table.iter_symbols() if re.match("_?Py", s.name)]
+    return found
+
+
+def audit_abi(wheel: Path) -> str:
+    """What abi3audit says. A library that is loaded with ctypes is no extension module, and it finds nothing to audit;
+    one that uses Python's C interface has to pass."""
+    command: list[str | Path] = [PYTHON.with_name("abi3audit")]
+    if python_symbols(wheel):
+        run([*command, "--strict", wheel])
+        return "passed"
+    said = " ".join(run([*command, wheel]).split())
+    assert "nothing auditable found" in said, said
+    return "nothing to check, because the library uses nothing of Python's C interface"
+
+
+def check(paths: list[Path]) -> None:
+    """The index accepts the metadata, and extensions keep to Python's stable ABI."""
+    run([PYTHON, "-m", "twine", "check", "--strict", *paths])
+    say("twine check --strict: passed")
+    for path in paths:
+        if path.suffix == ".whl":
+            say(f"abi3audit of {path.name}: {audit_abi(path)}")
+
+
+def llvm_release() -> str:
+    """The release of LLVM whose C++ library the cross compiler links."""
+    said = run([PYTHON, "-m", "ziglang", "c++", "--version"])
+    found = re.search(r"clang version (\d+\.\d+\.\d+)", said)
+    assert found is not None, said
+    return found.group(1)
+
+
+def requirements(wheel: Path) -> list[str]:
+    """What a wheel asks for."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(archive.read(name)).get_all("Requires-Dist") or []
+
+
+def digests(paths: list[Path]) -> dict[str, str]:
+    """SHA-256 by file name."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def describe(version: str, text: str, paths: list[Path]) -> None:
+    """Notes, bill of materials and checksums."""
+    (DIST / f"farandole-{version}.notes.md").write_text(text)
+    when = datetime.datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), datetime.timezone.utc).isoformat()
+    bill = json.dumps(notes.bill(version, when, requirements(paths[-1]), llvm_release(), digests(paths)), indent=2)
+    wrong = JsonStrictValidator(SchemaVersion.V1_7).validate_str(bill)
+    assert wrong is None, wrong
+    (DIST / f"farandole-{version}.cdx.json").write_text(bill + "\n")
+    every = sorted(path for path in DIST.iterdir() if path.is_file())
+    (DIST / "SHA256SUMS").write_text(notes.sums(digests(every)))
+    for path in sorted(DIST.iterdir()):
+        say(f"  {path.relative_to(ROOT)}: {path.stat().st_size} bytes")
+
+
+def main() -> None:
+    """Without options everything but the upload, and what would be refused is said at the end."""
+    parser = argparse.ArgumentParser(prog="release.py", description="Builds and checks a release in dist/.")
+    parser.add_argument("--strict", action="store_true", help="stop at once if this tree may not be published")
+    parser.add_argument("--publish", action="store_true", help="the same, and upload with twine at the end")
+    options = parser.parse_args()
+    version, changelog = (ROOT / "VERSION").read_text().strip(), (ROOT / "CHANGELOG.md").read_text()
+    reasons = refusals(version, changelog)
+    if reasons and (options.strict or options.publish):
+        sys.exit("\n".join(f"release: refused: {reason}" for reason in reasons))
+    try:
+        text = notes.notes(changelog, version)
+    except ValueError as error:
+        sys.exit(f"release: {error}")
+    os.environ["SOURCE_DATE_EPOCH"] = git("log", "-1", "--format=%ct")  # the same commit gives the same files
+    shutil.rmtree(DIST, ignore_errors=True)
+    WORK.mkdir(parents=True, exist_ok=True)
+    build_wheels()
+    build_source(version)
+    paths = packages(version)
+    check(paths)
+    describe(version, text, paths)
+    for reason in reasons:
+        say(f"to publish: {reason}")
+    if options.publish:
+        run([PYTHON, "-m", "twine", "upload", "--non-interactive", *paths])
+        say(f"farandole {version} is uploaded")
+    else:
+        say("nothing was uploaded; make release PUBLISH=1 does it")
+
+
+if __name__ == "__main__":
+    main()
