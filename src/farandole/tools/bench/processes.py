@@ -65,7 +65,11 @@ class Process:
 
     def ended(self) -> bool:
         """Whether it has come to its end."""
-        return self._process.poll() is not None
+        return self.code() is not None
+
+    def code(self) -> int | None:
+        """Its exit code, when it has come to its end."""
+        return self._process.poll()
 
     def said(self) -> str:
         """What it has printed."""

@@ -1,0 +1,169 @@
+"""`make demo`: its medians, its turns and its table from made-up numbers; and the real thing, shortly and interrupted.
+Starts scripts/demo.py, copied to a path with a space."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import demo  # noqa: E402
+import turns  # noqa: E402
+
+FARANDOLE = demo.TOGETHER[0]
+
+
+def result(*rounds: tuple[float, float]) -> demo.Result:
+    return demo.Result(FARANDOLE, 97.6, 50, [demo.Round(*one) for one in rounds])
+
+
+def test_a_neighbour_who_slows_whole_rounds_changes_nothing() -> None:
+    quiet = result((48, 50), (48, 50), (48, 50), (48, 50), (48, 50))
+    busy = result((48, 50), (96, 100), (144, 150), (48, 50), (48, 50))
+    assert quiet.efficiency == busy.efficiency == pytest.approx(0.96)
+    assert quiet.step_ms == busy.step_ms == 50
+
+
+def test_single_spoilt_rounds_do_not_move_the_median() -> None:
+    spoilt = result((48, 50), (48, 100), (90, 50), (48, 50), (48, 75))
+    assert spoilt.efficiency == pytest.approx(0.96)
+
+
+def test_one_process_has_a_turn_directly_before_each_of_the_others() -> None:
+    order: list[str] = []
+
+    class Player:
+        def __init__(self, name: str, times: Iterator[float]) -> None:
+            self.name, self.times = name, times
+
+        def turn(self) -> tuple[float, int]:
+            order.append(self.name)
+            return next(self.times), 50
+
+    players = [Player("one", iter((40, 44, 60, 20))), Player("f", iter((50, 51))), Player("g", iter((70, 71)))]
+    found, images = demo.play(players, 2)  # type: ignore[arg-type]
+    assert order == ["one", "f", "one", "g"] * 2 and images == 50
+    assert found[1] == [demo.Round(40, 50), demo.Round(60, 51)]
+    assert found[2] == [demo.Round(44, 70), demo.Round(20, 71)]
+    assert [one.job for one in found[0]] == [42, 40] and {one.efficiency for one in found[0]} == {1.0}
+
+
+def test_the_table_tells_the_range_and_who_else_was_there() -> None:
+    alone = demo.Result(demo.ALONE, 97.0, 50, [demo.Round(48, 48)] * 3)
+    results = [alone, result((48, 50), (48, 60), (48, 48))]
+    text = demo.table(results, others=0.1, cores=2)
+    assert "  Farandole              2     97.6%       2000         50.0                 96%\n" in text
+    assert text.endswith("(medians of 3 rounds; efficiency in single rounds: Farandole 80% to 100%)")
+    text = demo.table(results, others=1.3, cores=1)
+    assert "others used 1.3 cores" in text and "gives 1 core" in text
+
+
+def test_a_turn_is_a_few_steps_across_epochs_and_the_last_one_lets_the_script_go_on() -> None:
+    events: list[Any] = []
+
+    class Loader:
+        batch_size = 50
+
+    def answer(what: dict[str, Any]) -> None:
+        assert what["seconds"] >= 0 and what["images"] == 50
+        events.append("answer")
+
+    epoch = turns.in_turns(lambda loader: iter(range(6)), lambda: events.append("wait"), answer)
+    for _ in range(2):
+        for batch in epoch(Loader()):
+            events.append(batch)
+    handover = ["answer", "wait"]
+    assert events == ["wait", 0, 1, 2, 3, 4, *handover, 5, 0, 1, 2, 3, *handover, 4, 5]
+
+
+def test_the_epochs_are_whole_turns() -> None:
+    """Otherwise somebody would wait for a turn that never comes, or for an answer."""
+    batches = 1500 // 50
+    assert batches % turns.STEPS_PER_TURN == 0
+    assert batches // 2 == demo.ROUNDS_PER_EPOCH * turns.STEPS_PER_TURN
+
+
+def test_too_few_epochs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        demo.main(["--epochs", "1"])
+    assert "--epochs 1: expected at least 2" in capsys.readouterr().err
+
+
+def start(folder: Path, interrupts: signal.Handlers) -> subprocess.Popen[str]:
+    """The demo in a copy of the checkout, with what a shell does to SIGINT in the foreground or in the background."""
+    for name in ("scripts", "examples"):
+        shutil.copytree(ROOT / name, folder / name)
+    temporary = folder / "temporary files"
+    temporary.mkdir()
+    return subprocess.Popen(
+        [sys.executable, folder / "scripts" / "demo.py", "--epochs", "2"],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(temporary)},
+        cwd="/",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, interrupts),
+    )
+
+
+def below(folder: Path) -> list[str]:
+    """Processes with their temporary files in this folder: a job's launcher, its ranks, and whatever they started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"TMPDIR={folder}".encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue
+    return found
+
+
+def nothing_left(folder: Path) -> None:
+    deadline = time.monotonic() + 20
+    while (left := below(folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)  # processes without a parent of ours end: there is nothing to wait for
+    assert left == []
+    assert list((folder / "temporary files").iterdir()) == []
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_demo_runs_in_a_path_with_a_space_and_in_the_background(tmp_path: Path) -> None:
+    folder = tmp_path / "with a space"
+    with start(folder, signal.SIG_IGN) as process:
+        said = process.communicate(timeout=280)[0]
+    rows = re.findall(r"^  (one process|Farandole|DDP over Gloo) +(\d) +([\d.]+)% +\d+ +[\d.]+ +(\d+)%$", said, re.M)
+    assert [row[:2] for row in rows] == [("one process", "1"), ("Farandole", "2"), ("DDP over Gloo", "2")], said
+    assert all(float(row[2]) > 50 for row in rows) and rows[0][3] == "100", said
+    assert process.returncode == (0 if min(float(row[2]) for row in rows) > 90 else 1)
+    assert "medians of 3 rounds" in said
+    nothing_left(folder)
+
+
+@pytest.mark.ranks
+def test_an_interrupt_ends_every_process_of_the_demo(tmp_path: Path) -> None:
+    folder = tmp_path / "with a space"
+    with start(folder, signal.SIG_DFL) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "DDP over Gloo" in line:  # the others are there already
+                break
+        assert len(below(folder)) > 3
+        process.send_signal(signal.SIGINT)
+        assert "demo: interrupted" in process.communicate(timeout=100)[0]
+    assert process.returncode == 130
+    nothing_left(folder)
