@@ -9,16 +9,25 @@ BENCH ?=
 N ?= 1
 SEED ?=
 
-.PHONY: help demo test bench chaos lint sanitize wheel clean
+# Release: PUBLISH=1 uploads what was built and checked.
+PUBLISH ?=
+CHECKED := build torch test lint
+TESTED := $(CHECKED) demo tensorflow jax spark wheel bench
+
+.PHONY: help demo check test nightly bench chaos lint sanitize coverage wheel release clean
 
 help:
 	@echo "make demo      train on handwritten digits with 1 and with 2 processes, beside DDP"
-	@echo "make test      build everything and run every test"
+	@echo "make check     style, types, rules, C++ tests, unit tests, ranks as threads: before every commit"
+	@echo "make test      make check, and every other test"
+	@echo "make nightly   thread sanitizer, oldest frameworks, an hour of fuzzing, make chaos"
 	@echo "make bench     everything beside Gloo, MPI and memcpy, with the targets; BENCH=--quick: a minute"
 	@echo "make chaos     kill ranks everywhere, N=10 times each; random faults in elastic jobs, SEED=... replays"
-	@echo "make lint      style, types, and the rules of the house"
+	@echo "make lint      style, types, and the rules of the house: a part of make check"
 	@echo "make sanitize  C++ tests under address, undefined behaviour and thread sanitizers"
+	@echo "make coverage  how much of Python and of C++ the tests run"
 	@echo "make wheel     wheels for x86_64 and aarch64, and one tried in a bare environment"
+	@echo "make release   sdist, wheels, notes, bill of materials, all checked; PUBLISH=1 uploads them"
 	@echo "make clean     remove what was built (the virtual environment stays)"
 
 demo:
@@ -27,10 +36,22 @@ demo:
 	@$(VENV_PYTHON) scripts/build.py library
 	@$(VENV_PYTHON) scripts/demo.py
 
+check:
+	@$(PYTHON) scripts/build.py check
+	@$(PYTHON) scripts/environment.py $(CHECKED)
+	@$(VENV_PYTHON) scripts/check.py
+
 test:
 	@$(PYTHON) scripts/build.py check
-	@$(PYTHON) scripts/environment.py build demo torch tensorflow jax spark test wheel bench older mxnet
+	@$(PYTHON) scripts/environment.py $(TESTED) other-torch mxnet
 	@$(VENV_PYTHON) scripts/test.py
+
+nightly:
+	@$(PYTHON) scripts/build.py check
+	@$(PYTHON) scripts/environment.py $(TESTED) oldest
+	@$(VENV_PYTHON) scripts/build.py tests
+	@$(VENV_PYTHON) scripts/nightly.py
+	@$(MAKE) chaos N=$(N)
 
 bench:
 	@$(PYTHON) scripts/build.py check
@@ -49,7 +70,7 @@ chaos:
 		--nested $$((20 * $(N))) --saves $$((1000 * $(N))) --partitions $$((30 * $(N))) --soak $$((40 * $(N))) $(if $(SEED),--seed $(SEED)) --json build/chaos/elastic.json
 
 lint:
-	@$(PYTHON) scripts/environment.py build lint
+	@$(PYTHON) scripts/environment.py $(CHECKED)
 	@$(VENV_PYTHON) scripts/lint.py
 
 sanitize:
@@ -57,9 +78,18 @@ sanitize:
 	@$(PYTHON) scripts/environment.py build
 	@$(VENV_PYTHON) scripts/sanitize.py
 
+coverage:
+	@$(PYTHON) scripts/build.py check
+	@$(PYTHON) scripts/environment.py $(TESTED)
+	@$(VENV_PYTHON) scripts/covered.py
+
 wheel:
 	@$(PYTHON) scripts/environment.py build wheel
 	@$(VENV_PYTHON) scripts/wheel.py
+
+release:
+	@$(PYTHON) scripts/environment.py build wheel release
+	@$(VENV_PYTHON) scripts/release.py $(if $(PUBLISH),--publish)
 
 clean:
 	rm -rf build dist src/farandole/_native .pytest_cache .mypy_cache .ruff_cache .hypothesis

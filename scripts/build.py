@@ -39,16 +39,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def build(folder: str, defines: list[str], targets: list[str]) -> None:
-    """Configures once, then lets Ninja find what changed."""
+def build(folder: str, defines: list[str], targets: list[str], chosen: str | None = None) -> None:
+    """Configures once for these defines, then lets Ninja find what changed; `chosen`: a compiler, else any will do."""
     where = ROOT / "build" / folder
     cmake, ninja = VENV / "bin" / "cmake", VENV / "bin" / "ninja"
     began = time.monotonic()
-    if not (where / "build.ninja").exists():
+    configure = [cmake, "-S", ROOT, "-B", where, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *defines]
+    wanted, configured = "\n".join(map(str, configure)), where / "configured"
+    if not configured.exists() or configured.read_text() != wanted:
         shutil.rmtree(where, ignore_errors=True)
-        configure = [cmake, "-S", ROOT, "-B", where, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-        configure += [f"-DCMAKE_CXX_COMPILER={compiler()}", *defines]
-        run([str(part) for part in configure], where / "configure.log")
+        run([*map(str, configure), f"-DCMAKE_CXX_COMPILER={chosen or compiler()}"], where / "configure.log")
+        configured.write_text(wanted)
     command = [str(cmake), "--build", str(where), "-j", str(cores())]
     for target in targets:
         command += ["--target", target]
@@ -69,18 +70,19 @@ def run(command: list[str], log: Path) -> None:
 def main() -> None:
     """check: is there a compiler? library: the product. tests: everything. sanitize NAME: the tests, instrumented."""
     what = sys.argv[1]
+    here = ["-DFARANDOLE_TESTS=ON", "-DFARANDOLE_WERROR=ON"]
     if what == "check":
         compiler()
     elif what == "library":
-        print("build: compiling the core (one to two minutes on 2 cores the first time)", flush=True)
-        build("checkout", ["-DFARANDOLE_TESTS=ON"], ["farandole"])
+        print("build: compiling the core (about a minute on 2 cores the first time)", flush=True)
+        build("checkout", here, ["farandole"])
     elif what == "tests":
         print("build: compiling the core and its tests (a few minutes the first time)", flush=True)
-        build("checkout", ["-DFARANDOLE_TESTS=ON"], [])
+        build("checkout", here, [])
     elif what == "sanitize":
         name = sys.argv[2]
         print(f"build: compiling the C++ tests with -fsanitize={name} (a few minutes the first time)", flush=True)
-        build(f"sanitize-{name.split(',')[0]}", ["-DFARANDOLE_TESTS=ON", f"-DFARANDOLE_SANITIZE={name}"], [])
+        build(f"sanitize-{name.split(',')[0]}", [*here, f"-DFARANDOLE_SANITIZE={name}"], [])
     else:
         stop(f"build: no such thing: {what}")
 

@@ -1,6 +1,6 @@
-"""Creates .venv at the root of the repository and fills it with the requirement lists that a make target names.
-Touches .venv, environments for tests in build/ and, as root on Debian, packages that tests need; uses the standard
-library alone."""
+"""Creates .venv at the root of the repository, fills it with the requirement lists that a make target names, and
+installs the package into it, editable. Touches .venv, environments for tests in build/ and, as root on Debian, packages
+that tests need; uses the standard library alone."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LISTS = ROOT / "scripts" / "requirements"
-OLDER = ROOT / "build" / "older-torch"  # the oldest torch that the tests run on, in an environment of its own
-MXNET = ROOT / "build" / "mxnet"  # MXNet and the NumPy that it needs, likewise
+# Environments of their own, by the list that fills them: the supported torch that .venv does not have, the oldest
+# release of each framework, and MXNet with the NumPy that it needs.
+APART = {name: ROOT / "build" / name for name in ("other-torch", "oldest", "mxnet")}
+PIP = "pip>=25.1"  # older ones take minutes to choose versions
 
 # Programs that some tests run and that a bare Debian lacks, with their packages. Tests that miss one say so and are
 # skipped.
@@ -35,6 +37,7 @@ PROGRAMS = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
     "munged": "munge",
+    "clang++-16": "clang-16 libclang-rt-16-dev",
 }
 
 # What MXNet's library for Arm asks for and does not bring, what stands in for it, and the package that has that.
@@ -46,17 +49,19 @@ STAND_INS = {
 
 # What a list costs the first time: megabytes to download and seconds on an ordinary line. For the reader, not for pip.
 COST = {
-    "build": (50, 15),
-    "demo": (50, 20),
-    "test": (250, 90),
-    "torch": (150, 60),
-    "tensorflow": (330, 60),
-    "jax": (110, 30),
-    "spark": (460, 120),
+    "build": (50, 10),
+    "demo": (50, 10),
+    "test": (250, 40),
+    "torch": (200, 20),
+    "tensorflow": (330, 30),
+    "jax": (110, 15),
+    "spark": (460, 40),
     "lint": (30, 10),
-    "wheel": (100, 30),
+    "wheel": (100, 15),
+    "release": (30, 10),
     "bench": (25, 10),
-    "older": (130, 60),
+    "other-torch": (5000 if platform.machine() == "x86_64" else 250, 150 if platform.machine() == "x86_64" else 40),
+    "oldest": (900, 120),
     "mxnet": (100, 40),
 }
 
@@ -105,27 +110,37 @@ def create(place: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)
         last = ((made.stderr or made.stdout).strip().splitlines() or ["no output"])[-1]
         stop(f"setup: python -m venv failed: {last}")
+    pip(place, ["--upgrade", PIP], "could not renew itself")
 
 
-def link_source() -> None:
-    """Lets the environment's Python import the package from src/, as an editable install would."""
-    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    place = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    path = Path(place, "farandole-checkout.pth")
-    if not path.exists() or path.read_text() != f"{ROOT / 'src'}\n":
-        path.write_text(f"{ROOT / 'src'}\n")
-    for name, function in {"farandole": "main", "horovodrun": "horovodrun"}.items():
-        command = VENV / "bin" / name
-        start = f"import sys; from farandole.launch.cli import {function}; sys.exit({function}())"
-        text = f'#!/bin/sh\nexec "{PYTHON}" -c "{start}" "$@"\n'
-        if not command.exists() or command.read_text() != text:
-            command.write_text(text)
-            command.chmod(0o755)
+def install_package(place: Path) -> None:
+    """Installs the checkout, editable and without compiling: commands and entry points are what users have."""
+    made_of = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + (ROOT / "VERSION").read_bytes()).hexdigest()[:16]
+    done = place / f".installed-package-{made_of}"
+    if done.exists() and done.read_text() == str(ROOT):
+        return
+    options = ["--no-build-isolation", "--no-deps", "-C", "wheel.cmake=false", "-C", "editable.mode=inplace"]
+    pip(place, [*options, "--editable", str(ROOT)], "could not install the checkout itself")
+    for old in place.glob(".installed-package-*"):
+        old.unlink()
+    done.write_text(str(ROOT))
 
 
 def stamp(place: Path, name: str) -> Path:
     """The file that says: this very list is installed. Another list has another hash."""
     return place / f".installed-{name}-{hashlib.sha256((LISTS / f'{name}.txt').read_bytes()).hexdigest()[:16]}"
+
+
+def pip(place: Path, words: list[str], trouble: str) -> None:
+    """`pip install` in this environment; ends the script when it fails. Root is fine: the environment is private."""
+    command = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *words]
+    environment = {**os.environ, "PIP_ROOT_USER_ACTION": "ignore"}
+    result = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+    said = [line for line in result.stderr.splitlines() if "neither a file nor a directory" not in line]
+    if said:
+        print("\n".join(said), file=sys.stderr, flush=True)
+    if result.returncode != 0:
+        stop(f"setup: pip {trouble} (see above); check the network and run make again")
 
 
 def fill(place: Path, names: list[str]) -> None:
@@ -140,20 +155,10 @@ def fill(place: Path, names: list[str]) -> None:
         flush=True,
     )
     began = time.monotonic()
-    command: list[str] = [
-        str(place / "bin" / "python"),
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-    ]
+    words = ["--no-compile"]  # of ten files one is ever imported
     for name in missing:
-        command += ["-r", str(LISTS / f"{name}.txt")]
-    # Root in a container is fine: this is a private environment.
-    result = subprocess.run(command, env={**os.environ, "PIP_ROOT_USER_ACTION": "ignore"})
-    if result.returncode != 0:
-        stop(f"setup: pip could not install {', '.join(missing)} (see above); check the network and run make again")
+        words += ["-r", str(LISTS / f"{name}.txt")]
+    pip(place, words, f"could not install {', '.join(missing)}")
     for name in missing:
         for old in place.glob(f".installed-{name}-*"):
             old.unlink()
@@ -164,9 +169,12 @@ def fill(place: Path, names: list[str]) -> None:
 def install_programs() -> None:
     """Installs what PROGRAMS names and is missing, where that can be done without asking; says what tests will miss."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    missing = sorted({package for name, package in PROGRAMS.items() if shutil.which(name, path=path) is None})
+    absent = [packages for name, packages in PROGRAMS.items() if shutil.which(name, path=path) is None]
+    missing = sorted({package for packages in absent for package in packages.split()})
     if missing:
-        install_packages(missing, "for tests with hosts and launchers: up to 50 MB to download, about 60 s")
+        install_packages(
+            missing, "for tests with hosts and launchers, and for fuzzing: up to 130 MB to download, about 60 s"
+        )
 
 
 def install_packages(missing: list[str], purpose: str) -> None:
@@ -191,14 +199,15 @@ def prepare_mxnet() -> None:
     if sys.version_info >= (3, 12):
         print("setup: MXNet runs on Python 3.11 and older: its tests are skipped", flush=True)
         return
-    create(MXNET)
-    fill(MXNET, ["mxnet"])
+    place = APART["mxnet"]
+    create(place)
+    fill(place, ["mxnet"])
     if platform.machine() != "aarch64":
         return
     missing = sorted({package for name, package in STAND_INS.values() if system_library(name) is None})
     if missing:
         install_packages(missing, "for MXNet on Arm: 5 MB to download, about 10 s")
-    [beside] = MXNET.glob("lib/python*/site-packages/mxnet/libmxnet.so")
+    [beside] = place.glob("lib/python*/site-packages/mxnet/libmxnet.so")
     for wanted, (name, _) in STAND_INS.items():
         found = system_library(name)
         link = beside.with_name(wanted)  # where its loader looks first
@@ -243,17 +252,20 @@ def main() -> None:
     (ROOT / "build").mkdir(exist_ok=True)
     with open(ROOT / "build" / "setup.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once: the second waits
-        lists = [name for name in sys.argv[1:] if name not in ("older", "mxnet")]
-        create(VENV)
-        fill(VENV, lists)
-        if "older" in sys.argv[1:] and platform.machine() == "aarch64":  # elsewhere it would bring gigabytes of CUDA
-            create(OLDER)
-            fill(OLDER, ["older"])
+        lists = [name for name in sys.argv[1:] if name not in APART]
+        if lists:
+            create(VENV)
+            fill(VENV, lists)
+            install_package(VENV)
+        for name in ("other-torch", "oldest"):
+            if name in sys.argv[1:]:
+                create(APART[name])
+                fill(APART[name], [name])
+                install_package(APART[name])
         if "mxnet" in sys.argv[1:]:
             prepare_mxnet()
         if "test" in sys.argv[1:]:
             install_programs()
-        link_source()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`make sanitize`: the C++ tests and the fuzz corpus under the address, undefined-behaviour and thread sanitizers.
+"""`sanitize.py NAME...`: the C++ tests and the fuzz corpus under the sanitizers `address,undefined` and `thread`.
 Starts CMake and ctest; each sanitizer has a build folder of its own."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from pathlib import Path
 from stages import ROOT, Stage, run
 
 PYTHON = Path(sys.executable)
+SANITIZERS = ("address,undefined", "thread")
 SETTINGS = {
     "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:strict_string_checks=1",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
@@ -16,18 +17,28 @@ SETTINGS = {
 }
 
 
-def stages() -> list[Stage]:
-    """Build and run, for each sanitizer."""
-    found = []
-    for name in ("address,undefined", "thread"):
-        folder = ROOT / "build" / f"sanitize-{name.split(',')[0]}"
-        ctest: list[str | Path] = [PYTHON.with_name("ctest"), "--test-dir", folder]
-        ctest += ["--output-on-failure", "--progress", "--timeout", "600"]
-        found.append(Stage(f"build with {name}", [PYTHON, ROOT / "scripts" / "build.py", "sanitize", name]))
-        found.append(Stage(f"C++ tests with {name}", ctest, environment=SETTINGS))
-    return found
+def stages(name: str, beside: bool = False) -> list[Stage]:
+    """Build and run with one sanitizer."""
+    folder = ROOT / "build" / f"sanitize-{name.split(',')[0]}"
+    ctest: list[str | Path] = [PYTHON.with_name("ctest"), "--test-dir", folder]
+    ctest += ["--output-on-failure", "--progress", "--timeout", "600"]
+    build: list[str | Path] = [PYTHON, ROOT / "scripts" / "build.py", "sanitize", name]
+    return [
+        Stage(f"build with {name}", build, beside=beside),
+        Stage(f"C++ tests with {name}", ctest, environment=SETTINGS, beside=beside),
+    ]
+
+
+def main() -> int:
+    """All sanitizers, or those that are named."""
+    names = sys.argv[1:] or SANITIZERS
+    if unknown := [name for name in names if name not in SANITIZERS]:
+        print(
+            f"sanitize: no such sanitizer: {', '.join(unknown)} (there are {' and '.join(SANITIZERS)})", file=sys.stderr
+        )
+        return 2
+    return run([stage for name in names for stage in stages(name)])
 
 
 if __name__ == "__main__":
-    print("make sanitize: about 10 minutes on 2 cores the first time", flush=True)
-    sys.exit(run(stages()))
+    sys.exit(main())

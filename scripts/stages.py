@@ -1,13 +1,15 @@
-"""Runs named stages one after the other, some beside the others, all of them even if one fails, and ends with a table
-and an exit code. Starts commands; knows nothing of what they do."""
+"""Runs named stages: most one after the other, some beside them in a lane of their own, all of them even if one fails;
+ends with a table and an exit code. Starts commands; knows nothing of what they do."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Stage:
-    """A title, the command, and whether the stages after it make no sense when it fails. One that runs `beside` the
-    next ones takes what they leave of the processors, up to the stage that needs it (`after`)."""
+    """A title, the command, and whether the stages after it make no sense when it fails. Those `beside` take what the
+    others leave of the processors, one at a time; a stage `after` waits for all of them that came before it."""
 
     title: str
     command: Sequence[str | Path]
@@ -29,57 +31,116 @@ class Stage:
     after: bool = False
 
 
+@dataclass(frozen=True)
+class Result:
+    """How a stage ended."""
+
+    title: str
+    code: int
+    seconds: float
+
+    @property
+    def verdict(self) -> str:
+        return "ok" if self.code == 0 else f"FAILED ({self.code})"
+
+
 class Beside:
-    """A stage that runs while others do; what it says is shown when it is waited for and has failed."""
+    """The lane of stages that run while others do; what one says is shown when it has failed."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self) -> None:
+        self.results: list[Result] = []
+        self._waiting: list[Stage] = []
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._running: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def add(self, stage: Stage) -> None:
+        """Its turn comes after those that were added before."""
+        with self._lock:
+            self._waiting.append(stage)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work)
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Until all of them are done."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def stop(self) -> None:
+        """Ends what runs, with all that it has started."""
+        with self._lock:
+            self._stopped, self._waiting = True, []
+            if self._running is not None:
+                os.killpg(self._running.pid, signal.SIGKILL)
+        self.wait()
+
+    def _work(self) -> None:
         idle = ["chrt", "--idle", "0"] if shutil.which("chrt") else ["nice"]
-        self.stage, self._began = stage, time.monotonic()
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the object)
-        command = [*idle, *(str(part) for part in stage.command)]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=self._said, stderr=subprocess.STDOUT)
-
-    def result(self) -> tuple[str, str, float]:
-        code = self.process.wait()
-        if code != 0:
-            self._said.seek(0)
-            print(self._said.read().decode(errors="replace"), flush=True)
-        return self.stage.title, "ok" if code == 0 else f"FAILED ({code})", time.monotonic() - self._began
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                stage = self._waiting.pop(0)
+                began = time.monotonic()
+                said = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
+                self._running = subprocess.Popen(
+                    [*idle, *(str(part) for part in stage.command)],
+                    cwd=ROOT,
+                    env={**os.environ, **(stage.environment or {})},
+                    stdout=said,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            code = self._running.wait()
+            with self._lock:
+                self._running = None
+                if code != 0 and not self._stopped:
+                    said.seek(0)
+                    print(f"\n{stage.title}:\n{said.read().decode(errors='replace')}", flush=True)
+                self.results.append(Result(stage.title, code, time.monotonic() - began))
+            said.close()
 
 
 def run(stages: Sequence[Stage]) -> int:
     """0 when every stage ended well."""
-    results: list[tuple[str, str, float]] = []
-    beside: list[Beside] = []
+    results: list[Result] = []
+    beside = Beside()
+    began_all = time.monotonic()
     try:
         for number, stage in enumerate(stages, 1):
-            print(f"\n[{number}/{len(stages)}] {stage.title}", flush=True)
+            print(f"\n[{number}/{len(stages)}] {stage.title}{' (beside the next ones)' * stage.beside}", flush=True)
             if stage.beside:
-                beside.append(Beside(stage))
+                beside.add(stage)
                 continue
             if stage.after:
-                results += [one.result() for one in beside]
-                beside = []
+                beside.wait()
             began = time.monotonic()
             environment = {**os.environ, **(stage.environment or {})}
             code = subprocess.run([str(part) for part in stage.command], cwd=ROOT, env=environment).returncode
-            results.append((stage.title, "ok" if code == 0 else f"FAILED ({code})", time.monotonic() - began))
+            results.append(Result(stage.title, code, time.monotonic() - began))
             if code != 0 and stage.needed:
                 break
+        else:
+            beside.wait()
     finally:
-        for one in beside:
-            one.process.kill()
-            one.process.wait()
+        beside.stop()
+    return report(stages, results + beside.results, time.monotonic() - began_all)
+
+
+def report(stages: Sequence[Stage], results: Sequence[Result], seconds: float) -> int:
+    """Prints the table; the exit code."""
     print("\nsummary")
     width = max(len(stage.title) for stage in stages)
-    for title, verdict, seconds in results:
-        print(f"  {title:<{width}}  {seconds:6.0f} s  {verdict}")
-    done = {title for title, _, _ in results}
+    found = {result.title: result for result in results}
     for stage in stages:
-        if stage.title in done:
-            continue
-        print(f"  {stage.title:<{width}}         -  not run")
-    good = len(results) == len(stages) and all(verdict == "ok" for _, verdict, _ in results)
+        result = found.get(stage.title)
+        what = f"{result.seconds:6.0f} s  {result.verdict}" if result else "     -    not run"
+        print(f"  {stage.title:<{width}}  {what}")
+    print(f"  {'together':<{width}}  {seconds:6.0f} s")
+    good = len(found) == len(stages) and all(result.code == 0 for result in results)
     print("all is well" if good else "something failed: see above", flush=True)
     return 0 if good else 1
 

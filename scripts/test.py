@@ -1,40 +1,61 @@
-"""`make test`: builds everything and runs every test, in the order in which a failure explains the next ones.
+"""`make test`: `make check` and every other test, in the order in which a failure explains the next ones.
 Starts the stages below; the tests themselves are in tests/."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
+import check
+import sanitize
+from check import PYTEST, PYTHON, QUICK, QUIET
+from environment import APART
 from stages import ROOT, Stage, run
 
-PYTHON = Path(sys.executable)
-BUILD = ROOT / "build" / "checkout"
-PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--durations=10"]
-# One thread of arithmetic per process: the tests start more processes than there are cores.
-QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+SCRIPTS = ROOT / "scripts"
+FUZZ_SECONDS = 60
 # Folders of tests that start ranks. Where time or faults matter, they share the machine with nobody.
 ALONE = ("bed", "ranks", "clusters", "security", "chaos")
 
 
+# What is run again on another release of torch: torch.distributed, the optimizer, Lightning and Accelerate.
+ON_OTHER_TORCH = {
+    "test_torch_distributed.py": "not 3 ranks",
+    "test_torch_optimizer.py": "2-native",
+    "test_lightning.py": "test_as_with_ddp",
+    "test_torch_parallelism.py": "accelerate_digits",
+}
+
+
+def again(place: str) -> list[Stage]:
+    """The tests of torch in another environment, a stage for each file."""
+    pytest: list[str | Path] = [APART[place] / "bin" / "python", *PYTEST[1:]]
+    return [
+        Stage(f"{place}: {file}", [*pytest, "-k", chosen, f"tests/frameworks/{file}"], environment=QUIET)
+        for file, chosen in ON_OTHER_TORCH.items()
+    ]
+
+
+def beside() -> list[Stage]:
+    """What needs no company of its own: it takes the processors that the tests leave idle."""
+    found = sanitize.stages("address,undefined", beside=True)
+    found.append(Stage("fuzzing of the wire", [PYTHON, SCRIPTS / "fuzz.py", str(FUZZ_SECONDS)], beside=True))
+    found.append(Stage("compile the wheels", [PYTHON, SCRIPTS / "wheel.py", "compile"], beside=True))
+    return found
+
+
 def stages() -> list[Stage]:
     """All stages."""
-    cores = str(min(4, max(2, len(os.sched_getaffinity(0)))))
-    ctest: list[str | Path] = [PYTHON.with_name("ctest"), "--test-dir", BUILD]
-    ctest += ["--output-on-failure", "--progress", "-j", "2"]
-    found = [
-        Stage("rules of the house", [PYTHON, ROOT / "scripts" / "house.py"]),
-        Stage("build the core and its tests", [PYTHON, ROOT / "scripts/build.py", "tests"], True),
-        Stage("compile the wheels, beside the tests", [PYTHON, ROOT / "scripts" / "wheel.py", "compile"], beside=True),
-        Stage("C++ tests and the fuzz corpus", ctest),
-        Stage("Python: unit", [*PYTEST, "-n", cores, "tests/unit"], environment=QUIET),
-    ]
+    rest = f"not ({QUICK})"
+    unit: list[str | Path] = [*PYTEST, "-n", str(check.cores()), "-m", rest, "tests/unit"]
+    found = [*check.stages(), *beside(), Stage("Python: unit, with processes", unit, environment=QUIET)]
     for folder in ALONE:
-        found.append(Stage(f"Python: {folder}", [*PYTEST, f"tests/{folder}"], environment=QUIET))
+        chosen = ["-m", rest] if folder == "ranks" else []
+        found.append(Stage(f"Python: {folder}", [*PYTEST, *chosen, f"tests/{folder}"], environment=QUIET))
     two: list[str | Path] = [*PYTEST, "-n", "2", "--dist", "loadgroup", "tests/frameworks"]
     found.append(Stage("Python: frameworks, two files at a time", two, environment=QUIET))
-    found.append(Stage("wheels for x86_64 and aarch64", [PYTHON, ROOT / "scripts" / "wheel.py"], after=True))
+    found += again("other-torch")
+    found.append(Stage("wheels for x86_64 and aarch64", [PYTHON, SCRIPTS / "wheel.py"], after=True))
     return found
 
 

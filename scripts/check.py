@@ -1,0 +1,41 @@
+"""`make check`: what a change has to pass before it is shown to anybody: style, types, rules, C++ tests, unit tests,
+ranks as threads. Starts the stages below; changes no file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import lint
+from stages import ROOT, Stage, run
+
+PYTHON = Path(sys.executable)
+PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--durations=10"]
+# One thread of arithmetic per process: the tests start more processes than there are cores.
+QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# What starts processes, takes long or needs the frameworks is for `make test`.
+QUICK = "not ranks and not slow and not chaos and not wheel"
+
+
+def cores() -> int:
+    """How many tests at once."""
+    return min(4, max(2, len(os.sched_getaffinity(0))))
+
+
+def stages() -> list[Stage]:
+    """All of them; the types are checked beside the rest."""
+    build: list[str | Path] = [PYTHON, ROOT / "scripts" / "build.py", "tests"]
+    ctest: list[str | Path] = [PYTHON.with_name("ctest"), "--test-dir", ROOT / "build" / "checkout"]
+    ctest += ["--output-on-failure", "--progress", "-j", "2"]
+    quick: list[str | Path] = [*PYTEST, "-n", str(cores()), "-m", QUICK, "tests/unit", "tests/ranks"]
+    return [
+        *lint.stages(),
+        Stage("build the core and its tests, warnings are errors", build, needed=True),
+        Stage("C++ tests and the fuzz corpus", ctest),
+        Stage("Python: unit, and ranks as threads", quick, environment=QUIET),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(run(stages()))
