@@ -17,8 +17,6 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
@@ -128,6 +126,9 @@ def digests(paths: list[Path]) -> dict[str, str]:
 
 def describe(version: str, text: str, paths: list[Path]) -> None:
     """Notes, bill of materials and checksums."""
+    from cyclonedx.schema import SchemaVersion  # here: a tree is refused without them too
+    from cyclonedx.validation.json import JsonStrictValidator
+
     (DIST / f"farandole-{version}.notes.md").write_text(text)
     when = datetime.datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), datetime.timezone.utc).isoformat()
     bill = json.dumps(notes.bill(version, when, requirements(paths[-1]), llvm_release(), digests(paths)), indent=2)
