@@ -9,6 +9,8 @@ BENCH ?=
 N ?= 1
 SEED ?=
 
+# Coverage: FOLDERS="unit ranks" for those alone.
+FOLDERS ?=
 # Release: PUBLISH=1 uploads what was built and checked.
 PUBLISH ?=
 CHECKED := build torch test lint
@@ -80,8 +82,8 @@ sanitize:
 
 coverage:
 	@$(PYTHON) scripts/build.py check
-	@$(PYTHON) scripts/environment.py $(TESTED)
-	@$(VENV_PYTHON) scripts/covered.py
+	@$(PYTHON) scripts/environment.py $(TESTED) coverage
+	@$(VENV_PYTHON) scripts/covered.py $(FOLDERS)
 
 wheel:
 	@$(PYTHON) scripts/environment.py build wheel

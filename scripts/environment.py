@@ -59,6 +59,7 @@ COST = {
     "lint": (30, 10),
     "wheel": (100, 15),
     "release": (30, 10),
+    "coverage": (10, 5),
     "bench": (25, 10),
     "other-torch": (5000 if platform.machine() == "x86_64" else 250, 150 if platform.machine() == "x86_64" else 40),
     "oldest": (900, 120),

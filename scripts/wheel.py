@@ -31,15 +31,15 @@ TAG = "manylinux_2_28"
 # the frameworks that have a binding.
 STAND_IN = "0.28.1+farandole"
 EXTRAS = {
-    "all-frameworks": ["torch>=2.1"],
+    "all-frameworks": ["torch>=2.9.1"],
     "tensorflow": [],
     "tensorflow-cpu": [],
     "tensorflow-gpu": [],
     "keras": [],
-    "pytorch": ["torch>=2.1"],
+    "pytorch": ["torch>=2.9.1"],
     "mxnet": ["mxnet==1.9.1", "numpy<1.24"],
     "spark": [],
-    "pytorch-spark": ["torch>=2.1"],
+    "pytorch-spark": ["torch>=2.9.1"],
     "ray": [],
     "dev": [],
     "test": [],
