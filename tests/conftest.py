@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -22,9 +23,22 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE / "ranks")]  # the checkout, 
 
 SETTLE_S = 2.0  # what ends by itself within this time after the test is not a leak
 OWN_VARIABLES = ("PYTEST_CURRENT_TEST",)
+# What tells a process its place in a job, how to be set, and where others meet: of the shell that started the tests.
+FOREIGN = re.compile(
+    "(FARANDOLE|HOROVOD|OMPI|PMI|PMIX|MV2|HYDRA|PALS|JSM|FLUX|SLURM|SRUN|TORCHELASTIC|RAY|SPARK)_.*"
+    "|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|JOB_COMPLETION_INDEX|LSB_JOBID|XDG_RUNTIME_DIR"
+)
+KEPT = ("FARANDOLE_LIBRARY",)  # tests can be run with another library
 # pytest-timeout's watchdog, xdist's channel, Python's own helpers.
 OWN_THREADS = ("MainThread", "pytest_timeout", "execnet", "asyncio", "QueueFeederThread", "Thread-pytest")
 OWN_FILES = (".hypothesis", "/dev/urandom", ".pytest_cache", "/proc/", ".pyc", ".coverage")
+
+# Where SIGINT is ignored, as a shell leaves it to what it starts in the background, every process that a test starts
+# would inherit that and be deaf to Ctrl-C. SIGHUP stays as it is: a run under nohup survives its terminal.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+for name in [name for name in os.environ if FOREIGN.fullmatch(name) and name not in KEPT]:
+    del os.environ[name]
 
 
 @dataclass
@@ -125,17 +139,17 @@ def descriptors() -> set[str]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def private_temporary_directory() -> Iterator[None]:
-    """Everything temporary of this run lies in one place, so that what is left behind is ours."""
-    before = os.environ.get("TMPDIR")
+def private_directories() -> Iterator[None]:
+    """This run has directories of its own: what is left there is ours, and what others have elsewhere is not seen."""
+    before = dict(os.environ)
     place = tempfile.mkdtemp(prefix="farandole-tests-")
     os.environ["TMPDIR"] = tempfile.tempdir = place
+    os.environ["XDG_STATE_HOME"] = f"{place}/state"
+    os.environ["XDG_CACHE_HOME"] = str(HERE.parent / "build" / "cache")  # kept: bindings compile once per framework
     yield
     tempfile.tempdir = None
-    if before is None:
-        del os.environ["TMPDIR"]
-    else:
-        os.environ["TMPDIR"] = before
+    os.environ.clear()
+    os.environ.update(before)
     shutil.rmtree(place, ignore_errors=True)
 
 

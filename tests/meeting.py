@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,4 +182,21 @@ def marked(mark: str) -> dict[int, str]:
             name, _, rest = Path(f"/proc/{entry}/stat").read_text().partition("(")[2].rpartition(")")
             if rest.split()[0] != "Z":
                 found[int(entry)] = name
+    return found
+
+
+def listening(pids: Iterable[int]) -> list[str]:
+    """The TCP addresses (IPv4) on which these processes listen, as mesh.py writes them."""
+    inodes = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(link))
+    found = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
+            address, port = words[1].split(":")
+            octets = bytes.fromhex(address)[:: -1 if sys.byteorder == "little" else 1]
+            found.append(f"tcp:{'.'.join(map(str, octets))}:{int(port, 16)}")
     return found

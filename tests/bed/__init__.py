@@ -118,6 +118,20 @@ class Host:
                     found[int(entry)] = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         return found
 
+    def own_files(self) -> list[Path]:
+        """All that lies in this host's own /tmp, /run, /dev/shm and home, as paths for this process to open; without
+        the machine's directories that are shown there (the checkout may lie in /tmp)."""
+        top = Path(f"/proc/{self.pid}/root")
+        shown = [Path(path) for path in (*self._visible(), "/run/host", HOME)]
+        given = {top / path.relative_to("/") for target in shown for path in (target, *target.parents)}
+        found: list[Path] = []
+        for place in ("tmp", "run", "dev/shm", HOME.lstrip("/")):
+            device = (top / place).stat().st_dev
+            for folder, folders, files in os.walk(top / place):
+                folders[:] = [name for name in folders if _device(Path(folder, name)) == device]
+                found += [Path(folder, name) for name in (*folders, *files)]
+        return [path for path in found if path not in given]
+
     def outside(self, pid: int) -> int:
         """The number outside of a process that calls itself `pid`."""
         for number in self.processes():
@@ -199,12 +213,16 @@ class Host:
         home = bed.files / "home" if bed.shared_home else self.files / "home"
         binds = [(self.files, "/run/host"), (home, HOME), (bed.files / "hosts", "/etc/hosts")]
         binds.append((bed.files / "passwd", "/etc/passwd"))
-        visible = sorted({ROOT, Path(sys.prefix), Path(sys.base_prefix), *bed.visible})
         return {
             "name": self.name,
-            "visible": [str(path.resolve()) for path in visible],
+            "visible": self._visible(),
             "binds": [(str(source), target) for source, target in binds],
         }
+
+    def _visible(self) -> list[str]:
+        """By the names that are used and by those that links in them stand for."""
+        paths = [ROOT, Path(sys.prefix), Path(sys.base_prefix), *self._bed.visible]
+        return sorted({str(name) for path in paths for name in (path, path.resolve())})
 
     def _port(self, network: int) -> str:
         return f"p{network}-{self._index}"
@@ -299,7 +317,9 @@ class Bed:
         assert done.returncode == 0, (done.stderr, lines)
 
     def _make(self) -> None:
-        self.files.mkdir(parents=True, mode=0o700)
+        while not self.files.exists():
+            with contextlib.suppress(FileNotFoundError):  # another run has removed its last bed, and PLACE with it
+                self.files.mkdir(parents=True, mode=0o700)
         self._write_files()
         self._holder, self.switch = self.hold(None)
         for number, network in enumerate(self.networks):
@@ -375,6 +395,13 @@ class Bed:
 
 def _keygen(path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)], check=True)
+
+
+def _device(path: Path) -> int | None:
+    """The file system that a path lies on; None when it is gone."""
+    with contextlib.suppress(OSError):
+        return path.lstat().st_dev
+    return None
 
 
 def _lives(pid: str) -> bool:

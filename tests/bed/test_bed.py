@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -21,10 +22,12 @@ def test_hosts_have_names_files_and_processes_of_their_own_and_reach_each_other_
     with bed.hosts(3, ssh=True) as (one, two, three):
         names = [one.run(["ssh", other.name, "hostname"]).stdout.strip() for other in (one, two, three)]
         assert names == ["host1", "host2", "host3"]
-        for place in ("/tmp/mine", "/dev/shm/mine", f"{bed.HOME}/mine"):
+        name = secrets.token_hex(8)  # nobody else on this machine has it
+        for place in (f"/tmp/{name}", f"/dev/shm/{name}", f"{bed.HOME}/{name}"):
             one.run(["touch", place])
             assert not os.path.exists(place), "nor does the machine see it"
             assert two.run(["test", "-e", place], check=False).returncode == 1
+        assert len([path for path in one.own_files() if path.name == name]) == 3
         assert "inside.py" in one.run(["cat", "/proc/1/cmdline"]).stdout
         assert not one.processes() and not two.processes()
 
@@ -87,12 +90,13 @@ def test_signals_and_exit_codes_pass_and_a_killed_host_can_be_used_again() -> No
         assert two.run(["hostname"]).stdout == "host2\n"
 
 
-def test_a_killed_test_leaves_nothing() -> None:
+def test_a_killed_test_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that made the bed gets SIGKILL: hosts, their commands and the switch end; files go next time."""
     code = f"""
 import sys, time
 sys.path.insert(0, {str(bed.HERE.parent)!r})
-import bed
+import bed, pathlib
+bed.PLACE = pathlib.Path({str(tmp_path)!r}) / "beds"  # other runs on this machine remove what dead ones left, too
 with bed.hosts(2, ssh=True) as hosts:
     command = hosts[0].start(["sh", "-c", "setsid sleep 60 & echo ready; sleep 60"], stdout=-1)
     assert command.stdout.readline() == b"ready\\n"
@@ -101,6 +105,7 @@ with bed.hosts(2, ssh=True) as hosts:
 """
     if reason := bed.unfit(ssh=True):
         pytest.skip(reason)
+    monkeypatch.setattr(bed, "PLACE", tmp_path / "beds")
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as maker:
         assert maker.stdout is not None
         name, *pids = maker.stdout.readline().split()

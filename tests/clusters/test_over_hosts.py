@@ -63,10 +63,8 @@ def finish(running: Sequence[subprocess.Popen[str]]) -> list[tuple[str, str]]:
 
 def assert_nothing_left(hosts: bed.Bed) -> None:
     for host in hosts:
-        found = host.run(
-            ["find", "/tmp", "/dev/shm", bed.HOME, "-name", "*farandole*", "-not", "-name", "*-tests-*"]
-        ).stdout
-        assert found == "" and not [line for line in host.processes().values() if PROGRAM in line]
+        assert [path for path in host.own_files() if "farandole" in path.name] == []
+        assert not [line for line in host.processes().values() if PROGRAM in line]
 
 
 def test_srun_with_nothing_set_over_hosts_that_share_a_home() -> None:

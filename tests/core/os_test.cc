@@ -212,8 +212,8 @@ TEST(what_is_on_loan_at_a_fork_belongs_to_parent_and_child_each) {
 }
 
 TEST(quotas_of_control_groups_count_as_cores) {
-  char name[] = "/tmp/farandole-quota-XXXXXX";
-  const std::string root = mkdtemp(name);
+  std::string root = std::filesystem::temp_directory_path() / "farandole-quota-XXXXXX";
+  CHECK(mkdtemp(root.data()) != nullptr);
   auto write = [&](const std::string& file, const std::string& text) {
     std::filesystem::create_directories(std::filesystem::path(root + "/" + file).parent_path());
     std::ofstream(root + "/" + file) << text << "\n";

@@ -58,7 +58,7 @@ def gone(hosts: bed.Bed, seconds: float = 2.0) -> float:
     began = time.monotonic()
     while True:
         left = {host.name: found for host in hosts if (found := host.processes())}
-        files = [str(path) for host in hosts for path in Path(f"/proc/{host.pid}", "root", "tmp").glob("farandole-*")]
+        files = [str(path) for host in hosts for path in host.own_files() if path.name.startswith("farandole-")]
         if not left and not files:
             return time.monotonic() - began
         assert time.monotonic() - began < seconds, (left, files)

@@ -1,6 +1,6 @@
-# Attackers: finds the listening sockets of processes and sends them everything but the truth.
-# Touches sockets and /proc.
-"""`listening(pids, directory)` and the table `ATTACKS`."""
+# Attackers: send everything but the truth to an address.
+# Touches sockets.
+"""`say(address, data)` and the table `attacks`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import contextlib
 import os
 import pickle
 import socket
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 
 from farandole.rendezvous.handshake import NOBODY, Greeting, Role
 from farandole.rendezvous.secret import Secret
@@ -23,25 +22,6 @@ class Bomb:
 
     def __reduce__(self) -> tuple[Callable[..., None], tuple[str]]:
         return os.mkdir, (self.path,)
-
-
-def listening(pids: Iterable[int], directory: str) -> list[str]:
-    """The addresses on which these processes listen: unix sockets in the directory, and TCP ports."""
-    inodes = set()
-    for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                target = os.readlink(link)
-                if target.startswith("socket:["):
-                    inodes.add(target[8:-1])
-    found = []
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        words = line.split()
-        if words[3] == "0A" and words[9] in inodes:
-            address, port = words[1].split(":")
-            assert address == "0100007F", f"listens on {address}, not on loopback alone"
-            found.append(f"tcp:127.0.0.1:{int(port, 16)}")
-    return found + [f"unix:{directory}/{name}" for name in os.listdir(directory)]
 
 
 def connect(address: str) -> socket.socket:

@@ -18,7 +18,7 @@ import bed
 import jobs
 import pytest
 from bed.launcher import ENVIRONMENT, SOURCE, launch
-from strangers import listening
+from meeting import listening
 
 from farandole.launch import ssh
 from farandole.launch.hosts import parse
@@ -38,9 +38,9 @@ while not done:  # one file on one host ends all ranks in the same step
         sys.stdout.flush()
 farandole.shutdown()
 """
-# Becomes another user and tries to read what belongs to every other process; prints what it got.
+# Becomes another user and tries to read what belongs to every other process, and these folders; prints what it got.
 SPY = """
-import json, os
+import json, os, sys
 me = os.getpid()
 pids = [pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) not in (1, me)]
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
@@ -59,13 +59,11 @@ for pid in pids:
             got.append(path)
         except (PermissionError, FileNotFoundError, ProcessLookupError):
             pass
-for folder in ("/tmp", "/run", "/dev/shm"):
-    for name in os.listdir(folder):
-        if name.startswith("farandole"):
-            try:
-                got += os.listdir(f"{folder}/{name}")
-            except PermissionError:
-                pass
+for folder in sys.argv[1:]:
+    try:
+        got += os.listdir(folder)
+    except PermissionError:
+        pass
 print(json.dumps({"tried": len(pids), "got": got}))
 """
 
@@ -98,11 +96,9 @@ def forms(secret: bytes) -> list[bytes]:
     return [secret, secret.hex().encode(), base64.b64encode(secret)[:-1], base64.urlsafe_b64encode(secret)[:-1]]
 
 
-def files_of(host: bed.Host) -> list[Path]:
-    """Every file that the job could have left on a host's own file systems."""
-    top = Path(f"/proc/{host.pid}", "root")
-    places = [top / "tmp", top / "run", top / "dev/shm"]
-    return [path for place in places for path in place.rglob("*") if path.relative_to(place).parts[0] != "host"]
+def of_ours(host: bed.Host) -> list[Path]:
+    """What a job has on a host's own file systems, by its name."""
+    return [path for path in host.own_files() if path.name.startswith("farandole")]
 
 
 def showing(hosts: bed.Bed, secret: bytes) -> list[str]:
@@ -114,7 +110,7 @@ def showing(hosts: bed.Bed, secret: bytes) -> list[str]:
                 with contextlib.suppress(OSError):
                     data = Path(f"/proc/{pid}/{name}").read_bytes()
                     found += [f"{host.name}: {name} of {command}" for form in forms(secret) if form in data]
-        for path in files_of(host):
+        for path in host.own_files():
             if path.is_file():
                 data = path.read_bytes()
                 found += [f"{host.name}: {path}" for form in forms(secret) if form in data]
@@ -142,11 +138,11 @@ def test_rows_32_and_35_what_a_job_over_ssh_shows_to_others() -> None:
         assert len(seen) == 1, "a leak would be seen"
         for host in hosts:
             assert host.listening() == [("0.0.0.0", 22)], "but for sshd, nobody listens"
-            spied = json.loads(host.run([sys.executable, "-c", SPY]).stdout)
+            folders = [str(path.relative_to(f"/proc/{host.pid}/root")) for path in of_ours(host) if path.is_dir()]
+            spied = json.loads(host.run([sys.executable, "-c", SPY, *(f"/{folder}" for folder in folders)]).stdout)
             assert spied["tried"] >= 3 and spied["got"] == [], (host.name, spied)
-            for path in files_of(host):
-                if path.name.startswith("farandole"):
-                    assert stat.S_IMODE(path.lstat().st_mode) & 0o077 == 0, path
+            for path in of_ours(host):
+                assert stat.S_IMODE(path.lstat().st_mode) & 0o077 == 0, path
         for host in hosts:
             (host.files / "end").touch()
         said += launcher.stdout.read()
@@ -156,7 +152,7 @@ def test_rows_32_and_35_what_a_job_over_ssh_shows_to_others() -> None:
         while left := [host.processes() for host in hosts if host.processes()]:
             assert time.monotonic() < deadline, left
             time.sleep(0.01)
-        assert [path for host in hosts for path in files_of(host) if "farandole" in path.name] == []
+        assert [path for host in hosts for path in of_ours(host)] == []
 
 
 HOSTILE = [
@@ -178,7 +174,7 @@ def test_row_32_hostile_words_arrive_as_they_are_and_run_nothing() -> None:
         said = hosts[0].run(launch(["host2"], TELL, *HOSTILE), variables, cwd=f"/run/host/{odd}").stdout
         assert json.loads(said.partition("told ")[2]) == [HOSTILE, evil, "", f"/run/host/{odd}"]
         for host in hosts:
-            assert [path for path in files_of(host) if path.name == "owned"] == []
+            assert [path for path in host.own_files() if path.name == "owned"] == []
             assert not list(host.files.rglob("owned"))
 
 
@@ -238,7 +234,7 @@ hvd.recv(np.zeros(1), 1 - rank)  # until somebody kills it
         jobs.look_until(lambda: all(jobs.results(job, rank) for rank in range(2)), job)
         pids = [*job.pids, *(int(word) for pid in job.pids for word in parents(pid)), os.getpid()]
         deadline = time.monotonic() + 5
-        while found := listening(pids, job.directory):
+        while found := [*listening(pids), *os.listdir(job.directory)]:
             assert time.monotonic() < deadline, found
             time.sleep(0.005)
 

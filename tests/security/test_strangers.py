@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from meeting import engines, greet, meeting, start_ranks, until
-from strangers import attacks, connect, listening, say
+from meeting import engines, greet, listening, meeting, start_ranks, until
+from strangers import attacks, connect, say
 
 from farandole.rendezvous import door
 from farandole.rendezvous.handshake import GREETING_BYTES, HANDSHAKE_SECONDS, PROOF_BYTES
@@ -28,7 +28,9 @@ def test_row_28_garbage_on_every_listening_socket_while_ranks_join(tmp_path: Pat
         directory = job.directory
 
         def ears() -> list[str]:
-            return listening([*job.pids, os.getpid()], directory)
+            found = listening([*job.pids, os.getpid()])
+            assert all(one.startswith("tcp:127.0.0.1:") for one in found), f"not on loopback alone: {found}"
+            return found + [f"unix:{directory}/{name}" for name in os.listdir(directory)]
 
         until(lambda: "ready" in job.stdout(3))
         # Three ranks wait, each with a unix socket and a TCP port; and there is the hub.

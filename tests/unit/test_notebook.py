@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize("what", ["quickstart", "troubles"])
 def test_notebooks(what: str, tmp_path: Path) -> None:
-    own = dict.fromkeys(("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR", "TMPDIR"), str(tmp_path))
+    names = ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR", "TMPDIR")
+    own = dict.fromkeys(names, str(tmp_path))
     command = [sys.executable, str(ROOT / "tests" / "notebook_program.py"), what]
     env = {**os.environ, **own, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=110)

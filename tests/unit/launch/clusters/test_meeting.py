@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meeting import STREAMS, StubEngine, greet, until
+from meeting import STREAMS, StubEngine, greet, listening, until
 
 from farandole.config import Config
 from farandole.launch.clusters import ClusterError, Found, settle
@@ -26,7 +26,7 @@ from farandole.launch.clusters.boards import FileBoard
 from farandole.launch.clusters.invitation import LARGEST, Invitation, Owner, decode
 from farandole.launch.clusters.meeting import Meeting, NoMeeting, given_secret, meet, read_secret
 from farandole.launch.clusters.private import PrivateDirectory, at_home, on_this_host
-from farandole.rendezvous import interfaces
+from farandole.rendezvous import interfaces, sockets
 from farandole.rendezvous.mesh import JoinFailed
 from farandole.rendezvous.secret import Secret
 
@@ -82,10 +82,6 @@ def files(environ: dict[str, str]) -> list[str]:
     return [str(path) for place in environ.values() for path in Path(place).rglob("*")]
 
 
-def listeners() -> int:
-    return sum(line.split()[3] == "0A" for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:])
-
-
 def test_ranks_of_one_host_meet_in_the_runtime_directory_again_and_again(home: dict[str, str]) -> None:
     for _ in range(3):
         with all_meet(home, [found(rank, 3) for rank in range(3)]) as meetings:
@@ -95,11 +91,11 @@ def test_ranks_of_one_host_meet_in_the_runtime_directory_again_and_again(home: d
 
 
 def test_ranks_of_several_hosts_meet_at_home_and_learn_their_places(home: dict[str, str]) -> None:
-    before = listeners()
+    before = listening([os.getpid()])
     hosts = ["a", "a", "b"]
     with all_meet(home, [found(rank, hosts=hosts) for rank in range(3)], links="tcp") as meetings:
         assert files(home) == []
-        until(lambda: listeners() == before)  # no socket listens after init
+        until(lambda: listening([os.getpid()]) == before)  # no socket listens after init
         places = [(one.config.local_rank, one.config.cross_rank, one.config.cross_size) for one in meetings]
         assert places == [(0, 0, 2), (1, 0, 1), (0, 1, 2)]
 
@@ -118,13 +114,12 @@ def secret_file(tmp_path: Path, data: bytes = b"s" * 32, mode: int = 0o600) -> s
 
 
 def test_a_known_address_and_a_secret_file_need_no_directory(home: dict[str, str], tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    held, port = sockets.hold_port()
     more = {"meet_at": f"tcp:127.0.0.1:{port}", "secret_file": secret_file(tmp_path)}
-    for _ in range(2):  # the second round finds the port free again
-        with all_meet(home, [found(rank, hosts=["a", "b"]) for rank in range(2)], **more):
-            assert files(home) == []
+    with held:
+        for _ in range(2):  # the second round finds the port free again
+            with all_meet(home, [found(rank, hosts=["a", "b"]) for rank in range(2)], **more):
+                assert files(home) == []
 
 
 def test_an_inherited_secret_comes_before_a_file(home: dict[str, str], tmp_path: Path) -> None:
