@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def test_a_home_can_be_shared_and_paths_can_be_shown(tmp_path: Path) -> None:
     (tmp_path / "said").write_text("hello")
     with bed.hosts(2, shared_home=True, visible=[tmp_path]) as (one, two):
         one.run(["sh", "-c", "echo here > ~/note"])
-        assert two.run(["sh", "-c", f"cat ~/note {tmp_path}/said"]).stdout == "here\nhello"
+        assert two.run(["sh", "-c", f"cat ~/note {shlex.quote(str(tmp_path))}/said"]).stdout == "here\nhello"
 
 
 def test_of_two_networks_one_connects() -> None:

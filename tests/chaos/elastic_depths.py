@@ -14,7 +14,7 @@ from typing import Any
 
 from elastic_records import Record
 
-from elastic import PROGRAM, Dance, alive, kill, parent_of  # isort: skip
+from elastic import PROGRAM, Dance, alive, discover, kill, parent_of  # isort: skip
 
 WORLD = 7
 DEPTH = 5  # deaths during recovery, after the one that it recovers from
@@ -108,10 +108,9 @@ def saves(count: int, seed: int, folder: Path) -> list[Record]:
     step; then the world is full again."""
     draw = random.Random(seed)
     place = folder / "saves"
-    saved, listed, script = place / "saved", place / "hosts", place / "discover"
+    saved = place / "saved"
     saved.mkdir(parents=True)
-    script.write_text(f"#!/bin/sh\ncat {listed}\n")
-    script.chmod(0o755)
+    listed, script = discover(place, "")
 
     def offer(*names: str) -> None:
         (place / "hosts.new").write_text("".join(f"{name}:{SAVERS // 2}\n" for name in names))

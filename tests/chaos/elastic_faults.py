@@ -30,7 +30,7 @@ from elastic_cells import cells, cells_between_hosts
 from elastic_depths import nested, saves
 from elastic_records import LIMITS, LIMITS_OF, Record, follow, plain, steal, summary
 
-from elastic import PROGRAM, Dance, kill, parent_of, split_brains, within  # isort: skip
+from elastic import PROGRAM, Dance, discover, kill, parent_of, split_brains, within  # isort: skip
 
 # Many small tensors (fusion), half precision (compression), a process set, tuning: all at once.
 FEATURES = """
@@ -51,7 +51,7 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
     draw = random.Random(seed)
     place = folder / "faults"
     (place / "ledger").mkdir(parents=True)
-    listed, script = place / "hosts", place / "discover"
+    listed, script = discover(place, "")
     sizes = {"localhost": 2, "127.0.0.1": 2}
 
     def write() -> None:
@@ -60,8 +60,6 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
         os.replace(place / "hosts.new", listed)
 
     write()
-    script.write_text(f"#!/bin/sh\ncat {listed}\n")
-    script.chmod(0o755)
     records: list[Record] = []
     words = ["-np", "4", "--min-np", "1", "--host-discovery-script", str(script), "--drain-timeout", "5"]
     with Dance(

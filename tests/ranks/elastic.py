@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -240,6 +241,15 @@ class Dance:
         ends = [event for event in self.events if event["event"] == "end"]
         assert {event["pid"] for event in ends} >= {event["pid"] for event in members.values()}, self.tail()
         assert len({(event["hash"], event["step"]) for event in ends}) == 1, ends
+
+
+def discover(folder: Path, text: str) -> tuple[Path, Path]:
+    """A list of hosts, and a script that prints it."""
+    listed, script = folder / "hosts", folder / "discover"
+    listed.write_text(text)
+    script.write_text(f"#!/bin/sh\ncat {shlex.quote(str(listed))}\n")
+    script.chmod(0o755)
+    return listed, script
 
 
 def split_brains(folder: Path) -> tuple[list[int], int]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,7 @@ def another_horovod(folder: Path) -> str:
     folder.mkdir()
     for name, words in {"python": "", "horovodrun": "-m farandole run"}.items():
         program = folder / name
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {words} "$@"\n')
         program.chmod(0o755)
     return str(folder / "python")
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def scratch(tmp_path: Path) -> Path:
     tools = tmp_path / "tools"
     tools.mkdir()
     script = tools / "c++"
-    script.write_text(COUNTING.format(waiting=RANKS - 1, compiler=shutil.which("c++")))
+    script.write_text(COUNTING.format(waiting=RANKS - 1, compiler=shlex.quote(str(shutil.which("c++")))))
     script.chmod(0o700)
     return tmp_path
 

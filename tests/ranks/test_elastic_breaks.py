@@ -9,18 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from elastic import Dance, children_of, kill
+from elastic import Dance, children_of, discover, kill
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(180)]
-
-
-def discover(folder: Path, text: str) -> tuple[Path, Path]:
-    """A list of hosts, and a script that prints it."""
-    listed, script = folder / "hosts", folder / "discover"
-    listed.write_text(text)
-    script.write_text(f"#!/bin/sh\ncat {listed}\n")
-    script.chmod(0o755)
-    return listed, script
 
 
 def test_who_failed_long_ago_is_not_blamed_for_the_end(tmp_path: Path) -> None:

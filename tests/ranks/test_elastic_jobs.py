@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from elastic import LONG, SOURCE, Dance, alive, children_of, kill, parent_of
+from elastic import LONG, SOURCE, Dance, alive, children_of, discover, kill, parent_of
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(180)]
 DETECT_S, RECOVER_S, REPLACE_S = 0.1, 1.0, 3.0
@@ -158,10 +158,7 @@ def test_row_8_a_rank_that_raises_is_tried_again_and_one_that_always_does_ends_t
 
 def test_row_24_hosts_come_and_go_by_discovery(tmp_path: Path) -> None:
     """2 -> 4 -> 1 -> 3, then two changes within a second."""
-    listed, script = tmp_path / "hosts", tmp_path / "discover"
-    listed.write_text("localhost:2\n")
-    script.write_text(f"#!/bin/sh\ncat {listed}\n")
-    script.chmod(0o755)
+    listed, script = discover(tmp_path, "localhost:2\n")
     words = ["-np", "2", "--min-np", "1", "--host-discovery-script", str(script)]
 
     def change(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -75,14 +76,12 @@ def test_row_18_a_rank_that_the_kernel_killed_for_its_memory() -> None:
     except OSError as error:
         pytest.skip(f"no control group for memory can be made here: {error}")
     try:
-        enter = f"echo $$ > {place}/cgroup.procs && exec "
+        enter = f"echo $$ > {shlex.quote(str(place))}/cgroup.procs && exec "
         code = "import os, time\nif os.environ['RANK'] == '1':\n    hog = b'x' * (600 << 20)\ntime.sleep(60)"
         words = [sys.executable, "-m", "farandole", "run", "-np", "2", sys.executable, "-c", code]
         env = {**os.environ, "PYTHONPATH": SOURCE}
-        script = enter + " ".join(f"'{word}'" for word in words[:-1]) + ' "$CODE"'
-        done = subprocess.run(
-            ["sh", "-c", script], env={**env, "CODE": code}, capture_output=True, text=True, timeout=60
-        )
+        script = enter + shlex.join(words)
+        done = subprocess.run(["sh", "-c", script], env=env, capture_output=True, text=True, timeout=60)
         assert done.returncode == 137, done.stderr
         assert "rank 1 (process" in done.stderr and "killed by the kernel: out of memory" in done.stderr, done.stderr
     finally:

@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import secrets
+import shlex
 import signal
 import struct
 import subprocess
@@ -23,6 +24,7 @@ from farandole.launch import cli, local
 from farandole.version import package_version
 
 pytestmark = pytest.mark.ranks
+PYTHON = shlex.quote(sys.executable)  # as a shell reads it
 
 
 def farandole(*words: str, **env: str) -> local.Job:
@@ -120,7 +122,7 @@ def _parent_of_ranks(pid: str, launcher: int) -> bool:
 
 
 def test_output_nobody_reads_ends_the_job() -> None:
-    with local.start(["sh", "-c", f"{sys.executable} -m farandole run -np 1 yes | head -1"], 1) as job:
+    with local.start(["sh", "-c", f"{PYTHON} -m farandole run -np 1 yes | head -1"], 1) as job:
         assert job.wait(30) == 0 and job.stdout(0) == "[0]<stdout>:y\n"
 
 
@@ -163,8 +165,8 @@ def test_output_that_is_read_slowly_comes_whole() -> None:
 
 def test_signals_that_were_ignored_before_stay_ignored(tmp_path: Path) -> None:
     """As nohup has it for SIGHUP, and the shell of a script for SIGINT of what runs in the background."""
-    script = f"echo up; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo done"
-    start = f'trap "" HUP INT; exec {sys.executable} -m farandole run -np 1 sh -c "$0"'
+    script = f"echo up; while [ ! -e {shlex.quote(str(tmp_path))}/go ]; do sleep 0.05; done; echo done"
+    start = f'trap "" HUP INT; exec {PYTHON} -m farandole run -np 1 sh -c "$0"'
     with local.start(["sh", "-c", start, script], 1) as job:
         until(lambda: "up" in job.stdout(0))
         job.kill(0, signal.SIGHUP)
@@ -175,17 +177,15 @@ def test_signals_that_were_ignored_before_stay_ignored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("closed", "out", "err"), [(">&-", "", "oh"), ("2>&-", "hi", ""), ("<&- >&- 2>&-", "", "")])
 def test_closed_streams_are_as_good_as_nothing(closed: str, out: str, err: str) -> None:
-    run = f"{sys.executable} -m farandole run -np 1 --threads-per-rank 1 --raw sh -c 'echo hi; echo oh >&2' {closed}"
+    run = f"{PYTHON} -m farandole run -np 1 --threads-per-rank 1 --raw sh -c 'echo hi; echo oh >&2' {closed}"
     with local.start(["sh", "-c", run], 1) as job:
         assert job.wait(30) == 0
         assert (job.stdout(0).strip(), job.stderr(0).strip()) == (out, err)
 
 
 def test_a_working_directory_that_is_gone() -> None:
-    place = tempfile.mkdtemp()
-    with local.start(
-        ["sh", "-c", f"cd {place}; rmdir {place}; exec {sys.executable} -m farandole run -np 1 true"], 1
-    ) as job:
+    place = shlex.quote(tempfile.mkdtemp())
+    with local.start(["sh", "-c", f"cd {place}; rmdir {place}; exec {PYTHON} -m farandole run -np 1 true"], 1) as job:
         assert job.wait(30) == 1
         assert job.stderr(0) == "farandole: the working directory has been removed; cd to one that exists\n"
 

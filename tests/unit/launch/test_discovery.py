@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_script_that_hangs_ends_with_the_job(tmp_path: Path) -> None:
-    hanging = Script(script(tmp_path, f"touch {tmp_path}/up; sleep 60"))
+    hanging = Script(script(tmp_path, f"touch {shlex.quote(str(tmp_path))}/up; sleep 60"))
     failures: list[DiscoveryError] = []
 
     def find() -> None:

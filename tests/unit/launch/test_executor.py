@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -251,7 +252,8 @@ def test_large_arguments_wait_for_a_worker_that_starts_slowly(tmp_path: Path) ->
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     program = tmp_path / "python"
-    program.write_text(f'#!/bin/sh\n[ $RANK = 0 ] || read -r _ < {gate}\nexec {sys.executable} "$@"\n')
+    wait, start = f"read -r _ < {shlex.quote(str(gate))}", f"exec {shlex.quote(sys.executable)}"
+    program.write_text(f'#!/bin/sh\n[ $RANK = 0 ] || {wait}\n{start} "$@"\n')
     program.chmod(0o755)
     with farandole.Executor(2, verbose=False, executable=str(program)) as executor:
         slow = executor.submit(len, 1, bytes(40 << 20))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def test_a_job_through_mpirun(flavour: str, tmp_path: Path) -> None:
     if real is None:
         pytest.skip(f"there is no mpirun.{flavour} on this machine")
     wrapper = tmp_path / "mpirun"
-    wrapper.write_text(f'#!/bin/sh\nexec {real} "$@"\n')
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(real)} "$@"\n')
     wrapper.chmod(0o755)
     source = str(Path(foreign.__file__).parents[2])
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": source, "TMPDIR": str(tmp_path)}
