@@ -20,6 +20,8 @@ from rules import (
     FORBIDDEN_WORDS,
     FRAMEWORKS,
     PYTHON_ROOMS,
+    SLEEP_REASON,
+    SLEEPS,
     SYSTEM_HEADERS,
 )
 
@@ -224,12 +226,22 @@ def words(path: str, text: str) -> Iterator[Finding]:
                 yield Finding("word", path, number, f"{word!r} does not belong into the repository")
 
 
+def sleeps(path: str, text: str) -> Iterator[Finding]:
+    """Programs inside of strings are looked at as well: they are what most tests run."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.search(SLEEPS, line) and not re.search(SLEEP_REASON, line):
+            why = "a test waits for an event (`until` of tests/ranks/waiting.py), or says why it sleeps: # sleep: why"
+            yield Finding("sleep", path, number, why)
+
+
 def look(path: str, text: str) -> Iterator[Finding]:
     """All findings in one file."""
     yield from words(path, text)
     if path.split("/")[0] not in SOURCES or not path.endswith((".py", ".h", ".cc")):
         return
     yield from header(path, text)
+    if path.startswith("tests/"):
+        yield from sleeps(path, text)
     if not path.endswith(".py"):
         yield from size(path, text, core_functions(text))
         if path.startswith("core/"):

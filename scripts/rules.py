@@ -133,6 +133,10 @@ BUILT_ON = {
 }
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "mxnet", "lightning", "pytorch_lightning", "ray", "pyspark"}
 
+# A test waits for events. Whatever sleeps says why on the same line: `# sleep: why` (`// sleep: why` in C++).
+SLEEPS = r"\b(?:u|nano)?sleep(?:_for|_until)?\s*\("
+SLEEP_REASON = r"(?:#|//) sleep: \w"
+
 # Paths and settings of one machine. Written in halves so that this file keeps its own rule.
 FORBIDDEN_WORDS = ["/wo" + "rk/", "index" + "-url", "find" + "-links", "/opt/" + "pypi", "/root" + "/"]
 

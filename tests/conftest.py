@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -11,8 +12,7 @@ import signal
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -20,6 +20,8 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE / "ranks")]  # the checkout, and the harness of tests/ranks
+
+import waiting  # noqa: E402
 
 SETTLE_S = 2.0  # what ends by itself within this time after the test is not a leak
 OWN_VARIABLES = ("PYTEST_CURRENT_TEST",)
@@ -158,8 +160,53 @@ def nothing_left_behind() -> Iterator[None]:
     """Compares this process's belongings before and after the test."""
     before = Belongings.now()
     yield
-    deadline = time.monotonic() + SETTLE_S
-    while (left := Belongings.now().beyond(before)) and time.monotonic() < deadline:
-        time.sleep(0.01)  # things end asynchronously: look again
-    if left:
-        pytest.fail("left behind: " + "; ".join(f"{kind}: {', '.join(items)}" for kind, items in left.items()))
+    with contextlib.suppress(TimeoutError):
+        waiting.until(lambda: not Belongings.now().beyond(before), SETTLE_S)
+        return
+    left = Belongings.now().beyond(before)
+    pytest.fail("left behind: " + "; ".join(f"{kind}: {', '.join(items)}" for kind, items in left.items()))
+
+
+BEGAN = pytest.StashKey[waiting.Moment]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[BEGAN] = waiting.Moment.now()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """A test that was too slow while the machine worked for others begins again."""
+    marker = pyfuncitem.get_closest_marker("timeout")
+    seconds = float(marker.args[0] if marker and marker.args else pyfuncitem.config.getini("timeout"))
+    pyfuncitem.obj = waiting.again_when_busy(pyfuncitem.obj, seconds)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure tells in one line whether the machine was busy; what was tried again is kept for the end."""
+    item.user_properties += [("repeated", line) for line in waiting.repeated]
+    waiting.repeated.clear()
+    report = yield
+    if report.failed and BEGAN in item.stash:
+        report.sections.append(("time and processors", str(item.stash[BEGAN].since())))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
+    again = [
+        (report.nodeid, line)
+        for report in reports
+        if report.when == "call"
+        for name, line in report.user_properties
+        if name == "repeated"
+    ]
+    if again:
+        terminalreporter.section(f"tries that were repeated, because the machine was busy: {len(again)}")
+        for test, line in again:
+            terminalreporter.line(f"{test}: {line}")

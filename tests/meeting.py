@@ -10,7 +10,6 @@ import select
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -162,14 +161,6 @@ ENVIRONMENT = {"PYTHONPATH": f"{TESTS.parent / 'src'}{os.pathsep}{TESTS}", "FARA
 def start_ranks(mode: str, np: int, **more: Any) -> local.Job:
     """Real processes that run rank_program.py in this mode."""
     return local.start([*PROGRAM, mode], np, env=ENVIRONMENT, **more)
-
-
-def until(ready: Callable[[], bool], timeout: float = 20.0) -> None:
-    """Looks again and again until it is so."""
-    deadline = time.monotonic() + timeout
-    while not ready():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.005)
 
 
 def marked(mark: str) -> dict[int, str]:

@@ -12,11 +12,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from waiting import until
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -171,10 +172,7 @@ class Host:
         self._holder.stdin.write(b"k")
         self._holder.stdin.flush()
         assert self._holder.stdout.readline() == b"done\n"
-        deadline = time.monotonic() + 5
-        while left := self.processes():
-            assert time.monotonic() < deadline, f"still there: {left}"
-            time.sleep(0.001)
+        until(lambda: not self.processes(), 5.0, lambda: f"still there: {self.processes()}", every=0.001)
         self._bury_sshd()
 
     def start_sshd(self) -> None:
@@ -182,12 +180,11 @@ class Host:
         self._bury_sshd()
         program = shutil.which("sshd", path=PATH)
         self._sshd = self.start([str(program), "-D", "-e", "-f", "/run/host/sshd_config"], stderr=subprocess.PIPE)
-        deadline = time.monotonic() + 10
-        while not self.listening(22):
-            if self._sshd.poll() is not None or time.monotonic() > deadline:
-                assert self._sshd.stderr is not None
-                raise RuntimeError(f"sshd of {self.name} does not start: {self._sshd.stderr.read()!r}")
-            time.sleep(0.005)
+        sshd = self._sshd
+        until(lambda: self.listening(22) or sshd.poll() is not None, 30.0, f"sshd of {self.name}")
+        if not self.listening(22):
+            assert sshd.stderr is not None
+            raise RuntimeError(f"sshd of {self.name} does not start: {sshd.stderr.read()!r}")
 
     def listening(self, port: int | None = None) -> list[tuple[str, int]]:
         """The TCP addresses (IPv4) that somebody in this host listens on."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jobs  # tests/ranks
+from waiting import until
 
 from bed import Host
 from farandole.launch.slots import places as slots
@@ -58,12 +59,13 @@ class Ranks:
 
     def wait_for(self, rank: int, count: int = 1, timeout: float = 30.0) -> dict[str, Any]:
         """The `count`-th report of a rank."""
-        deadline = time.monotonic() + timeout
-        while len(found := self.reports(rank)) < count:
-            alive = self.processes[rank].poll() is None
-            assert alive and time.monotonic() < deadline, self.said(rank, "err")
-            time.sleep(0.005)
-        return found[count - 1]
+        found = until(
+            lambda: self.reports(rank)[count - 1 : count],
+            timeout,
+            lambda: self.said(rank, "err"),
+            lambda: self.processes[rank].poll() is None,
+        )
+        return found[0]
 
     def results(self, timeout: float = 60.0) -> list[dict[str, Any]]:
         """The last report of every rank of a job that must end well."""

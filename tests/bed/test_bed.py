@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 import bed
 
 pytestmark = pytest.mark.ranks
-NAP = "import time; print('ready', flush=True); time.sleep(60)"
+NAP = "import time; print('ready', flush=True); time.sleep(60)"  # sleep: until it is killed
 
 
 def test_hosts_have_names_files_and_processes_of_their_own_and_reach_each_other_by_ssh() -> None:
@@ -102,7 +103,7 @@ with bed.hosts(2, ssh=True) as hosts:
     command = hosts[0].start(["sh", "-c", "setsid sleep 60 & echo ready; sleep 60"], stdout=-1)
     assert command.stdout.readline() == b"ready\\n"
     print(hosts.files.name, hosts.switch, *(host.pid for host in hosts), flush=True)
-    time.sleep(60)
+    time.sleep(60)  # sleep: until it is killed
 """
     if reason := bed.unfit(ssh=True):
         pytest.skip(reason)
@@ -113,10 +114,7 @@ with bed.hosts(2, ssh=True) as hosts:
         spaces = {os.readlink(f"/proc/{pid}/ns/net") for pid in pids}
         assert len(spaces) == 3 and in_networks(spaces)
         maker.kill()
-    deadline = time.monotonic() + 5
-    while left := in_networks(spaces):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.005)
+    until(lambda: not in_networks(spaces), 10.0, lambda: in_networks(spaces))
     assert (bed.PLACE / name).exists()
     assert name in bed.sweep()
     assert not (bed.PLACE / name).exists()

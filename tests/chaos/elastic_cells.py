@@ -63,7 +63,7 @@ def cell():
     if victim:
         for _ in range(2 * order["forked"]):
             if os.fork() == 0:
-                time.sleep(60)
+                time.sleep(60)  # sleep: until it is killed
                 os._exit(0)
         say("armed", number=number)
         runtime.world.engine.chaos_set(point, "kill")

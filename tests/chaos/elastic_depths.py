@@ -14,7 +14,7 @@ from typing import Any
 
 from elastic_records import Record
 
-from elastic import PROGRAM, Dance, alive, discover, kill, parent_of  # isort: skip
+from elastic import PROGRAM, Dance, alive, discover, kill, looks, parent_of  # isort: skip
 
 WORLD = 7
 DEPTH = 5  # deaths during recovery, after the one that it recovers from
@@ -127,14 +127,15 @@ def saves(count: int, seed: int, folder: Path) -> list[Record]:
             generation = full[0]["generation"]
             rank = draw.randrange(SAVERS)
             agent = draw.random() < 0.1
-            time.sleep(draw.uniform(0.0, 0.05))  # anywhere in a step
+            time.sleep(draw.uniform(0.0, 0.05))  # sleep: the fault comes anywhere in a step
             record = Record(f"SIGTERM to {'the agent of' * agent} rank {rank}".replace("  ", " "))
             moment = kill(parent_of(full[rank]["pid"]) if agent else full[rank]["pid"], signal.SIGTERM)
             if agent:
                 small = dance.world(SAVERS // 2, generation)
                 offer(small[0]["host"])  # it is gone for the scheduler as well, and comes back as a new one
                 dance.wait(lambda: not alive(full[rank]["pid"]), 20.0)  # noqa: B023
-                time.sleep(1.5)  # discovery looks once a second
+                seen = looks(place)
+                dance.wait(lambda: looks(place) >= seen + 2)  # noqa: B023 (one may have begun before the change)
                 offer("localhost", "127.0.0.1")
                 full = dance.world(SAVERS, small[0]["generation"], 60)
                 leave = small

@@ -68,7 +68,7 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
         full = dance.world(4)
         for _ in range(count):
             kind = draw.choice(["kill", "kill", "kill two", "stop", "stop long", "kill agent", "hosts", "kill again"])
-            time.sleep(draw.uniform(0.05, 1.0))
+            time.sleep(draw.uniform(0.05, 1.0))  # sleep: the fault comes at any moment
             ranks = sorted(full)
             victims = [full[rank]["pid"] for rank in draw.sample(ranks, min(len(ranks) - 1, 2))]
             record = Record(kind)
@@ -76,7 +76,7 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
                 seconds = draw.uniform(0.2, 3.5)
                 for pid in victims[:1]:
                     kill(pid, signal.SIGSTOP)
-                    time.sleep(seconds)
+                    time.sleep(seconds)  # sleep: the fault, a rank that is stopped
                     kill(pid, signal.SIGCONT)
                 record.note = "nobody is evicted"
                 assert dance.generation == full[0]["generation"], dance.tail()
@@ -102,7 +102,7 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
                     moment = kill(agent)
                 elif kind == "kill again" and len(doomed) > 1:
                     kill(doomed[0])
-                    time.sleep(draw.uniform(0.0, 0.05))  # while the others recover
+                    time.sleep(draw.uniform(0.0, 0.05))  # sleep: while the others recover
                     moment = kill(doomed[1])
                 else:
                     moment = [kill(pid) for pid in doomed][-1]
@@ -146,7 +146,7 @@ def partitions(count: int, seed: int, folder: Path) -> list[Record]:
                 moment = time.monotonic()
                 small = dance.world(4 - len(cut), generation, 40)
                 record.recover = max(event["t"] for event in small.values()) - moment
-                time.sleep(max(0.0, moment + 8.0 - time.monotonic()))
+                time.sleep(max(0.0, moment + 8.0 - time.monotonic()))  # sleep: the fault lasts 8 s
                 if one_way:
                     for one, other in pairs:
                         one.run(["ip", "route", "del", "blackhole", f"{other.address}/32"])
@@ -156,7 +156,7 @@ def partitions(count: int, seed: int, folder: Path) -> list[Record]:
                 full = dance.world(4, small[0]["generation"], 40)
                 record.replace = max(event["t"] for event in full.values()) - moment
                 records.append(record)
-                time.sleep(draw.uniform(0.0, 6.0))
+                time.sleep(draw.uniform(0.0, 6.0))  # sleep: nobody parts while nothing happens
                 assert dance.generation == full[0]["generation"], "they parted by themselves\n" + dance.tail()
             dance.finish()
     twice, steps = split_brains(place / "ledger")
@@ -199,13 +199,13 @@ def soak(count: int, seed: int, folder: Path) -> list[Record]:
         def note(disturbed: bool, seconds: float, act: Callable[[], None] = lambda: None) -> None:
             began, first = time.monotonic(), steps()
             act()
-            time.sleep(max(0.0, began + seconds - time.monotonic()))
+            time.sleep(max(0.0, began + seconds - time.monotonic()))  # sleep: the time that is measured
             spans[disturbed].append((time.monotonic() - began, steps() - first))
 
         def speed(disturbed: bool) -> float:
             return sum(count for _, count in spans[disturbed]) / sum(seconds for seconds, _ in spans[disturbed])
 
-        time.sleep(2)
+        dance.wait(lambda: steps() > 100, what="a hundred steps: all that is loaded late is there")
         watched = [dance.process.pid, parent_of(full[0]["pid"])]  # the launcher and the agent
         before = [belongings(pid) for pid in watched]
 

@@ -13,6 +13,7 @@ from elastic_cells import cells, cells_between_hosts
 from elastic_depths import DEPTH, nested, saves
 from elastic_faults import faults
 from elastic_records import LIMITS, LIMITS_OF, Record, p99, summary
+from waiting import in_time
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 SEED = 20261115
@@ -23,8 +24,10 @@ SLACK = 10.0  # for what a busy machine adds to a handful of measurements; the d
 def check(records: list[Record], count: int, limits: dict[str, float] = LIMITS) -> None:
     assert len(records) == count and all(record.fired for record in records)
     detect = [value for record in records for value in record.detect]
+    assert detect
     recover = [record.recover for record in records if not math.isnan(record.recover)]
-    assert detect and p99(detect) <= SLACK * limits["detect"] and p99(recover) <= SLACK * limits["recover"]
+    in_time(p99(detect), SLACK * limits["detect"], "hearing of a death (p99)")
+    in_time(p99(recover), SLACK * limits["recover"], "going on after a death (p99)")
 
 
 def test_row_1_kills_at_points_of_collectives_in_jobs_that_regrow(tmp_path: Path) -> None:
@@ -45,7 +48,7 @@ def test_row_2_deaths_inside_recoveries_five_deep(tmp_path: Path) -> None:
     records = nested(N, SEED, tmp_path, least=DEPTH)
     summary("nested", records)
     assert len(records) == N and all(record.what.startswith(f"depth {DEPTH}") for record in records)
-    assert max(record.recover for record in records) <= SLACK * LIMITS_OF["nested"]["recover"]
+    in_time(max(record.recover for record in records), SLACK * LIMITS_OF["nested"]["recover"], "going on")
 
 
 def test_row_23_every_rank_saves_once_before_one_leaves(tmp_path: Path) -> None:

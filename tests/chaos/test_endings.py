@@ -24,7 +24,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from meeting import marked, until
+from meeting import marked
+from waiting import in_time, until
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs the list `torch` of scripts/requirements")
 pytestmark = [pytest.mark.chaos, pytest.mark.ranks]
@@ -41,7 +42,7 @@ for kind in sys.argv[1:]:
             os.setsid()
         if kind == "daemon" and os.fork():
             os._exit(0)
-        time.sleep(120)
+        time.sleep(120)  # sleep: until it is killed
         os._exit(0)
 """
 PLAIN = """
@@ -86,6 +87,11 @@ def victims(who: str, launcher: int, mark: str) -> list[int]:
     return [pid for pid, name in marked(mark).items() if name == f"farandole-{who}"]
 
 
+def left(mark: str, place: str) -> list[object]:
+    """Processes and files of a job."""
+    return [*marked(mark).items(), *fnmatch.filter(os.listdir(place), "farandole-*")]
+
+
 @contextlib.contextmanager
 def job(mark: str, place: str, *program: str) -> Iterator[subprocess.Popen[bytes]]:
     """A job of two ranks whose temporary files are in `place`."""
@@ -114,18 +120,20 @@ def test_rows_21_22_whoever_is_killed_nothing_is_left(who: str) -> None:
         with tempfile.TemporaryDirectory() as place, job(mark, place, *program) as launcher:
             if loader:
                 assert launcher.stdout is not None and b"training" in launcher.stdout.readline()
-            time.sleep(moment)  # the fault itself: when it happens
-            while not (found := victims(who, launcher.pid, mark)):
-                assert launcher.poll() is None, "the job ended before its victim was there"
-                time.sleep(0.002)
+            time.sleep(moment)  # sleep: the fault itself: when it happens
+            found = until(
+                lambda: victims(who, launcher.pid, mark),  # noqa: B023
+                60.0,
+                f"no {who}",
+                lambda: launcher.poll() is None,
+            )
             most = len(marked(mark))
             os.kill(draw.choice(found), signal.SIGKILL)
             began = time.monotonic()
             # Python's own pymp- directories of DataLoaders stay when Python is killed, whoever started it.
-            while left := [*marked(mark).items(), *fnmatch.filter(os.listdir(place), "farandole-*")]:
-                assert time.monotonic() - began < LIMIT_S, f"{who} killed after {moment:.3f} s, left: {left}"
-                time.sleep(0.01)
+            until(lambda: not left(mark, place), what=lambda: left(mark, place))  # noqa: B023
             worst = max(worst, time.monotonic() - began)
+            in_time(worst, LIMIT_S, f"the end of all, {who} killed after {moment:.3f} s,")
             # Launcher, guard, agent; two ranks, each with two workers of its loader and two children of ours.
             assert not loader or most == 3 + 2 * 5, "the children were there"
             assert launcher.wait(5) != 0
@@ -137,7 +145,8 @@ def test_a_rank_that_ends_well_leaves_no_child_and_harms_no_other_ranks_child(tm
     gate = tmp_path / "gate"
     program = CHILDREN + (
         "print('up', flush=True)\n"
-        f"while os.environ['FARANDOLE_RANK'] == '1' or not os.path.exists({str(gate)!r}): time.sleep(0.01)\n"
+        f"while os.environ['FARANDOLE_RANK'] == '1' or not os.path.exists({str(gate)!r}):\n"
+        "    time.sleep(0.01)\n"  # sleep: looks for the gate
     )
     with tempfile.TemporaryDirectory() as place, job(mark, place, program, *KINDS) as launcher:
         assert launcher.stdout is not None

@@ -8,11 +8,11 @@ import contextlib
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import bed
+from waiting import until
 
 PROGRAMS = {"srun": "slurm-client", "slurmctld": "slurmctld", "slurmd": "slurmd", "munged": "munge"}
 ENVIRONMENT = {"SLURM_CONF": "/run/host/slurm.conf"}
@@ -86,9 +86,9 @@ def cluster(hosts: bed.Bed) -> Iterator[Run]:
 
 def host_ready(hosts: bed.Bed, ready: Callable[[bed.Host], bool]) -> None:
     """Looks at every host until it is so."""
-    deadline = time.monotonic() + 30.0
+
+    def logs() -> str:
+        return "\n".join(path.read_text() for host in hosts for path in host.files.glob("*.log"))
+
     for host in hosts:
-        while not ready(host):
-            logs = "\n".join(path.read_text() for path in host.files.glob("*.log"))
-            assert time.monotonic() < deadline, logs
-            time.sleep(0.05)
+        until(lambda host=host: ready(host), 60.0, logs, every=0.05)  # type: ignore[misc]

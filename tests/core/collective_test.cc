@@ -375,7 +375,9 @@ TEST(barrier_waits_for_all) {
     std::atomic<int> entered{0};
     all.run([&](Member& member) {
       for (int round = 1; round <= 5; ++round) {
-        if (member.rank == round % member.topology.size()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        if (member.rank == round % member.topology.size()) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));  // sleep: who does not wait for it goes on now
+        }
         ++entered;
         member.finish(collective::barrier(member.context(Kind::barrier)));
         CHECK(entered.load() >= round * member.topology.size());

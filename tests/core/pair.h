@@ -112,7 +112,7 @@ struct Pair {
   void until(const std::function<bool()>& condition) {
     for (int rounds = 0; !condition(); ++rounds) {
       if (rounds > 2'000'000) check::fail(__FILE__, __LINE__, "it never came");
-      if (!(a.step() | b.step())) usleep(50);
+      if (!(a.step() | b.step())) usleep(50);  // sleep: between two looks
     }
   }
   Side a, b;

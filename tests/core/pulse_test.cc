@@ -35,11 +35,11 @@ struct File {
   std::atomic<std::uint64_t>* word;
 };
 
-void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
-
 template <class Done>
 bool within(int ms, Done done) {
-  for (int waited = 0; waited < ms && !done(); waited += 2) sleep_ms(2);
+  for (int waited = 0; waited < ms && !done(); waited += 2) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // sleep: between two looks
+  }
   return done();
 }
 
@@ -61,18 +61,20 @@ TEST(the_guard_is_called_once_when_the_agent_hears_nothing_more) {
   std::thread agent([&] {
     while (beat) {
       *theirs.word = farandole::os::now_ns() / 1'000'000;
-      sleep_ms(2);
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));  // sleep: the agent's beat
     }
   });
   Pulse pulse(mine.copy(), theirs.copy(), 20);
+  const std::uint64_t began = *mine.word;
   pulse.guard(1000, [&] { ++called; });
-  sleep_ms(1500);
+  CHECK(within(30'000, [&] { return *mine.word >= began + 75; }));  // it has looked for 1.5 s
   CHECK(called == 0);
   beat = false;
   agent.join();
   CHECK(within(10'000, [&] { return called == 1; }));
   CHECK(pulse.silence_ms() >= 1000);
-  sleep_ms(100);
+  const std::uint64_t then = *mine.word;
+  CHECK(within(30'000, [&] { return *mine.word >= then + 5; }));  // it has looked again
   CHECK(called == 1);
   pulse.guard(0, nullptr);
   *theirs.word = farandole::os::now_ns() / 1'000'000 + 1000;
@@ -85,7 +87,8 @@ TEST(a_guard_that_was_taken_back_is_not_called) {
   Pulse pulse(mine.copy(), theirs.copy(), 5);
   pulse.guard(100'000, [&] { ++called; });
   pulse.guard(0, nullptr);
-  sleep_ms(50);
+  const std::uint64_t then = *mine.word;
+  CHECK(within(30'000, [&] { return *mine.word >= then + 10; }));  // it has looked again and again
   CHECK(called == 0);
 }
 

@@ -124,7 +124,7 @@ def names_of_the_group(rank: int, size: int) -> Any:
 def a_timeout_names_who_is_missing(rank: int, size: int) -> Any:
     group = dist.new_group(timeout=timedelta(seconds=60))
     if rank == size - 1:
-        time.sleep(2.5)
+        time.sleep(2.5)  # sleep: the fault, a rank that comes after the timeout of the others
         dist.barrier(group=group)
         return
     work = dist.barrier(group=group, async_op=True)
@@ -153,7 +153,7 @@ def destroyed_groups_are_freed(rank: int, size: int) -> Any:
         dist.destroy_process_group(group)
     until = time.monotonic() + 10
     while _mapped() != before and time.monotonic() < until:  # whoever drives the engine takes it away after the answer
-        time.sleep(0.01)
+        time.sleep(0.01)  # sleep: between two looks
     assert _mapped() == before, (_mapped(), before)
 
 

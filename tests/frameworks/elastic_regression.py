@@ -51,7 +51,7 @@ def tell(step: int) -> None:
         (SCRATCH / "progress.new").write_text(json.dumps(words))
         os.rename(SCRATCH / "progress.new", SCRATCH / "progress")
     if farandole.size() < NP:
-        time.sleep(0.02)  # few steps until the other has come
+        time.sleep(0.02)  # sleep: few steps until the other has come
 
 
 def finishing() -> bool:

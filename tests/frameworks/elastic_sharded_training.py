@@ -105,7 +105,7 @@ def main() -> None:
             state.step += 1
             state.sizes.append(hvd.size())
             tell(state, pids)
-            time.sleep(0.03 * random.random())  # cores for those who are being started
+            time.sleep(0.03 * random.random())  # sleep: cores for those who are being started
             if state.step % COMMIT_EVERY == 0:
                 state.commit()
                 floor[0] = state.step

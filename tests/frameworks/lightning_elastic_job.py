@@ -60,7 +60,7 @@ class Counting(pl.LightningModule):
             with open(SCRATCH / "steps", "a") as file:
                 file.write(json.dumps([time.time(), self.global_step, self.trainer.world_size]) + "\n")
         if self.trainer.world_size < RANKS and all((SCRATCH / name).exists() for name in DEATHS):
-            time.sleep(0.6)  # new ranks need time to come: training has to last for so long
+            time.sleep(0.6)  # sleep: new ranks need time to come: training has to last for so long
 
     def validation_step(self, batch: Any, index: int) -> None:
         self.log("val_loss", self.layer(batch[0]).mean(), sync_dist=True)

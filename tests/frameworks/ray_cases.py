@@ -38,7 +38,7 @@ def wait_for_free(cpus: float) -> float:
     """Ray gives back what an executor had within a moment."""
     deadline = time.monotonic() + 20
     while (free := ray.available_resources().get("CPU", 0)) < cpus and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(0.05)  # sleep: between two looks
     return float(free)
 
 
@@ -352,7 +352,7 @@ def waiting_groups() -> int:
         waiting = [one for one in placement_group_table().values() if one["state"] == "PENDING"]
         if waiting:
             return len(waiting)
-        time.sleep(0.1)
+        time.sleep(0.1)  # sleep: between two looks
 
 
 def torch_loop() -> None:

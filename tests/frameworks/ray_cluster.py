@@ -101,7 +101,7 @@ class Cluster:
         self._said.close()
         deadline = time.monotonic() + 20
         while (left := marked(self.mark)) and time.monotonic() < deadline:
-            time.sleep(0.1)
+            time.sleep(0.1)  # sleep: between two looks
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         self._place.cleanup()

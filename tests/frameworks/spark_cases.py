@@ -114,7 +114,7 @@ def failing(spark: Any) -> dict[str, Any]:
 
     executor = hvd_spark.SparkExecutor(2, stdout=quiet, stderr=quiet).start()
     pids = executor.run(os.getpid)
-    waiting = executor.run_remote(lambda: time.sleep(600))
+    waiting = executor.run_remote(lambda: time.sleep(600))  # sleep: until it is killed
     workers = {_spark_worker(pid) for pid in pids}
     for pid in workers:
         os.kill(pid, signal.SIGKILL)
@@ -124,7 +124,7 @@ def failing(spark: Any) -> dict[str, Any]:
         found["killed"] = str(error)
     deadline = time.monotonic() + 30
     while any(map(_runs, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(0.05)  # sleep: between two looks
     found["left"] = [pid for pid in pids if _runs(pid)]
     executor.shutdown()
     found["works"] = spark.range(5).count()

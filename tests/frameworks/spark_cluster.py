@@ -148,7 +148,7 @@ class Application(Cluster):
         deadline = time.monotonic() + 180
         while not (found := re.search(sign, said.read_text())):
             assert started.poll() is None and time.monotonic() < deadline, said.read_text()
-            time.sleep(0.05)
+            time.sleep(0.05)  # sleep: between two looks
         return found.group()
 
 

@@ -313,7 +313,7 @@ def barriers_inside_functions(b: Any, rank: int, size: int) -> None:
 
     for late in range(size):
         if rank == late:
-            time.sleep(0.1)  # whoever does not wait for this rank is gone by then
+            time.sleep(0.1)  # sleep: whoever does not wait for this rank is gone by then
         came, went, result = step()
         times = hvd.allgather_object((float(came), float(went)))
         assert max(one for one, _ in times) <= min(other for _, other in times), times

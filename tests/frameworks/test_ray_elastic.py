@@ -19,6 +19,7 @@ import pytest
 from elastic_runs import ElasticRun
 from lightning_verdict import survived
 from ray_cluster import HERE, ROOT, Cluster
+from waiting import in_time
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
@@ -88,10 +89,12 @@ def test_actors_die_and_nodes_come_and_go(cluster: Cluster, tmp_path: Path) -> N
     print(f"training went on after {gone_on:.2f} s, with all workers after {full['time'] - began:.1f} s; {found}")
     frozen_for = without["time"] - stopped
     print(f"without the frozen one after {frozen_for:.1f} s, with another one after {again['time'] - stopped:.1f} s")
-    assert 4 < frozen_for < 10
+    assert frozen_for > 4
+    in_time(frozen_for, 10.0, "going on without a frozen worker")
     assert (found.lost, found.duplicated, found.padded) == (0, 0, 0)
     assert len(results) == 3 and set(results[0]["sizes"]) == {2, 3, 4}
-    assert after["size"] == 2 and gone_on < 2
+    assert after["size"] == 2
+    in_time(gone_on, 2.0, "going on after a death")
 
 
 def test_a_trainer_whose_survivors_go_on_and_one_that_starts_again(cluster: Cluster, tmp_path: Path) -> None:
@@ -111,9 +114,10 @@ def test_a_trainer_whose_survivors_go_on_and_one_that_starts_again(cluster: Clus
     print(f"Ray Train's own restart of as many workers went on after {again['seconds']:.2f} s")
     assert (found.lost, found.duplicated, found.padded) == (0, 0, 0)
     assert "metrics {'rank': 0, 'size': 3}" in words
-    assert after["size"] == 2 and gone_on < 2
+    assert after["size"] == 2
+    in_time(gone_on, 2.0, "going on after a death")
     assert again["metrics"]["step"] == 3 and again["metrics"]["first"] in (1, 2)
-    assert gone_on < again["seconds"]
+    in_time(gone_on, again["seconds"], "going on, beside Ray Train's own restart,")
 
 
 def test_lightning_in_the_older_executor(cluster: Cluster, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from ray_cluster import ROOT, Cluster
+from waiting import in_time
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
@@ -68,7 +69,8 @@ def test_more_workers_than_the_cluster_has(cluster: Cluster, tmp_path: Path) -> 
     assert "room for 4 of 7 workers" in elastic and "7 CPU are needed" in elastic
     assert "room for 1 of 2 workers with 3 CPU" in split
     assert "1 late are needed, the cluster has 0" in custom and "no node has 1 CPU and 1 late" in custom
-    assert all(1.5 <= seconds < 15 for seconds in found["seconds"]) and found["free"] == 4
+    assert min(found["seconds"]) >= 1.5 and found["free"] == 4
+    in_time(max(found["seconds"]), 15.0, "giving up on workers that do not come")
 
 
 def test_a_node_that_comes_while_a_trainer_waits(cluster: Cluster, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 from elastic_runs import ElasticRun
 from ray_cluster import HERE
 from spark_cluster import Application, missing
+from waiting import in_time
 
 if why := missing():
     pytest.skip(why, allow_module_level=True)
@@ -68,7 +69,8 @@ def test_workers_stay_between_functions(local: Application) -> None:
 def test_functions_that_raise_and_spark_killing_its_workers(local: Application) -> None:
     found = local.ask("failing")
     assert found["error"].count("ValueError: on purpose\n\n") == 1 and "in raises" in found["error"]
-    assert "allreduce" not in found["error"] and found["seconds"] < 60
+    assert "allreduce" not in found["error"]
+    in_time(found["seconds"], 60.0, "an error of a rank")
     assert "was lost, and its ranks 0, 1 with it" in found["killed"]
     assert found["left"] == [] and found["works"] == 5
 

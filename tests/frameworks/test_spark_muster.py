@@ -10,10 +10,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from farandole.rendezvous.secret import Secret
 
@@ -54,13 +55,6 @@ class Task:
         said = self.process.stderr.read().decode()
         self.process.stderr.close()
         return self.process.wait(60), said
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -134,6 +134,6 @@ def cuda_shutdown_ends_the_thread(b: Any, rank: int, size: int) -> None:
     deadline = time.monotonic() + 5
     while any("farandole-staging" in thread.name for thread in threading.enumerate()):
         assert time.monotonic() < deadline, threading.enumerate()
-        time.sleep(0.01)
+        time.sleep(0.01)  # sleep: between two looks
     hvd.init()
     assert hvd.synchronize(handle) is None

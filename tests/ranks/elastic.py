@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from waiting import until
+
 import farandole
 
 SOURCE = str(Path(farandole.__file__).parents[1])
@@ -54,10 +56,13 @@ def sync():
     found = hvd.broadcast(np.concatenate([[step, commits], weights]), 0, name="sync")
     step, commits, weights = int(found[0]), max(1, int(found[1])), found[2:].copy()
 
+def work():
+    time.sleep(0.005)  # sleep: what a step computes
+
 def pause():
     while open(os.environ["DANCE_ORDERS"]).read().strip() == f"gil {os.getpid()}":
         say("gil")
-        ctypes.PyDLL(None).sleep(int(os.environ.get("DANCE_GIL", "7")))
+        ctypes.PyDLL(None).sleep(int(os.environ.get("DANCE_GIL", "7")))  # sleep: the fault, a GIL that is held
         say("no gil")
         open(os.environ["DANCE_ORDERS"], "w").close()
     if open(os.environ["DANCE_ORDERS"]).read().strip() == f"raise {os.getpid()}":
@@ -76,7 +81,7 @@ if os.environ.get("DANCE_CHILDREN"):
         if os.fork() == 0:
             if kind == "setsid":
                 os.setsid()
-            time.sleep(120)
+            time.sleep(120)  # sleep: until it is killed
             os._exit(0)
 say("up", **place())
 fresh = True
@@ -95,7 +100,7 @@ while True:
             ledger.write(f"{runtime.world.session.generation} {hvd.size()} {step} {time.monotonic()}\\n")
             ledger.flush()
         pause()
-        time.sleep(0.005)
+        work()
         if found[2]:
             break
         if found[0]:
@@ -185,14 +190,13 @@ class Dance:
 
     def wait(self, done: Callable[[], Any], seconds: float = 30.0, what: str = "") -> Any:
         """What `done()` gives, once it gives something."""
-        deadline = time.monotonic() + seconds
-        while not (found := done()):
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                if found := done():
-                    return found
-                raise TimeoutError(f"{what or 'it'} did not come about (exit {self.process.poll()}):\n" + self.tail())
-            time.sleep(0.002)
-        return found
+        return until(
+            done,
+            seconds,
+            lambda: f"{what or 'it'} (exit {self.process.poll()}):\n{self.tail()}",
+            lambda: self.process.poll() is None,
+            every=0.002,
+        )
 
     def tail(self, count: int = 80) -> str:
         return "\n".join(self.lines[-count:])
@@ -244,12 +248,17 @@ class Dance:
 
 
 def discover(folder: Path, text: str) -> tuple[Path, Path]:
-    """A list of hosts, and a script that prints it."""
+    """A list of hosts, and a script that prints it; `looks` counts how often it ran."""
     listed, script = folder / "hosts", folder / "discover"
     listed.write_text(text)
-    script.write_text(f"#!/bin/sh\ncat {shlex.quote(str(listed))}\n")
+    script.write_text(f"#!/bin/sh\ncd {shlex.quote(str(folder))}\ncat hosts\necho >> looks\n")
     script.chmod(0o755)
     return listed, script
+
+
+def looks(folder: Path) -> int:
+    """How often a script of `discover` has told its list to the end."""
+    return len((folder / "looks").read_text())
 
 
 def split_brains(folder: Path) -> tuple[list[int], int]:

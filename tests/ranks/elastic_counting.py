@@ -58,7 +58,7 @@ def train(state: Any) -> None:
             words["generation"] = runtime.world.session.generation
             (SCRATCH / "progress.new").write_text(json.dumps(words))
             os.rename(SCRATCH / "progress.new", SCRATCH / "progress")
-        time.sleep(0.003)
+        time.sleep(0.003)  # sleep: what a step computes
         if state.step % COMMIT_EVERY == 0:
             state.commit()
 

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from ledger import Verdict, judge
+from waiting import until
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = "import sys; from farandole.launch.cli import main; sys.exit(main())"
@@ -71,12 +72,17 @@ class ElasticRun:
 
     def until(self, done: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> dict[str, Any]:
         """Looks at the progress until it is so."""
-        deadline = time.monotonic() + seconds
-        while not done(now := self.progress()):
-            assert self.process.poll() is None, f"the job ended: {self.words()[-4000:]}"
-            assert time.monotonic() < deadline, f"still {now}: {self.words()[-4000:]}"
-            time.sleep(0.005)
-        return now
+
+        def there() -> dict[str, Any]:
+            now = self.progress()
+            return now if done(now) else {}
+
+        return until(
+            there,
+            seconds,
+            lambda: f"still {self.progress()}: {self.words()[-4000:]}",
+            lambda: self.process.poll() is None,
+        )
 
     def kill_at_random(self, draw: random.Random, full: bool = True) -> tuple[float, float]:
         """Kills a rank some steps from now; seconds until the others go on, and until all ranks are there again."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from waiting import until
 
 import farandole
 from farandole.launch import local
@@ -58,12 +59,9 @@ def run(body: str, np: int, hosts: Sequence[str] | None = None, timeout: float =
 
 def look_until(done: Callable[[], Any], job: local.Job, timeout: float = 20.0) -> Any:
     """Looks at the outside of a job until `done()` gives something."""
-    deadline = time.monotonic() + timeout
-    while not (found := done()):
-        if time.monotonic() > deadline:
-            raise TimeoutError("\n".join(f"rank {r}: {job.stdout(r)} {job.stderr(r)}" for r in range(job.size)))
-        time.sleep(0.002)
-    return found
+    return until(
+        done, timeout, lambda: "\n".join(f"rank {r}: {job.stdout(r)} {job.stderr(r)}" for r in range(job.size))
+    )
 
 
 def environment_of_chaos(library: Path) -> dict[str, str]:

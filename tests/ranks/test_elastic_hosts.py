@@ -13,6 +13,7 @@ from typing import Any
 import bed
 import pytest
 from elastic import LONG, PROGRAM, Dance, split_brains, within
+from waiting import in_time
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
 DETECT_S = 0.25
@@ -63,16 +64,17 @@ def test_row_12_a_partition_has_one_side_that_goes_on_and_heals(hosts: tuple[bed
             small = dance.world(4 - len(cut), full[0]["generation"])
             assert workers(small) == workers(full) - away
             recover.append(max(event["t"] for event in small.values()) - moment)
-            time.sleep(max(0.0, moment + 8.0 - time.monotonic()))
+            time.sleep(max(0.0, moment + 8.0 - time.monotonic()))  # sleep: the fault lasts 8 s
             found.heal()
             moment = time.monotonic()
             full = dance.world(4, small[0]["generation"])
             assert workers(full) == workers(small) | away  # the same processes
             rejoin.append(max(event["t"] for event in full.values()) - moment)
-            time.sleep(5.5)  # old connections may take long to come back, one way longer than the other
+            time.sleep(5.5)  # sleep: old connections may take long to come back, one way longer than the other
             assert dance.generation == full[0]["generation"], dance.tail()
         print(f"recover {recover}, rejoin {rejoin}")
-        assert max(recover) <= 6.5 and max(rejoin) <= 4.0
+        in_time(max(recover), 6.5, "going on beside a partition")
+        in_time(max(rejoin), 4.0, "coming together after a partition")
         dance.finish()
         no_split_brain(dance)
 
@@ -99,11 +101,11 @@ def test_rows_11_and_13_two_hosts_that_cannot_hear_each_other(hosts: tuple[bed.B
                 small = dance.world(2, generation, seconds=40)
                 took = max(event["t"] for event in small.values()) - moment
                 print(f"both={both}: {took:.2f} s")
-                assert took <= 5.5 + 5.0 + 2.0
+                in_time(took, 5.5 + 5.0 + 2.0, "going on without one of two that do not hear each other")
                 knew = [e["t"] - moment for e in dance.events if e["event"] == "lost" and e["t"] > moment]
-                assert min(knew) <= 5.5
+                in_time(min(knew), 5.5, "noticing that a link is silent")
                 assert {full[0]["worker"]} < workers(small)
-                time.sleep(3)
+                time.sleep(3)  # sleep: nobody changes while nothing changes
                 assert dance.generation == small[0]["generation"]  # no flip-flop
             finally:
                 for one, other in pairs:
@@ -137,17 +139,18 @@ def test_row_17_a_slow_link_is_named(hosts: tuple[bed.Bed, Path]) -> None:
     send = "hvd.allreduce(np.ones(50_000, np.float32), op=hvd.Sum, name='large')"
     with dance_over(hosts, "123", program=PROGRAM.replace("def pause():\n", f"def pause():\n    {send}\n", 1)) as dance:
         full = dance.world(3, seconds=60)
-        time.sleep(5.0)  # two reports of a quick network
+        time.sleep(5.0)  # sleep: two reports of a quick network
         assert not dance.said("slow") and not dance.said("wait for"), dance.tail()
         found[1].shape("10mbit")
         began = time.monotonic()
         try:
-            line = dance.wait(lambda: dance.said("the link"), 15.0, "the name of the slow link")[0]
+            line = dance.wait(lambda: dance.said("the link"), 60.0, "the name of the slow link")[0]
             took = time.monotonic() - began
         finally:
             found[1].unshape()
         print(f"named after {took:.1f} s: {line}")
-        assert took <= 10.0 and "on host2" in line and "slow: " in line, line
+        in_time(took, 10.0, "naming a slow link")
+        assert "on host2" in line and "slow: " in line, line
         rates = re.search(r"slow: (\S+) MB/s.* others carry (\S+) MB/s", line)
         assert rates and 3 * float(rates[1]) <= float(rates[2]) and float(rates[1]) <= 2.5, line
         assert not [one for one in dance.said("slow") if "the link" not in one], dance.tail()
@@ -178,10 +181,10 @@ def deaths(found: bed.Bed, folder: Path) -> None:
         moment = time.monotonic()
         found[2].kill()
         small = dance.world(2, generation)
-        assert max(event["t"] for event in small.values()) - moment < 1.5 + 1.0
+        in_time(max(event["t"] for event in small.values()) - moment, 1.5 + 1.0, "going on without a dead host")
         found[2].start_sshd()
         full = dance.world(3, small[0]["generation"], seconds=60)
         print(f"detect {sorted(detect)[-3:]}")
-        assert sorted(detect)[-2] <= DETECT_S + 0.3  # the kill itself takes its time to be sent
+        in_time(sorted(detect)[-2], DETECT_S + 0.3, "hearing of a death, beside 0.3 s for the kill to be sent,")
         dance.finish()
         no_split_brain(dance)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from elastic import LONG, SOURCE, Dance, alive, children_of, discover, kill, parent_of
+from waiting import in_time, until
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(180)]
 DETECT_S, RECOVER_S, REPLACE_S = 0.1, 1.0, 3.0
@@ -22,7 +23,8 @@ LATEST = 10.0  # times the limit, where a busy machine took its time
 
 def mostly(values: list[float], limit: float) -> None:
     """Most keep the limit, and none is far beyond it; `make chaos` counts enough of them to speak of p99."""
-    assert sorted(values)[len(values) // 2] <= limit and max(values) <= LATEST * limit, sorted(values)
+    in_time(sorted(values)[len(values) // 2], limit, f"the median of {sorted(values)}")
+    in_time(max(values), LATEST * limit, f"the last of {sorted(values)}")
 
 
 def after_a_loss(
@@ -76,7 +78,8 @@ def test_row_2_several_at_once_and_again_during_recovery(tmp_path: Path) -> None
             kill(full[rank]["pid"])
         moment = time.monotonic()
         small = dance.world(1, full[0]["generation"])
-        assert small[0]["pid"] == full[0]["pid"] and small[0]["t"] - moment < 2.0
+        assert small[0]["pid"] == full[0]["pid"]
+        in_time(small[0]["t"] - moment, 2.0, "a world of one after three deaths at once")
         full = dance.world(4, small[0]["generation"])
         kill(full[0]["pid"])  # and the next one as soon as a survivor has heard of it
         dance.wait(lambda: any(e["generation"] >= 0 for e in dance.of(full[1]["pid"], "world")))
@@ -97,7 +100,8 @@ def test_row_5_a_stopped_rank_is_evicted_fenced_and_comes_back(tmp_path: Path) -
         small = dance.world(2, full[0]["generation"])
         evicted = min(e["t"] for pid in (full[0]["pid"], full[2]["pid"]) for e in dance.of(pid, "lost")) - moment
         print(f"evicted after {evicted:.2f} s")
-        assert 4.5 <= evicted <= 5.5
+        assert evicted >= 4.5
+        in_time(evicted, 5.5, "the eviction of a stopped rank")
         assert dance.said("no sign of life for 2") and dance.said("evicted")
         ahead = small[0]["step"]
         os.kill(victim, signal.SIGCONT)
@@ -118,12 +122,13 @@ def test_rows_7_and_37_who_only_seems_dead_stays(tmp_path: Path) -> None:
         dance.wait(lambda: dance.of(full[1]["pid"], "gil"), 20)
         moment = time.monotonic()
         dance.wait(lambda: any("rank 1" in line and "step" in line for line in dance.lines), held)
-        assert time.monotonic() - moment < 5.0 + 2.0  # reported while it lasts, 5 s after the others began to wait
+        # Reported while it lasts, 5 s after the others began to wait.
+        in_time(time.monotonic() - moment, 5.0 + 2.0, "the report about a rank that holds its GIL")
         dance.wait(lambda: dance.of(full[1]["pid"], "no gil"), held + 13)
         assert any("rank 1" in line and "step" in line for line in dance.lines), dance.tail()  # named, not evicted
         for event in full.values():
             kill(event["pid"], signal.SIGSTOP)
-        time.sleep(8)
+        time.sleep(8)  # sleep: all are frozen for longer than eviction takes
         for event in full.values():
             kill(event["pid"], signal.SIGCONT)
         code = f"""
@@ -132,7 +137,7 @@ ptrace = ctypes.CDLL(None, use_errno=True).ptrace
 ptrace.argtypes = [ctypes.c_long] * 4
 if ptrace(16, {full[0]["pid"]}, 0, 0): sys.exit(f"cannot attach: {{ctypes.get_errno()}}")
 os.waitpid({full[0]["pid"]}, 0x40000000)
-time.sleep(7)
+time.sleep(7)  # sleep: the debugger holds it for longer than eviction takes
 ptrace(17, {full[0]["pid"]}, 0, 0)
 """
         attached = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
@@ -174,11 +179,11 @@ def test_row_24_hosts_come_and_go_by_discovery(tmp_path: Path) -> None:
             found = dance.world(size, found[0]["generation"])
             ups = [e["t"] for e in dance.events if e["event"] == "up" and e["pid"] not in before and e["t"] > moment]
             if ups:  # the last newcomer was ready a moment before it was in
-                assert max(e["t"] for e in found.values()) - max(ups) < REPLACE_S
+                in_time(max(e["t"] for e in found.values()) - max(ups), REPLACE_S, "taking in a newcomer that is up")
             assert {e["pid"] for e in found.values()} & before  # somebody brought the state
             assert found[0]["pid"] in before
         change("127.0.0.1:1\nlocalhost:1")
-        time.sleep(0.4)
+        time.sleep(0.4)  # sleep: two changes within the second after which discovery looks
         change("127.0.0.1:2\nlocalhost:2")
         found = dance.world(4, found[0]["generation"])
         assert [found[rank]["local"] for rank in range(4)] == [[0, 2, 0, 2], [1, 2, 0, 2], [0, 2, 1, 2], [1, 2, 1, 2]]
@@ -198,8 +203,9 @@ def test_rows_4_and_22_an_agent_dies_with_its_ranks_and_comes_back(tmp_path: Pat
         moment = kill(second)
         small = dance.world(2, full[0]["generation"])
         assert {e["pid"] for e in small.values()} == {full[0]["pid"], full[1]["pid"]}
-        assert max(e["t"] for e in small.values()) - moment < 2.0
-        dance.wait(lambda: not any(map(alive, [*doomed, *below])), 2.0, "the end of all that was below the agent")
+        in_time(max(e["t"] for e in small.values()) - moment, 2.0, "going on without a host whose agent was killed")
+        dance.wait(lambda: not any(map(alive, [*doomed, *below])), what="the end of all that was below the agent")
+        in_time(time.monotonic() - moment, 4.0, "the end of all that was below the agent")
         full = dance.world(4, small[0]["generation"])
         assert len(dance.said("its agent was lost")) == 1  # one message for the host
         dance.finish()
@@ -224,11 +230,8 @@ def test_row_21_the_launcher_dies(tmp_path: Path, saves: bool) -> None:
             dance.wait(lambda: dance.of(pids[1], "gil"), 10)
         moment = time.monotonic()
         dance.process.kill()
-        deadline = moment + (16.0 if saves else 2.0)
-        while any(map(alive, below)) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not [pid for pid in below if alive(pid)]
-        print(f"all gone after {time.monotonic() - moment:.2f} s")
+        until(lambda: not any(map(alive, below)), 60.0, lambda: [pid for pid in below if alive(pid)])
+        in_time(time.monotonic() - moment, 16.0 if saves else 2.0, "the end of all ranks without their launcher")
     names = sorted(path.name for path in folder.iterdir())
     if saves:
         assert sorted(int(name.partition("-")[0]) for name in names) == sorted(pids)
@@ -309,12 +312,13 @@ def test_row_12_ranks_that_hear_no_launcher_stop_at_the_end_of_their_lease(tmp_p
     with Dance(["-np", "2", "--min-np", "1"], tmp_path) as dance:
         full = dance.world(2)
         moment = kill(dance.process.pid, signal.SIGSTOP)
-        time.sleep(7)
+        time.sleep(7)  # sleep: the launcher is frozen for longer than a lease lasts
         os.kill(dance.process.pid, signal.SIGCONT)
         again = dance.world(2, full[0]["generation"])
         assert {event["pid"] for event in again.values()} == {event["pid"] for event in full.values()}
         stopped = [event["t"] - moment for event in dance.events if event["event"] == "lost"]
-        assert len(stopped) == 2 and min(stopped) >= 3.0 and max(stopped) <= 5.0, stopped
+        assert len(stopped) == 2 and min(stopped) >= 3.0, stopped
+        in_time(max(stopped), 5.0, "stopping at the end of a lease")
         assert not dance.said("evicted") and not dance.said("silent")
         dance.finish()
 
@@ -323,11 +327,11 @@ def test_row_38_ctrl_c_ends_an_elastic_job(tmp_path: Path) -> None:
     with Dance(["-np", "2", "--min-np", "1", "--grace", "1"], tmp_path) as dance:
         full = dance.world(2)
         kill(full[1]["pid"], signal.SIGSTOP)  # the other one waits in a collective
-        time.sleep(0.5)
+        time.sleep(0.5)  # sleep: nothing can be seen of a rank that waits
         moment = time.monotonic()
         dance.process.send_signal(signal.SIGINT)
         assert dance.process.wait(10) == 130
-        assert time.monotonic() - moment < 3.0
+        in_time(time.monotonic() - moment, 3.0, "the end of an elastic job after Ctrl-C")
         assert not alive(full[0]["pid"]) and not alive(full[1]["pid"])
 
 
@@ -345,7 +349,7 @@ def count_to(target: int) -> tuple[int, int, int]:
             stamp = float(runtime.notifications.pending()[0])
             found = hvd.allreduce(np.array([float(done), stamp]), op=hvd.Max, name="count")
             done = int(found[0]) + 1
-            time.sleep(0.005)
+            time.sleep(0.005)  # sleep: what a step computes
             if done >= 50 and os.environ["FARANDOLE_WORKER"] == "1":
                 os.kill(os.getpid(), signal.SIGKILL)
             if found[1]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import jobs
 import pytest
 from elastic import LONG, PROGRAM, Dance, alive, kill
+from waiting import in_time
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
 ENDS_S = 1.0
@@ -25,7 +26,7 @@ total = np.zeros(1000)
 report(pid=os.getpid())
 for step in range(500):
     total += hvd.allreduce(np.full(1000, float(step % 11) * (rank + 1) / 7), op=hvd.Sum, name="x")
-    time.sleep(0.004)
+    time.sleep(0.004)  # sleep: what a step computes
 report(pid=os.getpid(), sum=total.tobytes().hex()[:64])
 hvd.shutdown()
 """
@@ -37,7 +38,7 @@ def test_row_6_a_stopped_rank_of_a_static_job_is_waited_for() -> None:
     with jobs.start(STEADY, 2) as job:
         found = jobs.look_until(lambda: jobs.results(job, 1), job)
         kill(found[0]["pid"], signal.SIGSTOP)
-        time.sleep(30.0 if LONG else 6.0)  # beyond the time of eviction of an elastic job
+        time.sleep(30.0 if LONG else 6.0)  # sleep: it is stopped beyond the time of eviction of an elastic job
         kill(found[0]["pid"], signal.SIGCONT)
         assert job.wait(60) == 0
         assert [jobs.results(job, rank)[-1]["sum"] for rank in (0, 1)] == [one["sum"] for one in undisturbed]
@@ -45,7 +46,7 @@ def test_row_6_a_stopped_rank_of_a_static_job_is_waited_for() -> None:
 
 BUSY = """
 import time
-def work(seconds):
+def compute(seconds):
     began = time.thread_time()
     while time.thread_time() - began < seconds:
         pass
@@ -57,7 +58,7 @@ import farandole as hvd
 hvd.init()
 print("dance " + json.dumps({"event": "up", "pid": os.getpid(), "rank": hvd.rank()}), flush=True)
 while hvd.allreduce(np.array([float(os.path.exists(os.environ["DANCE_FINISH"]))]), op=hvd.Max, name="go")[0] == 0:
-    work(0.01)
+    compute(0.01)
 hvd.shutdown()
 """
 
@@ -78,16 +79,17 @@ def slowed(pid: int, seconds: float = 20.0) -> Iterator[float]:
 
 
 def test_row_17_a_slow_rank_is_named_with_what_the_others_wait(tmp_path: Path) -> None:
-    program = PROGRAM.replace("fresh = True\n", BUSY + "fresh = True\n", 1).replace("time.sleep(0.005)", "work(0.01)")
+    program = PROGRAM.replace("def work():\n", BUSY + "def work():\n    return compute(0.01)\n", 1)
     with Dance(["-np", "2", "--min-np", "1"], tmp_path, program=program) as dance:
         full = dance.world(2)
         with slowed(full[1]["pid"]) as began:
-            line = dance.wait(lambda: dance.said("slow"), 12.0, "the name of the slow rank")[0]
+            line = dance.wait(lambda: dance.said("slow"), 60.0, "the name of the slow rank")[0]
             took = time.monotonic() - began
         print(f"named after {took:.1f} s: {line}")
         found = re.search(r"rank (\d+) on \S+ is slow: the others wait for it (\d+)% of the time", line)
         assert found and found[1] == "1" and int(found[2]) >= 50, line
-        assert took <= 10.0 and not dance.said("rank 0 on") and not dance.said("evicted"), dance.tail()
+        in_time(took, 10.0, "naming a slow rank")
+        assert not dance.said("rank 0 on") and not dance.said("evicted"), dance.tail()
         dance.finish()
 
 
@@ -96,7 +98,7 @@ def test_row_17_a_slow_rank_of_a_static_job_is_named(tmp_path: Path) -> None:
         up = dance.wait(lambda: [one for one in dance.events if one["rank"] == 1], 30.0)
         with slowed(up[0]["pid"]):
             named = "is slow: the others wait for it"
-            line = dance.wait(lambda: [one for one in dance.lines if named in one], 12.0, "the name of the slow rank")[
+            line = dance.wait(lambda: [one for one in dance.lines if named in one], 60.0, "the name of the slow rank")[
                 0
             ]
         assert "rank 1 on " in line, line
@@ -119,7 +121,7 @@ fresh = True
     with Dance(["-np", "8", "--min-np", "1", "--start-timeout", "120"], tmp_path, program=program) as dance:
         dance.world(8, seconds=120)
         generation = dance.generation
-        time.sleep(60.0 if LONG else 8.0)
+        time.sleep(60.0 if LONG else 8.0)  # sleep: longer than eviction takes
         assert dance.generation == generation and not dance.said("evicted"), dance.tail()
 
 
@@ -135,9 +137,9 @@ print("stuck", os.getpid(), flush=True)
 if hvd.rank() == 0:
     if os.environ["WHERE"] == "thread":
         threading.Thread(target=wait, daemon=True).start()
-        time.sleep(60)
+        time.sleep(60)  # sleep: until the signal ends it
     wait()
-time.sleep(60)
+time.sleep(60)  # sleep: until the signal ends it
 """
 
 
@@ -154,13 +156,13 @@ def test_row_38_signals_reach_ranks_that_wait_in_a_stalled_collective(tmp_path: 
         with Dance(words, tmp_path, {"WHERE": where}, STUCK) as dance:
             took.append(ended_by(dance, number))
     print(f"ended after {took} s")
-    assert sorted(took)[1 if len(took) == 3 else -1] <= ENDS_S, took
+    in_time(sorted(took)[1 if len(took) == 3 else -1], ENDS_S, f"the end of a job with stuck ranks ({took})")
 
 
 def ended_by(dance: Dance, number: int) -> float:
     """Seconds from the signal to the end of a job whose ranks are stuck."""
     dance.wait(lambda: sum("stuck" in line for line in dance.lines) == 2)
-    time.sleep(0.3)  # the line comes before the call in which they wait, and nothing can be seen of that
+    time.sleep(0.3)  # sleep: the line comes before the call in which they wait, and nothing can be seen of that
     moment = time.monotonic()
     dance.process.send_signal(number)
     assert dance.process.wait(20) == 128 + number

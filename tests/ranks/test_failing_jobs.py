@@ -77,7 +77,8 @@ def test_row_18_a_rank_that_the_kernel_killed_for_its_memory() -> None:
         pytest.skip(f"no control group for memory can be made here: {error}")
     try:
         enter = f"echo $$ > {shlex.quote(str(place))}/cgroup.procs && exec "
-        code = "import os, time\nif os.environ['RANK'] == '1':\n    hog = b'x' * (600 << 20)\ntime.sleep(60)"
+        code = "import os, time\nif os.environ['RANK'] == '1':\n    hog = b'x' * (600 << 20)\n"
+        code += "time.sleep(60)"  # sleep: until it is killed
         words = [sys.executable, "-m", "farandole", "run", "-np", "2", sys.executable, "-c", code]
         env = {**os.environ, "PYTHONPATH": SOURCE}
         script = enter + shlex.join(words)

@@ -16,6 +16,7 @@ from typing import Any
 
 import jobs
 import pytest
+from waiting import in_time
 from world import CHAOS_LIBRARY, LIBRARY
 
 from farandole.engine import Kind
@@ -187,4 +188,4 @@ def test_killing_any_rank_at_any_point_is_seen_by_all_survivors(record_property:
     assert not failed, f"{len(failed)} of {len(records)} cells:\n" + "\n".join(failed[:20])
     assert len(records) >= FEWEST_CELLS
     assert summary["with children"] * 4 >= len(records)
-    assert percentile(times, 0.99) < DETECTION_P99_S, summary
+    in_time(percentile(times, 0.99), DETECTION_P99_S, f"hearing of a death (p99 of {summary})")

@@ -12,6 +12,7 @@ import bed
 import pytest
 from bed import job
 from bed.launcher import ENVIRONMENT, launch
+from waiting import in_time
 
 pytestmark = pytest.mark.ranks
 BYTES = 3 * 4 * (1 << 19)  # 6 MiB; divides by 2, 3, 4 and 6
@@ -133,7 +134,8 @@ os._exit(0)  # the survivors of a static job have nothing more to say
         for rank in (0, 1):
             heard = ranks.wait_for(rank, 2)
             assert heard["lost"] in (2, 3), heard
-            assert heard["at"] - moment < 2, "the target of 250 ms at p99 is measured elsewhere"
+            # The target of 250 ms at p99 is measured elsewhere.
+            in_time(heard["at"] - moment, 2.0, "hearing that a host has died")
 
 
 NOWHERE = bed.Network("10.77.1", connects=False)

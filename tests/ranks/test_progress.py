@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import Moment, in_time, repeated, until
 from world import ENGINES, World, add_groups, allreduce, barrier
 
 from farandole.engine import Array, Engine, Kind, ReduceOp, Request
@@ -124,19 +125,19 @@ def teach(engine: Engine, names: list[str], steps: int = 4) -> None:
 
 
 def soon(attempt: Callable[[], float], what: object) -> None:
-    times = []
-    for _ in range(TRIES):
-        times.append(attempt())
-        if times[-1] < SOON_S:
+    """One of a few attempts at least is quick; the others are counted among the tries that were repeated."""
+    for number in range(TRIES):
+        before = Moment.now()
+        if (took := attempt()) < SOON_S:
             return
-    pytest.fail(f"{what}: took {[f'{t * 1000:.0f} ms' for t in times]}, each longer than {SOON_S * 1000:.0f} ms")
+        line = f"{what}: try {number + 1} took {took:.3f} s, longer than {SOON_S} s; {before.since()}"
+        print(line, flush=True)
+        repeated.append(line)
+    in_time(took, SOON_S, str(what))
 
 
 def look_until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5.0
-    while not done():
-        assert time.monotonic() < deadline, "not done after 5 s"
-        time.sleep(0.0005)
+    until(done, 5.0, every=0.0005)
 
 
 def end_by_waiting(engine: Engine, begun: list[tuple[int, Array]]) -> None:

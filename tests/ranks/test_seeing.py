@@ -21,7 +21,7 @@ if rank == TRACED:
     hvd.start_timeline(PLACE)
 for step in range(10):
     if rank == 1 - TRACED:
-        time.sleep(0.005)
+        time.sleep(0.005)  # sleep: the rank that the other one waits for
     handles = [hvd.allreduce_async(np.ones(100), name=f"layer.{layer}") for layer in range(6)]
     for handle in handles:
         hvd.synchronize(handle)
@@ -69,12 +69,12 @@ hvd.init()
 for _ in range(5):
     hvd.allreduce(np.ones(1000), name="x")
 hvd.barrier()
-time.sleep(0.2)
+time.sleep(0.2)  # sleep: what the last step leaves to do is done
 def now():
     use = resource.getrusage(resource.RUSAGE_SELF)
     return use.ru_utime + use.ru_stime, use.ru_nvcsw + use.ru_nivcsw
 before = now()
-time.sleep(3.0)
+time.sleep(3.0)  # sleep: the time that is measured
 after = now()
 hvd.shutdown()
 report(cpu_percent=100 * (after[0] - before[0]) / 3, switches_per_s=(after[1] - before[1]) / 3)

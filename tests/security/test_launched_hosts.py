@@ -19,6 +19,7 @@ import jobs
 import pytest
 from bed.launcher import ENVIRONMENT, SOURCE, launch
 from meeting import listening
+from waiting import in_time, until
 
 from farandole.launch import ssh
 from farandole.launch.hosts import parse
@@ -148,10 +149,9 @@ def test_rows_32_and_35_what_a_job_over_ssh_shows_to_others() -> None:
         said += launcher.stdout.read()
         assert launcher.wait(20) == 0, said
         assert not any(form.decode("latin1") in said for form in forms(secret))
-        deadline = time.monotonic() + 2
-        while left := [host.processes() for host in hosts if host.processes()]:
-            assert time.monotonic() < deadline, left
-            time.sleep(0.01)
+        ended = time.monotonic()
+        until(lambda: not any(host.processes() for host in hosts), what=lambda: [host.processes() for host in hosts])
+        in_time(time.monotonic() - ended, 2.0, "the end of all processes of the job")
         assert [path for host in hosts for path in of_ours(host)] == []
 
 
@@ -190,7 +190,7 @@ def test_row_31_another_version_on_a_host_is_named_with_the_remedy() -> None:
         done = hosts[0].run(launch(["host2"], TELL), {"PYTHONPATH": "/run/host/checkout/src"}, check=False)
         assert done.returncode != 0 and "told" not in done.stdout
         assert all(word in done.stderr for word in (*versions, "host2")), done.stderr
-        assert time.monotonic() - began < 10
+        in_time(time.monotonic() - began, 10.0, "saying that a host has another version")
         assert not hosts[1].processes()
 
 
@@ -233,10 +233,7 @@ hvd.recv(np.zeros(1), 1 - rank)  # until somebody kills it
     with jobs.start(body, 2, hosts=["a", "b"]) as job:
         jobs.look_until(lambda: all(jobs.results(job, rank) for rank in range(2)), job)
         pids = [*job.pids, *(int(word) for pid in job.pids for word in parents(pid)), os.getpid()]
-        deadline = time.monotonic() + 5
-        while found := [*listening(pids), *os.listdir(job.directory)]:
-            assert time.monotonic() < deadline, found
-            time.sleep(0.005)
+        until(lambda: not listening(pids) and not os.listdir(job.directory), what=lambda: listening(pids))
 
 
 def parents(pid: int) -> list[str]:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from meeting import engines, meeting, until
+from meeting import engines, meeting
+from waiting import until
 
 from farandole.launch import local
 from farandole.rendezvous.secret import Secret
@@ -81,7 +82,8 @@ def test_row_35_another_user_cannot_read_the_secret() -> None:
 def test_row_32_the_secret_is_in_no_argument_and_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     secret = Secret.create()
     monkeypatch.setattr(Secret, "create", classmethod(lambda cls: secret))
-    code = "import os, time; print(os.environ['FARANDOLE_SECRET_FD'], flush=True); time.sleep(60)"
+    code = "import os, time; print(os.environ['FARANDOLE_SECRET_FD'], flush=True); "
+    code += "time.sleep(60)"  # sleep: until it is killed
     with local.start([sys.executable, "-c", code], 2) as job:
         until(lambda: job.stdout(0).strip().isdigit())
         for pid in job.pids:

@@ -9,13 +9,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import bed
 import pytest
 from bed import job
+from waiting import until
 
 pytestmark = [pytest.mark.security, pytest.mark.ranks]
 BOMB = "/run/bomb"
@@ -24,7 +24,7 @@ PATH = {"PYTHONPATH": f"{bed.ROOT / 'src'}:{Path(__file__).parent}"}
 TRAIN = """
 import hashlib
 while rank == 1 and not os.path.exists("/run/host/go"):
-    time.sleep(0.01)  # a gate: until then the others wait for this rank, and listen
+    time.sleep(0.01)  # sleep: looks for the gate; until then the others wait for this rank, and listen
 hvd.init()
 report(joined=True)
 draw = np.random.default_rng(rank)
@@ -34,7 +34,7 @@ for step in range(150):
     weights -= 0.01 * hvd.allreduce(draw.standard_normal(50_000).astype(np.float32) * weights, name="gradient")
 print(time.monotonic() - began, file=sys.stderr)
 while not os.path.exists("/run/host/end"):
-    time.sleep(0.01)
+    time.sleep(0.01)  # sleep: looks for the gate
 report(digest=hashlib.sha256(weights.tobytes()).hexdigest())
 hvd.shutdown()
 """
@@ -109,16 +109,14 @@ def test_rows_28_29_33_strangers_on_the_wire_change_no_bit() -> None:
 
 
 def until_listening(host: bed.Host, count: int) -> list[tuple[str, int]]:
-    deadline = time.monotonic() + 20
-    while len(found := host.listening()) < count:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.005)
+    until(lambda: len(host.listening()) >= count, what=lambda: host.listening())
+    found = host.listening()
     assert all(address == host.address for address, _ in found), "one chosen address, and never all of them"
     return found
 
 
 def until_silent(hosts: list[bed.Host]) -> None:
-    deadline = time.monotonic() + 5
-    while any(host.listening() or unix_listeners(host) for host in hosts):
-        assert time.monotonic() < deadline, [(host.listening(), unix_listeners(host)) for host in hosts]
-        time.sleep(0.005)
+    def listeners() -> list[object]:
+        return [one for host in hosts for one in (*host.listening(), *unix_listeners(host))]
+
+    until(lambda: not listeners(), what=listeners)

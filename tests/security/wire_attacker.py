@@ -103,7 +103,7 @@ def hammer(recorded: bytes, addresses: list[str]) -> None:
         if first:
             print(json.dumps(counts), flush=True)
             first = False
-        time.sleep(0.02)
+        time.sleep(0.02)  # sleep: the job needs the processors too
     print(json.dumps(counts), flush=True)
     for sock in lorises:
         sock.close()

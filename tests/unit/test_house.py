@@ -57,6 +57,9 @@ VIOLATIONS = [
     ("src/farandole/ops.py", PYTHON + "x = 1\n" * 700, "long-file"),
     ("src/farandole/ops.py", PYTHON + "def f():\n" + "    x = 1\n" * 81, "long-function"),
     ("core/base/x.cc", CORE + "int f(int x) {\n" + "  x++;\n" * 81 + "}\n", "long-function"),
+    ("tests/test_x.py", PYTHON + "time.sle" + "ep(1)\n", "sleep"),
+    ("tests/test_x.py", PYTHON + "CODE = 'import time; time.sle" + "ep(1)'  # naps\n", "sleep"),
+    ("tests/core/x_test.cc", CORE + "void f() { std::this_thread::sle" + "ep_for(x); }\n", "sleep"),
     ("docs/index.md", "see " + "/wo" + "rk/x\n", "word"),
     ("scripts/setup.sh", "pip install --index" + "-url x\n", "word"),
 ]
@@ -77,6 +80,9 @@ FINE = [
     ("src/farandole/ops.py", PYTHON + "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"),
     ("src/farandole/tools/bench.py", PYTHON + "def f():\n    import torch\n"),
     ("src/farandole/launch/spawn.py", PYTHON + "import subprocess\n"),
+    ("tests/test_x.py", PYTHON + "time.sle" + "ep(1)  # sleep: the fault lasts a second\n"),
+    ("tests/core/x_test.cc", CORE + "void f() { usle" + "ep(5); }  // sleep: between two looks\n"),
+    ("src/farandole/launch/spawn.py", PYTHON + "def f(time):\n    time.sle" + "ep(1)\n"),
     ("src/farandole/tools/__init__.py", ""),
 ]
 

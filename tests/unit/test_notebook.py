@@ -20,6 +20,6 @@ def test_notebooks(what: str, tmp_path: Path) -> None:
     names = ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR", "TMPDIR")
     own = dict.fromkeys(names, str(tmp_path))
     command = [sys.executable, str(ROOT / "tests" / "notebook_program.py"), what]
-    env = {**os.environ, **own, "PYTHONPATH": str(ROOT / "src")}
+    env = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("src", "tests/ranks"))}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,10 +7,10 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from farandole.errors import ShutDown
 from farandole.observe import timeline
@@ -76,9 +76,7 @@ def test_events_arrive_while_it_runs_and_at_the_end(tmp_path: Path, monkeypatch:
     tape, path = Tape(), tmp_path / "t.json"
     running = Timeline(tape, path)  # type: ignore[arg-type]
     tape.lines.append(event(0))
-    deadline = time.monotonic() + 5
-    while not json.loads(path.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: json.loads(path.read_text()))
     assert len(json.loads(path.read_text())) == 1
     tape.lines.append(event(1))
     running.stop()

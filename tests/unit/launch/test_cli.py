@@ -16,9 +16,11 @@ import tempfile
 import termios
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from meeting import marked, until
+from meeting import marked
+from waiting import in_time, until
 
 from farandole.launch import cli, local
 from farandole.version import package_version
@@ -81,8 +83,9 @@ def test_ranks_that_do_not_end_in_their_grace_are_killed() -> None:
         assert job.wait(5) == 143
 
 
-def test_a_terminal_has_colours_and_a_status_line_that_goes_away() -> None:
-    words = [sys.executable, "-m", "farandole", "run", "-np", "2", "sh", "-c", "echo one; sleep 1.3; echo two"]
+def test_a_terminal_has_colours_and_a_status_line_that_goes_away(tmp_path: Path) -> None:
+    script = f"echo one; while [ ! -e {shlex.quote(str(tmp_path))}/go ]; do sleep 0.05; done; echo two"
+    words = [sys.executable, "-m", "farandole", "run", "-np", "2", "sh", "-c", script]
     child, terminal = pty.fork()
     if child == 0:
         os.environ["TERM"] = "xterm"
@@ -92,9 +95,11 @@ def test_a_terminal_has_colours_and_a_status_line_that_goes_away() -> None:
     with os.fdopen(terminal, "rb", buffering=0) as screen, contextlib.suppress(OSError):  # EIO at the end
         while part := screen.read(4096):
             said += part
+            if b"2 of 2 ranks run" in said:
+                (tmp_path / "go").touch()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, said
     assert b"\x1b[36m[0]<stdout>:\x1b[0mone\r\n" in said and b"\x1b[33m[1]<stdout>:\x1b[0mtwo\r\n" in said, said
-    assert b"2 of 2 ranks run" in said and said.endswith(b"\r\x1b[K"), said
+    assert said.endswith(b"\r\x1b[K"), said
 
 
 def test_an_agent_that_is_asked_to_end_ends_the_job() -> None:
@@ -126,6 +131,12 @@ def test_output_nobody_reads_ends_the_job() -> None:
         assert job.wait(30) == 0 and job.stdout(0) == "[0]<stdout>:y\n"
 
 
+def full(pipe: Any) -> bool:
+    """Whether nothing more goes into a pipe whose end we hold."""
+    limit = fcntl.fcntl(pipe.fileno(), fcntl.F_GETPIPE_SZ)
+    return bool(struct.unpack("i", fcntl.ioctl(pipe.fileno(), termios.FIONREAD, bytes(4)))[0] > limit - 8192)
+
+
 @pytest.mark.parametrize("errors", [subprocess.DEVNULL, subprocess.STDOUT])
 def test_a_launcher_whose_output_is_stuck_ends_when_asked_to(errors: int) -> None:
     mark = secrets.token_hex(8)
@@ -134,18 +145,12 @@ def test_a_launcher_whose_output_is_stuck_ends_when_asked_to(errors: int) -> Non
         command, stdout=subprocess.PIPE, stderr=errors, env={**os.environ, "TEST_MARK": mark}
     ) as launcher:
         assert launcher.stdout is not None
-        pipe = launcher.stdout.fileno()
-        limit = fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
-
-        def full() -> bool:
-            return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0] > limit - 8192
-
-        until(full, timeout=20.0)
+        until(lambda: full(launcher.stdout))
         assert len(marked(mark)) >= 5, "launcher, guard, agent and two ranks"
         began = time.monotonic()
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(10) == 143
-        assert time.monotonic() - began < 6
+        in_time(time.monotonic() - began, 6.0, "the end of a launcher with a grace of 2 s")
         assert not marked(mark)
 
 
@@ -158,7 +163,7 @@ def test_output_that_is_read_slowly_comes_whole() -> None:
     ) as launcher:
         assert launcher.stdout is not None
         first = launcher.stdout.read(10)
-        time.sleep(1.0)  # seq and the agent have to wait meanwhile
+        until(lambda: full(launcher.stdout))  # so that seq and the agent have to wait
         assert (first + launcher.stdout.read()).split() == [b"%d" % number for number in range(1, lines + 1)]
         assert launcher.wait(10) == 0
 

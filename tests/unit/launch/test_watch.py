@@ -62,7 +62,7 @@ def test_an_agent_that_slept_itself_starts_anew(watcher: Watcher) -> None:
 
 
 def test_the_state_of_a_process_and_a_debugger(watcher: Watcher) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])  # sleep: until it is killed
     try:
         word = Word()
         watcher.add(0, child.pid, word)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from waiting import in_time
 
 from farandole.rendezvous.flow import Flow, Loop
 from farandole.rendezvous.handshake import (
@@ -232,7 +233,8 @@ def test_row_28_a_silent_stranger_is_not_waited_for() -> None:
         left.send(b"F")
         began = time.monotonic()
         (result,) = run((right, answer(right, SECRET, CALLEE, lambda peer: True)), seconds=0.1)
-        assert isinstance(result, TimeoutError) and time.monotonic() - began < 2
+        assert isinstance(result, TimeoutError)
+        in_time(time.monotonic() - began, 2.0, "a handshake that may take 0.1 s")
 
 
 @pytest.mark.security

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meeting import STREAMS, StubEngine, greet, listening, until
+from meeting import STREAMS, StubEngine, greet, listening
+from waiting import until
 
 from farandole.config import Config
 from farandole.launch.clusters import ClusterError, Found, settle

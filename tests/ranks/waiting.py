@@ -1,0 +1,154 @@
+# What tests do with time: they wait for events, hold what they promise, and say how busy the machine was.
+# Touches the clocks, and what /proc tells of processors and of this process's children.
+"""`until(ready)` waits for an event; `in_time(took, limit, what)` is for a promise that is a time.
+
+A test that was too slow while the machine worked for others begins again (tests/conftest.py uses `again_when_busy`);
+each such try is printed, and the last lines of the run count them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+TRIES = 3  # of a test, as long as each was too slow on a busy machine
+BUSY = 0.2  # of the processors' time went to others: a machine that is busy
+STOLEN = 0.05  # the same for time that the host of a virtual machine gave to others
+T = TypeVar("T")
+repeated: list[str] = []  # tries of tests that were too slow on a busy machine; conftest.py prints them at the end
+
+
+def until(
+    ready: Callable[[], T],
+    timeout: float = 20.0,
+    what: str | Callable[[], object] = "it",
+    alive: Callable[[], bool] = lambda: True,
+    every: float = 0.005,
+) -> T:
+    """What `ready()` gives, once it gives something; a TimeoutError with `what` when that does not happen in time, or
+    cannot happen any more (`alive`)."""
+    deadline = time.monotonic() + timeout
+    while not (found := ready()):
+        living = alive()
+        if living and time.monotonic() < deadline:
+            time.sleep(every)  # sleep: between two looks; everything else that looks again and again does it here
+        elif not (found := ready()):  # what came to an end may have done it just before
+            text = what if isinstance(what, str) else str(what())
+            end = f"within {timeout:g} s" if living else "before the end"
+            raise TimeoutError(f"did not come about {end}: {text}")
+        else:
+            break
+    return found
+
+
+class TooSlow(AssertionError):
+    """Right, but not in time."""
+
+
+def in_time(took: float, limit: float, what: str) -> None:
+    """The promise is a time: `took` seconds are at most `limit`."""
+    if took > limit:
+        raise TooSlow(f"{what} took {took:.3f} s; at most {limit:g} s is what is promised")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What the clocks say: the wall's, and in seconds of processors what this process with its children has used, what
+    all have used, and what was stolen."""
+
+    wall: float
+    own: float
+    used: float
+    stolen: float
+
+    @staticmethod
+    def now() -> Moment:
+        ticks = os.sysconf("SC_CLK_TCK")
+        user, nice, system, _idle, _io, interrupts, softly, stolen = (
+            int(word) / ticks for word in Path("/proc/stat").read_text().split()[1:9]
+        )
+        return Moment(time.monotonic(), _own_seconds(), user + nice + system + interrupts + softly, stolen)
+
+    def since(self) -> Spent:
+        now = Moment.now()
+        own = max(0.0, now.own - self.own)
+        others = max(0.0, now.used - self.used - own)
+        return Spent(now.wall - self.wall, own, others, now.stolen - self.stolen, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Between two moments."""
+
+    wall: float
+    own: float
+    others: float
+    stolen: float
+    cores: int
+
+    @property
+    def busy(self) -> bool:
+        """Whether others had so much of the processors that it explains what took long."""
+        whole = self.wall * self.cores
+        return self.others + self.stolen > BUSY * whole or self.stolen > STOLEN * whole
+
+    def __str__(self) -> str:
+        whole = max(1e-9, self.wall * self.cores)
+        return (
+            f"{self.wall:.2f} s, {self.own:.2f} s of processors in the test's processes; of {self.cores} processors "
+            f"{self.others / whole:.0%} went to others and {self.stolen / whole:.0%} was stolen; load "
+            + " ".join(f"{load:.1f}" for load in os.getloadavg())
+        )
+
+
+def _own_seconds() -> float:
+    """Of this process, of what it has waited for, and of all that lives below it."""
+    times = os.times()
+    found = times.user + times.system + times.children_user + times.children_system
+    ticks, above = os.sysconf("SC_CLK_TCK"), {}
+    used = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            above[int(entry)], used[int(entry)] = int(words[1]), sum(map(int, words[11:15])) / ticks
+    below = {os.getpid()}
+    while more := {pid for pid, parent in above.items() if parent in below} - below:
+        below |= more
+    return found + sum(used[pid] for pid in below - {os.getpid()})
+
+
+def again_when_busy(test: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    """The test, which begins again when it was too slow because of others and `seconds` leave time for it."""
+
+    @functools.wraps(test)
+    def tries(**fixtures: Any) -> Any:
+        began = time.monotonic()
+        for turn in range(TRIES):
+            before = Moment.now()
+            try:
+                return test(**fixtures if turn == 0 else fresh(fixtures, turn))
+            except TooSlow as error:
+                spent = before.since()
+                print(f"try {turn + 1}: {error}; {spent}", flush=True)
+                late = time.monotonic() - began + 1.5 * spent.wall > seconds
+                if turn == TRIES - 1 or late or not spent.busy:
+                    raise
+                repeated.append(f"{error}; {spent}")
+        raise AssertionError("not reached")
+
+    return tries
+
+
+def fresh(fixtures: dict[str, Any], turn: int) -> dict[str, Any]:
+    """The same fixtures, with another directory."""
+    if "tmp_path" not in fixtures:
+        return fixtures
+    place = fixtures["tmp_path"] / f"again{turn}"
+    place.mkdir()
+    return {**fixtures, "tmp_path": place}
