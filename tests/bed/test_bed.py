@@ -96,7 +96,7 @@ def test_a_killed_test_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     """The process that made the bed gets SIGKILL: hosts, their commands and the switch end; files go next time."""
     code = f"""
 import sys, time
-sys.path.insert(0, {str(bed.HERE.parent)!r})
+sys.path[:0] = {[str(bed.HERE.parent), str(bed.HERE.parent / "ranks")]!r}
 import bed, pathlib
 bed.PLACE = pathlib.Path({str(tmp_path)!r}) / "beds"  # other runs on this machine remove what dead ones left, too
 with bed.hosts(2, ssh=True) as hosts:
