@@ -36,8 +36,8 @@ class Sharded:
     [0, 1]
     """
 
-    def __init__(self, values: Mapping[Key, Any] | None = None) -> None:
-        self._values = dict(values or {})
+    def __init__(self, values: Mapping[Any, Any] | None = None) -> None:
+        self._values: dict[Key, Any] = dict(values or {})
 
     def __getitem__(self, key: Key) -> Any:
         return self._values[key]

@@ -169,6 +169,8 @@ class ObjectState(State):
 
         def __getattr__(self, name: str) -> Any: ...
 
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
         super().__init__(bcast_object, get_rank)
         self._sharded = {name: value for name, value in kwargs.items() if isinstance(value, Sharded)}

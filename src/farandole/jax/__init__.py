@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import (
     FarandoleTimeout,
@@ -131,7 +131,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name != "elastic":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(".elastic", __name__)
+if TYPE_CHECKING:
+    from . import elastic as elastic
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name != "elastic":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return importlib.import_module(".elastic", __name__)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import HorovodInternalError, HostsUpdatedInterrupt
 from ..groups import ProcessSet, global_process_set
@@ -100,7 +100,12 @@ __all__ = [
 LATE = ("callbacks", "elastic")
 
 
-def __getattr__(name: str) -> Any:
-    if name not in LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f".{name}", __name__)
+if TYPE_CHECKING:
+    from . import callbacks as callbacks
+    from . import elastic as elastic
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name not in LATE:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return importlib.import_module(f".{name}", __name__)

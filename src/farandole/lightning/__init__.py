@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from .registration import watch
 
-if TYPE_CHECKING:
-    from .trees import ElasticCallback as ElasticCallback
-    from .trees import FabricStrategy as FabricStrategy
-    from .trees import FarandoleEnvironment as FarandoleEnvironment
-    from .trees import FarandoleStrategy as FarandoleStrategy
-    from .trees import HorovodStrategy as HorovodStrategy
+if TYPE_CHECKING:  # classes that are made at run time, for one tree or the other
+    ElasticCallback: Any
+    FabricStrategy: Any
+    FarandoleEnvironment: Any
+    FarandoleStrategy: Any
+    HorovodStrategy: Any
 
 __all__ = ["ElasticCallback", "FabricStrategy", "FarandoleEnvironment", "FarandoleStrategy", "HorovodStrategy"]
 

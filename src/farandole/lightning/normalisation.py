@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -16,7 +18,7 @@ def convert(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, _BatchNorm) and not isinstance(child, (SyncBatchNorm, torch.nn.SyncBatchNorm)):
-                replacement = SyncBatchNorm(
+                replacement: Any = SyncBatchNorm(
                     child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats
                 )
                 _take_over(replacement, child)

@@ -218,7 +218,7 @@ class ActorJob:
         variables = meeting.variables(start.worker, start.host, start.index, self.coordinator.hosts[start.host].slots)
         variables.update(nics_to_env_var(detect_nics(self._settings)))
         resources = {"num_cpus": make.cpus, "num_gpus": make.gpus}
-        actor = ray.remote(BaseHorovodWorker).options(**_where(start.host), **resources).remote()
+        actor: Any = ray.remote(BaseHorovodWorker).options(**_where(start.host), **resources).remote()
         actor.update_env_vars.remote(make.variables)
         actor.set_queue.remote(make.queue)
         place = (variables, meeting.addresses, meeting.secret.key)

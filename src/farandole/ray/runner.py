@@ -147,7 +147,8 @@ class _Remote:
     """An object in an actor, called as if it were here: what Ray Client needs, where this process is no part of Ray."""
 
     def __init__(self, cls: type, *args: Any) -> None:
-        self._actor = ray.remote(num_cpus=0, max_concurrency=4)(cls).remote(*args)
+        remote: Any = ray.remote  # its annotations lack max_concurrency
+        self._actor = remote(num_cpus=0, max_concurrency=4)(cls).remote(*args)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *args, **kwargs: ray.get(getattr(self._actor, name).remote(*args, **kwargs))

@@ -45,7 +45,7 @@ class Rank:
 
 
 @dataclass
-class HorovodConfig(BackendConfig):  # type: ignore[misc]  # mypy does not look into Ray
+class HorovodConfig(BackendConfig):
     """How the workers of a HorovodTrainer meet. The ssh settings are accepted: Ray starts the workers."""
 
     nics: set[str] | None = None
@@ -89,7 +89,7 @@ class HorovodConfig(BackendConfig):  # type: ignore[misc]  # mypy does not look 
         return ElasticRank
 
 
-class HorovodBackend(Backend):  # type: ignore[misc]
+class HorovodBackend(Backend):
     """Runs in Train's controller; begins anew whenever Train has started its workers anew."""
 
     share_cuda_visible_devices = True
@@ -97,7 +97,7 @@ class HorovodBackend(Backend):  # type: ignore[misc]
     def __init__(self) -> None:
         self._coordinator: Coordinator | None = None
 
-    def on_start(self, worker_group: Any, backend_config: HorovodConfig) -> None:
+    def on_start(self, worker_group: Any, backend_config: Any) -> None:
         """Gives the workers their places: `init()` in the train function joins them."""
         self._close()
         found = worker_group.execute(whereabouts)
@@ -115,7 +115,7 @@ class HorovodBackend(Backend):  # type: ignore[misc]
             ready.append(worker_group.execute_single_async(rank, take_place, *arguments))
         ray.get(ready)
 
-    def on_shutdown(self, worker_group: Any, backend_config: HorovodConfig) -> None:
+    def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         """The workers leave, as far as they still can."""
         with contextlib.suppress(Exception):
             ray.get(worker_group.execute_async(runtime.shutdown), timeout=LEAVE_SECONDS)
@@ -127,7 +127,7 @@ class HorovodBackend(Backend):  # type: ignore[misc]
             coordinator.close()
 
 
-class _LastReport(UserCallback):  # type: ignore[misc]
+class _LastReport(UserCallback):
     """Keeps what rank 0 reported last, for `result.metrics`; Ray keeps only what came with a checkpoint."""
 
     def __init__(self, key: bytes) -> None:
@@ -138,7 +138,7 @@ class _LastReport(UserCallback):  # type: ignore[misc]
         internal_kv._internal_kv_put(self._key, calls.pack(metrics[0]), overwrite=True, namespace=SPACE)
 
 
-class HorovodTrainer(DataParallelTrainer):  # type: ignore[misc]
+class HorovodTrainer(DataParallelTrainer):
     """Data-parallel training on Ray whose train function calls `hvd.init()` and uses Farandole.
 
     The arguments are those of Ray's class; see docs/ray.md.
@@ -192,13 +192,13 @@ class HorovodTrainer(DataParallelTrainer):  # type: ignore[misc]
 
     def _await_room(self) -> None:
         """Ray Train itself asks again and again, without end, for what the cluster does not have."""
-        scaling = self.scaling_config
+        scaling: Any = self.scaling_config  # Ray's annotation names the class of Train V1
         one = {name: round(count / scaling.max_workers, 4) for name, count in scaling.total_resources.items() if count}
         if one:  # no worker is wanted in Ray's local mode
             if not ray.is_initialized():
                 ray.init()  # as Train does a moment later
-            seconds = self.backend_config.placement_group_timeout_s
-            await_room(one, scaling.min_workers, scaling.placement_strategy, seconds)
+            config: Any = self.backend_config  # a HorovodConfig
+            await_room(one, scaling.min_workers, scaling.placement_strategy, config.placement_group_timeout_s)
 
 
 def prepare_trainer(trainer: Any) -> Any:

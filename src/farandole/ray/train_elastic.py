@@ -31,7 +31,7 @@ SLOT_SECONDS = 60.0  # for the coordinator to have a place for a worker that Ray
 log = logging.getLogger("farandole.ray")
 
 
-class ElasticBackend(Backend):  # type: ignore[misc]  # mypy does not look into Ray
+class ElasticBackend(Backend):
     """Runs in Train's controller. A slot is one of Train's ranks; its worker may be another process each time."""
 
     share_cuda_visible_devices = True

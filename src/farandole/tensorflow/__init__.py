@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..compat import num_rank_is_power_2 as check_num_rank_power_of_2
 from ..errors import (
@@ -164,9 +164,16 @@ __all__ = [
 LATE = {"SyncBatchNormalization": ".sync_batch_norm", "elastic": "", "keras": "", "sync_batch_norm": ""}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if not LATE[name]:
-        return importlib.import_module(f".{name}", __name__)
-    return getattr(importlib.import_module(LATE[name], __name__), name)
+if TYPE_CHECKING:
+    from . import elastic as elastic
+    from . import keras as keras
+    from . import sync_batch_norm as sync_batch_norm
+    from .sync_batch_norm import SyncBatchNormalization
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name not in LATE:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if not LATE[name]:
+            return importlib.import_module(f".{name}", __name__)
+        return getattr(importlib.import_module(LATE[name], __name__), name)

@@ -31,7 +31,7 @@ def _tracked(tensors: Sequence[torch.Tensor]) -> bool:
 # --- allreduce -------------------------------------------------------------------------------------------------------
 
 
-class _Allreduce(torch.autograd.Function):  # type: ignore[misc]
+class _Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -115,7 +115,7 @@ def grouped_allreduce(
 # --- allgather -------------------------------------------------------------------------------------------------------
 
 
-class _Allgather(torch.autograd.Function):  # type: ignore[misc]
+class _Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, grouped: bool, *tensors: torch.Tensor) -> Any:
         ctx.arguments = (process_set, grouped)
@@ -142,8 +142,10 @@ def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """All ranks' tensors, one after the other along the first dimension, which may differ between ranks."""
+    result: torch.Tensor | None
     if _tracked([tensor]):
-        return _gather([tensor], name, process_set, False)
+        result = _gather([tensor], name, process_set, False)
+        return result
     key = ("allgather", name, getattr(process_set, "process_set_id", None))
     result = repeats.again(key, tensor)
     return repeats.first(key, tensor, begin_allgather([tensor], name, process_set, False)) if result is None else result
@@ -159,7 +161,7 @@ def grouped_allgather(
 # --- broadcast -------------------------------------------------------------------------------------------------------
 
 
-class _Broadcast(torch.autograd.Function):  # type: ignore[misc]
+class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, name: str | None, root_rank: int, process_set: ProcessSet, tensor: torch.Tensor) -> Any:
         ctx.arguments = (root_rank, process_set)
@@ -179,14 +181,16 @@ def broadcast(
 ) -> torch.Tensor:
     """The root's tensor, as a new tensor on every rank. `root_rank` is a rank of the job."""
     if _tracked([tensor]):
-        return _Broadcast.apply(name, root_rank, process_set, tensor)
-    return begin_broadcast(tensor, root_rank, name, process_set, False).result()
+        result: torch.Tensor = _Broadcast.apply(name, root_rank, process_set, tensor)
+    else:
+        result = begin_broadcast(tensor, root_rank, name, process_set, False).result()
+    return result
 
 
 # --- alltoall --------------------------------------------------------------------------------------------------------
 
 
-class _Alltoall(torch.autograd.Function):  # type: ignore[misc]
+class _Alltoall(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, splits: Any, name: str | None, process_set: ProcessSet, tensor: torch.Tensor) -> Any:
         output, received = begin_alltoall(tensor, splits, name, process_set).result()
@@ -226,7 +230,7 @@ def alltoall(
 # --- reducescatter ---------------------------------------------------------------------------------------------------
 
 
-class _Reducescatter(torch.autograd.Function):  # type: ignore[misc]
+class _Reducescatter(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, name: str | None, op: Any, scales: Scales, process_set: ProcessSet, grouped: bool, *tensors: Any

@@ -288,8 +288,9 @@ class Gradients:
                 slot.grad = slot.tensor = slot.param.grad if slot.pending else slot.stand_in()
                 if not self.plain:
                     slot.tensor, slot.context = self.compression.compress(slot.grad)
-                if not slot.tensor.is_contiguous():
-                    slot.tensor = slot.tensor.contiguous()
+                sent: Any = slot.tensor
+                if not sent.is_contiguous():
+                    slot.tensor = sent.contiguous()
             for batch in begin(dense, together):
                 self._batches.append(batch)
         except BaseException:

@@ -45,7 +45,7 @@ def scale_lr(lr: float, op: Any = Average, backward_passes_per_step: int = 1) ->
     return lr * backward_passes_per_step * (1 if op == Adasum else size())
 
 
-class WarmupLR(LambdaLR):  # type: ignore[misc]
+class WarmupLR(LambdaLR):
     """Raises the learning rate from that of one process to that of the job, a little after each batch.
 
     The optimizer's learning rate is the job's (see scale_lr). Call `step()` after each batch. Momentum needs no
@@ -105,5 +105,5 @@ def check_equal(model: Any, process_set: ProcessSet = global_process_set) -> Non
 def _digest(tensor: torch.Tensor) -> str:
     values = tensor.detach().to_dense().cpu().contiguous()
     digest = hashlib.blake2b(f"{values.dtype} {tuple(values.shape)}".encode(), digest_size=16)
-    digest.update(values.reshape(-1).view(torch.uint8).numpy())
+    digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -291,7 +291,8 @@ def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Broadcast in place; gives `tensor` back."""
-    return begin_broadcast(tensor, root_rank, name, process_set, True).result()
+    result: torch.Tensor = begin_broadcast(tensor, root_rank, name, process_set, True).result()
+    return result
 
 
 def broadcast_async_(

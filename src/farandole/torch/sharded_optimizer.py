@@ -87,8 +87,8 @@ class ShardedSteps(ReducedSteps):
                 for param, part in zip(bucket.params, bucket.parts(row), strict=True):
                     state[place[param]][key] = part.clone()
             return
-        for bucket, value, part in zip(shares.buckets, values, divided, strict=True):
-            if part:
+        for bucket, value, is_part in zip(shares.buckets, values, divided, strict=True):
+            if is_part:
                 raise RuntimeError(f"the optimizer has the state {key} for some of its parameters only")
             for param in bucket.params:
                 state[place[param]][key] = value.clone() if isinstance(value, torch.Tensor) else value
@@ -140,7 +140,8 @@ class ShardedSteps(ReducedSteps):
         whole = [params] if isinstance(params, torch.Tensor) else list(params)
         if any(param is other for param in whole for other in self._whole()):
             raise ValueError("some parameters appear in more than one parameter group")
-        torch.optim.Optimizer.add_param_group(self, {**param_group, "params": whole})
+        optimizer: Any = self  # a class made at run time is both
+        torch.optim.Optimizer.add_param_group(optimizer, {**param_group, "params": whole})
         number = len(self.param_groups) - 1
         self._param_names.append(self.param_groups[number].pop("param_names", None))
         self._gradients.add(whole, [f"noname.{number}.{index}" for index in range(len(whole))])

@@ -280,10 +280,11 @@ class Shares:
 
     def agree_on_infinity(self) -> None:
         """Where one share is not finite none is: every rank's GradScaler must come to the same conclusion."""
-        bad = torch.tensor([float(any(not bucket.shard.grad.isfinite().all() for bucket in self.buckets))])
+        grads: list[Any] = [bucket.shard.grad for bucket in self.buckets]
+        bad = torch.tensor([float(any(not grad.isfinite().all() for grad in grads))])
         if float(self.total(bad, "infinity", Max)):
-            for bucket in self.buckets:
-                bucket.shard.grad.fill_(torch.inf)
+            for grad in grads:
+                grad.fill_(torch.inf)
 
 
 def _hook(reference: weakref.ref[Shares], bucket: Bucket) -> Callable[[torch.Tensor], None]:

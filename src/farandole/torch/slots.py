@@ -208,11 +208,12 @@ class Parcel(Bundle):
         for slot, view in zip(self.slots, self.views, strict=True):
             if slot.pending:
                 slot.fill()
-                if slot.param.grad.layout != torch.strided:
-                    slot.param.grad = slot.param.grad.to_dense()
-                self._grads.append(slot.param.grad)
+                grad: Any = slot.param.grad  # fill() has seen to it that there is one
+                if grad.layout != torch.strided:
+                    grad = slot.param.grad = grad.to_dense()
+                self._grads.append(grad)
                 self._parts.append(view)
-                view.copy_(slot.param.grad)
+                view.copy_(grad)
             else:
                 view.fill_(-0.0)
 

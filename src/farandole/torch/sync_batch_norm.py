@@ -16,7 +16,7 @@ from ..runtime import runtime
 from .ops import begin_allgather, begin_allreduce
 
 
-class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
+class SyncBatchNorm(_BatchNorm):
     """Normalises with the mean and variance of the batches of all ranks; ranks may have batches of any size."""
 
     def __init__(
@@ -51,14 +51,17 @@ class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
             if self.momentum is None:
                 factor = 1.0 / float(self.num_batches_tracked)
         running = None if self.running_mean is None else (self.running_mean, self.running_var)
-        return _Normalise.apply(input, self.weight, self.bias, running, self.eps, factor, self.process_set)
+        normalised: torch.Tensor = _Normalise.apply(
+            input, self.weight, self.bias, running, self.eps, factor, self.process_set
+        )
+        return normalised
 
 
 def _per_channel(vector: torch.Tensor, dims: int) -> torch.Tensor:
     return vector.view(1, -1, *[1] * (dims - 2))
 
 
-class _Normalise(torch.autograd.Function):  # type: ignore[misc]
+class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,

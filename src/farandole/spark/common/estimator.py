@@ -26,7 +26,7 @@ from .writing import Wanted, prepare
 OF_DRIVER = ("store", "backend", "num_proc", "model", "optimizer", "loss", "loss_constructors", "metrics")
 
 
-class HorovodEstimator(Saved, EstimatorParams, Estimator):  # type: ignore[misc]
+class HorovodEstimator(Saved, EstimatorParams, Estimator[Any]):
     """Trains a model on the rows of a DataFrame, with several ranks."""
 
     FRAMEWORK = ""

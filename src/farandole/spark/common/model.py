@@ -24,7 +24,7 @@ Predict = Callable[[Columns], list[Array]]
 PREDICTED = "__farandole_predicted"
 
 
-class HorovodModel(Saved, ModelParams, Model):  # type: ignore[misc]
+class HorovodModel(Saved, ModelParams, Model):
     """Predicts the rows of a DataFrame."""
 
     def _loader(self) -> Callable[[], Predict]:

@@ -131,7 +131,7 @@ def declare(table: Mapping[str, Row]) -> Callable[[Class], Class]:
     return decorate
 
 
-class Declared(Params):  # type: ignore[misc]  # mypy does not look into pyspark
+class Declared(Params):
     """Parameters by keyword, with the defaults of their tables."""
 
     DEFAULTS: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from ...launch.calls import pack, unpack
 CHUNK = 4 << 20  # bytes of a row: Spark sends rows in messages
 
 
-class Writer(MLWriter):  # type: ignore[misc]
+class Writer(MLWriter):
     """Writes the parameters of a stage, all in one pickle: an optimizer knows the parameters of its model."""
 
     def __init__(self, instance: Any) -> None:
@@ -31,7 +31,7 @@ class Writer(MLWriter):  # type: ignore[misc]
         spark.createDataFrame(rows, "place long, data binary").coalesce(1).write.parquet(f"{path}/values")
 
 
-class Reader(MLReader[Any]):  # type: ignore[misc]
+class Reader(MLReader[Any]):
     """Reads what the writer wrote."""
 
     def __init__(self, cls: Any) -> None:
@@ -52,7 +52,7 @@ class Reader(MLReader[Any]):  # type: ignore[misc]
         return stage
 
 
-class Saved(MLReadable, MLWritable):  # type: ignore[misc]
+class Saved(MLReadable[Any], MLWritable):
     """A stage that can be saved. Subclasses say how what cannot be pickled as it is comes and goes."""
 
     def write(self) -> Writer:

@@ -25,7 +25,7 @@ class Store:
     """What every store can do; `create` makes one."""
 
     @staticmethod
-    def create(prefix_path: str, *args: Any, **kwargs: Any) -> Store:
+    def create(prefix_path: str, *args: Any, **kwargs: Any) -> AbstractFilesystemStore:
         """HDFSStore for hdfs://, DBFSLocalStore for the files of Databricks, otherwise a FilesystemStore.
 
         >>> Store.create("memory://somewhere").get_train_data_path()

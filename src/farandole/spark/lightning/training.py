@@ -88,7 +88,7 @@ def wrapped(module: torch.nn.Module, held: dict[str, Any], task: Task) -> Any:
     return Wrapped()
 
 
-class Rows(IterableDataset[Any]):  # type: ignore[misc]
+class Rows(IterableDataset[Any]):
     """Batches of tensors, another epoch each time."""
 
     def __init__(self, task: Task, data: Any, dtype: torch.dtype, training: bool) -> None:

@@ -45,7 +45,8 @@ def _weighted(loss: Any, output: torch.Tensor, label: torch.Tensor, weights: tor
         each = loss(output, label)
     else:
         each = loss(output, label, reduction="none")
-    return (each.reshape(len(weights), -1).mean(dim=1) * weights).mean()
+    rows: torch.Tensor = each.reshape(len(weights), -1).mean(dim=1)
+    return (rows * weights).mean()
 
 
 def transform_outputs(outputs: Any, labels: Sequence[torch.Tensor]) -> tuple[list[Any], list[torch.Tensor]]:
