@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / part) for part in ("src", "tests", "tests/ranks", "tests/security")]
@@ -50,7 +51,7 @@ hvd.shutdown()
 @contextlib.contextmanager
 def attack(stranger: bed.Host, addresses: list[str]) -> Iterator[None]:
     """Under way when the block begins."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with stranger.start([*ATTACKER, *addresses], PATH, **pipes) as attacker:
         assert attacker.stdout is not None
         attacker.stdout.readline()
@@ -83,7 +84,7 @@ def step_time(hosts: bed.Bed, aim: str) -> float:
                 (host.files / name).touch()
             for rank in range(2):
                 ranks.wait_for(rank)
-        return statistics.mean(report["step_us"] for report in ranks.results())
+        return statistics.mean(float(report["step_us"]) for report in ranks.results())
 
 
 def main() -> int:

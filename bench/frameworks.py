@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 LAUNCH = "import sys; from farandole.launch.cli import horovodrun; sys.exit(horovodrun())"
 # About those of a transformer: many small arrays, a few large ones.
-SHAPES: list[tuple[int, ...]] = [(768,)] * 32 + [(768, 1024)] * 28 + [(2048, 1536)] * 3 + [(2368, 960)]
+SHAPES: list[tuple[int, ...]] = [*[(768,)] * 32, *[(768, 1024)] * 28, *[(2048, 1536)] * 3, (2368, 960)]
 WARM, STEPS = 3, 8
 KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": str(4 << 30)}
 
@@ -110,7 +110,7 @@ def keras_step() -> Row:
     from farandole import barrier
 
     hvd.init()
-    hvd.barrier = barrier
+    hvd.barrier = barrier  # type: ignore[attr-defined]  # for in_functions
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     return in_functions(hvd, lambda gradients: optimizer._farandole(gradients, gradients))
 

@@ -175,7 +175,9 @@ def report(found: dict[str, list[list[float]]]) -> None:
     """Neighbours in time are compared: the machine was in the same mood."""
 
     def median(name: str, base: str, at: int, how: Any) -> float:
-        return statistics.median(how(one[at], other[at]) for one, other in zip(found[name], found[base], strict=True))
+        return statistics.median(
+            float(how(one[at], other[at])) for one, other in zip(found[name], found[base], strict=True)
+        )
 
     for name in found:
         base = next(one for one in (ALONE if name in ALONE else LAYERS) if one in found)

@@ -52,7 +52,7 @@ def modules() -> tuple[type, type]:
     from farandole.spark.common.datamodule import ParquetDataModule
     from farandole.spark.common.reader import WINDOW_BYTES
 
-    class Watched(ParquetDataModule):  # type: ignore[misc]
+    class Watched(ParquetDataModule):
         """Writes down what each epoch took, from the first batch that is asked for to the end of the last step."""
 
         seen: list[dict[str, Any]] | None = None

@@ -105,7 +105,8 @@ def section(module: ModuleType, known: dict[str, Any]) -> str:
 
 def page() -> str:
     """The whole page."""
-    parts, known = [HEAD], {}
+    parts = [HEAD]
+    known: dict[str, Any] = {}
     for name in MODULES:
         module = importlib.import_module(name)
         parts.append(section(module, known))

@@ -55,7 +55,7 @@ def run(folder: Path, script: str, options: Sequence[str]) -> None:
         answer("here")
         from torch.utils.data import DataLoader
 
-        DataLoader.__iter__ = in_turns(DataLoader.__iter__, wait, answer)
+        DataLoader.__iter__ = in_turns(DataLoader.__iter__, wait, answer)  # type: ignore[method-assign]
         sys.argv = [script, *options]
         runpy.run_path(script, run_name="__main__")
 

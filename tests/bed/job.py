@@ -37,7 +37,12 @@ class Ranks:
         first = self.places[0]
         environment = {"PYTHONPATH": f"{jobs.SOURCE}:{jobs.HERE}", **env}
         command = [*HUB, str(self._fd), str(len(places)), f"tcp:{first.addresses[network]}"]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "pass_fds": [self._fd]}
+        pipes: dict[str, Any] = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "text": True,
+            "pass_fds": [self._fd],
+        }
         self.hub = first.start(command, environment, **pipes)
         assert self.hub.stdout is not None
         self.address = self.hub.stdout.readline().strip()
@@ -46,7 +51,7 @@ class Ranks:
             worker["FARANDOLE_SECRET_FD"] = str(self._fd)
             with open(self._output(place.rank), "w") as said, open(self._output(place.rank, "err"), "w") as complained:
                 words = [sys.executable, "-c", jobs.PRELUDE + body]
-                more = {"stdout": said, "stderr": complained, "pass_fds": [self._fd]}
+                more: dict[str, Any] = {"stdout": said, "stderr": complained, "pass_fds": [self._fd]}
                 self.processes.append(self.places[place.rank].start(words, worker, **more))
 
     def said(self, rank: int, kind: str = "out") -> str:

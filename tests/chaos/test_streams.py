@@ -53,7 +53,7 @@ def test_rows_15_and_16_a_damaged_stream_ends_the_job_and_never_a_wrong_sum(acti
         with chaotic(TCP) as world:
             victim = world.engines[number % world.size]
             world.run(lambda engine, rank: barrier(engine))
-            victim.chaos_set(f"stream.{action}", "off")  # type: ignore[attr-defined]  (of an engine that lay here before)
+            victim.chaos_set(f"stream.{action}", "off")  # type: ignore[attr-defined]  # of an engine that lay here before
             victim.chaos_set(f"stream.{action}", action, 7 * number)  # type: ignore[attr-defined]
             world.run(sum_until_it_fails)
             assert victim.chaos_fired(f"stream.{action}") == 1  # type: ignore[attr-defined]

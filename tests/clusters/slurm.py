@@ -58,7 +58,9 @@ def cluster(hosts: bed.Bed) -> Iterator[Run]:
         with open(host.files / f"{command[0]}.log", "wb") as log:
             started.append(host.start(command, ENVIRONMENT, stdout=log, stderr=log))
 
-    def srun(arguments: Sequence[str | Path], timeout: float = 60.0, check: bool = True, **more: str):
+    def srun(
+        arguments: Sequence[str | Path], timeout: float = 60.0, check: bool = True, **more: str
+    ) -> subprocess.CompletedProcess[str]:
         return first.run(["srun", *map(str, arguments)], {**ENVIRONMENT, **more}, bed.ROOT, timeout, check)
 
     key = os.urandom(1024)

@@ -94,9 +94,9 @@ def gathers(rank: int, size: int) -> Any:
                 all_gather_single(whole, mine)
                 found.append(whole)
             for root in range(size):
-                outputs = [torch.empty_like(mine) for _ in range(size)] if rank == root else None
-                dist.gather(mine, outputs, root)
-                found.append(outputs)
+                gathered = [torch.empty_like(mine) for _ in range(size)] if rank == root else None
+                dist.gather(mine, gathered, root)
+                found.append(gathered)
     return found
 
 
@@ -245,7 +245,7 @@ def a_group_that_only_members_make(rank: int, size: int) -> Any:
     # Before any other group: torch derives the name from how many groups a rank has.
     if rank > 1:
         return None
-    near = dist.new_group([0, 1], use_local_synchronization=True)
+    near: Any = dist.new_group([0, 1], use_local_synchronization=True)
     outputs = [torch.empty(2) for _ in range(2)]
     dist.all_gather(outputs, torch.full((2,), float(rank)), group=near)
     dist.destroy_process_group(near)
@@ -255,9 +255,10 @@ def a_group_that_only_members_make(rank: int, size: int) -> Any:
 @case
 def groups(rank: int, size: int) -> Any:
     found: list[Any] = []
-    pair = dist.new_group([0, size - 1])
-    everyone, again = dist.new_group(), dist.new_group(list(range(size)))
-    alone = [dist.new_group([place]) for place in range(size)][rank]
+    pair: Any = dist.new_group([0, size - 1])
+    everyone: Any = dist.new_group()
+    again: Any = dist.new_group(list(range(size)))
+    alone: Any = [dist.new_group([place]) for place in range(size)][rank]
     tensor = torch.full((3,), float(rank + 1))
     if rank in (0, size - 1):
         dist.all_reduce(tensor, group=pair)
@@ -285,7 +286,7 @@ def coalesced(rank: int, size: int) -> Any:
 
 @case
 def functional_collectives(rank: int, size: int) -> Any:
-    group = dist.group.WORLD
+    group: Any = dist.group.WORLD
     mine = numbers(rank, torch.float32, (2 * size, 3))
     return [
         functional.all_reduce(mine, "sum", group) + 0,

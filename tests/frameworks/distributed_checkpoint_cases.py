@@ -39,7 +39,7 @@ def _checkpoint(folder: str, save: Any, rank: int) -> Any:
     model, optimizer = _sharded(2)
     steps(model, optimizer, rank, 1)
     parts = get_state_dict(model, optimizer)
-    state = {"model": parts[0], "optimizer": parts[1]}
+    state: dict[str, Any] = {"model": parts[0], "optimizer": parts[1]}
     dcp.load(state, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     return _everything(model, optimizer)
@@ -53,6 +53,7 @@ def saved(rank: int, size: int) -> Any:
 @case
 def saved_in_the_background(rank: int, size: int) -> Any:
     def save(state: Any, checkpoint_id: str) -> None:
-        dcp.async_save(state, checkpoint_id=checkpoint_id).result()
+        saving: Any = dcp.async_save(state, checkpoint_id=checkpoint_id)
+        saving.result()
 
     return _checkpoint(os.environ["CHECKPOINT"] + "/background", save, rank)

@@ -61,8 +61,9 @@ def _pipelined(schedule_of: Any, rank: int, size: int) -> Any:
         else:
             schedule.step(target=y, losses=losses)
         for param in part.parameters():
-            dist.all_reduce(param.grad, group=data)
-            param.grad.div_(size // 2)
+            grad: Any = param.grad
+            dist.all_reduce(grad, group=data)
+            grad.div_(size // 2)
         optimizer.step()
         found += [loss.detach() for loss in losses]
     return [found, whole(part)]
@@ -80,7 +81,7 @@ def pipeline_of_data_1f1b(rank: int, size: int) -> Any:
 
 @close
 def compiled(rank: int, size: int) -> Any:
-    group = dist.group.WORLD
+    group: Any = dist.group.WORLD
 
     def mixed(x: torch.Tensor) -> torch.Tensor:
         total = functional.all_reduce(x * 2, "sum", group)

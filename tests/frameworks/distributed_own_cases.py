@@ -122,7 +122,7 @@ def names_of_the_group(rank: int, size: int) -> Any:
 
 @case
 def a_timeout_names_who_is_missing(rank: int, size: int) -> Any:
-    group = dist.new_group(timeout=timedelta(seconds=60))
+    group: Any = dist.new_group(timeout=timedelta(seconds=60))
     if rank == size - 1:
         time.sleep(2.5)  # sleep: the fault, a rank that comes after the timeout of the others
         dist.barrier(group=group)
@@ -147,7 +147,7 @@ def _mapped() -> int:
 def destroyed_groups_are_freed(rank: int, size: int) -> Any:
     before = _mapped()
     for _ in range(5):
-        group = dist.new_group()
+        group: Any = dist.new_group()
         dist.all_reduce(torch.ones(3), group=group)
         dist.barrier(group=group)
         dist.destroy_process_group(group)
@@ -159,7 +159,8 @@ def destroyed_groups_are_freed(rank: int, size: int) -> Any:
 
 @case
 def one_group_is_aborted_alone(rank: int, size: int) -> Any:
-    doomed, other = dist.new_group(), dist.new_group()
+    doomed: Any = dist.new_group()
+    other: Any = dist.new_group()
     dist.barrier(group=doomed)
     if rank == 0:
         work = dist.all_reduce(torch.ones(3), group=doomed, async_op=True) if size < 3 else None
@@ -258,7 +259,7 @@ def _buckets(rank: int, size: int, view: bool) -> None:
     before = _in_place_bytes()
     for step in range(6):
         given = torch.randn(4, 900, generator=torch.Generator().manual_seed(100 * step + rank))
-        alone = torch.autograd.grad(layers(given).square().mean(), layers.parameters())
+        alone = torch.autograd.grad(layers(given).square().mean(), list(layers.parameters()))
         model.zero_grad()
         model(given).square().mean().backward()
         for parameter, local in zip(layers.parameters(), alone, strict=True):

@@ -36,7 +36,7 @@ def compare(mine: Any, other: Any, exact: bool) -> None:
     if isinstance(mine, torch.Tensor):
         half = mine.dtype in (torch.float16, torch.bfloat16)
         allowed = 0.0 if exact else 0.02 if half else None  # the order of a sum is each library's own
-        tolerance = {} if allowed is None else {"rtol": allowed, "atol": allowed}
+        tolerance: dict[str, Any] = {} if allowed is None else {"rtol": allowed, "atol": allowed}
         torch.testing.assert_close(mine, other, equal_nan=True, **tolerance)
     elif isinstance(mine, list | tuple):
         assert len(mine) == len(other)

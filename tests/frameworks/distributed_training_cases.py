@@ -154,7 +154,7 @@ def dtensors(rank: int, size: int) -> Any:
     torch.manual_seed(4)
     one, two = torch.randn(4 * size, 6), torch.randn(6, 5 * size)
     left, right = distribute_tensor(one, mesh, [Shard(0)]), distribute_tensor(two, mesh, [Shard(1)])
-    product = left @ right.redistribute(mesh, [Replicate()])
+    product: Any = left @ right.redistribute(mesh, [Replicate()])
     moved = product.redistribute(mesh, [Shard(1)])
     return [product.full_tensor(), moved.to_local(), moved.full_tensor(), product.sum().full_tensor()]
 

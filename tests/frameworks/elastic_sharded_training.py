@@ -37,14 +37,15 @@ def begin() -> list[torch.nn.Parameter]:
 def backward(params: list[torch.nn.Parameter], step: int, rank: int, size: int) -> None:
     """Of this rank's share of the batch; a rank without samples has gradients of zeros."""
     mine = samples(step)[rank::size]
-    total = sum((param * 0.0).sum() for param in params)
+    total: Any = sum((param * 0.0).sum() for param in params)
     for sample in mine:
         total = total + sum((param * values).sum() for param, values in zip(params, sample, strict=True))
-    total.backward()  # type: ignore[union-attr]
+    total.backward()
 
 
 def made(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam([{"params": params[:2]}, {"params": params[2:], "lr": 0.003}], lr=0.01)
+    groups: list[dict[str, Any]] = [{"params": params[:2]}, {"params": params[2:], "lr": 0.003}]
+    return torch.optim.Adam(groups, lr=0.01)
 
 
 def plain(steps: int) -> tuple[list[torch.nn.Parameter], Any]:

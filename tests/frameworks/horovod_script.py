@@ -5,6 +5,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,16 +28,16 @@ model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02 * hvd.size(), momentum=0.9)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 loss_of = nn.CrossEntropyLoss()
-changes = []
+changes: list[int] = []
 
 
-def on_state_reset():
+def on_state_reset() -> None:
     changes.append(hvd.size())
     for group in optimizer.param_groups:
         group["lr"] = 0.02 * hvd.size()
 
 
-def tell(state, pids):
+def tell(state: Any, pids: list[int]) -> None:
     if hvd.rank() == 0:
         words = {"step": state.steps, "size": hvd.size(), "pids": pids, "time": time.monotonic()}
         (SCRATCH / "new").write_text(json.dumps({**words, "generation": state.rounds}))
@@ -44,7 +45,7 @@ def tell(state, pids):
 
 
 @hvd.elastic.run
-def train(state):
+def train(state: Any) -> None:
     pids = hvd.allgather_object(os.getpid())
     state.rounds += 1
     done = False

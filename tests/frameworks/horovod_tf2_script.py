@@ -2,6 +2,8 @@
 # Touches horovod.tensorflow as they know it.
 """Writes a checkpoint and prints an accuracy; the data is made up."""
 
+from typing import Any
+
 import numpy as np
 import tensorflow as tf
 
@@ -29,7 +31,7 @@ checkpoint = tf.train.Checkpoint(model=mnist_model)
 
 
 @tf.function
-def training_step(images, labels, first_batch):
+def training_step(images: Any, labels: Any, first_batch: bool) -> Any:
     with tf.GradientTape() as tape:
         probs = mnist_model(images, training=True)
         loss_value = loss(labels, probs)

@@ -136,7 +136,9 @@ def transformations(b: Any, rank: int, size: int) -> None:
     assert (gradient(mixed, ones) == total).all()
     # vmap: as if each example had travelled alone.
     batch = jnp.arange(12.0 * size).reshape(3, 2 * size, 2) * (rank + 1)
-    for operation in (hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter, lambda one: hvd.broadcast(one, 1)):
+    operations: list[Callable[[Any], Any]] = [hvd.allreduce, hvd.allgather, hvd.alltoall, hvd.reducescatter]
+    operations.append(lambda one: hvd.broadcast(one, 1))
+    for operation in operations:
         wanted = np.stack([np.asarray(operation(one)) for one in batch])
         assert np.array_equal(jax.vmap(operation)(batch), wanted)
         assert np.array_equal(jax.jit(jax.vmap(operation))(batch), wanted)
@@ -214,7 +216,8 @@ def trees_of_everything(b: Any, rank: int, size: int) -> None:
         "complex": jnp.full(2, rank + 1j),
     }
     found = hvd.broadcast_parameters(tree, root_rank=1)
-    assert jax.tree.structure(found) == jax.tree.structure(tree)
+    structures: list[Any] = [jax.tree.structure(found), jax.tree.structure(tree)]
+    assert structures[0] == structures[1]
     assert (flat(found["weights"]) == 1).all() and found["weights"][1].dtype == jnp.bfloat16
     assert np.array_equal(found["old key"], jax.random.PRNGKey(1)) and found["plain"] == [1, "rank 1", None]
     assert float(jax.random.normal(found["key"])) == float(jax.random.normal(jax.random.key(1)))
@@ -235,7 +238,7 @@ def training_in_a_process_set(b: Any, rank: int, size: int) -> None:
 
 @case()
 def arguments_that_cannot_be(b: Any, rank: int, size: int) -> None:
-    more = {"op": hvd.Sum, "gradient_predivide_factor": 2.0}
+    more: dict[str, Any] = {"op": hvd.Sum, "gradient_predivide_factor": 2.0}
     fails(ValueError, "gradient_predivide_factor", lambda: hvd.DistributedOptimizer(optimizer(), **more))
     fails(ValueError, "backward_passes", lambda: hvd.DistributedOptimizer(optimizer(), backward_passes_per_step=0))
     fails(ValueError, "optimizer is a int", lambda: hvd.DistributedOptimizer(1))

@@ -25,7 +25,7 @@ if LEGACY:
 
     keras = tf.keras
 else:
-    import keras
+    import keras  # type: ignore[no-redef]
 
     import farandole.keras as hvd
 
@@ -71,7 +71,7 @@ class Halved:
         return tensor
 
 
-class Exact(keras.layers.Dense):  # type: ignore[misc, name-defined]
+class Exact(keras.layers.Dense):  # type: ignore[misc]
     """For torch, where Keras's own matmul and mean are float32's, whatever the type of their tensors."""
 
     def call(self, inputs: Any, training: Any = None) -> Any:
@@ -150,7 +150,7 @@ def rates_rise_and_fall(b: Any, rank: int, size: int) -> None:
     model = model_of(rank, "sgd", hvd.DistributedOptimizer)
     rates: list[float] = []
 
-    class Watch(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+    class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if BACKEND == "jax":
                 self.model.jax_state_sync()  # Keras keeps a step's variables elsewhere

@@ -65,7 +65,7 @@ def training(kind: str) -> Any:
 def accumulated_and_clipped(kind: str) -> Any:
     """Inner steps send nothing, and clipping sees averages."""
     module = fresh()
-    seen = []
+    seen: list[Any] = []
 
     class Look(pl.Callback):
         def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
@@ -113,7 +113,8 @@ def resumed(kind: str) -> Any:
     runs.fit(module, loader(), ckpt_path=path)
     [validated] = runs.validate(module, loader(20, shuffle=False), verbose=False)
     [tested] = runs.test(module, loader(20, shuffle=False), verbose=False)
-    predicted = torch.cat(runs.predict(module, loader(20, shuffle=False)))
+    batches: Any = runs.predict(module, loader(20, shuffle=False))
+    predicted = torch.cat(batches)
     assert len(predicted) == -(-20 // SIZE)
     whole = {"weights": weights(module), "epochs": [runs.current_epoch, runs.global_step]}
     return {**whole, "validated": metrics(validated), "tested": metrics(tested), "predicted": predicted}
@@ -139,7 +140,7 @@ def buffers(kind: str) -> Any:
 @case
 def operations(kind: str) -> Any:
     """Gathers stack, scalars too; reductions; gradients through a gather."""
-    found = {}
+    found: dict[str, Any] = {}
 
     class Ask(Regression):
         def on_train_start(self) -> None:
@@ -148,7 +149,8 @@ def operations(kind: str) -> Any:
             found["scalar"] = self.all_gather(torch.tensor(float(RANK)))
             found["tree"] = self.all_gather({"a": mine, "b": [mine + 1]})
             kept = mine.clone().requires_grad_()
-            (self.all_gather(kept, sync_grads=True) * (RANK + 1)).sum().backward()
+            everyones: Any = self.all_gather(kept, sync_grads=True)
+            (everyones * (RANK + 1)).sum().backward()
             found["gradient"] = kept.grad
             reduce = self.trainer.strategy.reduce
             for op in ("mean", "sum", "max", "min"):

@@ -36,6 +36,8 @@ EVERY = json.loads(os.environ.get("COMMITS", '{"every_n_steps": 2}'))
 class Counting(pl.LightningModule):
     """How often each sample has gone into the weights is a part of the weights."""
 
+    seen: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
@@ -48,9 +50,10 @@ class Counting(pl.LightningModule):
                 (SCRATCH / name).write_text(str(time.time()))
                 os.kill(os.getpid(), signal.SIGKILL)
         here = torch.zeros(COUNT)
-        here[self.trainer.strategy._dealt.loader.indices] = 1
+        strategy: Any = self.trainer.strategy
+        here[strategy._dealt.loader.indices] = 1
         assert set(numbers.tolist()) >= set(here.nonzero().flatten().tolist())
-        self.seen += self.trainer.strategy.reduce(here, reduce_op="sum")
+        self.seen += strategy.reduce(here, reduce_op="sum")
         loss = (self.layer(x) - x.sum(1, keepdim=True)).square().mean()
         self.log("loss", loss, sync_dist=True)
         return loss

@@ -71,7 +71,7 @@ class Regression(pl.LightningModule):
         return self.net(batch[0])
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams.rate, momentum=0.9)
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams["rate"], momentum=0.9)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
@@ -86,7 +86,8 @@ class Gan(pl.LightningModule):
 
     def training_step(self, batch: Any, index: int) -> None:
         x, y = batch
-        first, second = self.optimizers()
+        optimizers: Any = self.optimizers()
+        first, second = optimizers
         for optimizer in (first, second):
             self.toggle_optimizer(optimizer)
             made = self.generator(x)

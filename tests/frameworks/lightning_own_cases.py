@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import time
@@ -70,7 +71,7 @@ class Plain(pl.LightningModule):
 
 def close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
     for name, tensor in wanted.items():
-        torch.testing.assert_close(found[name], tensor, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(found[name], tensor, msg=functools.partial("{}: {}".format, name))
 
 
 @own
@@ -271,9 +272,10 @@ def replaced_loop() -> None:
 def barriers_are_real() -> None:
     """Nobody leaves before the last has come; and who may speak is known."""
     runs = trainer("ours", max_epochs=1)
-    assert rank_zero_only.rank == RANK == runs.global_rank and runs.world_size == SIZE
+    assert vars(rank_zero_only)["rank"] == RANK == runs.global_rank and runs.world_size == SIZE
     assert runs.strategy.launcher is None and runs._accelerator_connector.is_distributed
-    assert len(runs.strategy.parallel_devices) == SIZE and runs.strategy.root_device == torch.device("cpu")
+    strategy: Any = runs.strategy
+    assert len(strategy.parallel_devices) == SIZE and strategy.root_device == torch.device("cpu")
     runs.fit(fresh(), loader())
     flag = SCRATCH / "everybody"
     if RANK == SIZE - 1:
@@ -291,7 +293,7 @@ def lightnings_ddp_on_ours() -> None:
     module = fresh(Plain)
     strategy = DDPStrategy(process_group_backend="farandole")
     runs = trainer("ddp", max_epochs=1, strategy=strategy, plugins=[FarandoleEnvironment()])
-    assert (runs.global_rank, runs.world_size, runs.strategy.node_rank) == (RANK, SIZE, 0)
+    assert (runs.global_rank, runs.world_size, strategy.node_rank) == (RANK, SIZE, 0)
     runs.fit(module, ordered(8 * SIZE))
     close(weights(module.net), plain(together()))
 
@@ -323,12 +325,14 @@ def stacks_from_a_file() -> None:
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     application = {"module": own_module, "trainer": {**quiet, "max_epochs": 1, "enable_model_summary": False}}
     orchestration = {"kind": "local", "ranks": SIZE}
-    sharded = {"class_path": "lightning.pytorch.strategies.ModelParallelStrategy"}
+    sharded: dict[str, Any] = {"class_path": "lightning.pytorch.strategies.ModelParallelStrategy"}
     sharded["init_args"] = {"data_parallel_size": SIZE, "tensor_parallel_size": 1}
+    communication: Any
+    nothing: tuple[Any, ...] = ()
     for strategy, name in (("ddp", "DDPStrategy"), (sharded, "ModelParallelStrategy")):
         communication = {"backend": "farandole", "strategy": strategy}
         document = {"communication": communication, "orchestration": orchestration, "application": application}
-        Rows.seen = ()
+        Rows.seen = nothing
         fit.train(stack.checked(document), str(SCRATCH))
         assert Rows.seen == (name, "farandole", SIZE, RANK, 2), Rows.seen
     for communication, words in (("nccl", "nccl needs a CUDA GPU"), ({"strategy": "fsdp"}, "requires a GPU")):
@@ -385,7 +389,7 @@ def the_other_tree() -> None:
 
     from farandole.lightning import trees
 
-    class Module(other.LightningModule):
+    class Module(other.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.net = net()

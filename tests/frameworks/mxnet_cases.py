@@ -259,8 +259,8 @@ def another_order_on_each_rank(rank: int, size: int) -> None:
 def a_failed_operation_is_raised_where_mxnet_raises(rank: int, size: int) -> None:
     result = hvd.allreduce(mx.nd.ones((2 + rank,)), name="shapes")  # begins everywhere, so nothing is raised
     after = result * 2
-    error = raises(hvd.Mismatch, "Mismatched ALLREDUCE tensor shapes", after.asnumpy)
-    assert isinstance(error, hvd.HorovodInternalError) and "shapes" in error.name
+    error: Any = raises(hvd.Mismatch, "Mismatched ALLREDUCE tensor shapes", after.asnumpy)
+    assert issubclass(type(error), hvd.HorovodInternalError) and "shapes" in error.name
     np.testing.assert_array_equal(hvd.allreduce(mx.nd.ones(2), op=hvd.Sum).asnumpy(), [size, size])
     twice = [hvd.allreduce(mx.nd.ones(2), name="twice", op=hvd.Sum) for _ in range(2)] if rank else []
     if twice:  # rank 0 has not begun, so that the first is still there
@@ -319,7 +319,8 @@ def killed(rank: int, size: int) -> None:
         except hvd.HorovodInternalError as error:
             seen.append(type(error).__name__)
             break
-    for call in (lambda: hvd.allreduce(array), lambda: hvd.allgather(array)):
+    calls: list[Callable[[], Any]] = [lambda: hvd.allreduce(array), lambda: hvd.allgather(array)]
+    for call in calls:
         try:
             call()
         except hvd.HorovodInternalError as error:

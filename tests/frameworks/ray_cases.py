@@ -131,7 +131,12 @@ def failing() -> dict[str, Any]:
 def too_many() -> list[str]:
     said = []
     settings = RayExecutor.create_settings(placement_group_timeout_s=1)
-    for more in ({"num_workers": 50}, {"num_hosts": 9}, {"num_workers": 1, "use_gpu": True, "gpus_per_worker": 64}):
+    cases: list[dict[str, Any]] = [
+        {"num_workers": 50},
+        {"num_hosts": 9},
+        {"num_workers": 1, "use_gpu": True, "gpus_per_worker": 64},
+    ]
+    for more in cases:
         executor = RayExecutor(settings, **more)
         try:
             executor.start()
@@ -162,7 +167,7 @@ def stack_without_room(path: str) -> list[Any]:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             code = main(["fit", path])
     finally:
-        RayExecutor.create_settings = staticmethod(original)  # type: ignore[method-assign,assignment]
+        RayExecutor.create_settings = staticmethod(original)  # type: ignore[method-assign]
     return [said.getvalue(), code]
 
 
@@ -237,14 +242,14 @@ def trained(storage: str) -> dict[str, Any]:
     from ray.train.horovod import HorovodConfig, HorovodTrainer
 
     trainer = HorovodTrainer(
-        train_loop_per_worker=lesson,
+        train_loop_per_worker=lesson,  # type: ignore[arg-type]
         train_loop_config={"x": 5},
         horovod_config=HorovodConfig(verbose=2),
         scaling_config=ScalingConfig(num_workers=2, use_gpu=True),
         run_config=RunConfig(name="lesson", storage_path=storage),
         datasets={"train": ray.data.range(40)},
     )
-    result = trainer.fit()
+    result: Any = trainer.fit()
     with result.checkpoint.as_directory() as folder, open(f"{folder}/model") as file:
         saved = file.read()
     return {
@@ -315,7 +320,8 @@ def raising(storage: str) -> dict[str, Any]:
     try:
         trainer.fit()
     except TrainingFailedError as error:
-        return {"text": str(error), "ranks": sorted(error.worker_failures)}
+        failed: Any = error
+        return {"text": str(error), "ranks": sorted(failed.worker_failures)}
     return {}
 
 
@@ -328,7 +334,7 @@ def trainers_too_large(storage: str) -> dict[str, Any]:
     found: dict[str, Any] = {"said": [], "seconds": []}
     for scaling in (
         ScalingConfig(num_workers=50),
-        ScalingConfig(num_workers=(7, 9)),
+        ScalingConfig(num_workers=(7, 9)),  # type: ignore[arg-type]
         ScalingConfig(num_workers=2, resources_per_worker={"CPU": 3}),
         ScalingConfig(num_workers=1, resources_per_worker={"CPU": 1, "late": 1}),
     ):
@@ -373,7 +379,7 @@ def torch_trainer(storage: str) -> Any:
     from ray.train import RunConfig, ScalingConfig, UserCallback
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    class Note(UserCallback):  # type: ignore[misc]
+    class Note(UserCallback):
         def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
             with open(f"{storage}/metrics", "w") as file:
                 json.dump(metrics, file)
@@ -382,7 +388,7 @@ def torch_trainer(storage: str) -> Any:
         torch_loop,
         torch_config=TorchConfig(backend="farandole"),
         scaling_config=ScalingConfig(num_workers=2),
-        run_config=RunConfig(storage_path=storage, callbacks=[Note()]),
+        run_config=RunConfig(storage_path=storage, callbacks=[Note()]),  # type: ignore[list-item]
     ).fit()
     with open(f"{storage}/metrics") as file:
         return json.load(file)

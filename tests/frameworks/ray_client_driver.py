@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import ray
@@ -13,7 +14,7 @@ def connect(address: str) -> None:
     """Ray gives a client's server 30 s to start, which a busy machine may need more than once."""
     for attempt in range(3):
         try:
-            ray.init(address, logging_level="ERROR")
+            ray.init(address, logging_level=logging.ERROR)
             return
         except ConnectionError:
             if attempt == 2:

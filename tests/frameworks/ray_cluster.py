@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -145,7 +146,7 @@ def main() -> None:
     nodes = Nodes(initialize_head=True, head_node_args=first)
     added = [nodes.add_node(**one) for one in others]
     nodes.wait_for_nodes()
-    ray.init(address=nodes.address, logging_level="ERROR")
+    ray.init(address=nodes.address, logging_level=logging.ERROR)
     answer(True, [nodes.address, client])
     import ray_cases
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Any
@@ -37,10 +38,11 @@ def train_with_lightning() -> int:
 
     import lightning_elastic_job
 
+    from farandole import rank
     from horovod.ray import ray_logger
 
     lightning_elastic_job.main()
-    ray_logger.log({"through": lightning_elastic_job.hvd.rank()})
+    ray_logger.log({"through": rank()})
     return own_os.getpid()
 
 
@@ -61,7 +63,7 @@ def older(least: int, most: int) -> None:
 if __name__ == "__main__":
     WAY, LEAST, MOST, MODE = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     REPORTS = WAY == "trainer"
-    ray.init(logging_level="ERROR")
+    ray.init(logging_level=logging.ERROR)
     if WAY == "executor":
         from farandole.ray import RayExecutor
 
@@ -77,7 +79,7 @@ if __name__ == "__main__":
         result = HorovodTrainer(
             train,
             train_loop_config={},
-            scaling_config=ScalingConfig(num_workers=(LEAST, MOST)),
+            scaling_config=ScalingConfig(num_workers=(LEAST, MOST)),  # type: ignore[arg-type]
             run_config=RunConfig(storage_path=SCRATCH, failure_config=FailureConfig(max_failures=9)),
         ).fit()
         print("metrics", result.metrics, flush=True)

@@ -22,7 +22,7 @@ def numbers() -> torch.utils.data.TensorDataset:
 def module() -> Any:
     import lightning.pytorch as pl
 
-    class Model(pl.LightningModule):  # type: ignore[misc,name-defined]
+    class Model(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.net = small()
@@ -51,7 +51,7 @@ def horovod_train_fn() -> Any:
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    sampler = torch.utils.data.DistributedSampler(numbers(), num_replicas=hvd.size(), rank=hvd.rank())
+    sampler: Any = torch.utils.data.DistributedSampler(numbers(), num_replicas=hvd.size(), rank=hvd.rank())
     loader = torch.utils.data.DataLoader(numbers(), batch_size=4, sampler=sampler)
     losses = []
     for epoch in range(2):

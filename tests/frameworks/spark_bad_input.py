@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import spark_estimator_cases as cases
@@ -34,7 +35,7 @@ def bad(place: str) -> Any:
     one_each = good.selectExpr("features", "array(y) as y")
     jobs = cases.spark.sparkContext.statusTracker().getActiveJobsIds
     before = set(jobs())  # that of the ranks that stay
-    made = {
+    made: dict[str, Callable[[], Any]] = {
         "columns": lambda: torch_estimator(place, feature_cols=["featrues"]).fit(good),
         "shape": lambda: torch_estimator(place, model=wide, optimizer=torch.optim.SGD(wide.parameters(), lr=0.1)).fit(
             good

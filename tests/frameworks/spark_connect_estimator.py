@@ -41,14 +41,15 @@ def main() -> None:
     estimator = cases.keras_estimator(f"{place}/store", num_proc=cases.RANKS)
     fitted = Pipeline(stages=[cases.assembler(), estimator, cases.after()]).fit(cases.rows())
     expected = trained_without_spark(f"{place}/store", 2)
+    trained: Any = fitted.stages[1]
     fitted.save(f"{place}/fitted")
     data = np.array([list(row)[:4] for row in cases.rows().orderBy("y").collect()], np.float32)
     found = {
         "session": type(spark).__module__,
         "backend": keras.backend.backend(),
-        "weights": cases.weights_of(fitted.stages[1].getModel()),
+        "weights": cases.weights_of(trained.getModel()),
         "expected": cases.weights_of(expected),
-        "history": sorted(fitted.stages[1].getHistory()),
+        "history": sorted(trained.getHistory()),
         "by_hand": [float(one) for one in expected.predict_on_batch(data)[:, 0]],
         **cases.described(PipelineModel.load(f"{place}/fitted").transform(cases.rows())),
     }

@@ -152,7 +152,7 @@ def noting(folder: str, kind: str, name: str = "told") -> Any:
         return Told()
     from lightning import pytorch as lightning
 
-    class Noted(lightning.Callback):  # type: ignore[misc]
+    class Noted(lightning.Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             note(trainer.current_epoch)
 
@@ -169,7 +169,7 @@ def noting_compression(folder: str) -> Any:
 
     Path(folder, "notes").mkdir(exist_ok=True)
 
-    class Noted(Compression.none):  # type: ignore[misc,name-defined]
+    class Noted(Compression.none):  # type: ignore[misc,valid-type]
         @staticmethod
         def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
             from pathlib import Path
@@ -253,7 +253,7 @@ def torch_in_a_pipeline(place: str, saved: str) -> Any:
     seen = torch.nn.functional.l1_loss
     estimator = torch_estimator(place, num_proc=RANKS, validation="held", metrics=[seen], epochs=3)
     fitted = Pipeline(stages=[assembler(), estimator, after()]).fit(rows())
-    model = fitted.stages[1]
+    model: Any = fitted.stages[1]
     plain = linear()
     expected = trained_without_spark(place, 3, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
     fitted.save(f"{saved}/fitted")
@@ -366,7 +366,7 @@ def in_a_pipeline(place: str, saved: str, kind: str) -> Any:
     }[kind]()
     estimator = ESTIMATORS[kind](place, callbacks=[noting(saved, kind)], **more)
     fitted = Pipeline(stages=[assembler(), estimator, after()]).fit(rows())
-    model = fitted.stages[1]
+    model: Any = fitted.stages[1]
     plain = linear()
     expected = trained_without_spark(place, 2, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
     fitted.save(f"{saved}/fitted")

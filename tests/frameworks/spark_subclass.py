@@ -47,7 +47,7 @@ def opened(picture: bytes) -> Any:
     return np.frombuffer(picture, np.uint8).astype(np.float32) / 255
 
 
-class HasPictures(Params):  # type: ignore[misc]
+class HasPictures(Params):
     """Parameters of both classes."""
 
     picture_col = Param(Params._dummy(), "picture_col", "column of files", TypeConverters.toString)

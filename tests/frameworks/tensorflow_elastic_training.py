@@ -59,7 +59,7 @@ def fit() -> tuple[int, Any]:
     model.compile(optimizer=hvd.DistributedOptimizer(tf.keras.optimizers.SGD(RATE, momentum=MOMENTUM)), loss="mse")
     state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 
-    class Tell(tf.keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+    class Tell(tf.keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.model.stop_training = over(int(self.model.optimizer.iterations.numpy()))
 

@@ -138,7 +138,7 @@ def global_variables(b: Any, rank: int, size: int) -> None:
 def variables_in_place(b: Any, rank: int, size: int) -> None:
     variable = tf.Variable([float(rank)])
     assert hvd.broadcast_(variable, 1) is variable and variable.numpy() == [1.0]
-    fails(TypeError, "name=1", lambda: hvd.broadcast_(variable, 1, name=1))
+    fails(TypeError, "name=1", lambda: hvd.broadcast_(variable, 1, name=1))  # type: ignore[arg-type]
     variable.assign([float(rank)])
     inside = tf.function(lambda: hvd.broadcast_([variable], size - 1, name="inside")[0] * 2)
     assert inside() == [2.0 * (size - 1)] and variable.numpy() == [size - 1]

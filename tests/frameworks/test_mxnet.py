@@ -122,7 +122,7 @@ def test_farandole_alone_imports_no_mxnet() -> None:
 
 def launched(script: Path, folder: str, *options: str) -> str:
     launch = "import sys; from farandole.launch.cli import horovodrun; sys.exit(horovodrun())"
-    command = [sys.executable, "-c", launch, "-np", "2", PYTHON, "-W", "ignore", script, *options]
+    command = [sys.executable, "-c", launch, "-np", "2", str(PYTHON), "-W", "ignore", str(script), *options]
     environment = {**os.environ, **ENVIRONMENT, "TMPDIR": folder}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr

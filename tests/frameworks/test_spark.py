@@ -124,6 +124,9 @@ class SparkRun(ElasticRun):
     def __exit__(self, *_: object) -> None:
         (self.scratch / "finish").touch()
 
+    def __enter__(self) -> SparkRun:
+        return self
+
     def results_of_run(self) -> Any:
         (self.scratch / "finish").touch()
         return self._cluster._answer()

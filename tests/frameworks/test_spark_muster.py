@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from waiting import until
@@ -113,7 +114,7 @@ def test_what_tasks_say_is_raised_and_patience_ends(muster: Muster) -> None:
     assert not muster.await_slots(1, time.monotonic() + 0.1, lambda: None)
 
 
-def _readable(sock: object) -> bool:
+def _readable(sock: Any) -> bool:
     import select
 
     return bool(select.select([sock], [], [], 60)[0])

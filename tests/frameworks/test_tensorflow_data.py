@@ -38,8 +38,8 @@ def test_a_job_computes_for_another(side: str, ranks: int, starter: str, tmp_pat
             done = subprocess.run(
                 [*launch, SCRIPT, config], env=environment, capture_output=True, text=True, timeout=250, check=False
             )
-            words = (tmp_path / "compute").read_text()[-3000:]
-            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + words
+            told = (tmp_path / "compute").read_text()[-3000:]
+            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + told
             assert compute.wait(60) == 0, (tmp_path / "compute").read_text()[-3000:]
         finally:
             if compute.poll() is None:

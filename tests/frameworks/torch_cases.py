@@ -36,7 +36,8 @@ def torch_broadcast_parameters(b: Any, rank: int, size: int) -> None:
         lambda m: list(m.state_dict().items()),
         lambda m: list(m.state_dict().values()),
     ):
-        model = model_of(rank).to(memory_format=torch.channels_last)  # not contiguous
+        model: Any = model_of(rank)
+        model = model.to(memory_format=torch.channels_last)  # not contiguous
         hvd.broadcast_parameters(given(model), root_rank=1)
         for name, tensor in model.state_dict().items():
             assert torch.equal(tensor, expected[name]), name
@@ -74,7 +75,7 @@ def torch_broadcast_optimizer_state(b: Any, rank: int, size: int) -> None:
             assert not trained or type(optimizer) is torch.optim.SGD or own["state"]
     lbfgs = torch.optim.LBFGS(nn.Linear(1, 1).parameters())
     fails(ValueError, "", lambda: hvd.broadcast_optimizer_state(lbfgs, 0))
-    fails(TypeError, "optimizer is a Linear", lambda: hvd.broadcast_optimizer_state(nn.Linear(1, 1), 0))
+    fails(TypeError, "optimizer is a Linear", lambda: hvd.broadcast_optimizer_state(nn.Linear(1, 1), 0))  # type: ignore[arg-type]
 
 
 @case()
@@ -82,7 +83,7 @@ def torch_sparse_allreduce(b: Any, rank: int, size: int) -> None:
     indices = torch.tensor([[0, rank + 1, 0]])
     values = torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 1.0]])
     mine = torch.sparse_coo_tensor(indices, values, (size + 2, 2), check_invariants=False)
-    expected = sum(
+    expected: Any = sum(
         torch.sparse_coo_tensor(
             torch.tensor([[0, other + 1, 0]]), values, (size + 2, 2), check_invariants=False
         ).to_dense()
@@ -126,16 +127,18 @@ def compare_batch_norms(
         assert torch.allclose(one, two, atol=1e-9), f"{what}: {one} and {two}"
 
     one, two = values.clone().requires_grad_(), values[part].clone().requires_grad_()
-    whole.zero_grad(), synced.zero_grad()
+    whole.zero_grad()
+    synced.zero_grad()
     expected, found = whole(one), synced(two)
     close(expected[part], found, "output")
     (expected * weights).sum().backward()
     (found * weights[part]).sum().backward()
     close(one.grad[part], two.grad, "gradient of the input")
     for a, c in zip(whole.parameters(), synced.parameters(), strict=True):
-        close(a.grad, hvd.allreduce(c.grad, op=hvd.Sum), "gradient of the parameters")
-    for a, c in zip(whole.buffers(), synced.buffers(), strict=True):
-        close(a, c, "buffer")
+        grad: Any = c.grad
+        close(a.grad, hvd.allreduce(grad, op=hvd.Sum), "gradient of the parameters")
+    for x, y in zip(whole.buffers(), synced.buffers(), strict=True):
+        close(x, y, "buffer")
 
 
 @case(init={"process_sets": "dynamic"})

@@ -108,6 +108,7 @@ def cuda_sparse_and_batch_norm(b: Any, rank: int, size: int) -> None:
     (found**3).sum().backward()
     assert torch.allclose(found.cpu(), expected[2 * rank : 2 * rank + 2], atol=1e-5)
     assert torch.allclose(two.grad.cpu(), one.grad[2 * rank : 2 * rank + 2], atol=1e-4)
+    assert whole.running_var is not None and synced.running_var is not None
     assert torch.allclose(synced.running_var.cpu(), whole.running_var, atol=1e-5)
 
 

@@ -56,7 +56,7 @@ def main() -> None:
     plain = model_of()
     wanted = train(plain, adam(plain), slice(None))
     part = slice(rank * 12 // size, (rank + 1) * 12 // size)
-    model = nn.parallel.DistributedDataParallel(model_of())
+    model: Any = nn.parallel.DistributedDataParallel(model_of())
     close(train(model, adam(model), part), wanted, "DDP")
     hvd.init()
     model = nn.parallel.DistributedDataParallel(model_of())

@@ -59,9 +59,10 @@ def commit_and_restore() -> None:
     train(model, optimizer)  # what was restored is not the copy itself
     state.restore()
     same(snapshot(model, optimizer), kept, 0)
-    memory = [tensor.data_ptr() for tensor in state._handlers["model"].copy.tensors]
+    handler: Any = state._handlers["model"]
+    memory = [tensor.data_ptr() for tensor in handler.copy.tensors]
     state.commit()
-    assert memory == [tensor.data_ptr() for tensor in state._handlers["model"].copy.tensors]  # used again
+    assert memory == [tensor.data_ptr() for tensor in handler.copy.tensors]  # used again
 
 
 @case
@@ -428,7 +429,7 @@ def shares_cut_anew_for_other_ranks() -> None:
     mine = [optimizer.state[bucket.shard]["momentum_buffer"] for bucket in shares.buckets]
     rows = [row for _, row in shares.gathered("momentum", mine)]
     for ranks in range(1, 6):
-        pieces: dict[int, Any] = {}
+        pieces: dict[int | str, Any] = {}
         for place in range(ranks):
             states = []
             for bucket, row in zip(shares.buckets, rows, strict=True):

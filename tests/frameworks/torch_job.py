@@ -46,7 +46,7 @@ def loss_on(model: nn.Module, seed: int) -> torch.Tensor:
     return model(data(seed)).square().mean()
 
 
-def expected_grads(model: nn.Module, seeds: list[int], ranks: list[int], share: float) -> list[torch.Tensor]:
+def expected_grads(model: nn.Module, seeds: list[int], ranks: list[int], share: float) -> list[Any]:
     """The sum over ranks and passes, times `share`, computed here."""
     twin = copy.deepcopy(model)
     twin.zero_grad()
@@ -61,7 +61,7 @@ def same(tensors: Any, others: Any, tolerance: float = 1e-12) -> None:
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
-def grads_of(model: nn.Module) -> list[torch.Tensor]:
+def grads_of(model: nn.Module) -> list[Any]:
     return [param.grad for param in model.parameters()]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 
 import farandole.torch as hvd
 
-KINDS = {
+KINDS: dict[str, Callable[[Any], Any]] = {
     "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
     "Adam": lambda params: torch.optim.Adam(params, lr=0.01),
     "AdamW": lambda params: torch.optim.AdamW(params, lr=0.01, amsgrad=True),

@@ -267,9 +267,9 @@ def split_brains(folder: Path) -> tuple[list[int], int]:
     sizes: dict[int, int] = {}
     for path in folder.iterdir():
         for line in path.read_text().splitlines():
-            generation, size, step, _ = line.split()
-            sizes[int(generation)] = int(size)
-            done[int(generation), int(step)] = done.get((int(generation), int(step)), 0) + 1
+            generation, size, step = map(int, line.split()[:3])
+            sizes[generation] = size
+            done[generation, step] = done.get((generation, step), 0) + 1
     owners: dict[int, set[int]] = {}
     for (generation, step), count in done.items():
         if count == sizes[generation]:

@@ -14,7 +14,7 @@ from typing import Any
 from waiting import until
 
 import farandole
-from farandole.launch import local
+from farandole.launch import local as local
 
 SOURCE = str(Path(farandole.__file__).parents[1])
 HERE = str(Path(__file__).parent)
@@ -48,13 +48,18 @@ def results(job: local.Job, rank: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in job.stdout(rank).splitlines() if line.startswith("{")]
 
 
+def last_result(job: local.Job, rank: int) -> Any:
+    """A rank's newest report; None before the first."""
+    return (results(job, rank) or [None])[-1]  # type: ignore[list-item]
+
+
 def run(body: str, np: int, hosts: Sequence[str] | None = None, timeout: float = 60.0, **more: Any) -> list[Any]:
     """The last report of every rank of a job that must end well."""
     with start(body, np, hosts, **more) as job:
         code = job.wait(timeout)
         said = [job.stderr(rank) for rank in range(np)]
         assert code == 0, f"exit codes {job.codes}:\n" + "\n".join(f"rank {r}: {text}" for r, text in enumerate(said))
-        return [(results(job, rank) or [None])[-1] for rank in range(np)]
+        return [last_result(job, rank) for rank in range(np)]
 
 
 def look_until(done: Callable[[], Any], job: local.Job, timeout: float = 20.0) -> Any:

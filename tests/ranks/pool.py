@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ def begin(item: Item, rank: int, step: int, sets: dict[tuple[int, ...], Any]) ->
     member = item.ranks.index(rank)
     data = input_of(item, member, step)
     common: dict[str, Any] = {"process_set": sets[item.ranks], "dtype": item.dtype}
-    scales = {"prescale_factor": item.prescale, "postscale_factor": item.postscale, "op": item.op}
+    scales: dict[str, Any] = {"prescale_factor": item.prescale, "postscale_factor": item.postscale, "op": item.op}
+    call: Callable[..., int]
     if item.kind == Kind.ALLREDUCE:
         call = hvd.allreduce_async_ if item.in_place else hvd.allreduce_async
         return call(data, name=item.name, **scales, **common)

@@ -198,13 +198,20 @@ def check_against_numpy(item: Item, flat: list[Array], whole: Array) -> None:
     if item.dtype in FLOATS:
         wide = np.array([spec.widen(x, item.dtype) for x in flat], np.float64) * item.prescale
         magnitude = np.abs(wide).sum(axis=0)
-        expected = {ReduceOp.MIN: wide.min, ReduceOp.MAX: wide.max, ReduceOp.PRODUCT: wide.prod}.get(item.op, wide.sum)(
-            0
-        )
+        reductions: dict[ReduceOp, Any] = {
+            ReduceOp.MIN: wide.min,
+            ReduceOp.MAX: wide.max,
+            ReduceOp.PRODUCT: wide.prod,
+        }
+        expected = reductions.get(item.op, wide.sum)(0)
         close(whole, expected * (item.postscale / divisor), item, 2.0 * size, magnitude * abs(item.postscale / divisor))
     elif item.prescale == item.postscale == 1.0 and item.dtype != DType.BOOL:
         exact = np.array([[int(v) for v in x] for x in flat], object)
-        combine = {ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum, ReduceOp.PRODUCT: np.multiply}
+        combine: dict[ReduceOp, Any] = {
+            ReduceOp.MIN: np.minimum,
+            ReduceOp.MAX: np.maximum,
+            ReduceOp.PRODUCT: np.multiply,
+        }
         total = combine.get(item.op, np.add).reduce(exact, axis=0)
         ends = np.iinfo(STORAGE[item.dtype])
         span = int(ends.max) - int(ends.min) + 1
@@ -212,7 +219,7 @@ def check_against_numpy(item: Item, flat: list[Array], whole: Array) -> None:
         divided = [abs(v) // divisor * (1 if v >= 0 else -1) for v in wrapped]
         assert [int(v) for v in np.ravel(whole)] == divided, item
     elif item.dtype == DType.BOOL and item.prescale == item.postscale == 1.0 and item.op != ReduceOp.AVERAGE:
-        together = np.logical_or if item.op in (ReduceOp.SUM, ReduceOp.MAX) else np.logical_and
+        together: Any = np.logical_or if item.op in (ReduceOp.SUM, ReduceOp.MAX) else np.logical_and
         assert np.array_equal(np.ravel(whole), together.reduce(np.array(flat), axis=0)), item
 
 
@@ -225,7 +232,8 @@ def adasum_of(flat: list[Array], bucket: dict[str, Any]) -> Array:
     level = wide[:power]
     while len(level) > 1:
         level = [spec.adasum_pair(level[i], level[i + 1], DType.FLOAT64) for i in range(0, len(level), 2)]
-    return level[0] * bucket["postscale"]
+    result: Array = level[0] * bucket["postscale"]
+    return result
 
 
 EPSILON = {DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7, DType.FLOAT32: 2.0**-23, DType.FLOAT64: 2.0**-52}

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from math import ceil, log2
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ TOLERANCE = 8 << 10
 pytestmark = pytest.mark.skipif("native" not in ENGINES, reason="the native library is not built")
 
 
-def sent(hosts: list[int], kind: Kind, count: int = BYTES, **settings: str) -> list[int]:
+def sent(hosts: list[int], kind: Kind, count: int = BYTES, **settings: Any) -> list[int]:
     """What each rank sends for one collective of `count` bytes; the second of two, so that all links and plans are."""
 
     def body(engine: Engine, rank: int) -> int:

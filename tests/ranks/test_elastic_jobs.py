@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from elastic import LONG, SOURCE, Dance, alive, children_of, discover, kill, parent_of
@@ -28,7 +29,7 @@ def mostly(values: list[float], limit: float) -> None:
 
 
 def after_a_loss(
-    dance: Dance, moment: float, before: dict[int, dict], lost: set[int]
+    dance: Dance, moment: float, before: dict[int, dict[str, Any]], lost: set[int]
 ) -> tuple[list[float], list[float]]:
     """How long survivors took to know, and to be in a world without the lost."""
     survivors = {event["pid"] for event in before.values()} - lost

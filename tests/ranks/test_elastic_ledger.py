@@ -9,6 +9,7 @@ import os
 import random
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from elastic_runs import ElasticRun
@@ -25,7 +26,7 @@ RUNS = 60 * int(os.environ["CHAOS_N"]) if "CHAOS_N" in os.environ else 3
 def test_row_25_random_losses_lose_and_repeat_nothing(tmp_path: Path) -> None:
     seed = int(os.environ.get("CHAOS_SEED", "25"))
     draw = random.Random(seed)
-    records = []
+    records: list[dict[str, Any]] = []
     for number in range(RUNS):
         length, batch, interval = draw.randrange(20, 200), draw.randrange(1, 6), draw.randrange(1, 8)
         ranks = draw.randrange(2, 5)

@@ -264,7 +264,7 @@ needs_native = pytest.mark.skipif("native" not in ENGINES, reason="the native li
 
 @needs_native
 def test_row_10_stall_report_names_the_tensor_and_the_ranks(log: Listener) -> None:
-    settings = {"stall_note_seconds": 0.05, "stall_check_time_seconds": 0.15}
+    settings: dict[str, Any] = {"stall_note_seconds": 0.05, "stall_check_time_seconds": 0.15}
     with World([0, 0, 1, 1], **settings) as world:
         handles = {rank: world.engines[rank].submit([Request(Kind.ALLREDUCE, "lonely", ONES, ONES.copy())])[0]
                    for rank in (0, 2)}  # fmt: skip
@@ -280,7 +280,7 @@ def test_row_10_stall_report_names_the_tensor_and_the_ranks(log: Listener) -> No
 
 @needs_native
 def test_row_10_stall_shutdown_ends_the_job_on_all_ranks(log: Listener) -> None:
-    settings = {"stall_check_time_seconds": 0.1, "stall_shutdown_time_seconds": 0.2}
+    settings: dict[str, Any] = {"stall_check_time_seconds": 0.1, "stall_shutdown_time_seconds": 0.2}
     with World([0, 0, 1], **settings) as world:
         found = world.attempt(lambda engine, rank: allreduce(engine, [1.0], "lonely") if rank else None)
         assert all(isinstance(error, errors.HorovodInternalError) for error in found[1:]), found

@@ -123,7 +123,7 @@ def control(link: str) -> set[tuple[str, str, int, bool]]:
 
 def cells() -> list[Cell]:
     """Every place that a job passes, spread over planned and negotiated steps."""
-    table = []
+    table: list[Cell] = []
     for link in HOSTS:
         passed = control(link)
         for kind in KINDS:
@@ -146,7 +146,7 @@ def run_cell(cell: Cell) -> Record:
         with contextlib.suppress(TimeoutError):  # whoever has not reported by then is stuck
             job.wait(10.0)
         last_words = jobs.results(job, cell.victim)
-        reports: dict[int, Any] = {rank: (jobs.results(job, rank) or [None])[-1] for rank in survivors}
+        reports: dict[int, Any] = {rank: jobs.last_result(job, rank) for rank in survivors}
         problem = ""
         if not dead or not last_words or job.codes[cell.victim] != KILLED:
             problem = f"did not fire: exit codes {job.codes} {job.stdout(cell.victim)} {job.stderr(cell.victim)[-300:]}"

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import bed
 import pytest
@@ -194,7 +195,7 @@ def test_rows_21_22_whoever_is_killed_nothing_is_left_on_any_host(who: str) -> N
     with bed.hosts(2, ssh=True) as hosts:
         for turn in range(MOMENTS):
             words = [*RUN, "-np", "3", "-H", "host1:1,host2:2", sys.executable, "-c", CHILDREN]
-            pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+            pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
             with hosts[0].start(words, ENVIRONMENT, **pipe) as launcher:
                 try:
                     assert launcher.stdout is not None

@@ -253,7 +253,7 @@ except Exception as error:
     def one(limit: int) -> bool:
         with jobs.start(f"LIMIT = {limit}\n" + body, 2, env={"FARANDOLE_START_TIMEOUT": "3"}) as job:
             job.wait(30.0)
-            found = [(jobs.results(job, rank) or [None])[-1] for rank in range(2)]
+            found = [jobs.last_result(job, rank) for rank in range(2)]
             assert None not in found, (limit, job.codes, job.stderr(0), job.stderr(1))
             assert job.codes == [0, 0], (limit, job.codes, job.stderr(0), job.stderr(1))
             return found[1]["error"] is not None

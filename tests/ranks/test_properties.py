@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -19,7 +20,7 @@ ALGORITHMS = ["auto", "ring", "direct", "doubling", "tree"]
 MIXED = {2: [1, 0], 3: [0, 1, 0], 4: [0, 0, 1, 1], 5: [2, 0, 0, 1, 2], 8: [0, 0, 0, 1, 1, 2, 1, 0]}
 
 
-def topologies() -> list[object]:
+def topologies() -> list[Any]:
     """(hosts, algorithm, slot and chunk bytes): shared memory, TCP, both. Small slots make pipelines of short data."""
     table = [pytest.param([0], "auto", 4096, id="1-shm")]
     for size, mixed in MIXED.items():
@@ -73,7 +74,7 @@ def explore(make_world: Callable[[], World], examples: int, ring: bool) -> None:
 @pytest.mark.parametrize(("hosts", "algorithm", "piece"), topologies())
 @pytest.mark.skipif("native" not in ENGINES, reason="the native library is not built")
 def test_native(hosts: list[int], algorithm: str, piece: int) -> None:
-    settings = {"allreduce_algorithm": algorithm, "slot_bytes": piece, "chunk_bytes": piece}
+    settings: dict[str, Any] = {"allreduce_algorithm": algorithm, "slot_bytes": piece, "chunk_bytes": piece}
     explore(lambda: World(hosts, **settings), EXAMPLES, algorithm == "ring")
 
 

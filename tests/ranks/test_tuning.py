@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,11 @@ from farandole.tuning.search import PAIRS, Values, choices
 pytestmark = pytest.mark.skipif("native" not in ENGINES, reason="the native library is not built")
 
 HOSTS = {"shm": [0, 0], "tcp": [0, 1], "both": [0, 0, 1]}
-QUICK = {"autotune_warmup_samples": 1, "autotune_steps_per_sample": 2, "autotune_bayes_opt_max_samples": 6}
+QUICK: dict[str, Any] = {
+    "autotune_warmup_samples": 1,
+    "autotune_steps_per_sample": 2,
+    "autotune_bayes_opt_max_samples": 6,
+}
 SIZES = (7, 30_000, 1, 90_001, 4_000)
 
 
@@ -45,7 +50,7 @@ def step(engine: Engine, rank: int, turn: int) -> bytes:
 def test_a_tuned_job_computes_the_same_bits(links: str, algorithm: str, tmp_path: Path) -> None:
     hosts, turns = HOSTS[links], 4
     with World(hosts, allreduce_algorithm=algorithm) as world:
-        expected = [world.run(lambda engine, rank, turn=turn: step(engine, rank, turn))[0] for turn in range(turns)]
+        expected = [world.run(functools.partial(step, turn=turn))[0] for turn in range(turns)]
     log = tmp_path / "log.csv"
     config = Config(allreduce_algorithm=algorithm, autotune_log=str(log), **QUICK)
     tuners: list[Tuner] = []
@@ -90,8 +95,8 @@ def check_log(log: Path, search: Any) -> None:
     best = rows[-1]
     if search.best != search.default:  # never what was measured slower
         duel = search.measured[-2 * PAIRS :]
-        ours = sorted(score for values, score in duel if values == search.default)
-        assert float(best["score"]) > ours[len(ours) // 2]
+        scores = sorted(score for values, score in duel if values == search.default)
+        assert float(best["score"]) > scores[len(scores) // 2]
 
 
 LOOP = """

@@ -121,7 +121,7 @@ def on_all(
         thread.join(max(0.0, end - time.monotonic()))
     stuck = [thread.name for thread in threads if thread.is_alive()]
     if stuck:
-        faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
+        faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
         give_up()
         raise Stuck(f"{', '.join(stuck)} did not come back within {deadline} s")
     return results
@@ -134,6 +134,7 @@ def do(engine: Engine, request: Request, timeout: float | None = DEADLINE_S) -> 
 
 def allreduce(engine: Engine, values: Any, name: str | None = None, **more: Any) -> np.ndarray[Any, Any]:
     array = np.ascontiguousarray(values)
+    result: np.ndarray[Any, Any] | None
     result = do(engine, Request(Kind.ALLREDUCE, name, array, np.empty_like(array), **more)).output
     assert result is not None
     return result

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import bed
 import jobs
@@ -72,7 +73,7 @@ print(json.dumps({"tried": len(pids), "got": got}))
 @contextlib.contextmanager
 def training(hosts: bed.Bed) -> Iterator[subprocess.Popen[str]]:
     """A job of four ranks on three hosts that trains until the gate is opened."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     words = launch(["host1", "host2", "host2", "host3"], TRAIN)
     with hosts[0].start(words, ENVIRONMENT, **pipes) as launcher:
         try:

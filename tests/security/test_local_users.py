@@ -91,8 +91,8 @@ def test_row_32_the_secret_is_in_no_argument_and_no_variable(monkeypatch: pytest
                 data = Path(f"/proc/{pid}/{file}").read_bytes()
                 for form in (secret.key, secret.key.hex().encode()):
                     assert form not in data
-        file = Path(f"/proc/{job.pids[0]}/fd/{job.stdout(0).strip()}")
-        assert file.read_bytes() == secret.key, "and yet the worker has it"
+        inherited = Path(f"/proc/{job.pids[0]}/fd/{job.stdout(0).strip()}")
+        assert inherited.read_bytes() == secret.key, "and yet the worker has it"
 
 
 def test_the_secret_can_be_read_again_and_not_be_changed() -> None:

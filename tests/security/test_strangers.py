@@ -137,7 +137,7 @@ def test_a_garbage_frame_after_the_proof_ends_that_rank_alone() -> None:
         sessions = place.join_all()
         with engines(sessions) as stubs:
             channel = sessions[0]._channel
-            assert channel is not None
+            assert channel is not None and isinstance(channel.sock, socket.socket)
             os.write(channel.sock.fileno(), bytes(100))
             stubs[1].wait_for(lambda: bool(stubs[1].revoked))
             assert stubs[1].revoked[0][1] == 0 and "damaged" in stubs[1].revoked[0][2]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import bed
 import pytest
@@ -86,7 +87,7 @@ def test_rows_28_29_33_strangers_on_the_wire_change_no_bit() -> None:
             assert len(recorded) == 2 * 92
             doors = until_listening(one, 2)
             command = [*ATTACKER, recorded, *(f"{address}:{port}" for address, port in doors)]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             with stranger.start(command, PATH, **pipes) as attacker:
                 assert attacker.stdout is not None and attacker.stdin is not None
                 first = json.loads(attacker.stdout.readline())

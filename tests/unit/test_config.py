@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 
-from farandole.config import SETTINGS, Config, MiB
+from farandole.config import SETTINGS, Config, MiB, Setting
 
 
 def test_the_defaults_are_a_world_of_one_with_the_contracts_numbers() -> None:
@@ -22,7 +22,7 @@ def test_the_defaults_are_a_world_of_one_with_the_contracts_numbers() -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=list(SETTINGS))
-def test_every_variable_and_alias_sets_its_setting(setting) -> None:
+def test_every_variable_and_alias_sets_its_setting(setting: Setting) -> None:
     good = {"int": "1", "float": "7.5", "bool": "1", "str": "x"}[setting.base]
     if setting.minimum is not None and setting.minimum > 1:
         good = str(int(setting.minimum) + 1)

@@ -101,7 +101,7 @@ def test_all_ways_to_import() -> None:
         hvd is farandole.torch and from_package is hvd and mpi_ops is hvd and hvd.optimizer.__name__.startswith("far")
     )
     assert util is compat and run is farandole.run
-    assert hvd.__name__ == hvd.__spec__.name == "farandole.torch"
+    assert hvd.__spec__ is not None and hvd.__name__ == hvd.__spec__.name == "farandole.torch"
     assert horovod.__version__ == "0.28.1" and farandole.__version__ != "0.28.1"
     assert hvd.HorovodInternalError is farandole.HorovodInternalError
 

@@ -37,7 +37,7 @@ def whole(values: np.ndarray) -> tuple[Span, Span]:
 def test_a_signal_handler_may_use_the_engine_in_the_middle_of_a_call() -> None:
     engine = NativeEngine(Config(), 0, [0])
     engine.start(5.0)
-    handled = []
+    handled: list[np.ndarray] = []
 
     def handler(_number: int, _frame: FrameType | None) -> None:
         handled.append(sum_of(engine, 3, f"inner.{len(handled)}"))
@@ -73,7 +73,7 @@ def test_a_prepared_request_runs_on_any_memory_and_an_interrupt_keeps_the_memory
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
         with pytest.raises(Interrupted):
-            engine.run_again(prepared, *[values.ctypes.data] * 2, whole, values)
+            engine.run_again(prepared, values.ctypes.data, values.ctypes.data, whole, values)
         del values
         gc.collect()
         assert alive() is not None
@@ -86,7 +86,7 @@ def test_a_prepared_request_runs_on_any_memory_and_an_interrupt_keeps_the_memory
         prepared = alone.prepare(dataclasses.replace(request, output=request.input, prescale=2.0))
         for start in (1.0, 5.0):
             values = np.full(3, start, np.float32)
-            alone.run_again(prepared, *[values.ctypes.data] * 2, whole, values)
+            alone.run_again(prepared, values.ctypes.data, values.ctypes.data, whole, values)
             assert values.tolist() == [2 * start] * 3
     finally:
         alone.close()

@@ -124,7 +124,8 @@ class TestResults:
     def test_receiving_into_what_is_read_only_is_refused(self) -> None:
         array = np.ones(2)
         array.flags.writeable = False
-        for call in (farandole.allreduce_, lambda tensor: farandole.broadcast_(tensor, 0)):
+        calls: list[Callable[[Any], Any]] = [farandole.allreduce_, lambda tensor: farandole.broadcast_(tensor, 0)]
+        for call in calls:
             with pytest.raises(ValueError, match="read-only"):
                 call(array)
         assert farandole.allreduce(array).tolist() == [1.0, 1.0]
@@ -165,7 +166,7 @@ REFUSED: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("adasum", lambda: farandole.allreduce(np.ones(1, np.int32), op=farandole.Adasum), ValueError, "floating"),
     ("root", lambda: farandole.broadcast(np.ones(1), 1), ValueError, "root_rank=1 is not among the ranks [0]"),
     ("root -1", lambda: farandole.broadcast(np.ones(1), -1), ValueError, "root_rank=-1"),
-    ("root text", lambda: farandole.broadcast(np.ones(1), "0"), ValueError, "expected a rank"),
+    ("root text", lambda: farandole.broadcast(np.ones(1), "0"), ValueError, "expected a rank"),  # type: ignore[arg-type]
     ("scalar gather", lambda: farandole.allgather(np.float32(1)), ValueError, "at least one dimension"),
     ("scalar alltoall", lambda: farandole.alltoall(np.float32(1)), ValueError, "at least one dimension"),
     ("scalar scatter", lambda: farandole.reducescatter(np.float32(1)), ValueError, "at least one dimension"),

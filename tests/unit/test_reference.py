@@ -57,7 +57,7 @@ def test_hosts_are_rounded_once_each_in_the_order_of_their_numbers() -> None:
 def test_integer_rules(
     dtype: type, values: list[int], prescale: float, postscale: float, divisor: int, expected: int
 ) -> None:
-    sources = [np.array([value], dtype) for value in values]
+    sources: list[np.ndarray] = [np.array([value], dtype) for value in values]
     kind = DType[np.dtype(dtype).name.upper()]
     assert spec.reduce(sources, kind, ReduceOp.SUM, prescale, postscale, divisor)[0] == expected
 

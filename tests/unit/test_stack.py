@@ -83,10 +83,11 @@ STOP = {"class_path": "EarlyStopping", "init_args": {"monitor": "loss"}}
 
 def test_the_explanation_has_the_classes_of_the_trainers_options() -> None:
     application = {**MODULE, "trainer": {"callbacks": STOP, "plugins": [{"class_path": "a.Digits"}], "logger": CSV}}
-    for sections in (
+    cases: list[dict[str, Any]] = [
         {"orchestration": {"ranks": 3, "min_ranks": 2}},
         {"communication": {"strategy": "ddp"}, "orchestration": {"ranks": 3}},
-    ):
+    ]
+    for sections in cases:
         text = explain(checked({"application": application, **sections}))
         compile(text[text.index("# train.py") :], "train.py", "exec")  # no keyword is given twice
         assert "from lightning.pytorch.callbacks import EarlyStopping" in text
@@ -100,7 +101,12 @@ def test_the_explanation_has_the_classes_of_the_trainers_options() -> None:
 
 @pytest.mark.skipif(not trainer_options(), reason="Lightning is not installed")
 def test_the_explanation_runs(tmp_path: Path) -> None:
-    options = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 1, "log_every_n_steps": 1}
+    options: dict[str, Any] = {
+        "max_epochs": 1,
+        "limit_train_batches": 2,
+        "limit_val_batches": 1,
+        "log_every_n_steps": 1,
+    }
     options |= {"accelerator": "cpu", "logger": CSV, "callbacks": [{"class_path": "LearningRateMonitor"}]}
     application = {"module": "lightning.pytorch.demos.boring_classes.BoringModel", "trainer": options, "seed": 3}
     text = explain(checked({"application": application, "communication": {"compression": "bf16"}}))

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import statistics
 from collections.abc import Callable
@@ -87,7 +88,7 @@ def test_with_nothing_to_choose_it_is_over_at_once() -> None:
 def test_a_quiet_machine_s_best_is_found(name: str) -> None:
     for value in CHOICES[name]:
         best = replace(DEFAULT, **{name: value})
-        found = found_on(lambda values, best=best: speed(values, best, gain=1.0), noise=0.1)
+        found = found_on(functools.partial(speed, best=best, gain=1.0), noise=0.1)
         assert getattr(found.best, name) == value
         assert speed(found.best, best, 1.0) >= 1.0
 

@@ -84,11 +84,11 @@ class Table(dict[str, Case]):
         return add
 
 
-def fails(kind: type[BaseException], message: str, call: Callable[[], Any]) -> None:
+def fails(kind: type[BaseException] | tuple[type[BaseException], ...], message: str, call: Callable[[], Any]) -> None:
     """Asserts that `call` raises this error (not a subclass of another kind) with a message that begins like this."""
     try:
         result = call()
     except kind as error:
         assert str(error).startswith(message), f"{type(error).__name__}: {error}"
         return
-    raise AssertionError(f"no {kind.__name__}; the result was {result!r}")
+    raise AssertionError(f"no {kind}; the result was {result!r}")

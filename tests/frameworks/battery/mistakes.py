@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def the_ranks_disagree(b: Any, rank: int, size: int) -> None:
             lambda: b.hvd.reducescatter(b.tensor(np.ones((3, 4))), name="t"),
         ),
     )
-    types = [
+    types: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
         ("Mismatched data types", functools.partial(operation, DType.INT32), functools.partial(operation, DType.INT64))
         for operation in (
             lambda dtype: b.hvd.allgather(b.tensor(ones, dtype), name="t"),

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from farandole.elastic import mirror as module
+from farandole.elastic import mirror
 from farandole.errors import HorovodInternalError
+
+module: Any = mirror  # whose imports are replaced
 
 
 class Died(BaseException):
@@ -102,8 +104,8 @@ class Cast:
             allreduce=lambda value, op, name: np.max(together(value), axis=0),
             barrier=lambda: together(None),
         )
-        module.ops, module.runtime = stand_ins, Here()  # type: ignore[assignment]
-        module.allgather_object = lambda value, name: together(value)  # type: ignore[assignment]
+        module.ops, module.runtime = stand_ins, Here()
+        module.allgather_object = lambda value, name: together(value)
 
         def restore() -> None:
             module.ops, module.allgather_object, module.runtime = before

@@ -309,7 +309,7 @@ def test_row_20_a_manifest_leads_nowhere_else(tmp_path: Path) -> None:
     write(tmp_path, 1)
     folder = tmp_path / "checkpoint-00000001"
     for file in ("../../secret", "/etc/passwd", ".."):
-        part = {"file": file, "bytes": 1, "chunk_bytes": 1, "digests": []}
+        part: dict[str, Any] = {"file": file, "bytes": 1, "chunk_bytes": 1, "digests": []}
         manifest = {"format": checkpoint.FORMAT, "version": 1, "commit": 1, "parts": [part]}
         (folder / "manifest.json").write_bytes(bytes(checkpoint._signed(manifest)))
         with pytest.raises(Damaged, match="cannot be"):

@@ -39,7 +39,8 @@ class Noted(ObjectState):
 
 def attempt(*failures: Exception) -> tuple[Noted, list[int]]:
     """A function that fails with each of these in turn, after a step that is not committed."""
-    state, left, seen = Noted(step=0), list(failures), []
+    state, left = Noted(step=0), list(failures)
+    seen: list[int] = []
 
     def train(state: Noted, extra: int, *, more: int) -> int:
         seen.append(state.step)

@@ -18,9 +18,11 @@ from ledger import Ledger, Verdict
 pytest.importorskip("torch")
 from farandole.elastic.sampler import dealt, mixed_seed, order, shares
 from farandole.torch.elastic import ElasticDataLoader, ElasticSampler
-from farandole.torch.elastic import loader as loader_module
-from farandole.torch.elastic import sampler as sampler_module
+from farandole.torch.elastic import loader as real_loader
+from farandole.torch.elastic import sampler as real_sampler
 
+loader_module: Any = real_loader  # whose imports are replaced
+sampler_module: Any = real_sampler
 EPOCHS = 2
 
 
@@ -29,7 +31,7 @@ def world() -> Iterator[Any]:
     engine = SimpleNamespace(rank=0, size=1)
     stand_in = SimpleNamespace(world=SimpleNamespace(engine=engine, config=SimpleNamespace(virtual_size=0)))
     before = loader_module.runtime
-    loader_module.runtime = sampler_module.runtime = stand_in  # type: ignore[assignment]
+    loader_module.runtime = sampler_module.runtime = stand_in
     yield engine
     loader_module.runtime = sampler_module.runtime = before
 

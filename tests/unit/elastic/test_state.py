@@ -190,7 +190,7 @@ def test_partners_are_on_another_host() -> None:
         found = [partner(rank, hosts) for rank in range(len(hosts))]
         assert all(hosts[one] != hosts[rank] for rank, one in enumerate(found) if one is not None)
         if len(set(hosts)) == 2 and len(hosts) == 8:
-            assert sorted(found) == list(range(8))  # no one keeps more than one
+            assert set(found) == set(range(8))  # no one keeps more than one
 
 
 def test_owners_are_dealt_by_the_order_of_keys() -> None:

@@ -51,7 +51,7 @@ def test_run_raw_and_with_options_of_the_command() -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signals_are_passed_on_and_end_the_job(number: int, code: int) -> None:
+def test_signals_are_passed_on_and_end_the_job(number: signal.Signals, code: int) -> None:
     script = f"trap 'echo got {number.name}; exit 3' {number.name[3:]}; echo $$; while :; do sleep 0.05; done"
     with farandole("run", "-np", "2", "sh", "-c", script) as job:
         until(lambda: job.stdout(0).count("\n") == 2)
@@ -145,7 +145,8 @@ def test_a_launcher_whose_output_is_stuck_ends_when_asked_to(errors: int) -> Non
         command, stdout=subprocess.PIPE, stderr=errors, env={**os.environ, "TEST_MARK": mark}
     ) as launcher:
         assert launcher.stdout is not None
-        until(lambda: full(launcher.stdout))
+        pipe = launcher.stdout
+        until(lambda: full(pipe))
         assert len(marked(mark)) >= 5, "launcher, guard, agent and two ranks"
         began = time.monotonic()
         launcher.send_signal(signal.SIGTERM)

@@ -75,13 +75,13 @@ def test_the_state_of_a_process_and_a_debugger(watcher: Watcher) -> None:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
+        assert traced.stdin is not None and traced.stdout is not None
         try:
-            assert traced.stdout is not None and traced.stdout.readline() == b"0\n"
+            assert traced.stdout.readline() == b"0\n"
             word.value += 1
             watcher.look(104.0)
             assert pass_time(watcher, 104.0, 40.0) == []
         finally:
-            assert traced.stdin is not None
             traced.stdin.close()
             traced.wait()
             traced.stdout.close()

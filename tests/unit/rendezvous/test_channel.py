@@ -31,7 +31,8 @@ PARTS = {
 @st.composite
 def any_message(draw: st.DrawFn) -> Message:
     kind = draw(st.sampled_from([*get_args(Message), *get_args(Order)]))
-    return kind(*(draw(PARTS[field.type]) for field in dataclasses.fields(kind)))
+    message: Message = kind(*(draw(PARTS[str(field.type)]) for field in dataclasses.fields(kind)))
+    return message
 
 
 def codec_of(message: object) -> Any:

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from meeting import STREAMS, Meeting, StubEngine, engines, greet, meeting
@@ -15,6 +16,7 @@ from meeting import STREAMS, Meeting, StubEngine, engines, greet, meeting
 from farandole import errors
 from farandole.config import Config
 from farandole.rendezvous import links, mesh, sockets
+from farandole.rendezvous.handshake import Greeting
 from farandole.rendezvous.links import initial_links
 from farandole.rendezvous.mesh import JoinFailed
 from farandole.rendezvous.messages import Hello
@@ -135,6 +137,10 @@ def sparse(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Meeting, list[Sess
             yield place, sessions, stubs
 
 
+def linked(stub: StubEngine, peer: int) -> bool:
+    return peer in stub.links and len(stub.links[peer][0]) == STREAMS
+
+
 def test_links_on_demand(sparse: tuple[Meeting, list[Session], list[StubEngine]]) -> None:
     _, _, stubs = sparse
     assert 2 not in stubs[1].links and 1 not in stubs[2].links
@@ -142,7 +148,7 @@ def test_links_on_demand(sparse: tuple[Meeting, list[Session], list[StubEngine]]
     stubs[1].wanted(2)  # both want it, and twice: one link
     stubs[1].wanted(2)
     for rank, peer in ((1, 2), (2, 1)):  # streams come one after the other
-        stubs[rank].wait_for(lambda links=stubs[rank].links, peer=peer: len(links.get(peer, [[]])[0]) == STREAMS)
+        stubs[rank].wait_for(functools.partial(linked, stubs[rank], peer))
     assert stubs[1].links[2][1] == sockets.TCP
     greet(stubs)
 
@@ -162,6 +168,7 @@ def test_a_death_reaches_ranks_that_have_no_link_to_the_dead(
     _, sessions, stubs = sparse
     channel = sessions[2]._channel
     assert channel is not None
+    assert isinstance(channel.sock, socket.socket)
     channel.sock.shutdown(socket.SHUT_RDWR)  # as the kernel does for a process that dies
     stubs[1].wait_for(lambda: bool(stubs[1].revoked))
     code, rank, text = stubs[1].revoked[0]
@@ -230,7 +237,11 @@ def test_missing_ranks_are_named_after_the_timeout() -> None:
 
 def test_wrong_sizes_ranks_and_versions_are_told_to_all() -> None:
     with meeting(3) as place, ThreadPoolExecutor(2) as pool:
-        for more, words in (({"package": "9.9"}, "9.9, the launcher 1.2.3"), ({"rank": 0}, "two processes say")):
+        cases: list[tuple[dict[str, Any], str]] = [
+            ({"package": "9.9"}, "9.9, the launcher 1.2.3"),
+            ({"rank": 0}, "two processes say"),
+        ]
+        for more, words in cases:
             waiting = pool.submit(place.join, 0)
             other = pool.submit(place.join, **{"rank": 1, **more})
             for future in (waiting, other):
@@ -242,7 +253,7 @@ def test_wrong_sizes_ranks_and_versions_are_told_to_all() -> None:
 def test_row_31_another_wire_version_is_named_on_both_sides(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mesh, "Greeting", functools.partial(mesh.Greeting, version=2))
+    monkeypatch.setattr(mesh, "Greeting", functools.partial(Greeting, version=2))
     with meeting(2) as place:
         with pytest.raises(JoinFailed, match="wire version 2 here, 1 on the other side: install the same version"):
             place.join(0)
@@ -269,6 +280,6 @@ def test_a_forked_child_holds_nothing_open() -> None:
 def _is_hub(fd: str, place: Meeting) -> bool:
     try:
         with socket.socket(fileno=os.dup(int(fd))) as sock:
-            return sock.getpeername() == place.hub.address.removeprefix("unix:")
+            return bool(sock.getpeername() == place.hub.address.removeprefix("unix:"))
     except OSError:
         return False
