@@ -30,9 +30,9 @@ def main() -> int:
     for name in ("corpus", "found"):
         (place / name).mkdir(exist_ok=True)
     # New inputs that reach new code are kept in the first folder, for the next run.
-    command = [place / "wire_fuzz", place / "corpus", ROOT / "tests" / "fuzz" / "corpus"]
+    command = [str(part) for part in (place / "wire_fuzz", place / "corpus", ROOT / "tests" / "fuzz" / "corpus")]
     command += [f"-max_total_time={sys.argv[1]}", f"-max_len={LONGEST_INPUT}", f"-artifact_prefix={place / 'found'}/"]
-    done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines = done.stdout.splitlines()
     shown = [line for line in lines if line.startswith("Done ")] if done.returncode == 0 else lines[-80:]
     print("\n".join(shown))

@@ -108,8 +108,8 @@ def run(stages: Sequence[Stage]) -> int:
     """0 when every stage ended well."""
     results: list[Result] = []
     beside = Beside()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what runs beside ends too
-        signal.signal(number, lambda *_: sys.exit(1))
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what runs beside ends too
+        signal.signal(ending, lambda *_: sys.exit(1))
     began_all = time.monotonic()
     try:
         for number, stage in enumerate(stages, 1):
