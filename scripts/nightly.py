@@ -1,5 +1,5 @@
-"""`make nightly`: what takes too long for `make test`: the thread sanitizer, the oldest releases of the frameworks, an
-hour of fuzzing. The long chaos is `make chaos`, which the same target runs. Starts the stages below."""
+"""`make nightly`: what takes too long for `make test`: the thread sanitizer, the oldest releases of the frameworks,
+more forms of their cases, an hour of fuzzing. Starts the stages below; the target runs `make chaos` after them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ ON_OLDEST = {"test_jax.py": "battery or training", "test_spark.py": "run"}
 def stages() -> list[Stage]:
     """All stages."""
     pytest: list[str | Path] = [APART["oldest"] / "bin" / "python", *PYTEST[1:]]
-    found = [*sanitize.stages("thread"), *test.again("oldest")]
+    more: list[str | Path] = [*PYTEST, "-n", "2", "--dist", "loadgroup", "-m", "nightly", "tests/frameworks"]
+    found = [*sanitize.stages("thread"), Stage("frameworks, in other forms", more, environment=QUIET)]
+    found += test.again("oldest")
     for file, chosen in ON_OLDEST.items():
         command = [*pytest, "-k", chosen, f"tests/frameworks/{file}"]
         found.append(Stage(f"oldest: {file}", command, environment=QUIET))

@@ -52,7 +52,7 @@ def stages() -> list[Stage]:
     for folder in ALONE:
         chosen = ["-m", rest] if folder == "ranks" else []
         found.append(Stage(f"Python: {folder}", [*PYTEST, *chosen, f"tests/{folder}"], environment=QUIET))
-    two: list[str | Path] = [*PYTEST, "-n", "2", "--dist", "loadgroup", "tests/frameworks"]
+    two: list[str | Path] = [*PYTEST, "-n", "2", "--dist", "loadgroup", "-m", "not nightly", "tests/frameworks"]
     found.append(Stage("Python: frameworks, two files at a time", two, environment=QUIET))
     found += again("other-torch")
     found.append(Stage("wheels for x86_64 and aarch64", [PYTHON, SCRIPTS / "wheel.py"], after=True))

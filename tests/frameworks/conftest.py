@@ -1,20 +1,35 @@
-# Which tests of frameworks may run at the same time: files may, but not two that start a cluster of the same kind.
-# Touches the names of files alone.
-"""For `pytest -n 2 --dist loadgroup`."""
+# Which tests of frameworks may run at the same time, and which are for `make nightly` alone.
+# Touches the names of files and tests alone.
+"""For `pytest -n 2 --dist loadgroup`: files run at the same time, but not two that start a cluster of the same kind."""
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
 CLUSTERS = ("test_ray", "test_spark")
+# The same cases with two ranks that `make test` runs with three, on .venv's torch; those of torch.distributed and of the
+# optimizer run with two ranks on the other torch.
+NIGHTLY = (
+    "test_jax.py::test_the_battery[[]2]",
+    "test_mxnet.py::test_the_battery[[]2]",
+    "test_torch_distributed.py::test_as_on_gloo[[]2 ranks*",
+    "test_torch_distributed.py::test_beyond_gloo[[]2 ranks*",
+    "test_torch_ops.py::test_case[[]2 ranks*",
+    "test_torch_optimizer.py::test_cases[[]2-native]",
+    "test_torch_training.py::test_*[[]2]",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent == HERE:
-            name = item.path.stem
-            group = next((cluster for cluster in CLUSTERS if name.startswith(cluster)), name)
-            item.add_marker(pytest.mark.xdist_group(group))
+        if item.path.parent != HERE:
+            continue
+        name = item.path.stem
+        group = next((cluster for cluster in CLUSTERS if name.startswith(cluster)), name)
+        item.add_marker(pytest.mark.xdist_group(group))
+        if any(fnmatchcase(item.nodeid.rpartition("/")[2], pattern) for pattern in NIGHTLY):
+            item.add_marker(pytest.mark.nightly)

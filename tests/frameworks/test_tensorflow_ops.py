@@ -17,16 +17,14 @@ from tensorflow_jobs import ENVIRONMENT, needs_tensorflow, results
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
 HERE = Path(__file__).parent
 # Eager tensors, functions and sessions, with compiled operations and with callbacks.
-FORMS = {
-    2: ["eager", "function/compiled", "function/callback", "session/callback"],
-    3: ["eager", "function/compiled", "function/callback", "session/compiled"],
-}
+FORMS = ["eager", "function/compiled", "function/callback", "session/compiled", "session/callback"]
+WITH_TWO_RANKS = pytest.param(2, FORMS[:3], id="2", marks=pytest.mark.nightly)
 
 
 @pytest.mark.timeout(450)
-@pytest.mark.parametrize("ranks", FORMS)
-def test_the_battery(ranks: int) -> None:
-    judge_all(results("tensorflow_binding.py", ranks, *FORMS[ranks]), ranks, FORMS[ranks], 40)
+@pytest.mark.parametrize(("ranks", "forms"), [WITH_TWO_RANKS, (2, FORMS[4:]), (3, FORMS[:4])])
+def test_the_battery(ranks: int, forms: list[str]) -> None:
+    judge_all(results("tensorflow_binding.py", ranks, *forms), ranks, forms, 40)
 
 
 def test_farandole_alone_imports_no_framework() -> None:
