@@ -11,7 +11,7 @@ import pytest
 
 HERE = Path(__file__).parent
 CLUSTERS = ("test_ray", "test_spark")
-# The same cases with two ranks that `make test` runs with three, on .venv's torch; those of torch.distributed and of the
+# The same cases with two ranks that `make test` runs with three on .venv's torch; those of torch.distributed and of the
 # optimizer run with two ranks on the other torch.
 NIGHTLY = (
     "test_jax.py::test_the_battery[[]2]",
