@@ -37,8 +37,8 @@ data = torch.utils.data.TensorDataset(torch.randn(16, 3))
 quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
 trainer = lightning.Trainer(strategy="farandole", accelerator="cpu", devices=2, max_epochs=1, **quiet)
 trainer.fit(Model(), torch.utils.data.DataLoader(data, batch_size=4))
-text = f"{trainer.global_rank} of {trainer.world_size}: {trainer.global_step} steps with {type(trainer.strategy).__module__}"
-os.write(1, f"{text}\\n".encode())
+who, how = f"{trainer.global_rank} of {trainer.world_size}", type(trainer.strategy).__module__
+os.write(1, f"{who}: {trainer.global_step} steps with {how}\\n".encode())
 """
 
 
