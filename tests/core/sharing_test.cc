@@ -329,8 +329,10 @@ int mappings(std::size_t bytes) {
   std::ifstream maps("/proc/self/maps");
   int found = 0;
   for (std::string line; std::getline(maps, line);) {
-    std::size_t begin = 0, end = 0;
-    if (std::sscanf(line.c_str(), "%zx-%zx", &begin, &end) == 2 && end - begin == bytes) ++found;
+    // Memory without a file, such as a sanitizer's own, has the inode 0.
+    std::size_t begin = 0, end = 0, inode = 0;
+    const int read = std::sscanf(line.c_str(), "%zx-%zx %*s %*s %*s %zu", &begin, &end, &inode);
+    if (read == 3 && inode != 0 && end - begin == bytes) ++found;
   }
   return found;
 }
