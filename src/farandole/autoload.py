@@ -49,16 +49,8 @@ def announce() -> None:
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-    # torch gives a backend in Python the whole group: so the combinations are backends of their own.
-    names = [NAME]
-    for far in ("nccl", "gloo"):
-        for name in (f"cpu:{NAME},cuda:{far}", f"cuda:{far},cpu:{NAME}"):
-            dist.Backend.register_backend(name, _compose(far), extended_api=True, devices=["cpu", "cuda"])
-            names.append(name)
-    # Since 2.15 torch attaches its flight recorder to each group whose backend does not record by itself, and fails
-    # when the group is an object in Python.
-    recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
-    recording.update(names)
+    if not hasattr(dist, "BackendBase"):
+        _announce_groups()
     # The function of this name hides the module.
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
     original = handlers["env"]
@@ -75,10 +67,26 @@ def announce() -> None:
     handlers["env"] = meet
 
 
-def _create(opts: Any, options: Any) -> Any:
-    from .torch.distributed.backend import create
+def _announce_groups() -> None:
+    """What a group in Python needs besides, since it takes the place of torch's own."""
+    from torch import distributed as dist
 
-    return create(opts)
+    # Torch would not put it beside another backend: so the combinations are backends of their own.
+    names = [NAME]
+    for far in ("nccl", "gloo"):
+        for name in (f"cpu:{NAME},cuda:{far}", f"cuda:{far},cpu:{NAME}"):
+            dist.Backend.register_backend(name, _compose(far), extended_api=True, devices=["cpu", "cuda"])
+            names.append(name)
+    # Since 2.15 torch attaches its flight recorder to each group whose backend does not record by itself, and fails
+    # when the group is an object in Python.
+    recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+    recording.update(names)
+
+
+def _create(opts: Any, options: Any) -> Any:
+    from .torch.distributed.backend import create, face
+
+    return create(opts, face())
 
 
 def _compose(far: str) -> Any:

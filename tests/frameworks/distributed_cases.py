@@ -222,7 +222,6 @@ def work_objects(rank: int, size: int) -> Any:
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
     assert work.wait() is True
-    assert work.is_completed()
     future = dist.all_reduce(other := torch.full((3,), 2.0), async_op=True).get_future()
     value = future.wait()
     chained = dist.broadcast(third := torch.full((2,), float(rank)), 0, async_op=True).get_future()
@@ -230,6 +229,13 @@ def work_objects(rank: int, size: int) -> Any:
     output = torch.empty(size * 2)
     dist.all_gather([*output.chunk(size)], torch.full((2,), float(rank)), async_op=True).get_future().wait()
     return [tensor, other, value[0], third, text, output]
+
+
+@case
+def completed_work(rank: int, size: int) -> Any:
+    work = dist.all_reduce(torch.full((5,), float(rank)), async_op=True)
+    work.wait()
+    return work.is_completed()
 
 
 @case

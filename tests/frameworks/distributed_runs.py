@@ -18,12 +18,21 @@ SOURCE = str(HERE.parents[1] / "src")
 
 
 def run(
-    module: str, backend: str, ranks: int, folder: Path, seconds: float = 150, python: str = sys.executable, **more: str
+    module: str,
+    backend: str,
+    ranks: int,
+    folder: Path,
+    seconds: float = 150,
+    python: str = sys.executable,
+    way: tuple[str, ...] = (),
+    **more: str,
 ) -> list[dict[str, Any]]:
-    """`more`: variables of the ranks."""
+    """`way`: more arguments of the job. `more`: variables of the ranks."""
     folder.mkdir()
-    command = [python, str(HERE / "distributed_job.py"), module, backend, str(folder)]
+    command = [python, str(HERE / "distributed_job.py"), module, backend, str(folder), *way]
     environment = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
+    if way:
+        environment["FARANDOLE_AUTOLOAD"] = "0"
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder)  # torch makes it, even an empty one
     with local.start(command, ranks, env=environment, stop_on_failure=False) as job:
         job.wait(seconds)

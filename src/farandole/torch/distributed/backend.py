@@ -1,5 +1,5 @@
 # How torch.distributed's groups come about: the default one is this process's world, others are made by their members.
-# Touches torch, config, engine, runtime and the detection of launchers.
+# Touches torch, config, runtime, operations and the detection of launchers.
 """`create` is what torch calls for `init_process_group("farandole")` and for `new_group`."""
 
 from __future__ import annotations
@@ -16,10 +16,22 @@ from ...config import Config, environment
 from ...launch.clusters import ClusterError, Found, detect, settle
 from ...runtime import World, runtime
 from .collectives import Members
-from .group import Group, begin_anew, found
+from .membership import begin_anew, found
+from .operations import Face, Operations
 
 
-def create(opts: Any, kind: type[Group] = Group) -> Group:
+def face() -> type[Operations]:
+    """What torch gets: an object for its own group where it has a base class for that, else a group in Python."""
+    if hasattr(dist, "BackendBase"):
+        from .device_backend import DeviceBackend
+
+        return DeviceBackend
+    from .group import Group
+
+    return Group
+
+
+def create(opts: Any, kind: type[Face]) -> Face:
     """The group that torch asks for; `opts` has its store, ranks and name. Without ranks it is the default group."""
     ranks = list(opts.global_ranks_in_group)
     try:
@@ -32,7 +44,9 @@ def create(opts: Any, kind: type[Group] = Group) -> Group:
             return kind(world, 0, members, opts.store, opts.timeout, opts.group_id, close)
         default = dist.group.WORLD
         world = _join(c10d._get_default_store(), default.rank(), default.size())
-        return found(kind, world, Members(tuple(ranks), opts.group_rank), opts.store, opts.timeout, opts.group_id)
+        members = Members(tuple(ranks), opts.group_rank)
+        number = found(world, members, opts.store)
+        return kind(world, number, members, opts.store, opts.timeout, opts.group_id)
     except errors.HorovodInternalError as error:
         raise dist.DistBackendError(f"the group {opts.group_id} could not be made: {error}") from error
 

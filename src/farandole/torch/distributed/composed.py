@@ -46,7 +46,8 @@ class Composed(Group):
 
     far: Any  # a torch ProcessGroup with one backend, for CUDA
 
-    def _get_backend(self, device: Any) -> Any:
+    def get_backend(self, device: Any) -> Any:
+        """Each device has its own."""
         return self.far._get_backend(device) if torch.device(device).type == "cuda" else self
 
     @property

@@ -1,0 +1,372 @@
+# The operations of torch.distributed on one group of the engine: what both faces towards torch share.
+# Touches torch, runtime, collectives, membership, backward and work.
+"""`Operations` is a mixin: group.py puts it on torch's process group, device_backend.py on torch's backend."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed as dist
+
+from ... import errors
+from ...engine import Kind, Request
+from ...runtime import World
+from . import collectives, failures, sharing
+from .backward import Backward, asked_by_backward
+from .collectives import Members, Plan
+from .membership import found
+from .reduce_ops import reduction_of
+from .tensors import only
+from .work import Operation, Watcher, Work
+
+LEAVE, ABORT = 1, 2  # tags of REMOVE_GROUP: this rank leaves, or the group ends on all of its members
+MONITOR = 1 << 42  # tag of monitored_barrier; those of users have 32 bits
+_UNSET = timedelta(0)
+Tensors = Sequence[torch.Tensor]
+Face = TypeVar("Face", bound="Operations")
+
+
+class Operations:
+    """Ranks that run collectives among themselves."""
+
+    def __init__(
+        self,
+        world: World,
+        number: int,
+        members: Members,
+        store: Any,
+        timeout: timedelta,
+        name: str,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`number`: the engine's group. `close` is called by `shutdown`."""
+        super().__init__(members.me, members.size)  # type: ignore[call-arg]  # of the face's other base
+        self.world = world
+        self.store = store
+        self.members = members
+        self.ranks = members.ranks
+        self.watcher = Watcher(name)
+        self._number = number
+        self._timeout: timedelta = timeout
+        self._name = name
+        self._close = close
+        self._left = False
+        self._splits = 0
+        self._counts: Counter[str] = Counter()
+        self._seen: Counter[tuple[int, int]] = Counter()  # address and elements of large tensors
+        self._forgotten: deque[Operation] = deque()  # whose Work nobody holds any more
+        self._coalescing: list[Work] | None = None
+        self._backward = Backward()
+        self._lock = threading.Lock()
+
+    def _begin(self, what: str, plan: Plan, opts: Any = None) -> Work:
+        """Hands the plan to the engine; `opts` may say how long it may take and that the caller waits at once."""
+        self._counts[what] += 1
+        named = f"{what} number {self._counts[what]} of group {self._name}"
+        for request in plan.requests:
+            request.group = self._number
+        limit: timedelta = getattr(opts, "timeout", _UNSET)
+        timeout = limit if limit > _UNSET else self._timeout
+        if self._forgotten:
+            self._look_after_forgotten()
+        try:
+            handles = self.world.engine.submit(plan.requests, prompt=getattr(opts, "asyncOp", True) is False)
+        except (ValueError, TypeError):
+            raise
+        except Exception as error:
+            raise failures.translated(named, error) from error
+        operation = Operation(self.world, handles, named, plan.results, plan.finish)
+        work = Work(operation, self, timeout, plan.in_order)
+        if self._coalescing is not None:
+            self._coalescing.append(work)
+        return work
+
+    def _settle(self, memory: Any) -> None:
+        """What comes here for the third time, such as a bucket of DDP, will come again: huge pages pay then."""
+        if memory is None:
+            return
+        self._seen[memory.address, memory.shape[0]] += 1
+        if self._seen[memory.address, memory.shape[0]] == 3:
+            self.world.engine.settle(memory)
+        elif len(self._seen) > 256:
+            self._seen.clear()
+
+    def forgotten(self, operation: Operation) -> None:
+        """Its Work is gone, but results may still have to arrive."""
+        self._forgotten.append(operation)
+
+    def _look_after_forgotten(self) -> None:
+        with self._lock:
+            for _ in range(len(self._forgotten)):  # more may be forgotten meanwhile, by any thread
+                operation = self._forgotten.popleft()
+                if not operation.poll():
+                    self._forgotten.append(operation)
+
+    def place_of(self, rank: int) -> int:
+        """The place in the group of a rank of the job."""
+        return self.ranks.index(rank)
+
+    # --- reductions ---
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """In place."""
+        tensor = only(tensors, "allreduce")
+        bucket = asked_by_backward()
+        large = tensor.is_cpu and tensor.layout == torch.strided and tensor.nbytes >= sharing.LEAST_BYTES
+        shared = large and sharing.share(self.world, tensor, move=bucket)
+        plan = collectives.allreduce(tensor, reduction_of(_op(opts)), self.members)
+        if large and not shared:
+            self._settle(plan.requests[0].output)
+        work = self._begin("allreduce", plan, opts)
+        if bucket:
+            work.of_ddp = True
+            if tensor.is_cpu:
+                self._backward.await_at_end(work)
+        return work
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+        """Several at once."""
+        reduction = reduction_of(_op(opts))
+        plans = [collectives.allreduce(tensor, reduction, self.members) for tensor in tensors]
+        return self._begin("allreduce", collectives.together(plans), opts)
+
+    def reduce(self, tensors: Any, root: Any = None, op: Any = dist.ReduceOp.SUM, timeout: Any = None) -> Work:
+        """The root gets the result."""
+        opts = root if isinstance(root, dist.ReduceOptions) else None
+        place = opts.rootRank if opts is not None else root
+        reduction = reduction_of(opts.reduceOp if opts is not None else op)
+        plan = collectives.reduce(only(tensors, "reduce"), reduction, self._root(place), self.members)
+        return self._begin("reduce", plan, opts)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
+        """One input per rank."""
+        output = only(outputs, "reduce_scatter")
+        pieces = inputs[0] if inputs and not isinstance(inputs[0], torch.Tensor) else inputs
+        plan = collectives.reduce_scatter(output, pieces, reduction_of(_op(opts)), self.members)
+        return self._begin("reduce_scatter", plan, opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, *_: Any) -> Work:
+        """One input with everybody's share."""
+        plan = collectives.reduce_scatter_single(output, given, reduction_of(_op(opts)), self.members)
+        return self._begin("reduce_scatter", plan, opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """Several at once."""
+        reduction = reduction_of(_op(opts))
+        plans = [
+            collectives.reduce_scatter_single(output, given, reduction, self.members)
+            for output, given in zip(outputs, inputs, strict=True)
+        ]
+        return self._begin("reduce_scatter", collectives.together(plans), opts)
+
+    # --- copies ---
+
+    def broadcast(self, tensors: Any, root: Any = None, timeout: Any = None) -> Work:
+        """The root's tensor, in place."""
+        opts = root if isinstance(root, dist.BroadcastOptions) else None
+        place = opts.rootRank if opts is not None else root
+        plan = collectives.broadcast(only(tensors, "broadcast"), self._root(place), self.members)
+        return self._begin("broadcast", plan, opts)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
+        """One output per rank."""
+        pieces = outputs[0] if outputs and not isinstance(outputs[0], torch.Tensor) else outputs
+        plan = collectives.allgather(pieces, only(inputs, "allgather"), self.members)
+        return self._begin("allgather", plan, opts)
+
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        """Several at once; `outputs` has one list per rank."""
+        plans = [
+            collectives.allgather([row[index] for row in outputs], given, self.members)
+            for index, given in enumerate(inputs)
+        ]
+        return self._begin("allgather", collectives.together(plans), opts)
+
+    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, *_: Any) -> Work:
+        """One output for everybody's elements."""
+        return self._begin("allgather", collectives.allgather_single(output, given, self.members), opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        """Several at once."""
+        plans = [
+            collectives.allgather_single(output, given, self.members)
+            for output, given in zip(outputs, inputs, strict=True)
+        ]
+        return self._begin("allgather", collectives.together(plans), opts)
+
+    def gather(self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None) -> Work:
+        """The root gets one tensor per rank."""
+        opts = root if isinstance(root, dist.GatherOptions) else None
+        place = opts.rootRank if opts is not None else root
+        pieces = outputs[0] if outputs and not isinstance(outputs[0], torch.Tensor) else outputs
+        plan = collectives.gather(pieces, only(inputs, "gather"), self._root(place), self.members)
+        return self._begin("gather", plan, opts)
+
+    def scatter(self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None) -> Work:
+        """The root sends one tensor to each rank."""
+        opts = root if isinstance(root, dist.ScatterOptions) else None
+        place = opts.rootRank if opts is not None else root
+        pieces = inputs[0] if inputs and not isinstance(inputs[0], torch.Tensor) else inputs
+        plan = collectives.scatter(only(outputs, "scatter"), pieces, self._root(place), self.members)
+        return self._begin("scatter", plan, opts)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None, timeout: Any = None) -> Work:
+        """A tensor to and from each rank."""
+        return self._begin("alltoall", collectives.alltoall(outputs, inputs, self.members), opts)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        given: torch.Tensor,
+        output_splits: Sequence[int] = (),
+        input_splits: Sequence[int] = (),
+        opts: Any = None,
+        timeout: Any = None,
+    ) -> Work:
+        """Rows to and from each rank."""
+        plan = collectives.alltoall_single(output, given, output_splits, input_splits, self.members)
+        return self._begin("alltoall", plan, opts)
+
+    # --- transfers, barriers ---
+
+    def send(self, tensors: Any, place: int, tag: int = 0) -> Work:
+        """To one rank of the group."""
+        plan = collectives.send(only(tensors, "send"), self.ranks[self._root(place)], tag)
+        return self._begin(f"send to rank {place} with tag {tag}", plan)
+
+    def recv(self, tensors: Any, place: int, tag: int = 0) -> Work:
+        """From one rank of the group."""
+        plan = collectives.receive(only(tensors, "recv"), self.ranks[self._root(place)], tag)
+        return self._begin(f"recv from rank {place} with tag {tag}", plan)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """From whoever sends first; the work's `source_rank` tells who it was."""
+        plan = collectives.receive(only(tensors, "recv"), -1, tag)
+        return self._begin(f"recv from anybody with tag {tag}", plan)
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
+        """Done when every rank has come."""
+        return self._begin("barrier", collectives.barrier(), opts)
+
+    def monitored_barrier(self, limit: Any = None, wait_all_ranks: bool = False) -> None:
+        """A barrier of which rank 0 tells who has not come: the first that is found missing, or all of them.
+
+        `limit`: a time, or options with one.
+        """
+        given: timedelta = getattr(limit, "timeout", limit) or _UNSET
+        seconds = (given if given > _UNSET else self._timeout).total_seconds()
+        until = time.monotonic() + seconds
+
+        def left() -> timedelta:
+            return timedelta(seconds=max(0.001, until - time.monotonic()))
+
+        word = torch.zeros(1, dtype=torch.uint8)
+        others = range(1, self.members.size)
+        if self.members.me != 0:
+            self._begin("monitored_barrier", collectives.send(word, self.ranks[0], MONITOR)).wait(left())
+            self._begin("monitored_barrier", collectives.receive(word, self.ranks[0], MONITOR)).wait(left())
+            return
+        missing: list[int] = []
+        works = [
+            self._begin("monitored_barrier", collectives.receive(word.clone(), self.ranks[place], MONITOR))
+            for place in others
+        ]
+        for place, work in zip(others, works, strict=True):
+            try:
+                work.wait(left())
+            except dist.DistBackendError as error:
+                missing.append(place)
+                if not wait_all_ranks:
+                    raise dist.DistBackendError(
+                        f"monitored_barrier: rank {place} did not come in {seconds:g} s: {error}"
+                    ) from error
+        if missing:
+            names = ", ".join(map(str, missing))
+            raise dist.DistBackendError(f"monitored_barrier: ranks {names} did not come in {seconds:g} s")
+        for place in others:
+            self._begin("monitored_barrier", collectives.send(word, self.ranks[place], MONITOR)).wait()
+
+    def start_coalescing(self) -> None:
+        """From now on operations are also kept for the work that `end_coalescing` gives."""
+        self._coalescing = []
+
+    def end_coalescing(self) -> Work:
+        """The operations since `start_coalescing` as one."""
+        works, self._coalescing = self._coalescing or [], None
+
+        def finish(outcomes: Any) -> None:
+            for work in works:
+                work.wait()
+
+        return Work(Operation(self.world, [], "coalesced operations", (), finish), self, self._timeout)
+
+    def _root(self, place: Any) -> int:
+        if not 0 <= place < self.members.size:
+            raise ValueError(f"rank {place} is not in the group, which has {self.members.size} ranks")
+        return int(place)
+
+    # --- names, timeouts, splitting, ending ---
+
+    def getBackendName(self) -> str:
+        """The name of the backend."""
+        return "farandole"
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """For operations that begin from now on."""
+        self._timeout = timeout
+
+    def part(self: Face, places: Sequence[int], store: Any, timeout: timedelta | None, name: str) -> Face:
+        """Some of the members, this rank among them, as a group of their own."""
+        members = Members(tuple(self.ranks[place] for place in places), list(places).index(self.members.me))
+        number = found(self.world, members, store)
+        return type(self)(self.world, number, members, store, timeout or self._timeout, name)
+
+    supports_splitting = True
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """Of a split only the members need to hear."""
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Connections are there already."""
+
+    def _end(self, tag: int) -> None:
+        """Takes the group away in the core: LEAVE or ABORT."""
+        with contextlib.suppress(errors.HorovodInternalError, ValueError):
+            request = Request(Kind.REMOVE_GROUP, splits=[self._number], tag=tag)
+            [handle] = self.world.engine.submit([request], prompt=True)
+            self.world.engine.wait(handle)
+
+    def abort(self) -> None:
+        """Ends every operation of the group, here and on its other ranks; of the default group: every operation."""
+        if self._number:
+            self._end(ABORT)
+            return
+        with contextlib.suppress(errors.HorovodInternalError):
+            rank = self.world.engine.rank
+            self.world.engine.revoke(errors.REVOKED, rank, f"rank {rank} has aborted the process group {self._name}")
+
+    def shutdown(self) -> None:
+        """Leaves the group, whose memory is freed; calling it again does nothing."""
+        if self._left:
+            return
+        self._left = True
+        with contextlib.suppress(errors.HorovodInternalError):
+            self._look_after_forgotten()
+        if self._number:
+            self._end(LEAVE)
+        self._close()
+        self.watcher.close()
+
+
+def _op(opts: Any) -> Any:
+    """The reduction: of options, or given as it is."""
+    if opts is None:
+        return dist.ReduceOp.SUM
+    return getattr(opts, "reduceOp", opts)
