@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from . import errors
+from . import errors, tested
 from .config import Config, cache_directory, environment, given
 from .elastic.policy import Times
 from .engine import Engine, Outcome
@@ -201,6 +201,8 @@ class Runtime:
             if not self._registered:
                 self._registered = True
                 atexit.register(self.at_exit, config.report_fd, os.getpid())
+            if self._world.engine.rank == 0:
+                tested.tell(tested.used())
 
     def close(self) -> None:
         with self._lock:

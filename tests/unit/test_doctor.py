@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole import library
+from farandole import library, tested
 from farandole.tools import checks, doctor, env
 from farandole.version import package_version
 
@@ -48,6 +48,16 @@ def test_a_horovod_beside_ours_is_unfit(tmp_path: Path) -> None:
     assert "Horovod 0.28.1 is installed beside Farandole" in done.stdout
     assert "-> `python -m pip uninstall horovod" in done.stdout
     assert "two ranks" not in done.stdout, "no job is started on an unfit host"
+
+
+def test_a_framework_newer_than_tested_is_noted(tmp_path: Path) -> None:
+    info = tmp_path / "torch-99.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 99.1.0\n")
+    done = tool("doctor", path=str(tmp_path))
+    assert done.returncode == 0, done
+    assert "note  frameworks          torch 99.1.0" in done.stdout, done.stdout
+    assert f"-> torch 99.1.0 is newer than {tested.TESTED['torch']}, the newest release" in done.stdout, done.stdout
 
 
 def test_few_descriptors_are_noted_with_the_remedy() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from farandole import tested
 from farandole.errors import RankFailed
 from farandole.observe.ending import blames
 from farandole.ray.rendezvous import Coordinator as Coordinator  # where Horovod has it
@@ -213,6 +214,7 @@ class RayExecutor:
         override_discovery: bool = True,
     ) -> None:
         """`settings` from create_settings; None: its defaults."""
+        tested.tell(["ray"])
         self.settings = settings if settings is not None else self.create_settings()
         gpus_of(use_gpu, gpus_per_worker)
         if isinstance(num_workers, tuple):

@@ -19,7 +19,7 @@ from ray.train import RunConfig, UserCallback
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from farandole import runtime
+from farandole import runtime, tested
 from farandole.compat import Timeout, make_secret_key
 from farandole.launch import calls
 from farandole.ray.rendezvous import Coordinator
@@ -158,6 +158,7 @@ class HorovodTrainer(DataParallelTrainer):
         resume_from_checkpoint: Any = None,
         validation_config: Any = None,
     ) -> None:
+        tested.tell(["ray"])
         self._key = b"report-" + secrets.token_hex(16).encode()
         run_config = copy.copy(run_config) if run_config is not None else RunConfig()
         run_config.callbacks = [*(getattr(run_config, "callbacks", None) or []), _LastReport(self._key)]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from farandole import tested
 from farandole.config import SETTINGS, Config
 from farandole.elastic.policy import Limits
 from farandole.launch import executor, ssh
@@ -128,6 +129,7 @@ class SparkExecutor(executor.Executor):
     ) -> None:
         setting = SETTINGS["spark_start_timeout"]
         setting.check(start_timeout, "start_timeout")
+        tested.tell(["pyspark"])
         self._spark = session.active()
         super().__init__(session.default_parallelism(self._spark) if num_workers is None else num_workers)
         usual = Config.from_environment().spark_start_timeout

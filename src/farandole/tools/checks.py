@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from farandole import tested
 from farandole.errors import LibraryMissing
 from farandole.launch import machine
 from farandole.rendezvous import flow, sockets
@@ -215,13 +216,15 @@ def clock() -> str:
 
 
 def frameworks() -> str:
-    found = [
-        f"{name} {version}" for name in ("torch", "tensorflow", "jax", "mxnet") if (version := env.version_of(name))
-    ]
-    torch = env.version_of("torch")
-    if torch and tuple(map(int, torch.split(".")[:2])) < (2, 1):
-        raise Trouble(", ".join(found), "farandole.torch needs torch 2.1 or newer")
-    return ", ".join(found) or "none installed; NumPy arrays and DLPack tensors work"
+    versions = {name: version for name in tested.TESTED if (version := env.version_of(name))}
+    found = ", ".join(f"{name} {version}" for name, version in versions.items())
+    if "torch" in versions and tested.series(versions["torch"]) < (2, 1):
+        raise Trouble(found, "farandole.torch needs torch 2.1 or newer")
+    newer = [line for name, version in versions.items() if (line := tested.line(name, version))]
+    if newer:
+        remedy = f"{'; '.join(newer)}. If it fails, install a tested release, and {REPORT}"
+        raise Trouble(found, remedy, note=True)
+    return found or "none installed; NumPy arrays and DLPack tensors work"
 
 
 def horovod() -> str:

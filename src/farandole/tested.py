@@ -1,0 +1,63 @@
+# Which release of each framework was tested last, and one line of the log for a newer one.
+# Looks at modules that are imported already; imports none and touches nothing else.
+"""`TESTED` is the table, by major and minor number: a newer patch of a tested release is no news."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Iterable
+
+TESTED = {
+    "torch": "2.15",
+    "tensorflow": "2.21",
+    "keras": "3.15",
+    "jax": "0.10",
+    "mxnet": "1.9",
+    "lightning": "2.6",
+    "pytorch_lightning": "2.6",
+    "ray": "2.60",
+    "pyspark": "4.3",
+}
+
+# A framework's binding, by a module that those who use it import. Executors on Ray and Spark tell by themselves.
+_BINDINGS = {
+    "torch": "farandole.torch",
+    "tensorflow": "farandole.tensorflow",
+    "keras": "farandole.keras",
+    "jax": "farandole.jax",
+    "mxnet": "farandole.mxnet",
+    "lightning": "farandole.lightning.environment",
+    "pytorch_lightning": "farandole.lightning.environment",
+}
+
+_log = logging.getLogger("farandole")
+_told: set[str] = set()
+
+
+def series(version: str) -> tuple[int, int]:
+    """Major and minor number; zeros for what is no version."""
+    found = re.match(r"(\d+)(?:\.(\d+))?", version)
+    return (int(found[1]), int(found[2] or 0)) if found else (0, 0)
+
+
+def line(name: str, version: str) -> str:
+    """What there is to say about this version of a framework; nothing if it was tested, or is older."""
+    if series(version) <= series(TESTED[name]):
+        return ""
+    return f"{name} {version} is newer than {TESTED[name]}, the newest release that farandole was tested with"
+
+
+def used() -> list[str]:
+    """The frameworks whose bindings this process has imported."""
+    return [name for name, module in _BINDINGS.items() if module in sys.modules]
+
+
+def tell(names: Iterable[str]) -> None:
+    """A line of the log for each of these that is imported and newer than what was tested; once in a process."""
+    for name in names:
+        text = line(name, str(getattr(sys.modules.get(name), "__version__", "")))
+        if text and name not in _told:
+            _told.add(name)
+            _log.warning("%s", text)
