@@ -11,7 +11,8 @@ SEED ?=
 
 # Coverage: FOLDERS="unit ranks" for those alone.
 FOLDERS ?=
-# Release: PUBLISH=1 uploads what was built and checked.
+# Release: STRICT=1 refuses what may not be published; PUBLISH=1 uploads what was built and checked.
+STRICT ?=
 PUBLISH ?=
 CHECKED := build torch test lint
 TESTED := $(CHECKED) demo tensorflow jax spark wheel bench
@@ -90,8 +91,9 @@ wheel:
 	@$(VENV_PYTHON) scripts/wheel.py
 
 release:
+	@$(PYTHON) scripts/build.py check
 	@$(PYTHON) scripts/environment.py build wheel release
-	@$(VENV_PYTHON) scripts/release.py $(if $(PUBLISH),--publish)
+	@$(VENV_PYTHON) scripts/release.py $(if $(STRICT),--strict) $(if $(PUBLISH),--publish)
 
 clean:
 	rm -rf build dist src/farandole/_native .pytest_cache .mypy_cache .ruff_cache .hypothesis

