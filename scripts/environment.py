@@ -256,8 +256,8 @@ def services_stay_off() -> Iterator[None]:
 
 def main() -> None:
     """python3 scripts/environment.py LIST..."""
-    if sys.version_info < (3, 10):  # noqa: UP036 (this is the check)
-        stop(f"setup: Python 3.10 or newer is needed, this is {platform.python_version()}: make PYTHON=python3.11 ...")
+    if sys.version_info < (3, 11):  # noqa: UP036 (this is the check)
+        stop(f"setup: Python 3.11 or newer is needed, this is {platform.python_version()}: make PYTHON=python3.11 ...")
     unknown = [name for name in sys.argv[1:] if name not in COST]
     if unknown:
         stop(f"setup: no such list: {', '.join(unknown)} (there are {', '.join(COST)})")

@@ -130,7 +130,7 @@ def describe(version: str, text: str, paths: list[Path]) -> None:
     from cyclonedx.validation.json import JsonStrictValidator
 
     (DIST / f"farandole-{version}.notes.md").write_text(text)
-    when = datetime.datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), datetime.timezone.utc).isoformat()
+    when = datetime.datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), datetime.UTC).isoformat()
     bill = json.dumps(notes.bill(version, when, requirements(paths[-1]), llvm_release(), digests(paths)), indent=2)
     wrong = JsonStrictValidator(SchemaVersion.V1_7).validate_str(bill)
     assert wrong is None, wrong

@@ -170,7 +170,7 @@ def lightning_stand_in(folder: Path = DIST) -> Path:
 def metadata_wheel(name: str, version: str, more: list[str], folder: Path) -> Path:
     """A wheel without any code."""
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-    lines += ["License: Apache-2.0", "Requires-Python: >=3.10", *more]
+    lines += ["License: Apache-2.0", "Requires-Python: >=3.11", *more]
     distribution = f"{name.replace('-', '_')}-{version}"
     inside = f"{distribution}.dist-info"
     files = {

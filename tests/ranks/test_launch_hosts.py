@@ -132,14 +132,14 @@ def test_of_two_networks_the_one_that_connects_is_found(dead: int) -> None:
 def test_hosts_that_are_not_fit_are_named_with_a_remedy() -> None:
     with bed.hosts(2, ssh=True) as hosts:
         old = hosts[1].files / "old"
-        old.write_text("#!/bin/sh\necho 'farandole needs Python 3.10 or newer, this is 3.6' >&2\nexit 1\n")
+        old.write_text("#!/bin/sh\necho 'farandole needs Python 3.11 or newer, this is 3.6' >&2\nexit 1\n")
         old.chmod(0o755)
         cases = [
             (["-H", "nowhere.example:2"], "Could not resolve", "check the name"),
             (["-H", "host2:2", "-p", "2222"], "Connection refused", "--ssh-port"),
             (["-H", "10.77.1.99:2", "--start-timeout", "4"], "cannot start ranks on 10.77.1.99", ""),
             (["-H", "host2:2", "--remote-python", "/no/python"], "host2", "--remote-python"),
-            (["-H", "host2:2", "--remote-python", "/run/host/old"], "needs Python 3.10", "--remote-python"),
+            (["-H", "host2:2", "--remote-python", "/run/host/old"], "needs Python 3.11", "--remote-python"),
             (["-H", "host2:2"], "no-such-program", "on host2"),
         ]
         for words, said, remedy in cases:

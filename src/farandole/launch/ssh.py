@@ -58,7 +58,7 @@ class Way:
         """The line for the login shell there."""
         start = (
             "import sys; "
-            "sys.version_info < (3, 10) and sys.exit('farandole needs Python 3.10 or newer, this is ' + sys.version); "
+            "sys.version_info < (3, 11) and sys.exit('farandole needs Python 3.11 or newer, this is ' + sys.version); "
         ) + start_code(self.package, "farandole.launch.agent")
         return f"exec {shlex.quote(self.python)} -c {shlex.quote(start)}"
 

@@ -72,8 +72,8 @@ def this_host() -> Iterator[Check]:
 
 def python() -> str:
     found = f"{platform.python_version()} ({platform.python_implementation()}, {sys.maxsize.bit_length() + 1} bit)"
-    if sys.version_info < (3, 10) or sys.maxsize < 1 << 32:
-        raise Trouble(found, "use a 64-bit Python from 3.10 on")
+    if sys.version_info < (3, 11) or sys.maxsize < 1 << 32:
+        raise Trouble(found, "use a 64-bit Python from 3.11 on")
     return found
 
 
