@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from farandole.tools.bench.lanes import Lane
+from farandole.tools.bench.lanes import AT_ONCE_SECONDS, START_SECONDS, Lane
 from farandole.tools.bench.machine import busy
 from farandole.tools.bench.processes import PYTHON, Failed, Process
 from stages import ROOT
@@ -24,6 +24,7 @@ from turns import STEPS_PER_TURN
 FARANDOLE = [PYTHON, "-m", "farandole", "run", "--raw", "-np", "2"]
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "2"]
 EPOCHS = 7
+END_SECONDS = 100.0  # for a job that has trained: torchrun takes half of one, on a busy machine many
 ROUNDS_PER_EPOCH = 3  # two processes share 30 batches
 
 
@@ -117,12 +118,12 @@ class Running:
     def turn(self) -> tuple[float, int]:
         """Trains some steps: milliseconds of one on the slowest rank, and the images of a rank in it."""
         with self._whole_words():
-            answers = self._lane.ask("turn")
+            answers = self._lane.ask("turn", START_SECONDS)  # before the first one torch is imported
         return 1e3 * max(answer["seconds"] for answer in answers), answers[0]["images"]
 
     def finish(self) -> float:
         """Lets the script come to its end; the accuracy that it printed."""
-        self._lane.close()
+        self._lane.close(END_SECONDS)
         assert self._process is not None
         found = re.search(r"accuracy ([\d.]+)%", self._process.said())
         if self._process.code() != 0 or found is None:
@@ -131,7 +132,7 @@ class Running:
 
     def stop(self) -> None:
         """Ends it wherever it is; nothing when it has ended."""
-        self._lane.close(at_once=True)
+        self._lane.close(AT_ONCE_SECONDS)
 
     @contextlib.contextmanager
     def _whole_words(self) -> Iterator[None]:

@@ -3,6 +3,7 @@ Starts scripts/demo.py, copied to a path with a space."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -101,13 +102,14 @@ def test_too_few_epochs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--epochs 1: expected at least 2" in capsys.readouterr().err
 
 
-def start(folder: Path, interrupts: signal.Handlers) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def started(folder: Path, interrupts: signal.Handlers) -> Iterator[subprocess.Popen[str]]:
     """The demo in a copy of the checkout, with what a shell does to SIGINT in the foreground or in the background."""
     for name in ("scripts", "examples"):
         shutil.copytree(ROOT / name, folder / name)
     temporary = folder / "temporary files"
     temporary.mkdir()
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, folder / "scripts" / "demo.py", "--epochs", "2"],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(temporary)},
         cwd="/",
@@ -116,7 +118,11 @@ def start(folder: Path, interrupts: signal.Handlers) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, interrupts),
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()  # it has ended, unless the test has failed
 
 
 def below(folder: Path) -> list[str]:
@@ -134,18 +140,18 @@ def below(folder: Path) -> list[str]:
 def nothing_left(folder: Path) -> None:
     deadline = time.monotonic() + 20
     while (left := below(folder)) and time.monotonic() < deadline:
-        time.sleep(0.05)  # processes without a parent of ours end: there is nothing to wait for
+        time.sleep(0.05)  # sleep: processes without a parent of ours end, there is nothing to wait for
     assert left == []
     assert list((folder / "temporary files").iterdir()) == []
 
 
 @pytest.mark.ranks
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_demo_runs_in_a_path_with_a_space_and_in_the_background(tmp_path: Path) -> None:
     folder = tmp_path / "with a space"
-    with start(folder, signal.SIG_IGN) as process:
-        said = process.communicate(timeout=280)[0]
+    with started(folder, signal.SIG_IGN) as process:
+        said = process.communicate(timeout=560)[0]
     rows = re.findall(r"^  (one process|Farandole|DDP over Gloo) +(\d) +([\d.]+)% +\d+ +[\d.]+ +(\d+)%$", said, re.M)
     assert [row[:2] for row in rows] == [("one process", "1"), ("Farandole", "2"), ("DDP over Gloo", "2")], said
     assert all(float(row[2]) > 50 for row in rows) and rows[0][3] == "100", said
@@ -157,7 +163,7 @@ def test_the_demo_runs_in_a_path_with_a_space_and_in_the_background(tmp_path: Pa
 @pytest.mark.ranks
 def test_an_interrupt_ends_every_process_of_the_demo(tmp_path: Path) -> None:
     folder = tmp_path / "with a space"
-    with start(folder, signal.SIG_DFL) as process:
+    with started(folder, signal.SIG_DFL) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "DDP over Gloo" in line:  # the others are there already

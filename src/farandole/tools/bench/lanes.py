@@ -18,6 +18,7 @@ from .processes import PYTHON, Failed, Process
 
 START_SECONDS = 240.0  # a cold disk, a large torch, many ranks
 ANSWER_SECONDS = 120.0
+AT_ONCE_SECONDS = 1.0  # for ranks that nobody needs any more
 RANK = ["-m", "inside.rank"]
 Start = Callable[[Path], list[Process]]  # starts the ranks of a lane that meets in this folder
 
@@ -49,11 +50,11 @@ class Lane:
             self._processes = start(folder)
             self._collect(START_SECONDS)
         except BaseException:
-            self.close(at_once=True)
+            self.close(AT_ONCE_SECONDS)
             raise
         self._pause()
 
-    def ask(self, do: str, **order: Any) -> list[dict[str, Any]]:
+    def ask(self, do: str, limit_s: float = ANSWER_SECONDS, **order: Any) -> list[dict[str, Any]]:
         """The answers, by rank; Refused when a rank could not do it, Failed when the lane is lost with it."""
         if not self._open:
             raise Refused(f"{self.name} is gone")
@@ -63,9 +64,9 @@ class Lane:
         for descriptor in self._orders:
             os.write(descriptor, line)
         try:
-            answers = self._collect(ANSWER_SECONDS)
+            answers = self._collect(limit_s)
         except Failed:
-            self.close(at_once=True)
+            self.close(AT_ONCE_SECONDS)
             raise
         self._pause()
         for rank, answer in enumerate(answers):
@@ -73,8 +74,8 @@ class Lane:
                 raise Refused(f"{self.name}, rank {rank}: {answer['error']}")
         return answers
 
-    def close(self, at_once: bool = False) -> None:
-        """Ends the ranks; once is enough."""
+    def close(self, patience: float = processes.PATIENCE_SECONDS) -> None:
+        """Lets the ranks end, and ends them when they do not; once is enough."""
         if not self._open:
             return
         if self._stops:
@@ -83,7 +84,7 @@ class Lane:
             with contextlib.suppress(OSError):
                 os.write(descriptor, b'{"do": "end"}\n')
         for process in self._processes:
-            process.end(1.0 if at_once else processes.PATIENCE_SECONDS)
+            process.end(patience)
         for descriptor in self._open:
             os.close(descriptor)
         self._open = []
