@@ -47,7 +47,7 @@ def main(module: str, backend: str, folder: str, way: str = "", *omitted: str) -
     torch.set_num_threads(1)
     importlib.import_module(module)
     if way == "BASE":
-        dist.BackendBase = dist._Backend
+        dist.BackendBase = dist._Backend  # type: ignore[attr-defined]
     if backend == "farandole":
         import farandole.torch.distributed  # noqa: F401
     cases = {name: run for name, run in CASES.items() if run.__module__ == module and name not in omitted}

@@ -52,7 +52,8 @@ class Reduction:
 
 def reduction_of(op: Any) -> Reduction:
     """The reduction that `op`, a ReduceOp or one of its names, means."""
-    kind, factor = op.__getstate__() if isinstance(op, dist.ReduceOp) else (op, None)
+    state: tuple[Any, Any] = op.__getstate__() if isinstance(op, dist.ReduceOp) else (op, None)
+    kind, factor = state
     if kind in _BITWISE:
         return Reduction(ReduceOp.SUM, bitwise=_BITWISE[kind])
     if kind not in _OPS:
