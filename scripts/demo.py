@@ -24,7 +24,7 @@ from turns import STEPS_PER_TURN
 FARANDOLE = [PYTHON, "-m", "farandole", "run", "--raw", "-np", "2"]
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "2"]
 EPOCHS = 7
-END_SECONDS = 100.0  # for a job that has trained: torchrun takes half of one, on a busy machine many
+END_SECONDS = 100.0  # for a job that has trained: it ends within a second, on a busy machine within many
 ROUNDS_PER_EPOCH = 3  # two processes share 30 batches
 
 
