@@ -60,7 +60,7 @@ bench:
 	@$(PYTHON) scripts/build.py check
 	@$(PYTHON) scripts/environment.py build torch bench
 	@$(VENV_PYTHON) scripts/build.py library
-	@$(VENV_PYTHON) -m farandole.tools.bench --json build/bench/result.json --plots build/bench $(BENCH)
+	@$(VENV_PYTHON) -m farandole.tools.bench --json build/bench/result.json --plots build/bench --compare bench $(BENCH)
 
 chaos:
 	@$(PYTHON) scripts/build.py check
