@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -184,6 +186,33 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     return (yield)
 
 
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
+    """A test that hangs ends the run, with evidence; where others have the processors, its limit comes later."""
+    began, over = waiting.Moment.now(), threading.Event()
+
+    def watch() -> None:
+        for turn in range(waiting.TRIES):
+            if over.wait(settings.timeout):
+                return
+            line = f"not done after {(turn + 1) * settings.timeout:g} s; {(spent := began.since())}"
+            if not spent.busy:
+                break
+            waiting.repeated.append(line)
+        item.config.get_terminal_writer().line(f"\n{item.nodeid}: {line}")
+        importlib.import_module("pytest_timeout").timeout_timer(item, settings)
+
+    watcher = threading.Thread(target=watch, name=f"pytest_timeout {item.nodeid}", daemon=True)
+
+    def cancel() -> None:
+        over.set()
+        watcher.join()
+
+    item.cancel_timeout = cancel  # type: ignore[attr-defined]
+    watcher.start()
+    return True
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -207,6 +236,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if name == "repeated"
     ]
     if again:
-        terminalreporter.section(f"tries that were repeated, because the machine was busy: {len(again)}")
+        terminalreporter.section(f"tried again or given more time, because the machine was busy: {len(again)}")
         for test, line in again:
             terminalreporter.line(f"{test}: {line}")

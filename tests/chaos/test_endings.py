@@ -136,7 +136,7 @@ def test_rows_21_22_whoever_is_killed_nothing_is_left(who: str) -> None:
             in_time(worst, LIMIT_S, f"the end of all, {who} killed after {moment:.3f} s,")
             # Launcher, guard, agent; two ranks, each with two workers of its loader and two children of ours.
             assert not loader or most == 3 + 2 * 5, "the children were there"
-            assert launcher.wait(5) != 0
+            assert launcher.wait(60) != 0
     print(f"{who}: {MOMENTS} moments, all gone after at most {worst:.2f} s")
 
 
@@ -159,5 +159,5 @@ def test_a_rank_that_ends_well_leaves_no_child_and_harms_no_other_ranks_child(tm
         while time.monotonic() < watched_until:
             assert len(marked(mark)) == 3 + 5, "the other rank and its children live on"
         launcher.send_signal(signal.SIGTERM)
-        assert launcher.wait(10) == 143
+        assert launcher.wait(60) == 143
         assert not marked(mark)

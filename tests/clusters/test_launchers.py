@@ -215,7 +215,7 @@ def test_what_a_killed_start_leaves_the_next_one_removes(tmp_path: Path) -> None
         until(lambda: place.exists() and any(place.iterdir()))
         (file,) = place.iterdir()
         os.kill(json.loads(file.read_text())["owner"]["pid"], signal.SIGKILL)
-        job.wait(30)
+        job.wait(60)
     assert left(), "the fault has fired"
     with started(command("openmpi", 2, PROGRAM, "1", "1")) as job:
         finish(job)

@@ -188,7 +188,7 @@ class Dance:
 
     # Looking.
 
-    def wait(self, done: Callable[[], Any], seconds: float = 30.0, what: str = "") -> Any:
+    def wait(self, done: Callable[[], Any], seconds: float = 60.0, what: str = "") -> Any:
         """What `done()` gives, once it gives something."""
         return until(
             done,
@@ -217,7 +217,7 @@ class Dance:
         found = {e["rank"]: e for e in self.events if e["event"] == "world" and e["generation"] == newest}
         return found if found and len(found) == next(iter(found.values()))["size"] else {}
 
-    def world(self, size: int, after: int = 0, seconds: float = 30.0) -> dict[int, dict[str, Any]]:
+    def world(self, size: int, after: int = 0, seconds: float = 60.0) -> dict[int, dict[str, Any]]:
         """Waits for a world of this size, in a generation after that one."""
 
         def there() -> dict[int, dict[str, Any]]:
@@ -236,7 +236,7 @@ class Dance:
         """What one process said. Where hosts have pids of their own, `by="worker"`: its number in the job's life."""
         return [event for event in self.events if event[by] == number and name in ("", event["event"])]
 
-    def finish(self, seconds: float = 30.0) -> None:
+    def finish(self, seconds: float = 60.0) -> None:
         """Lets the ranks end, and looks at how they did."""
         members = self.members()
         self.finish_file.touch()

@@ -62,7 +62,7 @@ def run(body: str, np: int, hosts: Sequence[str] | None = None, timeout: float =
         return [last_result(job, rank) for rank in range(np)]
 
 
-def look_until(done: Callable[[], Any], job: local.Job, timeout: float = 20.0) -> Any:
+def look_until(done: Callable[[], Any], job: local.Job, timeout: float = 60.0) -> Any:
     """Looks at the outside of a job until `done()` gives something."""
     return until(
         done, timeout, lambda: "\n".join(f"rank {r}: {job.stdout(r)} {job.stderr(r)}" for r in range(job.size))

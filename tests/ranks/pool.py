@@ -111,7 +111,7 @@ class Pool:
     def close(self) -> int:
         for rank in self.ranks.values():
             rank.send(None)
-        code = self.job.wait(20.0)
+        code = self.job.wait(60)
         self.abandon()
         return code
 

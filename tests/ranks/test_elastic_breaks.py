@@ -22,7 +22,7 @@ def test_who_failed_long_ago_is_not_blamed_for_the_end(tmp_path: Path) -> None:
         again = dance.world(2, full[0]["generation"])
         guilty = again[1]
         dance.orders.write_text(f"raise {guilty['pid']}")
-        assert dance.process.wait(30) == 1, dance.tail()
+        assert dance.process.wait(60) == 1, dance.tail()
         dance.wait(lambda: dance.said("failed first"), 5)
         [blamed] = dance.said("failed first")
         assert f"rank {guilty['rank']} (process {guilty['pid']} " in blamed and "exit code 1" in blamed
@@ -61,7 +61,7 @@ def test_a_command_that_no_host_has(tmp_path: Path) -> None:
     _, script = discover(tmp_path, "localhost:1\n")
     words = ["run", "-np", "1", "--min-np", "1", "--host-discovery-script", str(script), "no-such-command"]
     with Dance([], tmp_path, command=words) as dance:
-        assert dance.process.wait(30) == 127
+        assert dance.process.wait(60) == 127
         dance.wait(lambda: dance.said("cannot run the command"), 5)
 
 
@@ -172,7 +172,7 @@ def test_newcomers_count_commits_like_the_others_whatever_the_state(tmp_path: Pa
         assert alone[4] == newcomer[4] and alone[3] >= alone[2]
         at(0, 2, alone[2])
         dance.finish_file.touch()
-        assert dance.process.wait(30) == 0, dance.tail()
+        assert dance.process.wait(60) == 0, dance.tail()
 
 
 PARTS = """

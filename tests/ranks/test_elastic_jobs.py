@@ -157,7 +157,7 @@ def test_row_8_a_rank_that_raises_is_tried_again_and_one_that_always_does_ends_t
         dance.finish()
     bad = "import farandole\nfarandole.init()\nraise ValueError('always')"
     with Dance(["-np", "2", "--min-np", "1"], tmp_path, program=bad) as dance:
-        assert dance.process.wait(30) == 1
+        assert dance.process.wait(60) == 1
         assert any("ValueError: always" in line for line in dance.lines), dance.tail()
         assert dance.said("failed first")
 
@@ -283,7 +283,7 @@ def test_row_23_sigterm_to_an_agent_drains_its_host_and_the_others_go_on(tmp_pat
         assert not dance.said("has ended")  # they left in good order
         other = parent_of(full[0]["pid"])
         kill(other, signal.SIGTERM)  # the last one goes as well: the job is over, and well
-        assert dance.process.wait(20) == 0, dance.tail()
+        assert dance.process.wait(60) == 0, dance.tail()
         assert len(list(folder.iterdir())) == 6
 
 
@@ -301,7 +301,7 @@ def test_row_23_sigterm_to_one_rank_and_to_all_of_them(tmp_path: Path) -> None:
         assert {full[0]["pid"], full[2]["pid"]} < {event["pid"] for event in again.values()}
         assert not alive(full[1]["pid"])
         dance.process.send_signal(signal.SIGTERM)
-        assert dance.process.wait(20) == 128 + signal.SIGTERM
+        assert dance.process.wait(60) == 128 + signal.SIGTERM
         later = [path.name.split("-") for path in folder.iterdir()][:]
         fresh = [name for name in later if name not in names]
         assert sorted(int(pid) for pid, _ in fresh) == sorted(event["pid"] for event in again.values()), dance.tail()
@@ -331,7 +331,7 @@ def test_row_38_ctrl_c_ends_an_elastic_job(tmp_path: Path) -> None:
         time.sleep(0.5)  # sleep: nothing can be seen of a rank that waits
         moment = time.monotonic()
         dance.process.send_signal(signal.SIGINT)
-        assert dance.process.wait(10) == 130
+        assert dance.process.wait(60) == 130
         in_time(time.monotonic() - moment, 3.0, "the end of an elastic job after Ctrl-C")
         assert not alive(full[0]["pid"]) and not alive(full[1]["pid"])
 
@@ -379,13 +379,13 @@ def test_limits_end_the_job_with_a_reason(tmp_path: Path) -> None:
     with Dance(["-np", "2", "--min-np", "1", "--reset-limit", "0"], tmp_path) as dance:
         full = dance.world(2)
         kill(full[1]["pid"])
-        assert dance.process.wait(20) != 0 and dance.said("--reset-limit 0"), dance.tail()
+        assert dance.process.wait(60) != 0 and dance.said("--reset-limit 0"), dance.tail()
     fails = "import os, sys\nos.environ['FARANDOLE_WORKER'] == '0' or sys.exit(3)\n"
     from elastic import PROGRAM
 
     words = ["-np", "2", "--min-np", "2", "--elastic-timeout", "2"]
     with Dance(words, tmp_path, program=fails + PROGRAM) as dance:
-        assert dance.process.wait(30) == 3 and dance.said("-np"), dance.tail()
+        assert dance.process.wait(60) == 3 and dance.said("-np"), dance.tail()
 
 
 def test_signs_of_life_cost_a_static_job_nothing(tmp_path: Path) -> None:

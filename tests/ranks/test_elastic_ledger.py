@@ -97,5 +97,5 @@ except PeerLost as error:
     report(calls=len(calls), rank=error.rank)
 """
     with start(body, 3) as job:
-        job.wait(30)
+        job.wait(60)
         assert [results(job, rank) for rank in (0, 2)] == [[{"calls": 1, "rank": 1}]] * 2

@@ -103,7 +103,7 @@ def test_row_17_a_slow_rank_of_a_static_job_is_named(tmp_path: Path) -> None:
             ]
         assert "rank 1 on " in line, line
         dance.finish_file.touch()
-        assert dance.process.wait(30) == 0, dance.tail()
+        assert dance.process.wait(60) == 0, dance.tail()
 
 
 def test_row_37_busy_cores_evict_nobody(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def ended_by(dance: Dance, number: int) -> float:
     time.sleep(0.3)  # sleep: the line comes before the call in which they wait, and nothing can be seen of that
     moment = time.monotonic()
     dance.process.send_signal(number)
-    assert dance.process.wait(20) == 128 + number
+    assert dance.process.wait(60) == 128 + number
     took = time.monotonic() - moment
     pids = [int(line.split()[-1]) for line in dance.lines if "stuck" in line]
     assert not any(map(alive, pids))

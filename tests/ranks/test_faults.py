@@ -144,7 +144,7 @@ def run_cell(cell: Cell) -> Record:
             os.close(descriptor)
         survivors = [rank for rank in range(RANKS) if rank != cell.victim]
         with contextlib.suppress(TimeoutError):  # whoever has not reported by then is stuck
-            job.wait(10.0)
+            job.wait(30)
         last_words = jobs.results(job, cell.victim)
         reports: dict[int, Any] = {rank: jobs.last_result(job, rank) for rank in survivors}
         problem = ""

@@ -206,7 +206,7 @@ def test_rows_21_22_whoever_is_killed_nothing_is_left_on_any_host(who: str) -> N
                     found = until(lambda: victims(hosts, who), 60.0, f"no {who}", lambda: launcher.poll() is None)
                     os.kill(draw.choice(found), signal.SIGKILL)
                     worst = max(worst, gone(hosts))
-                    assert launcher.wait(5) != 0
+                    assert launcher.wait(60) != 0
                 finally:
                     launcher.kill()
     print(f"{who}: {MOMENTS} moments over ssh, all gone after at most {worst:.2f} s")

@@ -230,7 +230,7 @@ hvd.shutdown()
         jobs.look_until(lambda: all(jobs.results(job, rank) for rank in range(2)), job)
         sent = time.monotonic()
         job.kill(0, number)
-        assert job.wait(10.0) == 0, job.stderr(0) + job.stderr(1)
+        assert job.wait(60) == 0, job.stderr(0) + job.stderr(1)
         in_time(jobs.results(job, 0)[-1]["heard"] - sent, 1.0, "hearing a signal in a stalled wait")
         assert jobs.results(job, 1)[-1] == {"heard": None}
 
@@ -252,7 +252,7 @@ except Exception as error:
 
     def one(limit: int) -> bool:
         with jobs.start(f"LIMIT = {limit}\n" + body, 2, env={"FARANDOLE_START_TIMEOUT": "3"}) as job:
-            job.wait(30.0)
+            job.wait(60)
             found = [jobs.last_result(job, rank) for rank in range(2)]
             assert None not in found, (limit, job.codes, job.stderr(0), job.stderr(1))
             assert job.codes == [0, 0], (limit, job.codes, job.stderr(0), job.stderr(1))
@@ -309,7 +309,7 @@ hvd.shutdown()
     with jobs.start(body, 2) as job:
         jobs.look_until(lambda: len(jobs.results(job, 1)) > 200, job)
         job.kill(1)
-        job.wait(10.0)
+        job.wait(60)
         assert jobs.results(job, 0)[-1] == {"lost": 1}
     for rank in range(2):
         assert isinstance(json.loads((tmp_path / f"trace{rank}").read_text()), list)

@@ -55,7 +55,7 @@ def test_a_timeline_from_any_one_rank_is_summarised_in_ten_lines(
 
 def test_the_specification_announces_itself_once() -> None:
     with jobs.start("hvd.init(); hvd.barrier(); hvd.shutdown()", 2, env={"FARANDOLE_ENGINE": "python"}) as job:
-        assert job.wait(30.0) == 0
+        assert job.wait(60) == 0
         said = [job.stderr(rank).count("the Python reference engine is at work") for rank in range(2)]
     assert said == [1, 0]
 

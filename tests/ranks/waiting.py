@@ -26,7 +26,7 @@ repeated: list[str] = []  # tries of tests that were too slow on a busy machine;
 
 def until(
     ready: Callable[[], T],
-    timeout: float = 20.0,
+    timeout: float = 60.0,
     what: str | Callable[[], object] = "it",
     alive: Callable[[], bool] = lambda: True,
     every: float = 0.005,

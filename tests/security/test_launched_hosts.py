@@ -148,7 +148,7 @@ def test_rows_32_and_35_what_a_job_over_ssh_shows_to_others() -> None:
         for host in hosts:
             (host.files / "end").touch()
         said += launcher.stdout.read()
-        assert launcher.wait(20) == 0, said
+        assert launcher.wait(60) == 0, said
         assert not any(form.decode("latin1") in said for form in forms(secret))
         ended = time.monotonic()
         until(lambda: not any(host.processes() for host in hosts), what=lambda: [host.processes() for host in hosts])

@@ -10,12 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -138,10 +138,7 @@ def below(folder: Path) -> list[str]:
 
 
 def nothing_left(folder: Path) -> None:
-    deadline = time.monotonic() + 20
-    while (left := below(folder)) and time.monotonic() < deadline:
-        time.sleep(0.05)  # sleep: processes without a parent of ours end, there is nothing to wait for
-    assert left == []
+    until(lambda: not below(folder), what=lambda: below(folder))  # they have no parent of ours: we can only look
     assert list((folder / "temporary files").iterdir()) == []
 
 

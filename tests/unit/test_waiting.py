@@ -89,6 +89,11 @@ def test_in_the_second_try(monkeypatch):
     monkeypatch.setattr(waiting, "BUSY", -1.0)
     waiting.in_time(2.0 - len(waiting.repeated), 1.0, "the first try")
 
+@pytest.mark.timeout(0.5)
+def test_with_more_time(monkeypatch):
+    monkeypatch.setattr(waiting, "BUSY", -1.0)
+    waiting.until(lambda: waiting.repeated)
+
 def test_that_fails():
     assert not "this"
 
@@ -105,20 +110,34 @@ def test_of_no_job():
 """
 
 
+def background(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """pytest with tests/conftest.py, as a shell starts it in the background of a rank of some job."""
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "-c", os.devnull]
+    script = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
+    path = os.pathsep.join(str(ROOT / part) for part in ("tests", "src"))
+    job = {"PYTHONPATH": path, "SLURM_PROCID": "1", "HOROVOD_RANK": "1", "RANK": "1", "MINE": "kept"}
+    environment = {**os.environ, **job}
+    words += ["-o", "timeout_method=thread", *options, str(folder)]
+    return subprocess.run([*script, *words], env=environment, cwd=folder, capture_output=True, text=True)
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["one process", "a worker"])
 def test_a_run_from_the_background_of_a_job(tmp_path: Path, workers: list[str]) -> None:
     """Ctrl-C is ignored there, and variables of the job are set; a failure tells how busy the machine was."""
     (tmp_path / "test_it.py").write_text(TESTS)
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "conftest", "-p", "no:cacheprovider", "-c", os.devnull]
-    words += ["-o", "timeout=100", *workers, str(tmp_path)]
-    script = 'trap "" INT; exec "$@"'
-    path = os.pathsep.join(str(ROOT / part) for part in ("tests", "src"))
-    job = {"PYTHONPATH": path, "SLURM_PROCID": "1", "HOROVOD_RANK": "1", "RANK": "1", "MINE": "kept"}
-    done = subprocess.run(
-        ["sh", "-c", script, "sh", *words], env={**os.environ, **job}, cwd=tmp_path, capture_output=True, text=True
-    )
-    assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
+    done = background(tmp_path, "-o", "timeout=100", *workers)
+    assert "1 failed, 4 passed" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count("time and processors") == 1 and "s of processors in the test's processes" in done.stdout
-    assert "tries that were repeated, because the machine was busy: 1" in done.stdout
+    assert "tried again or given more time, because the machine was busy: 2" in done.stdout
     assert "test_in_the_second_try: the first try took 2.000 s" in done.stdout
+    assert "test_with_more_time: not done after 0.5 s" in done.stdout
+
+
+def test_a_test_that_hangs_ends_the_run_with_evidence(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import signal, waiting\ndef test_it():\n    waiting.BUSY = waiting.STOLEN = 9.0\n    signal.pause()\n"
+    )
+    done = background(tmp_path, "-o", "timeout=1")
+    assert done.returncode == 1 and "test_it.py::test_it: not done after 1 s; " in done.stdout, done.stdout
+    assert "s of processors in the test's processes" in done.stdout and "signal.pause()" in done.stdout

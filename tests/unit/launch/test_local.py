@@ -34,20 +34,20 @@ def alive(pid: int) -> bool:
 
 def test_output_is_kept_per_rank_and_stream() -> None:
     with local.start(python("print('out', rank); print('err', rank, file=sys.stderr)"), 3) as job:
-        assert job.wait(30) == 0 and job.failure is None and job.codes == [0, 0, 0]
+        assert job.wait(60) == 0 and job.failure is None and job.codes == [0, 0, 0]
         for rank in range(3):
             assert (job.stdout(rank), job.stderr(rank)) == (f"out {rank}\n", f"err {rank}\n")
 
 
 def test_much_output_does_not_block() -> None:
     with local.start(python("sys.stdout.write('x' * 1_000_000)"), 2) as job:
-        assert job.wait(30) == 0 and len(job.stdout(1)) == 1_000_000
+        assert job.wait(60) == 0 and len(job.stdout(1)) == 1_000_000
 
 
 def test_the_first_failure_ends_the_others_and_gives_its_code() -> None:
     began = time.monotonic()
     with local.start(python("sys.exit(7) if rank == 1 else time.sleep(60)"), 3) as job:  # sleep: until it is killed
-        assert job.wait(30) == 7
+        assert job.wait(60) == 7
         assert job.failure == (1, 7) and job.codes == [143, 7, 143]
     in_time(time.monotonic() - began, 10.0, "a job whose other ranks are asked to end")
 
@@ -61,19 +61,19 @@ def test_ranks_that_ignore_the_request_are_killed() -> None:
     with local.start(python(code), 2) as job:
         until(lambda: job.stdout(0) == job.stdout(1) == "up\n")
         job.stop(grace=0.1)
-        job.wait(30)
+        job.wait(60)
         assert job.codes == [137, 137]
 
 
 def test_others_go_on_when_asked_to() -> None:
     with local.start(python("sys.exit(5) if rank == 0 else print('done')"), 2, stop_on_failure=False) as job:
-        assert job.wait(30) == 5 and job.stdout(1) == "done\n" and job.codes == [5, 0]
+        assert job.wait(60) == 5 and job.stdout(1) == "done\n" and job.codes == [5, 0]
 
 
 def test_a_killed_rank() -> None:
     with local.start(["sleep", "60"], 2) as job:
         job.kill(1)
-        assert job.wait(30) == 137 and job.failure == (1, 137)
+        assert job.wait(60) == 137 and job.failure == (1, 137)
 
 
 def test_leaving_the_block_ends_everything_and_its_children() -> None:
@@ -97,7 +97,7 @@ def test_leaving_the_block_ends_everything_and_its_children() -> None:
 
 def test_children_of_a_rank_that_ended_end_too() -> None:
     with local.start(["sh", "-c", "sleep 60 & echo $!"], 1) as job:
-        assert job.wait(30) == 0
+        assert job.wait(60) == 0
         until(lambda: not alive(int(job.stdout(0))))
 
 
@@ -115,7 +115,7 @@ def test_a_command_that_does_not_exist_leaves_nothing() -> None:
 def test_an_error_in_the_jobs_own_thread_is_a_failure() -> None:
     with local.start(["sleep", "60"], 2) as job:
         job._loop.call(lambda: [][0])
-        assert job.wait(10) == 1 and job.failure == (-1, 1)
+        assert job.wait(60) == 1 and job.failure == (-1, 1)
         assert "the launcher itself has failed" in job.reason and "IndexError" in job.reason
         pids = job.pids
     assert not any(alive(pid) for pid in pids)
@@ -123,7 +123,7 @@ def test_an_error_in_the_jobs_own_thread_is_a_failure() -> None:
 
 def test_long_command_lines() -> None:
     with local.start(["sh", "-c", "echo $#", *["x" * 100_000] * 13], 2) as job:
-        assert job.wait(30) == 0 and job.stdout(1) == "12\n"
+        assert job.wait(60) == 0 and job.stdout(1) == "12\n"
     with pytest.raises(OSError, match="Argument list too long"):
         local.start(["true", "x" * 900_000], 1)
     with pytest.raises(StartError, match="a word of the command of 2000000 bytes is too long"):
@@ -188,7 +188,7 @@ print(json.dumps([[*map(os.environ.get, names)], faults[1] < faults[0] // 4, fau
 """
     pages = (64 << 20) // os.sysconf("SC_PAGE_SIZE")
     with local.start(python(code), 2, env=before) as job:
-        assert job.wait(30) == 0
+        assert job.wait(60) == 0
         for rank in range(2):
             variables, remained, faults = json.loads(job.stdout(rank))
             assert (variables, remained) == (expected, kept)
@@ -202,7 +202,7 @@ def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch, before: dict[st
     said: list[str] = []
     command = python("print(os.environ['OMP_NUM_THREADS'], end='')")
     with local.start(command, 2, env=before, say=said.append) as job:
-        assert job.wait(30) == 0
+        assert job.wait(60) == 0
         assert job.stdout(1) == (expected or str(max(1, len(os.sched_getaffinity(0)) // 2)))
     assert len(said) == (expected is None)
 
