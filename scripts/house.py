@@ -4,6 +4,7 @@ Reads files and imports nothing of the product; `check(root)` returns one line p
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from rules import (
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("core", "src", "tests", "scripts", "examples", "bench")
+IGNORED = ("__pycache__", ".git")
+BUILT = (".venv", "build", "dist")
 LONGEST_FILE, LONGEST_FUNCTION = 700, 80
 
 
@@ -45,12 +48,17 @@ class Finding:
 
 def files(root: Path) -> list[Path]:
     """Every file that belongs to the tree: what git knows or would add, or everything where there is no git."""
-    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    command = ["git", "-c", "safe.directory=*", "-C", str(root)]  # the checkout may be another user's
+    command += ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     known = subprocess.run(command, capture_output=True)
     if known.returncode == 0 and (root / ".git").exists():
         names = sorted(set(known.stdout.decode().split("\0")) - {""})
         return [root / name for name in names if (root / name).is_file()]
-    return sorted(path for path in root.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in IGNORED and not (Path(folder) == root and name in BUILT)]
+        found += [Path(folder, name) for name in names]
+    return sorted(found)
 
 
 def blank(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -85,7 +86,7 @@ def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(monkeypatch: pyte
 
 
 def test_a_quota_below_the_cores_is_seen() -> None:
-    group = Path("/sys/fs/cgroup/cpu") / f"farandole-test-{os.getpid()}"
+    group = Path("/sys/fs/cgroup/cpu") / f"farandole-test-{secrets.token_hex(4)}"
     try:
         group.mkdir()
     except OSError as error:

@@ -94,6 +94,14 @@ def test_what_is_allowed_passes(tmp_path: Path, path: str, text: str) -> None:
     assert [str(finding) for finding in house.check(tmp_path)] == []
 
 
+def test_a_tree_without_git_is_looked_at_and_what_was_built_is_not(tmp_path: Path) -> None:
+    for name in ("src/farandole/a.py", ".venv/lib/b.py", "build/c.py", "src/farandole/build/d.py", "__pycache__/e.pyc"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = [file.relative_to(tmp_path).as_posix() for file in house.files(tmp_path)]
+    assert found == ["src/farandole/a.py", "src/farandole/build/d.py"]
+
+
 def test_importing_the_package_imports_no_framework() -> None:
     code = "import sys, farandole; print(' '.join(sorted({name.split('.')[0] for name in sys.modules})))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ V1, V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 @contextlib.contextmanager
 def control_group(period: str, share: str) -> Iterator[Path]:
     first = (V1 / "cpu.cfs_quota_us").exists()
-    group = (V1 if first else V2) / f"farandole-test-{os.getpid()}"
+    group = (V1 if first else V2) / f"farandole-test-{secrets.token_hex(4)}"
     try:
         group.mkdir()
         if first:
