@@ -16,8 +16,9 @@ CLUSTERS = ("test_ray", "test_spark")
 NIGHTLY = (
     "test_jax.py::test_the_battery[[]2]",
     "test_mxnet.py::test_the_battery[[]2]",
-    "test_torch_distributed.py::test_as_on_gloo[[]2 ranks*",
-    "test_torch_distributed.py::test_beyond_gloo[[]2 ranks*",
+    "test_torch_distributed.py::test_as_on_gloo[[]*2 ranks*",
+    "test_torch_distributed.py::test_beyond_gloo[[]farandole-2 ranks*",
+    "test_torch_distributed.py::test_beyond_gloo[[]BASE-3 ranks*",
     "test_torch_ops.py::test_case[[]2 ranks*",
     "test_torch_optimizer.py::test_cases[[]2-native]",
     "test_torch_training.py::test_*[[]2]",

@@ -247,18 +247,6 @@ def many_at_once(rank: int, size: int) -> Any:
 
 
 @case
-def a_group_that_only_members_make(rank: int, size: int) -> Any:
-    # Before any other group: torch derives the name from how many groups a rank has.
-    if rank > 1:
-        return None
-    near: Any = dist.new_group([0, 1], use_local_synchronization=True)
-    outputs = [torch.empty(2) for _ in range(2)]
-    dist.all_gather(outputs, torch.full((2,), float(rank)), group=near)
-    dist.destroy_process_group(near)
-    return outputs
-
-
-@case
 def groups(rank: int, size: int) -> Any:
     found: list[Any] = []
     pair: Any = dist.new_group([0, size - 1])
@@ -278,6 +266,8 @@ def groups(rank: int, size: int) -> Any:
     for work in [dist.all_reduce(t, group=g, async_op=True) for g, t in (order if rank == 0 else order[::-1])]:
         work.wait()
     found += [ones, twos]
+    for group in (everyone, again, alone, *([pair] if rank in (0, size - 1) else [])):
+        dist.destroy_process_group(group)
     return found
 
 
@@ -329,3 +319,15 @@ def bad_input(rank: int, size: int) -> Any:
         raises(dist.new_group, [0, 0]),
         raises(dist.new_group, [size]),
     ]
+
+
+@case
+def a_group_that_only_members_make(rank: int, size: int) -> Any:
+    # After all other groups: torch derives names from how many groups a rank has, or has ever made.
+    if rank > 1:
+        return None
+    near: Any = dist.new_group([0, 1], use_local_synchronization=True)
+    outputs = [torch.empty(2) for _ in range(2)]
+    dist.all_gather(outputs, torch.full((2,), float(rank)), group=near)
+    dist.destroy_process_group(near)
+    return outputs
