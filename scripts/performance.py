@@ -77,9 +77,9 @@ it. `hosts` makes network namespaces and needs root, `ip` and `tc`. Give it a qu
 cores others use. For this page: `python -m farandole.tools.bench --json bench/NAME.json`, then `python
 scripts/performance.py`.
 
-`make bench` ends with what became slower since the file of the same kind of machine in `bench/` (`--compare bench`): by the
-ratio to the steadiest peer of the same run, in training by efficiency, never by times. It counts above 10 % and three
-times the noise of both runs; with `--strict` it is an error.
+`make bench` ends with what became slower since the file of the same kind of machine in `bench/` (`--compare bench`):
+by the ratio to the steadiest peer of the same run, in training by efficiency, never by times. It counts above 10 % and
+three times the noise of both runs; with `--strict` it is an error.
 """
 
 
