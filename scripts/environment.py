@@ -123,6 +123,9 @@ def install_package(place: Path) -> None:
         return
     options = ["--no-build-isolation", "--no-deps", "-C", "wheel.cmake=false", "-C", "editable.mode=inplace"]
     pip(place, [*options, "--editable", str(ROOT)], "could not install the checkout itself")
+    # A search path instead of a finder, which would hide a package that PYTHONPATH names, and slow each start down.
+    for path in place.glob("lib/python*/site-packages/_editable_skbc_farandole.pth"):
+        path.write_text(f"{ROOT / 'src'}\n")
     for old in place.glob(".installed-package-*"):
         old.unlink()
     done.write_text(str(ROOT))
