@@ -20,7 +20,7 @@ ALONE = ("bed", "ranks", "clusters", "security", "chaos")
 
 # What is run again on another release of torch: torch.distributed, the optimizer, Lightning and Accelerate.
 ON_OTHER_TORCH = {
-    "test_torch_distributed.py": "not 3 ranks",
+    "test_torch_distributed.py": "not (3 and ranks)",
     "test_torch_optimizer.py": "2-native",
     "test_lightning.py": "test_as_with_ddp",
     "test_torch_parallelism.py": "accelerate_digits",
