@@ -14,8 +14,9 @@ FOLDERS ?=
 # Release: STRICT=1 refuses what may not be published; PUBLISH=1 uploads what was built and checked.
 STRICT ?=
 PUBLISH ?=
-CHECKED := build torch test lint
-TESTED := $(CHECKED) demo tensorflow jax spark wheel bench
+# mypy reads the types of the frameworks.
+CHECKED := build torch jax spark wheel bench test lint
+TESTED := $(CHECKED) demo tensorflow
 
 .PHONY: help demo check test nightly bench chaos lint sanitize coverage wheel release clean
 
