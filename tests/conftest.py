@@ -26,6 +26,7 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE / "ranks")]  # the checkout, 
 import waiting  # noqa: E402
 
 SETTLE_S = 2.0  # what ends by itself within this time after the test is not a leak
+PREFIX, OWNER = "farandole-tests-", "owner"
 OWN_VARIABLES = ("PYTEST_CURRENT_TEST",)
 # What tells a process its place in a job, how to be set, and where others meet: of the shell that started the tests.
 FOREIGN = re.compile(
@@ -142,11 +143,22 @@ def descriptors() -> set[str]:
     return found
 
 
+def sweep() -> None:
+    """Removes the directories of runs that were killed."""
+    for file in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{OWNER}"):
+        with contextlib.suppress(OSError, ValueError):  # another user's, removed by another run, or not yet written
+            space, owner = file.read_text().split()
+            if space == os.readlink("/proc/self/ns/pid") and not waiting.lives(owner):
+                shutil.rmtree(file.parent, ignore_errors=True)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def private_directories() -> Iterator[None]:
     """This run has directories of its own: what is left there is ours, and what others have elsewhere is not seen."""
     before = dict(os.environ)
-    place = tempfile.mkdtemp(prefix="farandole-tests-")
+    sweep()
+    place = tempfile.mkdtemp(prefix=PREFIX)  # a short name: Ray has sockets far below it
+    Path(place, OWNER).write_text(f"{os.readlink('/proc/self/ns/pid')} {waiting.this_process()}")
     os.environ["TMPDIR"] = tempfile.tempdir = place
     os.environ["XDG_STATE_HOME"] = f"{place}/state"
     os.environ["XDG_CACHE_HOME"] = str(HERE.parent / "build" / "cache")  # kept: bindings compile once per framework
@@ -181,7 +193,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """A test that was too slow while the machine worked for others begins again."""
     marker = pyfuncitem.get_closest_marker("timeout")
-    seconds = float(marker.args[0] if marker and marker.args else pyfuncitem.config.getini("timeout"))
+    limit = pyfuncitem.config.getoption("timeout", None) or pyfuncitem.config.getini("timeout") or "inf"
+    seconds = float(marker.args[0] if marker and marker.args else limit)
     pyfuncitem.obj = waiting.again_when_busy(pyfuncitem.obj, seconds)
     return (yield)
 

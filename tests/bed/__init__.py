@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from waiting import until
+from waiting import lives, this_process, until
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -254,7 +254,7 @@ class Bed:
     hosts: list[Host] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self.files = PLACE / f"{os.getpid()}-{_start_time(os.getpid())}-{next(_numbers)}"
+        self.files = PLACE / f"{this_process()}-{next(_numbers)}"
         self._holder: subprocess.Popen[bytes] | None = None
         self._bridges = itertools.count()
         try:
@@ -405,20 +405,11 @@ def _lives(pid: str) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def _start_time(pid: int) -> str:
-    """When a process was started, in clock ticks since boot: with the number it names a process for good."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
-
-
 def sweep() -> list[str]:
     """Removes what beds of dead test processes left; their names. Only files can be left: the kernel does the rest."""
     found = []
     for place in PLACE.glob("*-*-*"):
-        pid, start, _ = place.name.split("-")
-        if _start_time(int(pid)) != start:
+        if not lives(place.name.rpartition("-")[0]):
             shutil.rmtree(place, ignore_errors=True)
             found.append(place.name)
     with contextlib.suppress(OSError):

@@ -47,6 +47,23 @@ def until(
     return found
 
 
+def this_process() -> str:
+    """The number of this process and when it was started, in ticks since boot: together they name it for good."""
+    return f"{os.getpid()}-{_started(os.getpid())}"
+
+
+def lives(name: str) -> bool:
+    """Whether the process that had this name is still there."""
+    pid, _, started = name.partition("-")
+    return _started(int(pid)) == started
+
+
+def _started(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return ""
+
+
 class TooSlow(AssertionError):
     """Right, but not in time."""
 

@@ -139,5 +139,8 @@ def test_a_test_that_hangs_ends_the_run_with_evidence(tmp_path: Path) -> None:
         "import signal, waiting\ndef test_it():\n    waiting.BUSY = waiting.STOLEN = 9.0\n    signal.pause()\n"
     )
     done = background(tmp_path, "-o", "timeout=1")
+    assert len(list(tmp_path.glob("farandole-tests-*"))) == 1, "what it had is left, and the next run removes it"
     assert done.returncode == 1 and "test_it.py::test_it: not done after 1 s; " in done.stdout, done.stdout
     assert "s of processors in the test's processes" in done.stdout and "signal.pause()" in done.stdout
+    (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
+    assert background(tmp_path).returncode == 0 and not list(tmp_path.glob("farandole-tests-*"))
