@@ -51,8 +51,8 @@ def test_a_machine_is_busy_by_what_others_had_of_it(spent: Spent, busy: bool) ->
 
 def tries_of(monkeypatch: pytest.MonkeyPatch, busy: bool, slow: int, seconds: float = 60.0, **fixtures: object) -> int:
     """How often a test begins whose first `slow` tries are too slow."""
-    monkeypatch.setattr(waiting, "BUSY", -1.0 if busy else 2.0)
-    monkeypatch.setattr(waiting, "STOLEN", 2.0)
+    monkeypatch.setattr(waiting, "BUSY", -1.0 if busy else 1e9)
+    monkeypatch.setattr(waiting, "STOLEN", 1e9)
     monkeypatch.setattr(waiting, "repeated", [])
     seen: list[object] = []
 
@@ -136,7 +136,7 @@ def test_a_run_from_the_background_of_a_job(tmp_path: Path, workers: list[str]) 
 
 def test_a_test_that_hangs_ends_the_run_with_evidence(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
-        "import signal, waiting\ndef test_it():\n    waiting.BUSY = waiting.STOLEN = 9.0\n    signal.pause()\n"
+        "import signal, waiting\ndef test_it():\n    waiting.BUSY = waiting.STOLEN = 1e9\n    signal.pause()\n"
     )
     done = background(tmp_path, "-o", "timeout=1")
     assert len(list(tmp_path.glob("farandole-tests-*"))) == 1, "what it had is left, and the next run removes it"
