@@ -3,6 +3,8 @@
 PYTHON ?= python3
 SHELL := /bin/sh
 VENV_PYTHON := .venv/bin/python
+# What Python has compiled is kept: without it each of the many processes of the tests compiles whole frameworks again.
+unexport PYTHONDONTWRITEBYTECODE
 # Bench: more options, as in BENCH="collectives --ranks 2".
 BENCH ?=
 # Chaos: how often each cell of the fault table runs; SEED=... replays the random part.
