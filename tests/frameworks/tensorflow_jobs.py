@@ -21,7 +21,9 @@ ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "CUDA_VISIBLE_DEVICES": "",
     "FARANDOLE_CACHE_DIRECTORY": str(CACHE),
+    "TESTS_WITHOUT": "sklearn matplotlib pandas",
 }
+TENSORFLOW = {**ENVIRONMENT, "TESTS_WITHOUT": f"{ENVIRONMENT['TESTS_WITHOUT']} jax"}
 JOB_S = 420.0
 
 needs_tensorflow = pytest.mark.skipif(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from spark_cluster import missing
-from tensorflow_jobs import CACHE, ENVIRONMENT, needs_tensorflow
+from tensorflow_jobs import CACHE, TENSORFLOW, needs_tensorflow
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
 SCRIPT = str(Path(__file__).with_name("tensorflow_data_script.py"))
@@ -24,7 +24,7 @@ def test_a_job_computes_for_another(side: str, ranks: int, starter: str, tmp_pat
     if starter == "spark" and (why := missing()):
         pytest.skip(why)
     CACHE.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, **ENVIRONMENT, "TMPDIR": str(tmp_path), "FARANDOLE_TENSORFLOW_OPS": "callback"}
+    environment = {**os.environ, **TENSORFLOW, "TMPDIR": str(tmp_path), "FARANDOLE_TENSORFLOW_OPS": "callback"}
     launch = [sys.executable, "-c", LAUNCH, "-np", str(ranks), sys.executable]
     config = str(tmp_path / "config")
     words = [config, "--dispatcher-side", side, "--timeout", "120"]

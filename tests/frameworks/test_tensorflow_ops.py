@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from battery.run import judge_all
-from tensorflow_jobs import ENVIRONMENT, needs_tensorflow, results
+from tensorflow_jobs import TENSORFLOW, needs_tensorflow, results
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
 HERE = Path(__file__).parent
@@ -24,18 +24,18 @@ WITH_TWO_RANKS = pytest.param(2, FORMS[:3], id="2", marks=pytest.mark.nightly)
 @pytest.mark.timeout(450)
 @pytest.mark.parametrize(("ranks", "forms"), [WITH_TWO_RANKS, (2, FORMS[4:]), (3, FORMS[:4])])
 def test_the_battery(ranks: int, forms: list[str]) -> None:
-    judge_all(results("tensorflow_binding.py", ranks, *forms), ranks, forms, 40)
+    judge_all(results("tensorflow_binding.py", ranks, *forms, **TENSORFLOW), ranks, forms, 40)
 
 
 def test_farandole_alone_imports_no_framework() -> None:
     program = "import sys, farandole; sys.exit(any(n.split('.')[0] in ('tensorflow', 'keras') for n in sys.modules))"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=30, env=ENVIRONMENT)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30, env=TENSORFLOW)
 
 
 def failed_import(program: str, *places: Path) -> str:
     """What a program says that ends with an ImportError; `places` come before all that is installed."""
-    environment = {**os.environ, **ENVIRONMENT}
-    environment["PYTHONPATH"] = os.pathsep.join([*map(str, places), ENVIRONMENT["PYTHONPATH"]])
+    environment = {**os.environ, **TENSORFLOW}
+    environment["PYTHONPATH"] = os.pathsep.join([*map(str, places), TENSORFLOW["PYTHONPATH"]])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 1 and "ImportError" in done.stderr, done.stderr
     return done.stderr
@@ -69,7 +69,7 @@ def test_an_old_keras_may_lie_beside_tf_keras(tmp_path: Path) -> None:
     (tmp_path / "keras-2.15.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: keras\nVersion: 2.15.0\n"
     )
-    environment = {**os.environ, **ENVIRONMENT, "TF_USE_LEGACY_KERAS": "1"}
-    environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"
+    environment = {**os.environ, **TENSORFLOW, "TF_USE_LEGACY_KERAS": "1"}
+    environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{TENSORFLOW['PYTHONPATH']}"
     program = "import farandole.tensorflow.keras as hvd; hvd.callbacks.MetricAverageCallback()"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=environment)

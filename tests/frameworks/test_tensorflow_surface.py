@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from tensorflow_jobs import ENVIRONMENT, needs_tensorflow
+from tensorflow_jobs import TENSORFLOW, needs_tensorflow
 
 pytestmark = [needs_tensorflow, pytest.mark.slow]
 
@@ -135,7 +135,7 @@ def test_names_and_arguments_are_those_of_the_contract() -> None:
     wanted["horovod.tensorflow"] += OTHERS
     done = subprocess.run(
         [sys.executable, "-c", LOOK, json.dumps(wanted)],
-        env={**os.environ, **ENVIRONMENT},
+        env={**os.environ, **TENSORFLOW},
         capture_output=True,
         text=True,
         timeout=180,

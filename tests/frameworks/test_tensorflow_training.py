@@ -12,7 +12,7 @@ from pathlib import Path
 import jobs
 import pytest
 from battery.run import judge
-from tensorflow_jobs import ENVIRONMENT, needs_tensorflow, results
+from tensorflow_jobs import TENSORFLOW, needs_tensorflow, results
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
 HERE = Path(__file__).parent
@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("way", "ranks"), [("compiled", 3), ("callback", 2)])
 def test_training(way: str, ranks: int) -> None:
-    found = results("tensorflow_training_cases.py", ranks, FARANDOLE_TENSORFLOW_OPS=way)
+    found = results("tensorflow_training_cases.py", ranks, **TENSORFLOW, FARANDOLE_TENSORFLOW_OPS=way)
     assert len(found) == 21
     for name in found:
         judge(found, name, ranks)
@@ -47,7 +47,7 @@ except tf.errors.OpError as error:
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("way", ["compiled", "callback"])
 def test_a_killed_rank_raises_on_the_others(way: str) -> None:
-    environment = {**ENVIRONMENT, "FARANDOLE_TENSORFLOW_OPS": way}
+    environment = {**TENSORFLOW, "FARANDOLE_TENSORFLOW_OPS": way}
     with jobs.local.start([sys.executable, "-c", KILLED], 3, None, environment, stop_on_failure=False) as job:
         for rank in range(3):
             jobs.look_until(lambda: jobs.results(job, rank), job, 150)  # noqa: B023

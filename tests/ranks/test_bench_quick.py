@@ -41,6 +41,7 @@ def another_horovod(folder: Path) -> str:
     return str(folder / "python")
 
 
+@pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.timeout(540)
 def test_every_part_runs_and_is_verified(tmp_path: Path) -> None:
@@ -70,6 +71,7 @@ def test_every_part_runs_and_is_verified(tmp_path: Path) -> None:
     assert not [line for line in said.splitlines() if "cannot be measured" in line and "mpi" not in line], said
 
 
+@pytest.mark.ranks
 def test_one_collective_by_its_name(tmp_path: Path) -> None:
     found, said = bench(tmp_path, "allreduce")
     assert {(row["part"], row["what"]) for row in found["rows"]} == {("collectives", "allreduce")}

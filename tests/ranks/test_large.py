@@ -19,6 +19,7 @@ PLACES = [0, 1, (1 << 30) - 1, 1 << 30, (1 << 31) - 1, 1 << 31, COUNT - 1]
 NEEDED = 2 * COUNT + (1 << 30)
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif("native" not in ENGINES, reason="the native library is not built"),
     pytest.mark.skipif(
         os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE") < NEEDED, reason=f"needs {NEEDED >> 20} MiB free"

@@ -134,6 +134,7 @@ AUTOTUNE = {
 }
 
 
+@pytest.mark.ranks
 def test_training_with_torch_ends_with_the_same_model(tmp_path: Path) -> None:
     hosts, log = ["one", "one", "two"], tmp_path / "autotune.csv"
     scratch = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}  # torch makes it, whether it is used or not

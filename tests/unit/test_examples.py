@@ -63,6 +63,7 @@ def test_going_distributed_adds_ten_lines_at_most() -> None:
     assert [step for step in steps if not any(step in line for line in added)] == []
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("name", "launcher"), [("single", []), ("digits", RANKS), ("ddp", TORCHRUN)], ids=["single", "digits", "ddp"]
 )
@@ -74,6 +75,7 @@ def test_the_digits_are_learned(name: str, launcher: list[str], tmp_path: Path) 
     assert len(torch.load(file)) == 8
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("options", [[], ["--fp16-allreduce"], ["--use-adasum"]], ids=["plain", "fp16", "adasum"])
 def test_the_synthetic_benchmark_prints_what_horovods_does(options: list[str]) -> None:
     sizes = "--model tiny --batch-size 2 --image-size 32 --num-warmup-batches 1 --num-batches-per-iter 1 --num-iters 2"
@@ -94,6 +96,7 @@ def test_the_synthetic_benchmark_prints_what_horovods_does(options: list[str]) -
     assert [p for p, line in zip(patterns, lines, strict=True) if not re.fullmatch(p, line)] == []
 
 
+@pytest.mark.ranks
 def test_sparse_gradients_touch_few_rows() -> None:
     said = run(RANKS, EXAMPLES / "torch_sparse_embedding.py", "--steps", "60", "--words", "2000")
     (rows,) = re.findall(r"a step changed (\d+) of 2000 rows", said)
@@ -102,12 +105,14 @@ def test_sparse_gradients_touch_few_rows() -> None:
     assert float(accuracy) > 50
 
 
+@pytest.mark.ranks
 def test_the_elastic_script_of_horovod() -> None:
     said = run([*RANKS, "--min-np", "1"], EXAMPLES / "elastic_horovod.py", "--epochs", "3")
     (accuracy,) = re.findall(r"accuracy ([\d.]+)% after 3 epochs on 2 ranks", said)
     assert float(accuracy) > 80
 
 
+@pytest.mark.ranks
 def test_the_exact_elastic_script_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     pattern = r"after (\d) epochs, weights (\w+)"
     words = ["--checkpoints", str(tmp_path), "--epochs"]
@@ -116,6 +121,7 @@ def test_the_exact_elastic_script_goes_on_from_its_checkpoint(tmp_path: Path) ->
     assert first[0] == "1" and second[0] == "2" and first[1] != second[1]
 
 
+@pytest.mark.ranks
 def test_the_guide_from_horovod(tmp_path: Path) -> None:
     (script,) = blocks("from-horovod.md", "python")
     (diff,) = blocks("from-horovod.md", "diff")

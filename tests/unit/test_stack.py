@@ -100,6 +100,7 @@ def test_the_explanation_has_the_classes_of_the_trainers_options() -> None:
 
 
 @pytest.mark.skipif(not trainer_options(), reason="Lightning is not installed")
+@pytest.mark.slow
 def test_the_explanation_runs(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "max_epochs": 1,
