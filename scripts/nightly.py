@@ -13,8 +13,12 @@ from environment import APART
 from stages import ROOT, Stage, run
 
 FUZZ_SECONDS = 3600
-# What is run on the oldest releases besides the tests of torch: JAX and Spark.
-ON_OLDEST = {"test_jax.py": "battery or training", "test_spark.py": "run"}
+# What is run on the oldest releases besides the tests of torch: JAX, Keras and Spark.
+ON_OLDEST = {
+    "test_jax.py": "battery or training",
+    "test_keras.py": "test_cases and (torch or jax)",
+    "test_spark.py": "run",
+}
 
 
 def stages() -> list[Stage]:

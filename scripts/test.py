@@ -14,8 +14,8 @@ from stages import ROOT, Stage, run
 
 SCRIPTS = ROOT / "scripts"
 FUZZ_SECONDS = 60
-# Folders of tests that start ranks. Where time or faults matter, they share the machine with nobody.
-ALONE = ("bed", "ranks", "clusters", "security", "chaos")
+# Folders of tests that start ranks and need no framework. They wait more than they compute.
+WITH_RANKS = ("ranks", "bed", "clusters", "security", "chaos")
 
 
 # What is run again on another release of torch: torch.distributed, the optimizer, Lightning and Accelerate.
@@ -49,11 +49,11 @@ def stages() -> list[Stage]:
     rest = f"not ({QUICK})"
     unit: list[str | Path] = [*PYTEST, "-n", str(check.cores()), "-m", rest, "tests/unit"]
     found = [*check.stages(), *beside(), Stage("Python: unit, with processes", unit, environment=QUIET)]
-    for folder in ALONE:
-        chosen = ["-m", rest] if folder == "ranks" else []
-        found.append(Stage(f"Python: {folder}", [*PYTEST, *chosen, f"tests/{folder}"], environment=QUIET))
-    two: list[str | Path] = [*PYTEST, "-n", "2", "--dist", "loadgroup", "-m", "not nightly", "tests/frameworks"]
-    found.append(Stage("Python: frameworks, two files at a time", two, environment=QUIET))
+    two: list[str | Path] = [*PYTEST, "-n", "2", "--dist"]
+    ranks = [*two, "loadfile", "-m", rest, *(f"tests/{folder}" for folder in WITH_RANKS)]
+    found.append(Stage(f"Python: {', '.join(WITH_RANKS)}, two files at a time", ranks, environment=QUIET))
+    frameworks = [*two, "loadgroup", "-m", "not nightly", "tests/frameworks"]
+    found.append(Stage("Python: frameworks, two files at a time", frameworks, environment=QUIET))
     found += again("other-torch")
     found.append(Stage("wheels for x86_64 and aarch64", [PYTHON, SCRIPTS / "wheel.py"], after=True))
     return found

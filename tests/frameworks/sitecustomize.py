@@ -3,19 +3,26 @@
 """Frameworks import whatever optional package they find: TensorFlow takes twice as long beside scikit-learn, Matplotlib
 and JAX. TESTS_WITHOUT names packages that a job shall not find, as on a machine that has only what it needs."""
 
+from __future__ import annotations
+
 import os
 import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 
 ABSENT = frozenset(os.environ.get("TESTS_WITHOUT", "").split())
 
 
-class Absent:
-    """Comes before all other finders."""
+class OthersAlone(PathFinder):
+    """Looks for modules as ever, but for those."""
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name.partition(".")[0] in ABSENT:
-            raise ModuleNotFoundError(f"No module named {name!r}: the test does without it", name=name)
+    @classmethod
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return None if fullname in ABSENT else super().find_spec(fullname, path, target)
 
 
 if ABSENT:
-    sys.meta_path.insert(0, Absent())  # type: ignore[arg-type]
+    sys.meta_path[sys.meta_path.index(PathFinder)] = OthersAlone

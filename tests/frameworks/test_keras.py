@@ -17,7 +17,7 @@ import pytest
 from battery.run import judge
 from tensorflow_jobs import CACHE, ENVIRONMENT, TENSORFLOW, needs_tensorflow, results
 
-pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 HERE = Path(__file__).parent
 EXAMPLES, DOCS = HERE.parents[1] / "examples", HERE.parents[1] / "docs"
 LAUNCH = "import sys; from farandole.launch.cli import horovodrun; sys.exit(horovodrun())"
@@ -32,8 +32,9 @@ BACKENDS = {
 @pytest.mark.timeout(450)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_cases(backend: str) -> None:
-    if importlib.util.find_spec(backend if backend in ("torch", "jax") else "tf_keras") is None:
-        pytest.skip(f"what {backend} needs is not installed")
+    needed = {"torch": ["keras", "torch"], "jax": ["keras", "jax"]}.get(backend, ["tensorflow", "tf_keras"])
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+        pytest.skip(f"not installed: {', '.join(missing)}")
     found = results("keras_cases.py", 2, **(ENVIRONMENT if backend == "jax" else TENSORFLOW), **BACKENDS[backend])
     assert len(found) == 8
     for name in found:
@@ -50,6 +51,7 @@ def launched(script: Path, place: str, *options: str, legacy: str = "0", **more:
     return done.stdout
 
 
+@needs_tensorflow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("script", "legacy"),
@@ -63,6 +65,7 @@ def test_scripts_for_horovod(script: str, legacy: str) -> None:
     assert float(accuracy) > 0.8, said[-2000:]
 
 
+@needs_tensorflow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["keras", "tensorflow"])
 def test_examples(kind: str) -> None:
@@ -78,6 +81,7 @@ def test_examples(kind: str) -> None:
     assert float(accuracy) > 60
 
 
+@needs_tensorflow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", ["keras.md", "tensorflow.md"])
 def test_the_code_of_the_pages(page: str) -> None:

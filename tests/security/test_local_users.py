@@ -16,7 +16,7 @@ from waiting import until
 from farandole.launch import local
 from farandole.rendezvous.secret import Secret
 
-pytestmark = pytest.mark.security
+pytestmark = [pytest.mark.security, pytest.mark.ranks]
 NOBODY = 65534
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 

@@ -20,7 +20,7 @@ from farandole.rendezvous import door
 from farandole.rendezvous.handshake import GREETING_BYTES, HANDSHAKE_SECONDS, PROOF_BYTES
 from farandole.rendezvous.messages import MessageError, decode
 
-pytestmark = pytest.mark.security
+pytestmark = [pytest.mark.security, pytest.mark.ranks]
 
 
 def test_row_28_garbage_on_every_listening_socket_while_ranks_join(tmp_path: Path) -> None:
