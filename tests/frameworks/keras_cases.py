@@ -177,6 +177,7 @@ def files_load_without_this_package(b: Any, rank: int, size: int) -> None:
         model.save(path)
         command = [sys.executable, "-c", RELOAD.format(module="tf_keras" if LEGACY else "keras"), path]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("FARANDOLE")}
+        environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # torch would import the package that is installed
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr
         total, kind = done.stdout.split()[-2:]

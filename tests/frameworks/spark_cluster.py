@@ -62,6 +62,7 @@ class Application(Cluster):
             # Six Javas on few cores: quick to start counts, not how they fare later.
             "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
             "PYTHONWARNINGS": "ignore",
+            "TESTS_WITHOUT": "matplotlib jax",  # TensorFlow would import them
         }
         self._said = open(self.home / "said", "w+b")  # noqa: SIM115
         self._servers: list[subprocess.Popen[bytes]] = []

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.ranks
 BINDING = "import {0} as hvd; hvd.init(); hvd.shutdown(); hvd.init()"
 GROUP = """
 import torch.distributed as dist, farandole.torch.distributed
-for _ in range(2):
-    dist.init_process_group("farandole")
-    dist.destroy_process_group()
+dist.init_process_group("farandole")
+dist.new_group([0, 1])
+dist.destroy_process_group()
 """
 TRAINER = "lightning.Trainer(strategy='farandole', accelerator='cpu', logger=False, devices=1)"
 # The frameworks, and what uses them twice.
