@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import threading
@@ -24,6 +25,8 @@ from farandole import compat
 TRAINING = Table()
 case = TRAINING.case
 STEPS = 5
+# Of collectives in any order: compiled, and where each is a call of Python, which takes twenty times as long.
+MANY_STEPS, SLOW_STEPS = 200, int(os.environ.get("SLOW_STEPS", "200"))
 V1 = tf.compat.v1
 
 draw = np.random.default_rng(0)
@@ -263,8 +266,10 @@ def draw_for(seed: int) -> Any:
     return np.random.default_rng(seed)
 
 
-def any_order(rank: int, size: int, stepper: Callable[[Callable[[int], Any], list[int]], Callable[[], Any]]) -> None:
-    """64 collectives that know nothing of each other, in another order on each rank, 200 steps."""
+def any_order(
+    rank: int, size: int, stepper: Callable[[Callable[[int], Any], list[int]], Callable[[], Any]], steps: int
+) -> None:
+    """64 collectives that know nothing of each other, in another order on each rank."""
 
     def node(place: int) -> Any:
         return hvd.allreduce(tf.constant(float(place * (rank + 1))), op=hvd.Sum, name=f"any{place}")
@@ -272,7 +277,7 @@ def any_order(rank: int, size: int, stepper: Callable[[Callable[[int], Any], lis
     mine = list(range(64))
     random.Random(rank).shuffle(mine)
     step = stepper(node, mine)
-    for _ in range(200):
+    for _ in range(steps):
         for place, value in zip(mine, step(), strict=True):
             assert float(value) == place * size * (size + 1) / 2, (place, value)
 
@@ -281,13 +286,14 @@ def any_order(rank: int, size: int, stepper: Callable[[Callable[[int], Any], lis
 def eager_collectives_in_any_order(b: Any, rank: int, size: int) -> None:
     if hvd.compiled.library() is not None:  # once is enough: eager tensors have one way
         with ThreadPoolExecutor(64) as threads:  # who asks waits
-            any_order(rank, size, lambda node, mine: lambda: list(threads.map(node, mine)))
+            any_order(rank, size, lambda node, mine: lambda: list(threads.map(node, mine)), SLOW_STEPS)
 
 
 @case()
 def collectives_of_a_function_in_any_order(b: Any, rank: int, size: int) -> None:
     """On two threads of TensorFlow (see the end of this file)."""
-    any_order(rank, size, lambda node, mine: tf.function(lambda: [node(one) for one in mine], autograph=False))
+    steps = MANY_STEPS if hvd.compiled.library() is not None else SLOW_STEPS
+    any_order(rank, size, lambda node, mine: tf.function(lambda: [node(one) for one in mine], autograph=False), steps)
 
 
 @case()
@@ -298,7 +304,7 @@ def collectives_of_a_session_in_any_order(b: Any, rank: int, size: int) -> None:
 
     two = V1.ConfigProto(inter_op_parallelism_threads=2)
     with tf.Graph().as_default(), V1.Session(config=two) as session:
-        any_order(rank, size, stepper)
+        any_order(rank, size, stepper, MANY_STEPS if hvd.compiled.library() is not None else SLOW_STEPS)
 
 
 @case()

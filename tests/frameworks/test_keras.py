@@ -23,16 +23,20 @@ EXAMPLES, DOCS = HERE.parents[1] / "examples", HERE.parents[1] / "docs"
 LAUNCH = "import sys; from farandole.launch.cli import horovodrun; sys.exit(horovodrun())"
 BACKENDS = {
     "tensorflow": {"KERAS_BACKEND": "tensorflow"},
-    "torch": {"KERAS_BACKEND": "torch"},
+    "torch": {"KERAS_BACKEND": "torch", "TORCH_COMPILER": "aot_eager"},
+    "torch, all of its compiler": {"KERAS_BACKEND": "torch"},
     "jax": {"KERAS_BACKEND": "jax", "JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu"},
     "tf_keras": {"KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": "1"},
 }
 
 
 @pytest.mark.timeout(450)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=[pytest.mark.nightly] * ("," in name)) for name in BACKENDS]
+)
 def test_cases(backend: str) -> None:
-    needed = {"torch": ["keras", "torch"], "jax": ["keras", "jax"]}.get(backend, ["tensorflow", "tf_keras"])
+    used = backend.partition(",")[0]
+    needed = ["keras", used] if used in ("torch", "jax") else ["tensorflow", "tf_keras"]
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         pytest.skip(f"not installed: {', '.join(missing)}")
     found = results("keras_cases.py", 2, **(ENVIRONMENT if backend == "jax" else TENSORFLOW), **BACKENDS[backend])

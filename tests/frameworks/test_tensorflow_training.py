@@ -19,9 +19,11 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("steps", ["40", pytest.param("200", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(("way", "ranks"), [("compiled", 3), ("callback", 2)])
-def test_training(way: str, ranks: int) -> None:
-    found = results("tensorflow_training_cases.py", ranks, **TENSORFLOW, FARANDOLE_TENSORFLOW_OPS=way)
+def test_training(way: str, ranks: int, steps: str) -> None:
+    more = {**TENSORFLOW, "FARANDOLE_TENSORFLOW_OPS": way, "SLOW_STEPS": steps}
+    found = results("tensorflow_training_cases.py", ranks, **more)
     assert len(found) == 21
     for name in found:
         judge(found, name, ranks)
