@@ -11,14 +11,19 @@ import pytest
 
 HERE = Path(__file__).parent
 CLUSTERS = ("test_ray", "test_spark")
-# The same cases with two ranks that `make test` runs with three on .venv's torch; those of torch.distributed and of the
-# optimizer run with two ranks on the other torch.
+# What `make test` has in another form. With two ranks: the same cases run with three on .venv's torch; those of
+# torch.distributed and of the optimizer run with two ranks on the other torch. BASE: the way into torch's next release,
+# whose battery runs. On Ray: Tune and Lightning are used by examples of their own.
 NIGHTLY = (
     "test_jax.py::test_the_battery[[]2]",
     "test_mxnet.py::test_the_battery[[]2]",
     "test_torch_distributed.py::test_as_on_gloo[[]*2 ranks*",
     "test_torch_distributed.py::test_beyond_gloo[[]farandole-2 ranks*",
     "test_torch_distributed.py::test_beyond_gloo[[]BASE-3 ranks*",
+    "test_torch_distributed.py::test_training_as_on_gloo[[]BASE*",
+    "test_torch_distributed.py::test_a_death_is_told_at_once_and_by_name[[]*BASE]",
+    "test_ray_stack.py::test_from_data_to_answers",
+    "test_ray_stack.py::test_lightning_on_ray_with_horovod",
     "test_torch_ops.py::test_case[[]2 ranks*",
     "test_torch_optimizer.py::test_cases[[]2-native]",
     "test_torch_training.py::test_*[[]2]",
