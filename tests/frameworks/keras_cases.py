@@ -131,7 +131,7 @@ def fitting_on_shards(b: Any, rank: int, size: int) -> None:
 @case()
 def a_compiled_step_is_asked_for(b: Any, rank: int, size: int) -> None:
     if compiler := os.environ.get("TORCH_COMPILER"):  # torch's own takes half a minute
-        torch = importlib.import_module("torch")
+        torch: Any = importlib.import_module("torch")
         torch.compile = functools.partial(torch.compile, backend=compiler)
     single = model_of(0)
     fitted(single, X, Y)

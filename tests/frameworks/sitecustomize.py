@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # an import that every process would pay for
+    from importlib.metadata import DistributionFinder
 
 ABSENT = frozenset(os.environ.get("TESTS_WITHOUT", "").split())
 
@@ -22,6 +26,13 @@ class OthersAlone(PathFinder):
         cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         return None if fullname in ABSENT else super().find_spec(fullname, path, target)
+
+    @classmethod
+    def find_distributions(cls, context: DistributionFinder.Context | None = None) -> Iterable[Any]:
+        """What pip has recorded of them is not found either."""
+        if context is not None and context.name in ABSENT:
+            return ()
+        return super().find_distributions(*() if context is None else (context,))
 
 
 if ABSENT:

@@ -20,7 +20,8 @@ from farandole.launch import local
 pytest.importorskip("torch")
 pytest.importorskip("lightning_utilities", reason="Lightning is not installed")
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+PATH = f"{HERE.parents[1] / 'src'}:{HERE}"
+UNUSED = "scipy sklearn matplotlib pandas"
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -31,7 +32,7 @@ def names(file: str, mark: str) -> list[str]:
 
 def job(kind: str, ranks: int, scratch: Path) -> list[dict[str, Any]]:
     """What the cases said, by rank."""
-    environment = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {"PYTHONPATH": PATH, "TESTS_WITHOUT": UNUSED, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environment |= {"SCRATCH": str(scratch), "TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": str(scratch)}
     with local.start([sys.executable, str(HERE / "lightning_job.py"), kind], ranks, env=environment) as started:
         code = started.wait(280)
@@ -64,7 +65,8 @@ def test_of_its_own(own: list[dict[str, Any]], name: str) -> None:
 
 def test_ranks_die_and_come_back(tmp_path: Path) -> None:
     """Rank 1 in the first epoch, rank 0 in a later one: every sample counts once in each epoch; one run is logged."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "SCRATCH": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": PATH, "TESTS_WITHOUT": UNUSED}
+    environment |= {"OMP_NUM_THREADS": "1", "SCRATCH": str(tmp_path)}
     command = [sys.executable, "-m", "farandole", "run", "-np", "3", "--min-np", "1", sys.executable]
     command.append(str(HERE / "lightning_elastic_job.py"))
     (tmp_path / "tmp").mkdir()

@@ -33,8 +33,9 @@ def installed(tmp_path: Path) -> dict[str, str]:
     (metadata / "entry_points.txt").write_text(ENTRY)
     own = dict.fromkeys(("TMPDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"), str(tmp_path))
     own["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
-    path = f"{ROOT / 'src'}:{tmp_path / 'site'}"
-    return {**os.environ, **own, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    path = f"{ROOT / 'src'}:{tmp_path / 'site'}:{Path(__file__).parent}"
+    own |= {"TESTS_WITHOUT": "matplotlib pandas", "CUDA_VISIBLE_DEVICES": ""}
+    return {**os.environ, **own, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def said(words: list[str], environment: dict[str, str], code: int = 0) -> str:
