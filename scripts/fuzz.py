@@ -1,5 +1,5 @@
-"""`fuzz.py SECONDS`: libFuzzer on everything that reads bytes from another rank, from the saved inputs on.
-Needs Clang with libFuzzer; what it finds lies in build/fuzz/found and fails the run. Starts CMake and the fuzzer."""
+"""`fuzz.py SECONDS`: libFuzzer on everything that reads bytes from another rank, from the saved inputs on; `build` for
+SECONDS builds it alone. Needs Clang with libFuzzer; what it finds lies in build/fuzz/found and fails the run. Starts CMake and the fuzzer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LONGEST_INPUT = 4096  # bytes
 
 def main() -> int:
     """0: nothing was found."""
-    if len(sys.argv) != 2 or not sys.argv[1].isdigit():
-        print("fuzz: usage: fuzz.py SECONDS", file=sys.stderr)
+    if len(sys.argv) != 2 or not (sys.argv[1] == "build" or sys.argv[1].isdigit()):
+        print("fuzz: usage: fuzz.py SECONDS, or fuzz.py build", file=sys.stderr)
         return 2
     if shutil.which(CLANG) is None:
         remedy = installer({"apt-get": "clang-16 libclang-rt-16-dev"})
@@ -26,6 +26,8 @@ def main() -> int:
         return 0
     defines = ["-DFARANDOLE_FUZZ=ON", f"-DFARANDOLE_SANITIZE={SANITIZE}"]
     build("fuzz", defines, ["wire_fuzz"], CLANG)
+    if sys.argv[1] == "build":
+        return 0
     place = ROOT / "build" / "fuzz"
     for name in ("corpus", "found"):
         (place / name).mkdir(exist_ok=True)

@@ -18,14 +18,14 @@ SETTINGS = {
 
 
 def stages(name: str, beside: bool = False) -> list[Stage]:
-    """Build and run with one sanitizer."""
+    """Build and run with one sanitizer. `beside`: only the building; tests have limits of time."""
     folder = ROOT / "build" / f"sanitize-{name.split(',')[0]}"
     ctest: list[str | Path] = [PYTHON.with_name("ctest"), "--test-dir", folder]
-    ctest += ["--output-on-failure", "--progress", "--timeout", "600"]
+    ctest += ["--output-on-failure", "--progress", "--timeout", "600", "-j", "2"]
     build: list[str | Path] = [PYTHON, ROOT / "scripts" / "build.py", "sanitize", name]
     return [
         Stage(f"build with {name}", build, beside=beside),
-        Stage(f"C++ tests with {name}", ctest, environment=SETTINGS, beside=beside),
+        Stage(f"C++ tests with {name}", ctest, environment=SETTINGS, after=beside),
     ]
 
 

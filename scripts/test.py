@@ -36,26 +36,22 @@ def again(place: str) -> list[Stage]:
     ]
 
 
-def beside() -> list[Stage]:
-    """What needs no company of its own: it takes the processors that the tests leave idle."""
-    found = sanitize.stages("address,undefined", beside=True)
-    found.append(Stage("fuzzing of the wire", [PYTHON, SCRIPTS / "fuzz.py", str(FUZZ_SECONDS)], beside=True))
-    found.append(Stage("compile the wheels", [PYTHON, SCRIPTS / "wheel.py", "compile"], beside=True))
-    return found
-
-
 def stages() -> list[Stage]:
     """All stages."""
     rest = f"not ({QUICK})"
+    build, sanitized = sanitize.stages("address,undefined", beside=True)
+    fuzzer = Stage("build the fuzzer", [PYTHON, SCRIPTS / "fuzz.py", "build"], beside=True)
+    wheels = Stage("compile the wheels", [PYTHON, SCRIPTS / "wheel.py", "compile"], beside=True)
     unit: list[str | Path] = [*PYTEST, "-n", str(check.cores()), "-m", rest, "tests/unit"]
-    found = [*check.stages(), *beside(), Stage("Python: unit, with processes", unit, environment=QUIET)]
+    found = [*check.stages(), build, fuzzer, wheels, Stage("Python: unit, with processes", unit, environment=QUIET)]
     two: list[str | Path] = [*PYTEST, "-n", "2", "--dist"]
     ranks = [*two, "loadfile", "-m", rest, *(f"tests/{folder}" for folder in WITH_RANKS)]
     found.append(Stage(f"Python: {', '.join(WITH_RANKS)}, two files at a time", ranks, environment=QUIET))
     frameworks = [*two, "loadgroup", "-m", "not nightly", "tests/frameworks"]
     found.append(Stage("Python: frameworks, two files at a time", frameworks, environment=QUIET))
     found += again("other-torch")
-    found.append(Stage("wheels for x86_64 and aarch64", [PYTHON, SCRIPTS / "wheel.py"], after=True))
+    found += [sanitized, Stage("fuzzing of the wire", [PYTHON, SCRIPTS / "fuzz.py", str(FUZZ_SECONDS)])]
+    found.append(Stage("wheels for x86_64 and aarch64", [PYTHON, SCRIPTS / "wheel.py"]))
     return found
 
 

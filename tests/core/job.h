@@ -150,7 +150,7 @@ inline int64_t submit(farandole_engine* engine, const farandole_request& one) {
 
 // The outcome's code; the message in `text` when asked for. Fails after `seconds`.
 inline int finish(farandole_engine* engine, int64_t handle, std::string* text = nullptr, int64_t* value = nullptr,
-                  int64_t seconds = 30) {
+                  int64_t seconds = 120) {
   for (int i = 0; i < seconds * 10; ++i) {
     int code = farandole_wait(engine, handle, 100);
     if (code == 1) continue;
