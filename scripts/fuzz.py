@@ -1,5 +1,6 @@
 """`fuzz.py SECONDS`: libFuzzer on everything that reads bytes from another rank, from the saved inputs on; `build` for
-SECONDS builds it alone. Needs Clang with libFuzzer; what it finds lies in build/fuzz/found and fails the run. Starts CMake and the fuzzer."""
+SECONDS builds it alone. Needs Clang with libFuzzer; what it finds lies in build/fuzz/found and fails the run. Starts
+CMake and the fuzzer."""
 
 from __future__ import annotations
 
