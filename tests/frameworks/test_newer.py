@@ -23,6 +23,7 @@ GROUP = """
 import torch.distributed as dist, farandole.torch.distributed
 dist.init_process_group("farandole")
 dist.new_group([0, 1])
+dist.barrier()  # rank 0 has torch's store: nobody may need it any more when it leaves
 dist.destroy_process_group()
 """
 TRAINER = "lightning.Trainer(strategy='farandole', accelerator='cpu', logger=False, devices=1)"
