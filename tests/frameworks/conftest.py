@@ -11,9 +11,8 @@ import pytest
 
 HERE = Path(__file__).parent
 CLUSTERS = ("test_ray", "test_spark")
-# What `make test` has in another form. With two ranks: the same cases run with three on .venv's torch; those of
-# torch.distributed and of the optimizer run with two ranks on the other torch. BASE: the way into torch's next release,
-# whose battery runs. On Ray: Tune and Lightning are used by examples of their own.
+# What `make test` has in another form. With two ranks: the same cases run with three. BASE: the way into torch's next
+# release, whose battery runs. On Ray: Tune and Lightning are used by examples of their own.
 NIGHTLY = (
     "test_jax.py::test_the_battery[[]2]",
     "test_mxnet.py::test_the_battery[[]2]",
