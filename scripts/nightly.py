@@ -1,5 +1,5 @@
-"""`make nightly`: what takes too long for `make test`: the thread sanitizer, torch 2.13.0 on Arm, the oldest releases of
-the frameworks, more forms of their cases, an hour of fuzzing. Starts the stages below; the target runs `make chaos`
+"""`make nightly`: what takes too long for `make test`: the thread sanitizer, torch 2.13.0 on Arm, the oldest releases
+of the frameworks, more forms of their cases, an hour of fuzzing. Starts the stages below; the target runs `make chaos`
 after them."""
 
 from __future__ import annotations
