@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from elastic_runs import ElasticRun
-from tensorflow_jobs import CACHE, TENSORFLOW, needs_tensorflow
+from tensorflow_jobs import CACHE, ENVIRONMENT, needs_tensorflow
 
 pytestmark = [pytest.mark.ranks, pytest.mark.chaos, pytest.mark.slow, needs_tensorflow]
 TRAINING = str(Path(__file__).with_name("tensorflow_elastic_training.py"))
@@ -21,7 +21,7 @@ START_S = 200.0  # TensorFlow is long in coming
 @pytest.mark.parametrize(("mode", "way", "victim"), [("loop", "compiled", 0), ("fit", "callback", 1)])
 def test_training_goes_on_after_a_kill(mode: str, way: str, victim: int, tmp_path: Path) -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
-    more = {key: value for key, value in TENSORFLOW.items() if key != "PYTHONPATH"}
+    more = {key: value for key, value in ENVIRONMENT.items() if key != "PYTHONPATH"}
     with ElasticRun(tmp_path, [TRAINING, mode], 2, FARANDOLE_TENSORFLOW_OPS=way, **more) as run:
         now = run.until(lambda now: now["size"] == 2 and now["step"] > 20, START_S)
         os.kill(now["pids"][victim], signal.SIGKILL)
