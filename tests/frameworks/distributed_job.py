@@ -45,12 +45,15 @@ def raises(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 def main(module: str, backend: str, folder: str, way: str = "", *omitted: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    importlib.import_module(module)
+    modules = module.split(",")
+    for one in modules:
+        importlib.import_module(one)
     if way == "BASE":
         dist.BackendBase = dist._Backend  # type: ignore[attr-defined]
     if backend == "farandole":
         import farandole.torch.distributed  # noqa: F401
-    cases = {name: run for name, run in CASES.items() if run.__module__ == module and name not in omitted}
+    chosen = {name: run for name, run in CASES.items() if run.__module__ in modules and name not in omitted}
+    cases = dict(sorted(chosen.items(), key=lambda one: modules.index(one[1].__module__)))
     rank, size = int(os.environ["FARANDOLE_RANK"]), int(os.environ["FARANDOLE_SIZE"])
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=size)
     found: dict[str, Any] = {}
