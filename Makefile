@@ -51,8 +51,8 @@ check:
 
 test:
 	@$(PYTHON) scripts/build.py check
-	@$(PYTHON) scripts/environment.py $(TESTED) $(SECOND) mxnet
-	@$(VENV_PYTHON) scripts/test.py
+	@$(PYTHON) scripts/environment.py build
+	@$(VENV_PYTHON) scripts/test.py $(TESTED) $(SECOND) mxnet
 
 nightly:
 	@$(PYTHON) scripts/build.py check
@@ -71,7 +71,7 @@ chaos:
 	@$(PYTHON) scripts/build.py check
 	@$(PYTHON) scripts/environment.py build torch test
 	@$(VENV_PYTHON) scripts/build.py tests
-	@CHAOS_N=$(N) $(if $(SEED),CHAOS_SEED=$(SEED)) $(VENV_PYTHON) -m pytest -q -p no:cacheprovider tests/chaos/test_streams.py tests/chaos/test_endings.py tests/chaos/more.py \
+	@CHAOS_N=$(N) $(if $(SEED),CHAOS_SEED=$(SEED)) $(VENV_PYTHON) -m pytest -q -p no:cacheprovider tests/chaos/test_streams.py tests/chaos/test_endings.py tests/chaos/more.py tests/ranks/test_faults.py \
 		tests/ranks/test_elastic_rows.py tests/ranks/test_elastic_hosts.py tests/unit/elastic/test_checkpoint.py \
 		tests/frameworks/test_torch_elastic_faults.py
 	@$(VENV_PYTHON) tests/chaos/elastic_faults.py --cells $$((300 * $(N))) --hosts $$((60 * $(N))) --faults $$((60 * $(N))) \

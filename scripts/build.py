@@ -3,6 +3,7 @@ Touches build/ and src/farandole/_native/; one line and the way out when there i
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -44,6 +45,9 @@ def build(folder: str, defines: list[str], targets: list[str], chosen: str | Non
     where = ROOT / "build" / folder
     cmake, ninja = VENV / "bin" / "cmake", VENV / "bin" / "ninja"
     began = time.monotonic()
+    where.parent.mkdir(exist_ok=True)
+    lock = open(where.with_suffix(".lock"), "w")  # noqa: SIM115 (held until the process ends)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # two at once: the second waits
     configure = [cmake, "-S", ROOT, "-B", where, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *defines]
     wanted, configured = "\n".join(map(str, configure)), where / "configured"
     if not configured.exists() or configured.read_text() != wanted:
@@ -54,6 +58,7 @@ def build(folder: str, defines: list[str], targets: list[str], chosen: str | Non
     for target in targets:
         command += ["--target", target]
     run(command, where / "build.log")
+    lock.close()
     print(f"build: {folder} ({', '.join(targets) or 'everything'}) is up to date, {time.monotonic() - began:.0f} s")
 
 

@@ -1,5 +1,5 @@
 """`make nightly`: what takes too long for `make test`: the thread sanitizer, torch 2.13.0 on Arm, the oldest releases
-of the frameworks, more forms of their cases, an hour of fuzzing. Starts the stages below; the target runs `make chaos`
+of the frameworks, more forms of the cases, an hour of fuzzing. Starts the stages below; the target runs `make chaos`
 after them."""
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ ON_OLDEST = {
 def stages() -> list[Stage]:
     """All stages."""
     pytest: list[str | Path] = [APART["oldest"] / "bin" / "python", *PYTEST[1:]]
-    more: list[str | Path] = [*PYTEST, "-n", "2", "--dist", "loadgroup", "-m", "nightly", "tests/frameworks"]
-    found = [*sanitize.stages("thread"), Stage("frameworks, in other forms", more, environment=QUIET)]
+    more: list[str | Path] = [*PYTEST, "-n", "2", "--dist", "loadgroup", "-m", "nightly"]
+    more += ["tests/ranks", "tests/frameworks"]
+    found = [*sanitize.stages("thread"), Stage("more forms of the cases", more, environment=QUIET)]
     if not test.NEWEST_IS_APART:
         found += test.again("other-torch")
     found += test.again("oldest")

@@ -40,14 +40,22 @@ def again(place: str) -> list[Stage]:
     ]
 
 
-def stages() -> list[Stage]:
-    """All stages."""
-    rest = f"not ({QUICK})"
+def stages(packages: list[str]) -> list[Stage]:
+    """All stages, for an environment that has only what builds the core: that is done while packages are installed."""
+    rest = f"not ({QUICK}) and not nightly"
     build, sanitized = sanitize.stages("address,undefined", beside=True)
     fuzzer = Stage("build the fuzzer", [PYTHON, SCRIPTS / "fuzz.py", "build"], beside=True)
     wheels = Stage("compile the wheels", [PYTHON, SCRIPTS / "wheel.py", "compile"], beside=True)
     unit: list[str | Path] = [*PYTEST, "-n", str(check.cores()), "-m", rest, "tests/unit"]
-    found = [*check.stages(), build, fuzzer, wheels, Stage("Python: unit, with processes", unit, environment=QUIET)]
+    found = [
+        Stage("compile the core", [PYTHON, SCRIPTS / "build.py", "tests"], beside=True),
+        Stage("install packages", [PYTHON, SCRIPTS / "environment.py", *packages], needed=True),
+        *check.stages(),
+        build,
+        fuzzer,
+        wheels,
+        Stage("Python: unit, with processes", unit, environment=QUIET),
+    ]
     two: list[str | Path] = [*PYTEST, "-n", "2", "--dist"]
     ranks = [*two, "loadfile", "-m", rest, *(f"tests/{folder}" for folder in WITH_RANKS)]
     found.append(Stage(f"Python: {', '.join(WITH_RANKS)}, two files at a time", ranks, environment=QUIET))
@@ -62,4 +70,4 @@ def stages() -> list[Stage]:
 
 if __name__ == "__main__":
     print("make test: about 70 minutes on 2 cores the first time", flush=True)
-    sys.exit(run(stages()))
+    sys.exit(run(stages(sys.argv[1:])))

@@ -11,20 +11,46 @@ import pytest
 
 HERE = Path(__file__).parent
 CLUSTERS = ("test_ray", "test_spark")
-# What `make test` has in another form. With two ranks: the same cases run with three. BASE: the way into torch's next
-# release, whose battery runs. On Ray: Tune and Lightning are used by examples of their own.
+# What `make test` has in another form.
 NIGHTLY = (
+    # With another number of ranks, or with the engine in Python.
     "test_jax.py::test_the_battery[[]2]",
     "test_mxnet.py::test_the_battery[[]2]",
-    "test_torch_distributed.py::test_as_on_gloo[[]*2 ranks*",
+    "test_torch_distributed.py::test_as_on_gloo[[]2 ranks*",
     "test_torch_distributed.py::test_beyond_gloo[[]*2 ranks*",
+    "test_torch_ops.py::test_case[[]2 ranks*",
+    "test_torch_optimizer.py::test_cases[[]2-*",
+    "test_torch_training.py::test_*[[]2]",
+    # By the other way into the framework: callbacks where operations are compiled, and the way into torch's next release.
+    "test_jax.py::test_training[[]callback*",
+    "test_tensorflow_training.py::test_training[[]callback*",
+    "test_tensorflow_training.py::test_a_killed_rank_raises_on_the_others[[]callback]",
     "test_torch_distributed.py::test_training_as_on_gloo[[]BASE*",
     "test_torch_distributed.py::test_a_death_is_told_at_once_and_by_name[[]*BASE]",
+    "test_torch_parallelism.py::test_hook_for_ddp[[]gloo]",
+    # Examples and the code of pages: what they use has cases of its own.
+    "test_jax.py::test_examples*",
+    "test_jax.py::test_the_code_of_the_page",
+    "test_keras.py::test_examples*",
+    "test_keras.py::test_the_code_of_the_pages*",
+    "test_mxnet.py::test_the_example_before_and_after",
+    "test_ray_train.py::test_the_example_with_torch",
+    "test_ray_train.py::test_lightning_in_ray_train",
     "test_ray_stack.py::test_from_data_to_answers",
-    "test_ray_stack.py::test_lightning_on_ray_with_horovod",
-    "test_torch_ops.py::test_case[[]2 ranks*",
-    "test_torch_optimizer.py::test_cases[[]2-native]",
-    "test_torch_training.py::test_*[[]2]",
+    "test_spark_estimators.py::test_the_example",
+    "test_torch_parallelism.py::test_examples[[]fsdp2]",
+    "test_torch_parallelism.py::test_examples[[]tensor_parallel]",
+    "test_torch_parallelism.py::test_examples[[]pipeline]",
+    "test_torch_parallelism.py::test_examples[[]hybrid]",
+    # Started by somebody else: others start the same training.
+    "test_lightning_starts.py::test_a_stack_from_a_file*",
+    "test_lightning_starts.py::test_under_a_launcher_nobody_starts_ranks[[]openmpi]",
+    "test_lightning_starts.py::test_loggers_of_somebody_elses_have_one_run",
+    "test_ray_elastic.py::test_lightning_in_the_older_executor",
+    "test_tensorflow_data.py::test_a_job_computes_for_another[[]training-1-spark]",
+    # Faults of which `make chaos` has more.
+    "test_torch_elastic_faults.py::test_row_25_the_ledger_through_random_kills[[]sampler]",
+    "test_torch_elastic_faults.py::test_row_26_faults_change_no_bit*",
 )
 
 

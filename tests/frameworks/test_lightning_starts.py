@@ -50,9 +50,10 @@ def accuracies(text: str) -> list[float]:
     return [float(found) for found in re.findall(r"accuracy ([\d.]+)% after \d epochs", text)]
 
 
-def test_a_script_starts_its_own_ranks(installed: dict[str, str]) -> None:
+@pytest.mark.parametrize("ranks", ["2", pytest.param("4", marks=pytest.mark.nightly)])
+def test_a_script_starts_its_own_ranks(installed: dict[str, str], ranks: str) -> None:
     """The process that the user started trains nothing; it has the results of rank 0."""
-    text = said([sys.executable, DIGITS, "--epochs", "4", "--devices", "4"], installed)
+    text = said([sys.executable, DIGITS, "--epochs", "4", "--devices", ranks], installed)
     [accuracy] = accuracies(text)
     assert accuracy > 70, text
 

@@ -45,10 +45,13 @@ def test_torch_trainer_with_our_backend(cluster: Cluster, tmp_path: Path) -> Non
         assert one == {"backend": "farandole", "sum": 3.0, "gradient": [2.0, 2.0]}
 
 
-def test_the_examples(cluster: Cluster) -> None:
+def test_the_example_with_torch(cluster: Cluster) -> None:
     said = cluster.run(str(ROOT / "examples" / "ray_torch.py"), "--epochs", "2")
     (accuracy,) = re.findall(r"accuracy ([\d.]+)% on 2 workers", said)
     assert float(accuracy) > 50
+
+
+def test_the_example_with_tune(cluster: Cluster) -> None:
     said = cluster.run(str(ROOT / "examples" / "ray_tune.py"), "--trials", "2", "--epochs", "3")
     (rate, accuracy) = re.findall(r"best rate ([\d.]+): accuracy ([\d.]+)%", said)[0]
     assert float(accuracy) > 50 and float(rate) > 0.001

@@ -111,11 +111,12 @@ def test_several_outputs_weights_nulls_and_a_transformation(cluster: Application
     assert train and held and sorted(train + held) == [n / 5 for n in range(24)]
 
 
-def test_keras_on_tensorflow_through_spark_connect(cluster: Application, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["torch", pytest.param("tensorflow", marks=pytest.mark.nightly)])
+def test_keras_through_spark_connect(cluster: Application, tmp_path: Path, backend: str) -> None:
     driver = str(HERE / "spark_connect_estimator.py")
-    said = cluster.run(driver, str(tmp_path), SPARK_REMOTE=cluster.remote, KERAS_BACKEND="tensorflow")
+    said = cluster.run(driver, str(tmp_path), SPARK_REMOTE=cluster.remote, KERAS_BACKEND=backend)
     found = json.loads(said.splitlines()[-1])
-    assert found["session"] == "pyspark.sql.connect.session" and found["backend"] == "tensorflow"
+    assert found["session"] == "pyspark.sql.connect.session" and found["backend"] == backend
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
     assert found["columns"] == COLUMNS and found["history"] == ["loss", "mae", "val_loss", "val_mae"]
 

@@ -43,6 +43,7 @@ def another_horovod(folder: Path) -> str:
 
 @pytest.mark.ranks
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(540)
 def test_every_part_runs_and_is_verified(tmp_path: Path) -> None:
     if importlib.util.find_spec("torch") is None:  # imported, it would leave files open here

@@ -76,7 +76,7 @@ def test_the_digits_are_learned(name: str, launcher: list[str], tmp_path: Path) 
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("options", [[], ["--fp16-allreduce"], ["--use-adasum"]], ids=["plain", "fp16", "adasum"])
+@pytest.mark.parametrize("options", [[], ["--fp16-allreduce", "--use-adasum"]], ids=["plain", "fp16 and adasum"])
 def test_the_synthetic_benchmark_prints_what_horovods_does(options: list[str]) -> None:
     sizes = "--model tiny --batch-size 2 --image-size 32 --num-warmup-batches 1 --num-batches-per-iter 1 --num-iters 2"
     said = run(RANKS, EXAMPLES / "torch_synthetic.py", "--no-cuda", *sizes.split(), *options)
