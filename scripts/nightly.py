@@ -1,6 +1,6 @@
 """`make nightly`: what takes too long for `make test`: the thread sanitizer, torch 2.13.0 on Arm, the oldest releases
-of the frameworks, more forms of the cases, an hour of fuzzing. Starts the stages below; the target runs `make chaos`
-after them."""
+of the frameworks, more forms of the cases, wheels for both platforms, an hour of fuzzing. Starts the stages below; the
+target runs `make chaos` after them."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def stages() -> list[Stage]:
     for file, chosen in ON_OLDEST.items():
         command = [*pytest, "-k", chosen, f"tests/frameworks/{file}"]
         found.append(Stage(f"oldest: {file}", command, environment=QUIET))
+    found.append(Stage("wheels for x86_64 and aarch64", [PYTHON, ROOT / "scripts" / "wheel.py"]))
     fuzz: list[str | Path] = [PYTHON, ROOT / "scripts" / "fuzz.py", str(FUZZ_SECONDS)]
     return [*found, Stage("an hour of fuzzing", fuzz)]
 

@@ -45,7 +45,7 @@ def stages(packages: list[str]) -> list[Stage]:
     rest = f"not ({QUICK}) and not nightly"
     build, sanitized = sanitize.stages("address,undefined", beside=True)
     fuzzer = Stage("build the fuzzer", [PYTHON, SCRIPTS / "fuzz.py", "build"], beside=True)
-    wheels = Stage("compile the wheels", [PYTHON, SCRIPTS / "wheel.py", "compile"], beside=True)
+    wheel = Stage("compile the wheel", [PYTHON, SCRIPTS / "wheel.py", "compile", "here"], beside=True)
     unit: list[str | Path] = [*PYTEST, "-n", str(check.cores()), "-m", rest, "tests/unit"]
     found = [
         Stage("compile the core", [PYTHON, SCRIPTS / "build.py", "tests"], beside=True),
@@ -53,7 +53,7 @@ def stages(packages: list[str]) -> list[Stage]:
         *check.stages(),
         build,
         fuzzer,
-        wheels,
+        wheel,
         Stage("Python: unit, with processes", unit, environment=QUIET),
     ]
     two: list[str | Path] = [*PYTEST, "-n", "2", "--dist"]
@@ -64,7 +64,7 @@ def stages(packages: list[str]) -> list[Stage]:
     if NEWEST_IS_APART:
         found += again("other-torch")
     found += [sanitized, Stage("fuzzing of the wire", [PYTHON, SCRIPTS / "fuzz.py", str(FUZZ_SECONDS)])]
-    found.append(Stage("wheels for x86_64 and aarch64", [PYTHON, SCRIPTS / "wheel.py"]))
+    found.append(Stage("the wheel for this machine", [PYTHON, SCRIPTS / "wheel.py", "here"]))
     return found
 
 

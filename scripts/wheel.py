@@ -215,14 +215,16 @@ def trial(wheel: Path, horovod: Path) -> None:
 
 
 def main() -> None:
-    """Both platforms, then the one that runs here; `compile`: what takes long, for the next time."""
+    """Both platforms, or with `here` the one of this machine, which is tried; `compile`: what takes long, for later."""
     WORK.mkdir(parents=True, exist_ok=True)
-    if sys.argv[1:] == ["compile"]:
-        for machine in PLATFORMS:
+    words = sys.argv[1:]
+    machines = [machine for machine in PLATFORMS if "here" not in words or machine == platform.machine()]
+    if "compile" in words:
+        for machine in machines:
             build(machine)
         return
     wheels = {}
-    for machine in PLATFORMS:
+    for machine in machines:
         print(f"wheel: compiling for {machine}, glibc {GLIBC} (a minute or two the first time)", flush=True)
         wheels[machine] = build(machine)
         check(wheels[machine], machine)

@@ -39,7 +39,7 @@ def on_state_reset() -> None:
 
 def tell(state: Any, pids: list[int]) -> None:
     if hvd.rank() == 0:
-        words = {"step": state.steps, "size": hvd.size(), "pids": pids, "time": time.monotonic()}
+        words = {"epoch": state.epoch, "step": state.steps, "size": hvd.size(), "pids": pids, "time": time.monotonic()}
         (SCRATCH / "new").write_text(json.dumps({**words, "generation": state.rounds}))
         os.rename(SCRATCH / "new", SCRATCH / "progress")
 
