@@ -10,7 +10,6 @@ from pathlib import Path
 import sanitize
 import test
 from check import PYTEST, PYTHON, QUIET
-from environment import APART
 from stages import ROOT, Stage, run
 
 FUZZ_SECONDS = 3600
@@ -24,16 +23,12 @@ ON_OLDEST = {
 
 def stages() -> list[Stage]:
     """All stages."""
-    pytest: list[str | Path] = [APART["oldest"] / "bin" / "python", *PYTEST[1:]]
     more: list[str | Path] = [*PYTEST, "-n", "2", "--dist", "loadgroup", "-m", "nightly"]
     more += ["tests/ranks", "tests/frameworks"]
     found = [*sanitize.stages("thread"), Stage("more forms of the cases", more, environment=QUIET)]
     if not test.NEWEST_IS_APART:
-        found += test.again("other-torch")
-    found += test.again("oldest")
-    for file, chosen in ON_OLDEST.items():
-        command = [*pytest, "-k", chosen, f"tests/frameworks/{file}"]
-        found.append(Stage(f"oldest: {file}", command, environment=QUIET))
+        found.append(test.again("other-torch", test.ON_OTHER_TORCH))
+    found.append(test.again("oldest", {**test.ON_OTHER_TORCH, **ON_OLDEST}))
     found.append(Stage("wheels for x86_64 and aarch64", [PYTHON, ROOT / "scripts" / "wheel.py"]))
     fuzz: list[str | Path] = [PYTHON, ROOT / "scripts" / "fuzz.py", str(FUZZ_SECONDS)]
     return [*found, Stage("an hour of fuzzing", fuzz)]

@@ -31,13 +31,12 @@ ON_OTHER_TORCH = {
 }
 
 
-def again(place: str) -> list[Stage]:
-    """The tests of torch in another environment, a stage for each file."""
-    pytest: list[str | Path] = [APART[place] / "bin" / "python", *PYTEST[1:]]
-    return [
-        Stage(f"{place}: {file}", [*pytest, "-k", chosen, f"tests/frameworks/{file}"], environment=QUIET)
-        for file, chosen in ON_OTHER_TORCH.items()
-    ]
+def again(place: str, files: dict[str, str]) -> Stage:
+    """Tests of frameworks in another environment: of each file what is chosen there."""
+    chosen = " or ".join(f"({file.removesuffix('.py')} and ({names}))" for file, names in files.items())
+    pytest: list[str | Path] = [APART[place] / "bin" / "python", *PYTEST[1:], "-n", "2", "--dist", "loadgroup"]
+    paths = [f"tests/frameworks/{file}" for file in files]
+    return Stage(f"Python: on {place}", [*pytest, "-k", chosen, "-m", "not nightly", *paths], environment=QUIET)
 
 
 def stages(packages: list[str]) -> list[Stage]:
@@ -62,7 +61,7 @@ def stages(packages: list[str]) -> list[Stage]:
     frameworks = [*two, "loadgroup", "-m", "not nightly", "tests/frameworks"]
     found.append(Stage("Python: frameworks, two files at a time", frameworks, environment=QUIET))
     if NEWEST_IS_APART:
-        found += again("other-torch")
+        found.append(again("other-torch", ON_OTHER_TORCH))
     found += [sanitized, Stage("fuzzing of the wire", [PYTHON, SCRIPTS / "fuzz.py", str(FUZZ_SECONDS)])]
     found.append(Stage("the wheel for this machine", [PYTHON, SCRIPTS / "wheel.py", "here"]))
     return found
