@@ -36,7 +36,7 @@ def again(place: str, files: dict[str, str]) -> Stage:
     chosen = " or ".join(f"({file.removesuffix('.py')} and ({names}))" for file, names in files.items())
     pytest: list[str | Path] = [APART[place] / "bin" / "python", *PYTEST[1:], "-n", "2", "--dist", "loadgroup"]
     paths = [f"tests/frameworks/{file}" for file in files]
-    return Stage(f"Python: on {place}", [*pytest, "-k", chosen, "-m", "not nightly", *paths], environment=QUIET)
+    return Stage(f"Python: on {place}", [*pytest, "-k", chosen, *paths], environment=QUIET)
 
 
 def stages(packages: list[str]) -> list[Stage]:
