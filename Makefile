@@ -101,4 +101,4 @@ release:
 	@$(VENV_PYTHON) scripts/release.py $(if $(STRICT),--strict) $(if $(PUBLISH),--publish)
 
 clean:
-	rm -rf build dist src/farandole/_native .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist src/farandole/_native src/farandole/bridge.abi3.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from environment import ROOT, VENV, installer, stop
+from environment import PYTHON, ROOT, VENV, installer, stop
 
 COMPILER = {"apt-get": "g++", "dnf": "gcc-c++", "zypper": "gcc-c++", "pacman": "gcc", "apk": "g++"}
 PROBE = "#include <coroutine>\n#include <bit>\nint main() { return std::popcount(3u) == 2 ? 0 : 1; }\n"
@@ -48,7 +48,8 @@ def build(folder: str, defines: list[str], targets: list[str], chosen: str | Non
     where.parent.mkdir(exist_ok=True)
     lock = open(where.with_suffix(".lock"), "w")  # noqa: SIM115 (held until the process ends)
     fcntl.flock(lock, fcntl.LOCK_EX)  # two at once: the second waits
-    configure = [cmake, "-S", ROOT, "-B", where, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *defines]
+    configure = [cmake, "-S", ROOT, "-B", where, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+    configure += [f"-DPython_EXECUTABLE={PYTHON}", *defines]
     wanted, configured = "\n".join(map(str, configure)), where / "configured"
     if not configured.exists() or configured.read_text() != wanted:
         shutil.rmtree(where, ignore_errors=True)
@@ -80,7 +81,7 @@ def main() -> None:
         compiler()
     elif what == "library":
         print("build: compiling the core (about a minute on 2 cores the first time)", flush=True)
-        build("checkout", here, ["farandole"])
+        build("checkout", here, ["farandole", "farandole_bridge"])
     elif what == "tests":
         print("build: compiling the core and its tests (a few minutes the first time)", flush=True)
         build("checkout", here, [])

@@ -121,7 +121,8 @@ def install_package(place: Path) -> None:
     done = place / f".installed-package-{made_of}"
     if done.exists() and done.read_text() == str(ROOT):
         return
-    options = ["--no-build-isolation", "--no-deps", "-C", "wheel.cmake=false", "-C", "editable.mode=inplace"]
+    options = ["--no-build-isolation", "--no-deps", "-C", "wheel.cmake=false", "-C", "wheel.py-api=py3"]
+    options += ["-C", "editable.mode=inplace"]
     pip(place, [*options, "--editable", str(ROOT)], "could not install the checkout itself")
     # A search path instead of a finder, which would hide a package that PYTHONPATH names, and slow each start down.
     for path in place.glob("lib/python*/site-packages/_editable_skbc_farandole.pth"):

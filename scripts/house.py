@@ -14,7 +14,6 @@ from pathlib import Path
 
 from rules import (
     BUILT_ON,
-    C_INTERFACE,
     CORE_ROOMS,
     EXCEPTIONS,
     FORBIDDEN_CALLS,
@@ -149,9 +148,8 @@ def python_arrows(path: str, tree: ast.Module) -> Iterator[Finding]:
             yield Finding("process", path, line, f"{names[0]}: only launch/spawn.py starts processes")
         if names[0] in ("pickle", "cloudpickle", "marshal", "shelve", "dill"):
             yield Finding("pickle", path, line, f"{names[0]}: messages are typed data")
-        if names[0] == "ctypes" and room not in C_INTERFACE:
-            rooms = ", ".join(f"{name}.py" for name in C_INTERFACE)
-            yield Finding("ctypes", path, line, f"the C interface is seen by {rooms} alone")
+        if names[0] == "ctypes":
+            yield Finding("ctypes", path, line, "ctypes: C is called by core/python/ alone")
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
             if node.attr in ("environ", "environb", "getenv", "putenv", "unsetenv") and room not in (

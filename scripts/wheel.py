@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import os
 import platform
 import re
@@ -27,6 +28,7 @@ WORK = ROOT / "build" / "wheel"
 PLATFORMS = ("x86_64", "aarch64")
 GLIBC = "2.28"
 TAG = "manylinux_2_28"
+PYTHONS = "cp311-abi3"  # Python 3.11 and every later one
 # For those whose dependencies ask for the distribution `horovod`: the contract's version, and its extras, which bring
 # the frameworks that have a binding.
 STAND_IN = "0.28.1+farandole"
@@ -100,13 +102,13 @@ set(CMAKE_SHARED_LINKER_FLAGS_INIT "-s")
 
 
 def build(machine: str) -> Path:
-    """Builds the wheel of one platform, tagged for every Python 3 and for systems with that glibc or a newer one."""
+    """Builds the wheel of one platform, for every Python since 3.11 and for systems with that glibc or a newer one."""
     target = WORK / f"out-{machine}"
     shutil.rmtree(target, ignore_errors=True)
     command: list[str | Path] = [PYTHON, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, ROOT]
     command += [f"-Ccmake.define.CMAKE_TOOLCHAIN_FILE={toolchain(machine)}", f"-Cbuild-dir={WORK / f'cmake-{machine}'}"]
     # The linker strips: the machine's own strip does not know the other platform.
-    command += [f"-Cwheel.tags=py3-none-{TAG}_{machine}", "-Cinstall.strip=false"]
+    command += [f"-Cwheel.tags={PYTHONS}-{TAG}_{machine}", "-Cinstall.strip=false"]
     run(
         command,
         log=WORK / f"build-{machine}.log",
@@ -120,35 +122,39 @@ def build(machine: str) -> Path:
 
 
 def check(wheel: Path, machine: str) -> None:
-    """The tag is true, one library is inside, and it exports the C interface alone."""
-    assert wheel.name.endswith(f"-py3-none-{TAG}_{machine}.whl"), wheel.name
+    """The tag is true, the core and Python's bridge are inside, and they export their interfaces alone."""
+    assert wheel.name.endswith(f"-{PYTHONS}-{TAG}_{machine}.whl"), wheel.name
     with zipfile.ZipFile(wheel) as archive:
-        libraries = [name for name in archive.namelist() if name.endswith(".so")]
-        assert libraries == ["farandole/_native/libfarandole.so"], libraries
+        libraries = {name: archive.read(name) for name in sorted(archive.namelist()) if name.endswith(".so")}
+        assert list(libraries) == ["farandole/_native/libfarandole.so", "farandole/bridge.abi3.so"], list(libraries)
         for package in ("horovod", "lightning_horovod"):
             assert f"{package}/__init__.py" in archive.namelist(), f"the package `{package}` is missing"
-        with archive.open(libraries[0]) as file:
-            elf = ELFFile(file)
-            expected = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[machine]
-            assert elf["e_machine"] == expected, elf["e_machine"]
-            table, dynamic = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".dynamic")
-            assert isinstance(table, SymbolTableSection) and isinstance(dynamic, DynamicSection)
-            exported = [s.name for s in table.iter_symbols() if s.name and s["st_shndx"] != "SHN_UNDEF"]
-            needed = [str(vars(tag)["needed"]) for tag in dynamic.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
-    strangers = [name for name in exported if not name.startswith("farandole_")]
+    core, bridge = (_symbols(content, machine) for content in libraries.values())
+    strangers = [name for name in core if not name.startswith("farandole_")]
     assert not strangers, f"exported by mistake: {strangers[:10]}"
-    assert not any("chaos" in name for name in exported), "the fault injector is for tests alone"
-    assert not any("stdc++" in name or "libc++" in name for name in needed), needed
+    assert not any("chaos" in name for name in core), "the fault injector is for tests alone"
+    assert bridge == ["PyInit_bridge"], bridge
     # What the symbols really need; the tag may promise less, never more.
     report = run([PYTHON, "-m", "auditwheel", "show", wheel])
     needs = re.search(rf'platform tag:\s+"manylinux_2_(\d+)_{machine}"', report)
     assert needs is not None and int(needs.group(1)) <= 28, report
     size = wheel.stat().st_size / 1e6
     print(
-        f"wheel: {wheel.relative_to(ROOT)}: {size:.1f} MB, {len(exported)} symbols, needs {', '.join(needed)}, "
-        f"fits manylinux_2_{needs.group(1)}",
+        f"wheel: {wheel.relative_to(ROOT)}: {size:.1f} MB, {len(core)} symbols, fits manylinux_2_{needs.group(1)}",
         flush=True,
     )
+
+
+def _symbols(library: bytes, machine: str) -> list[str]:
+    """What a library of this machine exports; none may need a C++ library of the system."""
+    elf = ELFFile(io.BytesIO(library))
+    expected = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[machine]
+    assert elf["e_machine"] == expected, elf["e_machine"]
+    table, dynamic = elf.get_section_by_name(".dynsym"), elf.get_section_by_name(".dynamic")
+    assert isinstance(table, SymbolTableSection) and isinstance(dynamic, DynamicSection)
+    needed = [str(vars(tag)["needed"]) for tag in dynamic.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
+    assert not any("stdc++" in name or "libc++" in name for name in needed), needed
+    return [s.name for s in table.iter_symbols() if s.name and s["st_shndx"] != "SHN_UNDEF"]
 
 
 def stand_in(folder: Path = DIST) -> Path:

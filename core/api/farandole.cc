@@ -63,9 +63,8 @@ Error forked_error() {
 }
 
 Error read_options(const farandole_options* given, farandole::Options& options) {
-  if (given == nullptr || given->abi != FARANDOLE_ABI)
-    return {Code::invalid_argument, "the library and its caller are of different versions (interface " +
-                                        std::to_string(FARANDOLE_ABI) + " expected); reinstall farandole"};
+  if (given == nullptr || given->interface != FARANDOLE_INTERFACE)
+    return {Code::invalid_argument, "the library and its caller are of different builds; install farandole again"};
   if (given->size < 1 || given->rank < 0 || given->rank >= given->size || given->hosts == nullptr)
     return {Code::invalid_argument,
             "rank " + std::to_string(given->rank) + " of " + std::to_string(given->size) + " is not possible"};
@@ -184,6 +183,8 @@ void tell(const farandole::Operation& operation, farandole_outcome& outcome) {
 // Found in the file by who must not load it: the words before the version are autoload.py's.
 static constexpr char kStamp[] = "farandole library " FARANDOLE_VERSION;
 EXPORT const char* farandole_version(void) { return kStamp + sizeof(kStamp) - sizeof(FARANDOLE_VERSION); }
+EXPORT uint64_t farandole_interface(void) { return FARANDOLE_INTERFACE; }
+EXPORT uint64_t farandole_wire(void) { return FARANDOLE_WIRE; }
 EXPORT const char* farandole_kernels(void) { return farandole::kernel::name(); }
 
 EXPORT int farandole_add(int32_t dtype, const void* left, const void* right, void* out, int64_t elements) {
@@ -269,13 +270,17 @@ EXPORT void farandole_destroy(farandole_engine* engine) {
 }
 
 EXPORT int farandole_submit(farandole_engine* engine, const farandole_request* requests, int32_t count, int32_t flags,
-                            int64_t* handles, char* error, size_t capacity) {
+                            int64_t queue, int64_t* handles, char* error, size_t capacity) {
   return report(guarded([&]() -> Error {
                   if (engine->engine.forked()) return forked_error();
+                  farandole::Completions* completions = engine->engine.handles().queue(queue);
+                  if (queue != 0 && completions == nullptr)
+                    return {Code::invalid_argument, "there is no queue " + std::to_string(queue)};
                   std::vector<farandole::OperationPtr> operations;
                   operations.reserve(static_cast<std::size_t>(count));
                   for (int32_t i = 0; i < count; ++i) {
                     operations.push_back(std::make_shared<farandole::Operation>());
+                    operations.back()->completions = completions;
                     Error bad = read_request(requests[i], *operations.back());
                     if (bad.failed()) return bad;
                   }
@@ -358,10 +363,21 @@ EXPORT void farandole_unshare(farandole_engine* engine, uint64_t region) {
   });
 }
 
-EXPORT int64_t farandole_next_completion(farandole_engine* engine, int64_t timeout_ms) {
+EXPORT int64_t farandole_open_queue(farandole_engine* engine) {
+  int64_t queue = 0;
+  guarded([&]() -> Error {
+    if (!engine->engine.forked()) queue = engine->engine.handles().open_queue();
+    return {};
+  });
+  return queue;
+}
+
+EXPORT int64_t farandole_next_completion(farandole_engine* engine, int64_t queue, int64_t timeout_ms) {
   int64_t handle = -1;
   guarded([&]() -> Error {
-    if (!engine->engine.forked()) handle = engine->engine.handles().next_completion(timeout_ms);
+    if (engine->engine.forked()) return {};
+    farandole::Completions* completions = engine->engine.handles().queue(queue);
+    if (completions != nullptr) handle = completions->next(timeout_ms);
     return {};
   });
   return handle;
@@ -439,4 +455,17 @@ EXPORT int64_t farandole_trace_drain(farandole_engine* engine, char* buffer, int
     return {};
   });
   return bytes;
+}
+
+EXPORT const farandole_functions* farandole_table(uint64_t interface) {
+#define FUNCTION(name) &farandole_##name,
+  static const farandole_functions table = {FARANDOLE_FUNCTIONS(FUNCTION)
+#ifdef FARANDOLE_CHAOS
+                                                FUNCTION(chaos_set) FUNCTION(chaos_fired)
+#else
+      nullptr, nullptr,
+#endif
+  };
+#undef FUNCTION
+  return interface == FARANDOLE_INTERFACE ? &table : nullptr;
 }

@@ -10,7 +10,11 @@
 extern "C" {
 #endif
 
-#define FARANDOLE_ABI 1
+/* FARANDOLE_INTERFACE is a hash of this file, which whoever compiles against it defines (CMakeLists.txt, and
+ * compiled/__init__.py for the operations of frameworks). A library and a caller with different ones do not fit. */
+uint64_t farandole_interface(void); /* the library's */
+/* A hash of what all ranks of a job must have in common: messages, shared memory, the choice of algorithms. */
+uint64_t farandole_wire(void);
 
 /* Codes: 0 ok, 1 in progress, 2 invalid argument, 3 precondition, 4 aborted, 5 shut down, 6 peer lost, 7 revoked,
  * 8 timed out, 9 no memory, 10 internal (base/error.h). Functions that return int return one of them. */
@@ -18,7 +22,7 @@ extern "C" {
 typedef struct farandole_engine farandole_engine;
 
 typedef struct farandole_options {
-  uint32_t abi; /* FARANDOLE_ABI */
+  uint64_t interface; /* FARANDOLE_INTERFACE */
   int32_t rank;
   int32_t size;
   const int32_t* hosts; /* `size` host numbers: ranks with one number share memory */
@@ -105,9 +109,9 @@ typedef struct farandole_request {
 
 /* All or nothing. Handles count up from 1. Memory must stay until done.
  * flags: 1, the requests become ready together; 2, the caller waits for them at once, so that nobody else need be
- * woken: they begin when it does. */
+ * woken: they begin when it does. queue: where their completions go; 0: nowhere. */
 int farandole_submit(farandole_engine* engine, const farandole_request* requests, int32_t count, int32_t flags,
-                     int64_t* handles, char* error, size_t capacity);
+                     int64_t queue, int64_t* handles, char* error, size_t capacity);
 
 typedef struct farandole_outcome {
   int32_t code;
@@ -154,9 +158,11 @@ void farandole_settle(void* memory, size_t bytes);
  */
 uint64_t farandole_share(farandole_engine* engine, int32_t file, void* memory, size_t bytes);
 void farandole_unshare(farandole_engine* engine, uint64_t region);
-/* Blocks until some handle that was submitted is done; that handle, 0 after timeout_ms, -1 when the engine has ended.
- * Each handle comes once. */
-int64_t farandole_next_completion(farandole_engine* engine, int64_t timeout_ms);
+/* A queue of completions, for one consumer; it lives as long as the engine. Its number, or 0 when memory is short. */
+int64_t farandole_open_queue(farandole_engine* engine);
+/* Blocks until some handle that was submitted with this queue is done; that handle, 0 after timeout_ms, -1 when the
+ * engine has ended, or there is no such queue. Each handle comes once. */
+int64_t farandole_next_completion(farandole_engine* engine, int64_t queue, int64_t timeout_ms);
 
 int farandole_outcome_of(farandole_engine* engine, int64_t handle, farandole_outcome* outcome);
 /* Frees the handle and what the core allocated for it. A pending handle goes when it is done. */
@@ -192,6 +198,25 @@ int64_t farandole_trace_drain(farandole_engine* engine, char* buffer, int64_t ca
  * corrupt, truncate, short; fires once after `skip` passes. engine null: all engines. */
 int farandole_chaos_set(farandole_engine* engine, const char* point, const char* action, int32_t skip);
 int64_t farandole_chaos_fired(farandole_engine* engine, const char* point);
+
+/* All of these functions in one table, so that who opens the library looks for one name. */
+/* clang-format off */
+#define FARANDOLE_FUNCTIONS(X)                                                                                \
+  X(version) X(kernels) X(wire) X(add) X(create) X(add_link) X(start) X(leave) X(revoke) X(destroy)           \
+  X(pulse_start) X(pulse_guard) X(pulse_silence) X(pulse_stop) X(submit) X(run) X(poll) X(wait) X(wait_aside) \
+  X(settle) X(share) X(unshare) X(open_queue) X(next_completion) X(outcome_of) X(release) X(next_event)       \
+  X(counter) X(tuning) X(trace) X(trace_drain)
+/* clang-format on */
+typedef struct farandole_functions {
+#define FARANDOLE_MEMBER(name) __typeof__(&farandole_##name) name;
+  FARANDOLE_FUNCTIONS(FARANDOLE_MEMBER)
+  /* Null in a library without failpoints: */
+  FARANDOLE_MEMBER(chaos_set)
+  FARANDOLE_MEMBER(chaos_fired)
+#undef FARANDOLE_MEMBER
+} farandole_functions;
+/* Null unless the caller was compiled against this very header: pass FARANDOLE_INTERFACE. */
+const farandole_functions* farandole_table(uint64_t interface);
 
 #ifdef __cplusplus
 }

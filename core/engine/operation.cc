@@ -36,35 +36,52 @@ void Handles::release(std::int64_t handle) {
 }
 
 void Handles::finish(Operation& operation) {
+  Completions* completions = operation.completions;  // whoever waits may free the operation once it is done
+  const std::int64_t handle = operation.handle;
   operation.done.store(1, std::memory_order_seq_cst);
   if (operation.sleepers.load(std::memory_order_seq_cst) != 0) os::futex_wake_all(&operation.done);
-  std::lock_guard lock(finished_mutex_);
-  if (!wanted_) return;
-  finished_.push_back(operation.handle);
-  finished_changed_.notify_one();
+  if (completions != nullptr) completions->push(handle);
 }
 
-std::int64_t Handles::next_completion(std::int64_t timeout_ms) {
-  std::unique_lock lock(finished_mutex_);
-  if (!wanted_) {
-    // What finished before anybody asked is still in the table.
-    wanted_ = true;
-    std::lock_guard table(mutex_);
-    for (const auto& [handle, operation] : operations_)
-      if (operation->done.load(std::memory_order_acquire) != 0) finished_.push_back(handle);
-  }
-  finished_changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
-                             [&] { return closed_ || !finished_.empty(); });
-  if (finished_.empty()) return closed_ ? -1 : 0;
-  std::int64_t handle = finished_.front();
-  finished_.pop_front();
-  return handle;
+std::int64_t Handles::open_queue() {
+  std::lock_guard lock(mutex_);
+  queues_.emplace_back();
+  if (closed_) queues_.back().close();
+  return static_cast<std::int64_t>(queues_.size());
+}
+
+Completions* Handles::queue(std::int64_t number) {
+  if (number == 0) return nullptr;
+  std::lock_guard lock(mutex_);
+  if (number < 0 || number > static_cast<std::int64_t>(queues_.size())) return nullptr;
+  return &queues_[static_cast<std::size_t>(number - 1)];
 }
 
 void Handles::close() {
-  std::lock_guard lock(finished_mutex_);
+  std::lock_guard lock(mutex_);
   closed_ = true;
-  finished_changed_.notify_all();
+  for (Completions& queue : queues_) queue.close();
+}
+
+void Completions::push(std::int64_t handle) {
+  std::lock_guard lock(mutex_);
+  handles_.push_back(handle);
+  changed_.notify_one();
+}
+
+std::int64_t Completions::next(std::int64_t timeout_ms) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] { return closed_ || !handles_.empty(); });
+  if (handles_.empty()) return closed_ ? -1 : 0;
+  std::int64_t handle = handles_.front();
+  handles_.pop_front();
+  return handle;
+}
+
+void Completions::close() {
+  std::lock_guard lock(mutex_);
+  closed_ = true;
+  changed_.notify_all();
 }
 
 }  // namespace farandole

@@ -19,6 +19,20 @@
 
 namespace farandole {
 
+// Handles that are done, in the order in which they ended, for one consumer. Safe from any thread.
+class Completions {
+ public:
+  void push(std::int64_t handle);
+  std::int64_t next(std::int64_t timeout_ms);  // 0 after that time, -1 when it is closed and nothing is left
+  void close();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::int64_t> handles_;
+  bool closed_ = false;
+};
+
 struct Operation {
   std::int64_t handle = 0;
   std::int32_t group = 0;
@@ -29,6 +43,7 @@ struct Operation {
   void* output = nullptr;
   Pieces pieces;  // instead of both, where the tensor lies in several places
   std::int64_t submitted_ns = 0;
+  Completions* completions = nullptr;  // where its end is told; null: nowhere
 
   // Written by the driver before `done` becomes 1, read by anyone after.
   Error error;
@@ -45,7 +60,7 @@ struct Operation {
 };
 using OperationPtr = std::shared_ptr<Operation>;
 
-// All operations that have not been released, and the queue of those that finished. Safe from any thread.
+// All operations that have not been released, and the queues of those that finished. Safe from any thread.
 class Handles {
  public:
   std::int64_t reserve(int count);  // the first of `count` consecutive handles
@@ -53,18 +68,16 @@ class Handles {
   OperationPtr find(std::int64_t handle) const;
   void release(std::int64_t handle);
   void finish(Operation& operation);  // wakes its waiters
-  std::int64_t next_completion(std::int64_t timeout_ms);
-  void close();  // next_completion returns -1 from now on when nothing is left
+  std::int64_t open_queue();
+  Completions* queue(std::int64_t number);  // null: there is none; else as long as this object
+  void close();                             // of all queues
 
  private:
   mutable std::mutex mutex_;
   std::unordered_map<std::int64_t, OperationPtr> operations_;
-  std::int64_t next_ = 1;
-  std::mutex finished_mutex_;
-  std::condition_variable finished_changed_;
-  std::deque<std::int64_t> finished_;
-  bool wanted_ = false;  // somebody has asked for completions: until then none are kept
+  std::deque<Completions> queues_;  // their numbers count up from 1
   bool closed_ = false;
+  std::int64_t next_ = 1;
 };
 
 }  // namespace farandole

@@ -186,6 +186,17 @@ class Request:
         return replace(self, input=seen, output=output)
 
 
+def with_memory(request: Request, first: Memory, output: Memory) -> Request:
+    """The same on other memory."""
+    return replace(request, input=first, output=output)
+
+
+def array_over(memory: Any, shape: tuple[int, ...], dtype: int, copied: bool) -> Array:
+    """An array over the bytes of `memory`, which it keeps; or a copy of them."""
+    array: Array = np.ndarray(shape, STORAGE[DType(dtype)], memory)
+    return array.copy() if copied else array
+
+
 @dataclass(slots=True)
 class Outcome:
     """What became of a request. bfloat16 results are uint16 arrays."""
@@ -209,10 +220,13 @@ class Engine(Protocol):
         """Whether requests may have pieces."""
         ...
 
-    def submit(self, requests: Sequence[Request], bundle: bool = False, prompt: bool = False) -> list[int]:
+    def submit(
+        self, requests: Sequence[Request], bundle: bool = False, prompt: bool = False, queue: int = 0
+    ) -> list[int]:
         """Accepts all requests or none and gives their handles.
 
-        With `bundle` they become ready together. `prompt` says that the caller waits for them at once.
+        With `bundle` they become ready together. `prompt` says that the caller waits for them at once. `queue`: where
+        their completions are told.
         """
         ...
 
@@ -242,8 +256,12 @@ class Engine(Protocol):
         """
         ...
 
-    def next_completion(self) -> int:
-        """Blocks until some handle is done; gives each once, to one thread; -1, or ShutDown, at the engine's end."""
+    def open_queue(self) -> int:
+        """A queue of completions, for one consumer: its number."""
+        ...
+
+    def next_completion(self, queue: int) -> int:
+        """Blocks until a handle of this queue is done; gives each once; -1, or ShutDown, at the engine's end."""
         ...
 
     def settle(self, memory: Span) -> None:

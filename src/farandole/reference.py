@@ -140,7 +140,8 @@ class Pending:
     dtype: DType
     outcome: Outcome | None = None
     error: Exception | None = None
-    told: bool = False  # by next_completion
+    queue: int = 0  # where its end is told
+    told: bool = False  # there
 
     @property
     def done(self) -> bool:
@@ -163,6 +164,7 @@ class ReferenceEngine:
         self.monitor = threading.Condition()  # guards everything below
         self.handles: dict[int, Pending] = {}
         self.last_handle = 0
+        self.queues = 0
         self.unnamed: dict[tuple[int, Kind], int] = defaultdict(int)
         self.mail: dict[Key, deque[bytes]] = defaultdict(deque)  # (peer, group, sequence)
         self.parcels: dict[Key, deque[tuple[Asked, bytes]]] = defaultdict(deque)  # (peer, group, tag)
@@ -262,7 +264,9 @@ class ReferenceEngine:
 
     # What users call.
 
-    def submit(self, requests: Sequence[Request], bundle: bool = False, prompt: bool = False) -> list[int]:
+    def submit(
+        self, requests: Sequence[Request], bundle: bool = False, prompt: bool = False, queue: int = 0
+    ) -> list[int]:
         requests = [request.with_arrays() for request in requests]
         with self.monitor:
             if self.ended is not None:
@@ -273,7 +277,10 @@ class ReferenceEngine:
                 group = self.groups.get(request.group)
                 check(request, None if group is None else group.ranks, self.rank)
             names = self.names_for(requests)
-            begun = [Pending(request, name, request.elements()) for request, name in zip(requests, names, strict=True)]
+            begun = [
+                Pending(request, name, request.elements(), queue=queue)
+                for request, name in zip(requests, names, strict=True)
+            ]
             handles = list(range(self.last_handle + 1, self.last_handle + 1 + len(begun)))
             self.last_handle += len(begun)
             self.handles.update(zip(handles, begun, strict=True))
@@ -361,9 +368,15 @@ class ReferenceEngine:
             pending = self.handles[handle]
             return self.monitor.wait_for(lambda: pending.done, seconds)
 
-    def next_completion(self) -> int:
+    def open_queue(self) -> int:
+        with self.monitor:
+            self.queues += 1
+            return self.queues
+
+    def next_completion(self, queue: int) -> int:
         def fresh() -> list[int]:
-            return [handle for handle, pending in self.handles.items() if pending.done and not pending.told]
+            ended = [(handle, one) for handle, one in self.handles.items() if one.done and one.queue == queue]
+            return [handle for handle, one in ended if not one.told]
 
         with self.monitor:
             self.monitor.wait_for(lambda: self.ended is not None or fresh())

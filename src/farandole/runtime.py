@@ -24,12 +24,12 @@ from .config import Config, cache_directory, environment, given
 from .elastic.policy import Times
 from .engine import Engine, Outcome
 from .groups import GroupTable, ProcessSet, as_sets, global_process_set
-from .native import NativeEngine
+from .native import NativeEngine, load, start_pulse
 from .observe import ending, log
 from .observe.timeline import Timeline
-from .pulse import Pulse
 
 if TYPE_CHECKING:
+    from . import bridge
     from .launch.clusters import Found
     from .launch.clusters.meeting import Meeting
     from .rendezvous.messages import Updated
@@ -172,7 +172,7 @@ class Runtime:
         self._registered = False
         self._opened: tuple[Config, list[ProcessSet], Found | None] | None = None
         self.notifications = Notifications()
-        self._pulse: Pulse | None = None  # of an elastic job
+        self._pulse: bridge.Pulse | None = None  # of an elastic job
         self._saving = False  # there is something to save before this process goes
         self._asked = False  # by SIGTERM, to go
         self._saved = False  # since then
@@ -266,7 +266,7 @@ class Runtime:
     def _show_life(self, config: Config) -> None:
         if config.pulse_fd is not None and self._pulse is None:
             beat = int(Times(config.suspect_seconds).beat * 1000)
-            self._pulse = Pulse(config.pulse_fd, config.agent_pulse_fd, beat, config.library)
+            self._pulse = start_pulse(config.pulse_fd, config.agent_pulse_fd, beat, config.library)
             os.pwrite(config.pulse_fd, bytes([self._saving]), SAVING_AT)
 
     def _unguard(self) -> None:
@@ -332,14 +332,15 @@ class Runtime:
 def _connect(config: Config, found: Found | None, commit: int, owner: Runtime) -> World:
     """Meets the other ranks and starts the engine; closes what it opened when something fails."""
     meeting: Meeting | None = None
+    wire = "python" if config.engine == "python" else f"{load(config.library).wire:016x}"
     if found is None:
         from .rendezvous.mesh import join  # `import farandole` stays quick
 
-        session = join(config, commit=commit)
+        session = join(config, commit=commit, wire=wire)
     else:
         from .launch.clusters.meeting import meet
 
-        meeting = meet(config, found, environment())
+        meeting = meet(config, found, environment(), wire)
         session = meeting.session
     engine: Engine | None = None
     try:

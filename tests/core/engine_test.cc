@@ -260,7 +260,7 @@ TEST(a_rank_that_leaves_ends_what_needs_it) {
       int64_t handle = 0;
       char error[512];
       farandole_request one = request(kAllreduce, "y", tensor);
-      if (farandole_submit(engine, &one, 1, 0, &handle, error, sizeof error) == 0) {
+      if (farandole_submit(engine, &one, 1, 0, 0, &handle, error, sizeof error) == 0) {
         std::string text;
         CHECK_EQUAL(finish(engine, handle, &text), 5);
         CHECK(text.find("rank 1") != std::string::npos);

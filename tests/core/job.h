@@ -36,7 +36,7 @@ inline void tcp_pair(int sockets[2]) {
 
 inline farandole_options default_options() {
   farandole_options options{};
-  options.abi = FARANDOLE_ABI;
+  options.interface = farandole_interface();
   options.generation = 1;
   options.fusion_threshold = 128 << 20;
   options.plan_capacity = 1024;
@@ -144,7 +144,7 @@ inline farandole_request request(int kind, const char* name, Tensor& tensor, int
 inline int64_t submit(farandole_engine* engine, const farandole_request& one) {
   int64_t handle = 0;
   char error[512];
-  if (farandole_submit(engine, &one, 1, 0, &handle, error, sizeof error) != 0) throw std::runtime_error(error);
+  if (farandole_submit(engine, &one, 1, 0, 0, &handle, error, sizeof error) != 0) throw std::runtime_error(error);
   return handle;
 }
 

@@ -126,7 +126,7 @@ TEST(two_tensors_of_one_bucket) {
     }
     std::int64_t handles[2];
     char error[512];
-    CHECK_EQUAL(farandole_submit(job.engine(rank), asked.data(), 2, 1, handles, error, sizeof error), 0);
+    CHECK_EQUAL(farandole_submit(job.engine(rank), asked.data(), 2, 1, 0, handles, error, sizeof error), 0);
     for (std::int64_t handle : handles) CHECK_EQUAL(finish(job.engine(rank), handle), 0);
     for (const Shared* memory : {&one, &two}) CHECK(std::equal(sum.begin(), sum.end(), memory->data()));
     CHECK_EQUAL(in_place(job, rank) - before, static_cast<std::int64_t>(2 * kElements * sizeof(float)));

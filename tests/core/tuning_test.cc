@@ -128,10 +128,10 @@ TEST(only_rank_0_tunes_and_only_with_sense) {
   int64_t handle = 0;
   Values good{1 << 20, 20000, 100, 4096, 1, 1}, bad{1 << 20, 20000, 100, 100, 1, 1};
   farandole_request asked = tune_request(good);
-  CHECK_EQUAL(farandole_submit(job.engine(1), &asked, 1, 0, &handle, error, sizeof error), 2);
+  CHECK_EQUAL(farandole_submit(job.engine(1), &asked, 1, 0, 0, &handle, error, sizeof error), 2);
   CHECK(std::string(error).find("only rank 0") != std::string::npos);
   asked = tune_request(bad);
-  CHECK_EQUAL(farandole_submit(job.engine(0), &asked, 1, 0, &handle, error, sizeof error), 2);
+  CHECK_EQUAL(farandole_submit(job.engine(0), &asked, 1, 0, 0, &handle, error, sizeof error), 2);
   CHECK(std::string(error).find("multiple of 64") != std::string::npos);
   job.run([&](int rank) { step(job, rank, 1); });
 }

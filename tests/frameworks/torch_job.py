@@ -109,7 +109,7 @@ def run(wanted: list[str]) -> int:
             return 1
         hvd.barrier()
     engine = runtime.world.engine
-    found["left behind"] = len(runtime.world.handles) + len(getattr(engine, "_pending", ()))
+    found["left behind"] = len(runtime.world.handles) + getattr(engine, "pending", 0)
     print(json.dumps(found), flush=True)
     hvd.shutdown()
     return 0

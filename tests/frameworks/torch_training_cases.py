@@ -234,7 +234,7 @@ def chaos() -> dict[str, Any]:
     assert grown < 16 << 20, f"{grown} bytes more than 200 steps before"
     threads, descriptors = belongings()
     assert threads <= before[0] and descriptors <= before[1] + 12, (before, threads, descriptors)
-    assert not runtime.world.handles and not getattr(engine, "_pending", ())
+    assert not runtime.world.handles and not getattr(engine, "pending", 0)
     return {"grown": grown, **{name: engine.counter(name) for name in ("planned_buckets", "negotiated_buckets")}}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole import errors, library
+from farandole import errors, native
 from farandole.config import Config
 from farandole.engine import Engine, Kind, Outcome, Request
 from farandole.native import NativeEngine
@@ -28,9 +28,9 @@ UNIX, TCP = 0, 1
 DEADLINE_S = 30.0
 
 
-CHAOS_LIBRARY = Path(library.LIBRARY).with_name("libfarandole_chaos.so")
+CHAOS_LIBRARY = Path(native.LIBRARY).with_name("libfarandole_chaos.so")
 LIBRARY = os.environ.get("FARANDOLE_LIBRARY")  # None: the one beside the package
-ENGINES = ["native", "python"] if Path(LIBRARY or library.LIBRARY).exists() else ["python"]
+ENGINES = ["native", "python"] if Path(LIBRARY or native.LIBRARY).exists() else ["python"]
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole import library
 from farandole.engine import DType
+from farandole.native import load
 from farandole.tools.bench import command, compare, kernels, plan, report, steps, targets
 from farandole.tools.bench.inside import collectives, libraries, together
 from farandole.tools.bench.plan import KIB, MIB, row
@@ -137,17 +137,16 @@ def test_ranks_that_differ_and_gradients_that_are_no_mean_are_noticed() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_kernel_alone_can_be_measured(dtype: str) -> None:
-    assert kernels.there(), "the library is older than the source: make test builds it"
     numbers = np.array([0x3F80, 0x4000], np.uint16) if dtype != "float32" else np.array([1, 2], np.float32)
     if dtype == "float16":
         numbers = np.array([1, 2], np.float16).view(np.uint16)
     out = np.empty_like(numbers)
-    library.add(DType[dtype.upper()], numbers, numbers, out)
+    load().add(DType[dtype.upper()], numbers, numbers, out)
     expected = {"bfloat16": [0x4000, 0x4080], "float16": np.array([2, 4], np.float16).view(np.uint16).tolist()}
     assert out.tolist() == expected.get(dtype, [2.0, 4.0])
     assert all(time > 0 for time in kernels.measure(dtype, 4096, 4096, 2))
     with pytest.raises(ValueError):
-        library.add(99, numbers, numbers, out)  # type: ignore[arg-type]
+        load().add(99, numbers, numbers, out)
 
 
 FACTS = {"architecture": "aarch64", "processor": "y", "cores": 2, "kernel": "6", "farandole": "1", "kernels": "z"}

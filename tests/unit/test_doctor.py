@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole import library, tested
+from farandole import native, tested
 from farandole.tools import checks, doctor, env
 from farandole.version import package_version
 
@@ -68,12 +68,12 @@ def test_few_descriptors_are_noted_with_the_remedy() -> None:
 
 
 def test_a_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(library, "LIBRARY", tmp_path / "libfarandole.so")
-    library.load.cache_clear()
+    monkeypatch.setattr(native, "LIBRARY", tmp_path / "libfarandole.so")
+    native.load.cache_clear()
     with pytest.raises(checks.Trouble, match="does not exist") as trouble:
         checks.native_library()
     assert "pip install" in trouble.value.remedy and not trouble.value.note
-    library.load.cache_clear()
+    native.load.cache_clear()
 
 
 def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

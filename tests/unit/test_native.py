@@ -1,6 +1,6 @@
 # The native engine's edges: a library that is missing or wrong, memory on loan, threads, signals, forks.
-# Touches farandole.library, farandole.native and the built library, in worlds of one.
-"""library.py and native.py."""
+# Touches farandole.native, the extension and the built library, in worlds of one.
+"""native.py and core/python/."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 from waiting import in_time, until
 
-from farandole import errors, library
+from farandole import errors, native
 from farandole.config import Config
-from farandole.engine import COUNTERS, DType, Kind, ReduceOp, Request
-from farandole.native import COPIED_BYTES, NativeEngine
+from farandole.engine import COUNTERS, DType, Kind, ReduceOp, Request, Span
+from farandole.native import NativeEngine, load
+
+COPIED_BYTES = 64 << 10  # kCopiedBytes in core/python/outcome.cc
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def send(engine: NativeEngine, array: np.ndarray, tag: int = 0) -> None:
 
 def test_a_missing_library_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(errors.LibraryMissing) as caught:
-        library.load(str(tmp_path / "none.so"))
+        load(str(tmp_path / "none.so"))
     for word in ("none.so", "cmake --build", "FARANDOLE_ENGINE=python"):
         assert word in str(caught.value)
 
@@ -52,13 +54,13 @@ def test_a_file_that_is_no_library_is_named(tmp_path: Path) -> None:
     path = tmp_path / "text.so"
     path.write_text("not a library")
     with pytest.raises(errors.LibraryMissing, match="cannot be used"):
-        library.load(str(path))
+        load(str(path))
 
 
 def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "package_version", lambda: "99.0.0")
+    monkeypatch.setattr(native, "package_version", lambda: "99.0.0")
     with pytest.raises(errors.LibraryMissing, match=r"99\.0\.0: rebuild"):
-        library.load.__wrapped__()
+        load.__wrapped__()
 
 
 def test_impossible_options_are_a_value_error() -> None:
@@ -99,16 +101,16 @@ def test_memory_on_loan_outlives_handle_and_engine() -> None:
     engine.close()
     engine.close()
     np.testing.assert_array_equal(view, array[100:])
-    assert engine._undestroyed
+    assert not engine.freed
     del view
     gc.collect()
-    assert not engine._undestroyed
+    assert engine.freed
 
 
 def test_small_results_are_not_on_loan(engine: NativeEngine) -> None:
     [handle] = engine.submit([Request(Kind.ALLGATHER, input=np.ones(3))])
     assert engine.wait(handle).output.flags.owndata
-    assert not engine._loans
+    assert engine.loans == 0
 
 
 def test_inputs_stay_alive_until_the_operation_is_done(engine: NativeEngine) -> None:
@@ -129,6 +131,89 @@ def test_unknown_handles_and_bad_arrays(engine: NativeEngine) -> None:
     assert engine.submit([]) == []
 
 
+class Exported:
+    """A tensor that others reach by DLPack alone."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self) -> object:
+        return self.array.__dlpack__()
+
+
+def test_memory_by_buffer_by_address_and_by_dlpack(engine: NativeEngine) -> None:
+    plain = np.arange(6, dtype=np.float32).reshape(2, 3)
+    kinds = (plain, memoryview(plain), Span(plain.ctypes.data, plain.shape, plain, plain), Exported(plain))
+    for number, given in enumerate(kinds):
+        output = np.empty_like(plain)
+        engine.run(Request(Kind.ALLREDUCE, f"kind {number}", given, output, DType.FLOAT32, prescale=2.0))
+        np.testing.assert_array_equal(output, 2 * plain)
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    kept = np.arange(3).astype(ml_dtypes.bfloat16)  # of no type that the buffer protocol knows
+    output = np.empty(3, np.uint16)
+    engine.run(Request(Kind.ALLREDUCE, "by address", kept, output, DType.BFLOAT16, prescale=2.0))
+    assert output.view(ml_dtypes.bfloat16).tolist() == [0.0, 2.0, 4.0]
+
+
+def test_memory_that_cannot_be_used_is_named(engine: NativeEngine) -> None:
+    fixed = np.ones(3)
+    fixed.flags.writeable = False
+    with pytest.raises(ValueError, match="cannot be written"):
+        engine.run(Request(Kind.ALLREDUCE, "fixed", np.ones(3), fixed))
+    for bad in ([1.0, 2.0], "text", 7):
+        with pytest.raises(TypeError, match="no memory that can be read"):
+            engine.run(Request(Kind.ALLREDUCE, "bad", bad, np.ones(2), DType.FLOAT64))
+    with pytest.raises(ValueError, match="not contiguous"):
+        engine.run(Request(Kind.ALLREDUCE, "strided", Exported(np.ones((4, 4))[:, 1]), np.ones(4), DType.FLOAT64))
+    with pytest.raises(ValueError, match="zero bytes"):
+        engine.run(Request(Kind.ALLREDUCE, "a\0b", np.ones(2), np.ones(2)))
+    with pytest.raises(AttributeError):
+        engine.run(object())  # type: ignore[arg-type]
+    assert engine.pending == 0 and engine.calls == 0
+
+
+def test_completions_go_to_the_queue_they_were_submitted_with(engine: NativeEngine) -> None:
+    queues = [engine.open_queue() for _ in range(3)]
+    asked: dict[int, list[int]] = {queue: [] for queue in queues}
+    for number in range(300):
+        queue = queues[number % 3]
+        values = np.full(4, number, np.int64)
+        asked[queue] += engine.submit([Request(Kind.ALLREDUCE, f"{number}", values, values)], queue=queue)
+    [quiet] = engine.submit([Request(Kind.BARRIER)])
+    engine.wait(quiet)
+    for queue in queues:
+        told = [engine.next_completion(queue) for _ in asked[queue]]
+        assert sorted(told) == asked[queue], "each once, and nobody else's"
+        for handle in told:
+            engine.wait(handle)
+    with pytest.raises(ValueError, match="no queue 99"):
+        engine.submit([Request(Kind.BARRIER)], queue=99)
+    assert engine.next_completion(99) == -1
+    engine.stop()
+    with pytest.raises(errors.ShutDown):
+        engine.next_completion(queues[0])
+
+
+def test_wrong_arguments_are_a_type_error(engine: NativeEngine) -> None:
+    wrong: list[Callable[[], object]] = [
+        lambda: engine.submit(),  # type: ignore[call-arg]
+        lambda: engine.submit([], requests=[]),  # type: ignore[misc]
+        lambda: engine.wait(1, none=2),  # type: ignore[call-arg]
+        lambda: engine.wait("x"),  # type: ignore[arg-type]
+        lambda: engine.run_again(1, 2, 3, 4),  # type: ignore[arg-type]
+        lambda: engine.submit([], 1, 2, 3, 4),  # type: ignore[arg-type, call-arg]
+        lambda: engine.submit(7),  # type: ignore[arg-type]
+    ]
+    for call in wrong:
+        with pytest.raises(TypeError):
+            call()
+    other = NativeEngine(Config(), 0, [0])
+    prepared = other.prepare(Request(Kind.BARRIER))
+    with pytest.raises(ValueError, match="another engine"):
+        engine.run_again(prepared, 0, 0, lambda: (None, None))  # type: ignore[arg-type, return-value]
+    other.close()
+
+
 def test_close_ends_the_waits_of_other_threads(engine: NativeEngine) -> None:
     handle = receive(engine, np.zeros(1))
     ended: list[Exception] = []
@@ -142,7 +227,7 @@ def test_close_ends_the_waits_of_other_threads(engine: NativeEngine) -> None:
     threads = [threading.Thread(target=wait) for _ in range(4)]
     for thread in threads:
         thread.start()
-    until(lambda: len(engine._calls) == len(threads))  # all of them wait
+    until(lambda: engine.calls == len(threads))  # all of them wait
     engine.close()
     for thread in threads:
         thread.join(5.0)
@@ -193,7 +278,7 @@ def test_a_child_is_refused_also_while_another_thread_waits(engine: NativeEngine
     pending = receive(engine, np.zeros(1))
     waiter = threading.Thread(target=engine.wait, args=(pending,))
     waiter.start()
-    until(lambda: bool(engine._calls))
+    until(lambda: engine.calls > 0)
 
     def work() -> bool:
         for call in (lambda: engine.submit([Request(Kind.BARRIER)]), lambda: engine.leave(), lambda: engine.poll(1)):

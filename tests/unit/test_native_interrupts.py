@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import socket
+import threading
 import weakref
 from types import FrameType
 
@@ -16,8 +17,7 @@ import pytest
 from farandole.config import Config
 from farandole.engine import DType, Kind, ReduceOp, Request, Span
 from farandole.errors import ShutDown
-from farandole.library import LIBRARY
-from farandole.native import NativeEngine
+from farandole.native import LIBRARY, NativeEngine
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the native library is not built")
 
@@ -108,7 +108,9 @@ def test_a_closed_engine_closes_the_links_it_is_given() -> None:
 def test_a_close_that_was_interrupted_is_finished_by_the_next_one() -> None:
     engine = NativeEngine(Config(), 0, [0])
     engine.start(5.0)
-    engine._calls.append(None)  # a call of another thread, under way
+    busy = threading.Event()
+    engine._listener, idle = threading.Thread(target=busy.wait), engine._listener  # one that does not end
+    engine._listener.start()
 
     class Interrupted(Exception):
         pass
@@ -124,8 +126,10 @@ def test_a_close_that_was_interrupted_is_finished_by_the_next_one() -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert engine._undestroyed
-    engine._calls.pop()
+    assert not engine.freed
+    busy.set()
     engine.close()
-    assert not engine._undestroyed  # the core's memory is free
+    assert engine.freed  # the core's memory
+    assert idle is not None
+    idle.join()
     engine.close()

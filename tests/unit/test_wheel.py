@@ -27,11 +27,11 @@ def test_the_cross_compiler_aims_at_its_platform(machine: str, tmp_path: Path, m
 
 def test_a_wheel_with_another_tag_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="linux_x86_64"):
-        wheel.check(tmp_path / "farandole-0.1.0-py3-none-linux_x86_64.whl", "x86_64")
+        wheel.check(tmp_path / "farandole-0.1.0-cp311-abi3-linux_x86_64.whl", "x86_64")
 
 
 def test_a_wheel_with_the_fault_injector_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "farandole-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
+    path = tmp_path / "farandole-0.1.0-cp311-abi3-manylinux_2_28_x86_64.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("libfarandole.so", "libfarandole_chaos.so"):
             archive.writestr(f"farandole/_native/{name}", b"")

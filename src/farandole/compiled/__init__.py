@@ -1,5 +1,5 @@
 # What frameworks' compiled operations share: built once per version, agreed upon by the ranks, errors in words.
-# Touches a compiler, the user's cache directory, library, native and runtime.
+# Touches a compiler, the user's cache directory, native and runtime.
 """`built(...)` gives a library's path, `agreed(...)` whether all ranks have one, `meant(words)` the error."""
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import numpy as np
 
 from .. import errors, ops
 from ..config import cache_directory
-from ..library import LIBRARY
-from ..native import NativeEngine
+from ..native import LIBRARY, NativeEngine
 from ..reductions import Min
 from ..runtime import World
 
@@ -70,7 +69,8 @@ def built(world: World, framework: str, version: str, source: Path, flags: Seque
     if header is None:
         raise RuntimeError("farandole.h is not there")
     directory = cache_directory(world.config)
-    options = [*flags, "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w", f"-I{header}", f"-I{HERE}"]
+    number = f"-DFARANDOLE_INTERFACE=0x{_interface(header / 'farandole.h')}"
+    options = [number, *flags, "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w", f"-I{header}", f"-I{HERE}"]
     texts = [path.read_text() for path in (source, header / "farandole.h", HERE / "farandole_words.h")]
     digest = hashlib.sha256("\0".join([platform.machine(), version, *options, *links, *texts]).encode()).hexdigest()[
         :16
@@ -90,6 +90,11 @@ def built(world: World, framework: str, version: str, source: Path, flags: Seque
     _refuse_strangers(path.parent)
     _refuse_strangers(path)
     return path
+
+
+def _interface(header: Path) -> str:
+    """The number of the C interface, as CMakeLists.txt makes it."""
+    return hashlib.sha256(hashlib.sha256(header.read_bytes()).hexdigest().encode()).hexdigest()[:16]
 
 
 def _compile(command: list[str], links: Sequence[str], path: Path) -> None:

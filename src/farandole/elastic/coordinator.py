@@ -17,7 +17,15 @@ from farandole.elastic.members import Act, Drop, Host, Kill, Life, Over, Say, Sl
 from farandole.elastic.places import Places, places_of
 from farandole.elastic.policy import Candidate, Limits, Times
 from farandole.rendezvous.messages import Again, Broken, Hello, Leave, Lost, Message, Removed, Sorry, Updated, Welcome
-from farandole.rendezvous.rounds import LINK_SECONDS, LONGEST_TEXT, Phase, Round, Sends, number_in_order
+from farandole.rendezvous.rounds import (
+    LINK_SECONDS,
+    LONGEST_TEXT,
+    Phase,
+    Round,
+    Sends,
+    different_wires,
+    number_in_order,
+)
 
 FIRST_SECONDS = 2.0  # -np ranks have come: so long the first generation waits for those that are just starting
 RETURN_SECONDS = 10.0  # between leaving one generation and asking for the next
@@ -269,13 +277,20 @@ class Coordinator(Places):
         return sends + self._go_on()
 
     def _wrong(self, hello: Hello) -> str:
-        if max(map(len, (hello.host, hello.package, hello.local, hello.remote))) > LONGEST_TEXT:
+        if max(map(len, (hello.host, hello.package, hello.local, hello.remote, hello.wire))) > LONGEST_TEXT:
             return f"worker {hello.worker} has a host name or an address of more than {LONGEST_TEXT} characters"
         if hello.package != self.package:
             return (
                 f"worker {hello.worker} on {hello.host} has farandole {hello.package}, the launcher {self.package}: "
                 "install the same version on every host"
             )
+        known = (
+            worker for worker in self.workers.values() if worker.hello is not None and worker.life is not Life.GONE
+        )
+        for worker in known:
+            assert worker.hello is not None
+            if worker.hello.wire != hello.wire:
+                return different_wires(f"worker {hello.worker}", hello, f"worker {worker.number}", worker.hello)
         return ""
 
     def _leave(self, one: Round, rank: int, again: int) -> Sends:

@@ -99,6 +99,7 @@ class Traffic:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._queue = engine.open_queue()
         self._changed = threading.Condition()
         self._flights: set[Flight] = set()
         self._handles: dict[int, Flight] = {}
@@ -123,7 +124,7 @@ class Traffic:
         try:
             flight.locate()
             with self._changed:  # whoever is told of a handle must find it
-                handles = self._engine.submit(flight.begun.requests, flight.begun.bundle)
+                handles = self._engine.submit(flight.begun.requests, flight.begun.bundle, queue=self._queue)
                 self._handles.update(dict.fromkeys(handles, flight))
                 flight.submitted = True
                 self._changed.notify_all()
@@ -164,10 +165,10 @@ class Traffic:
 
     def _serve(self) -> None:
         try:
-            while (handle := self._engine.next_completion()) >= 0:
+            while (handle := self._engine.next_completion(self._queue)) >= 0:
                 with self._changed:
                     flight = self._handles.pop(handle, None)
-                if flight is not None:  # else it belongs to another binding
+                if flight is not None:
                     self._take(flight, handle)
         except errors.HorovodInternalError:
             pass  # the engine has been closed

@@ -27,6 +27,13 @@ class Codec:
         self._types = types
         self._numbers = {kind: number for number, kind in enumerate(types, start=1)}
 
+    def layout(self) -> str:
+        """All types with their fields, in words: whoever has other words speaks another version."""
+        return "\n".join(
+            f"{kind.__name__}: {', '.join(f'{field.name} {field.type}' for field in dataclasses.fields(kind))}"
+            for kind in self._types
+        )
+
     def encode(self, message: Any) -> tuple[int, bytes]:
         """The type's number and the bytes of a message."""
         parts: list[bytes] = []

@@ -11,6 +11,7 @@ The layout of the greeting stays for ever; versions are compared after the proof
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import os
 import struct
@@ -19,10 +20,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from farandole.rendezvous import messages, orders
 from farandole.rendezvous.flow import Flow, Stream, receive, send
 from farandole.rendezvous.secret import Secret
 
-WIRE_VERSION = 1
+# Two bytes of a hash of all messages between processes: nobody has to remember to count.
+WIRE_VERSION = int.from_bytes(hashlib.sha256(f"{messages.LAYOUT}\n{orders.LAYOUT}".encode()).digest()[:2], "big")
 HANDSHAKE_SECONDS = 2.0  # a stranger has this long to prove itself
 MAGIC = b"FRDL"
 NONCE_BYTES = 32

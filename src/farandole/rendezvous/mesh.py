@@ -62,11 +62,12 @@ class _TryAgain(Exception):
     """This attempt of an elastic job has failed, and the next one may do better."""
 
 
-def join(config: Config, secret: Secret | None = None, package: str = "", commit: int = 0) -> Session:
+def join(config: Config, secret: Secret | None = None, package: str = "", commit: int = 0, wire: str = "") -> Session:
     """Joins the next round of the job that `config` describes; blocks until every link of every rank stands.
 
     Without a hub it is a world of one. `secret` is for tests that have ranks as threads. In an elastic job `commit`
-    says how far this rank's state has come; Removed when there is no place for it any more.
+    says how far this rank's state has come; Removed when there is no place for it any more. `wire` names what the
+    engine speaks: all ranks must have the same.
     """
     if config.rendezvous is None:
         if config.size != 1:
@@ -87,7 +88,7 @@ def join(config: Config, secret: Secret | None = None, package: str = "", commit
     deadline = time.monotonic() + config.elastic_timeout
     failures = 0
     while True:
-        joining = _Joining(config, config.rendezvous, secret, package or package_version(), commit)
+        joining = _Joining(config, config.rendezvous, secret, package or package_version(), commit, wire)
         try:
             return joining.run()
         except _TryAgain as error:
@@ -106,7 +107,7 @@ def join(config: Config, secret: Secret | None = None, package: str = "", commit
 
 
 class _Joining:
-    def __init__(self, config: Config, rendezvous: str, secret: Secret, package: str, commit: int) -> None:
+    def __init__(self, config: Config, rendezvous: str, secret: Secret, package: str, commit: int, wire: str) -> None:
         self.config = config
         self.elastic = config.worker >= 0
         self.commit = commit
@@ -114,6 +115,7 @@ class _Joining:
         self.rendezvous = rendezvous
         self.secret = secret
         self.package = package
+        self.wire = wire
         self.loop = Loop()
         self.local = Weaver(self.loop, secret, config.rank, config.size, sockets.LOCAL)
         self.remote = Weaver(self.loop, secret, config.rank, config.size, sockets.TCP)
@@ -227,6 +229,7 @@ class _Joining:
             remote=self.doors[1].address,
             worker=config.worker,
             commit=self.commit,
+            wire=self.wire,
         )
 
     def heard(self, message: Message) -> None:

@@ -27,6 +27,7 @@ class Hello:
     remote: str  # where others do: one or more addresses, with commas between them
     worker: int = -1  # the number of this process in the life of an elastic job
     commit: int = 0  # how far its state has come; 0: it has none
+    wire: str = ""  # what its engine speaks
 
 
 @dataclass(frozen=True)
@@ -211,3 +212,4 @@ Message = (
 _CODEC = Codec(typing.get_args(Message))
 encode = _CODEC.encode
 decode = _CODEC.decode
+LAYOUT = _CODEC.layout()

@@ -170,3 +170,4 @@ Order = (
 _CODEC = Codec(typing.get_args(Order))
 encode = _CODEC.encode
 decode = _CODEC.decode
+LAYOUT = _CODEC.layout()

@@ -71,6 +71,14 @@ class Round:
         return [(self.members[rank], message) for rank in chosen if rank in self.members]
 
 
+def different_wires(who: str, hello: Hello, whose: str, other: Hello) -> str:
+    """Why two ranks cannot be in one job."""
+    return (
+        f"{who} on {hello.host} has another build of the core (wire {hello.wire}) than {whose} on {other.host} "
+        f"(wire {other.wire}): install the same build of farandole on every host"
+    )
+
+
 class Rounds:
     """All rounds of a job. Members are numbers that the hub gives to connections."""
 
@@ -192,13 +200,15 @@ class Rounds:
         return self._welcome(one, now) if len(one.members) == self.size else []
 
     def _objection(self, one: Round, hello: Hello) -> str:
-        if max(map(len, (hello.host, hello.package, hello.local, hello.remote))) > LONGEST_TEXT:
+        if max(map(len, (hello.host, hello.package, hello.local, hello.remote, hello.wire))) > LONGEST_TEXT:
             return f"rank {hello.rank} has a host name or an address of more than {LONGEST_TEXT} characters"
         if hello.package != self.package:
             return (
                 f"rank {hello.rank} on {hello.host} has farandole {hello.package}, the launcher {self.package}: "
                 "install the same version on every host"
             )
+        if other := next((other for other in one.hellos.values() if other.wire != hello.wire), None):
+            return different_wires(f"rank {hello.rank}", hello, f"rank {other.rank}", other)
         if hello.size != self.size:
             return f"rank {hello.rank} was told a size of {hello.size}, but the job has {self.size} ranks"
         if not 0 <= hello.rank < self.size:

@@ -51,6 +51,7 @@ class Tickets:
         self._entries: dict[int, _Entry] = {}
         self._handles: dict[int, _Entry] = {}  # of the watched engine
         self._watched: Any = None
+        self._queue = 0  # of its completions
 
     def begin(self, work: Work, arrays: Sequence[Array], splits: Any) -> int:
         """Submits the work and gives its ticket; errors are kept for whoever fetches the results."""
@@ -59,8 +60,9 @@ class Tickets:
             entry = _Entry(lambda: results(work, begun))
             # One lock for all: a completion must find what it belongs to.
             with self._lock:
-                handles = begun.under_way()
-                if self._watch(begun.world.engine):
+                watched = self._watch(begun.world.engine)
+                handles = begun.under_way(self._queue if watched else 0)
+                if watched:
                     entry.left = len(handles)
                     self._handles.update(dict.fromkeys(handles, entry))
         except Exception as error:
@@ -87,19 +89,17 @@ class Tickets:
         if not isinstance(engine, NativeEngine):
             return False
         if self._watched is not engine:
-            self._watched, self._handles = engine, {}
+            self._watched, self._handles, self._queue = engine, {}, engine.open_queue()
             threading.Thread(
-                target=self._look, args=(engine, self._handles), name="farandole-arrivals", daemon=True
+                target=self._look, args=(engine, self._queue, self._handles), name="farandole-arrivals", daemon=True
             ).start()
         return True
 
-    def _look(self, engine: NativeEngine, entries: dict[int, _Entry]) -> None:
+    def _look(self, engine: NativeEngine, queue: int, entries: dict[int, _Entry]) -> None:
         with contextlib.suppress(errors.ShutDown):
-            while (handle := engine.next_completion()) >= 0:
+            while (handle := engine.next_completion(queue)) >= 0:
                 with self._lock:
-                    entry = entries.pop(handle, None)  # None: somebody else's
-                    if entry is None:
-                        continue
+                    entry = entries.pop(handle)
                     entry.left -= 1
                     tell = entry.tell if entry.left == 0 else None
                 if tell is not None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from farandole.config import SETTINGS, Config
 from farandole.errors import LibraryMissing
 from farandole.launch.machine import first_line, lines, quota
-from farandole.library import load
+from farandole.native import load
 from farandole.rendezvous.interfaces import interfaces
 from farandole.version import package_version
 
@@ -37,8 +37,7 @@ def version_of(name: str) -> str:
 
 def kernels() -> str:
     """Which arithmetic the native library uses here; LibraryMissing when there is none."""
-    library = load()
-    return str(library.farandole_kernels().decode())
+    return load().kernels
 
 
 def cores() -> str:

@@ -1,16 +1,16 @@
 # The compiled calls: built on first use against the jaxlib that is installed, made known to XLA, lent an engine.
-# Touches JAX, farandole.compiled, library, native and runtime.
+# Touches JAX, farandole.compiled, native and runtime.
 """`prepare()` after init; `ready()` says whether traced functions use them, or callbacks."""
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
 import jaxlib.version
 
 from ...compiled import FAILURES, agreed, built
-from ...library import calls
 from ...native import NativeEngine
 from ...runtime import World, runtime
 from ..framework import jax
@@ -48,8 +48,8 @@ def _load(world: World) -> str:
         return ""
     try:
         version = jaxlib.version.__version__
-        path = built(world, "jax", version, SOURCE, ["-std=c++17", f"-I{jax.ffi.include_dir()}"], ["-ldl"])
-        library = calls(str(path))
+        path = built(world, "jax", version, SOURCE, ["-std=c++17", f"-I{jax.ffi.include_dir()}"], [])
+        library = ctypes.CDLL(str(path))
         jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.farandole_collective), platform="cpu")
         _loaded.update(library=library, path=str(path))
     except FAILURES as error:

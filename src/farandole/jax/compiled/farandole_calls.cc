@@ -1,5 +1,5 @@
 // The collectives of XLA's programs over the core's C interface; compiled against the jaxlib that is installed.
-// Touches XLA's foreign function interface and core/api/farandole.h's functions, in the library that Python has loaded.
+// Touches XLA's foreign function interface and the core's functions, which Python hands over.
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
@@ -15,14 +15,13 @@
 namespace {
 
 namespace ffi = xla::ffi;
-using farandole::Core;
 using farandole::exception_of;
 
 struct World {
   std::mutex mutex;
   std::condition_variable left;
   farandole_engine* engine = nullptr;
-  Core core;
+  const farandole_functions* core = nullptr;
   int inside = 0;  // calls that use the engine now
 };
 
@@ -49,7 +48,7 @@ class Visit {
   Visit& operator=(const Visit&) = delete;
 
   farandole_engine* engine = nullptr;
-  Core core;
+  const farandole_functions* core = nullptr;
 };
 
 ffi::Error failure(int code, const std::string& message) {
@@ -100,17 +99,17 @@ ffi::Error take_received(const farandole_outcome& outcome, ffi::AnyBuffer& outpu
 }
 
 ffi::Error wait_for(const Visit& visit, std::int64_t handle, ffi::AnyBuffer& output, bool receives) {
-  while (visit.core.wait(visit.engine, handle, 1000) == 1) {
+  while (visit.core->wait(visit.engine, handle, 1000) == 1) {
   }
   farandole_outcome outcome{};
   ffi::Error error = ffi::Error::Success();
-  if (visit.core.outcome_of(visit.engine, handle, &outcome) != 0)
+  if (visit.core->outcome_of(visit.engine, handle, &outcome) != 0)
     error = failure(10, "the outcome is gone");
   else if (outcome.code != 0)
     error = failure(outcome.code, outcome.message);
   else if (receives)
     error = take_received(outcome, output);
-  visit.core.release(visit.engine, handle);
+  visit.core->release(visit.engine, handle);
   return error;
 }
 
@@ -156,8 +155,8 @@ ffi::Error collective(ffi::RemainingArgs inputs, ffi::RemainingRets outputs, std
   }
   std::vector<std::int64_t> handles(count);
   char error[1024] = "";
-  const int code = visit.core.submit(visit.engine, requests.data(), static_cast<std::int32_t>(count),
-                                     (bundle == 1 ? 1 : 0) + 2, handles.data(), error, sizeof error);
+  const int code = visit.core->submit(visit.engine, requests.data(), static_cast<std::int32_t>(count),
+                                      (bundle == 1 ? 1 : 0) + 2, 0, handles.data(), error, sizeof error);
   if (code != 0) return failure(code, error);
   ffi::Error first = ffi::Error::Success();
   for (size_t i = 0; i < count; ++i) {
@@ -184,11 +183,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(farandole_collective, collective,
                                   .Attr<double>("postscale")
                                   .Attr<std::string_view>("name"));
 
-// From now on calls use this engine. 0, or 1 when the library of the core lacks something.
-extern "C" __attribute__((visibility("default"))) int farandole_calls_attach(farandole_engine* engine,
-                                                                             const char* library) {
-  Core core;
-  if (!core.load(library)) return 1;
+// From now on calls use this engine. 0, or 1 when they were compiled against another interface of the core.
+extern "C" __attribute__((visibility("default"))) int farandole_attach(std::uint64_t interface,
+                                                                       const farandole_functions* core,
+                                                                       farandole_engine* engine, std::int32_t /*rank*/,
+                                                                       std::int32_t /*size*/) {
+  if (interface != FARANDOLE_INTERFACE) return 1;
   std::lock_guard lock(world().mutex);
   world().engine = engine;
   world().core = core;
@@ -196,7 +196,7 @@ extern "C" __attribute__((visibility("default"))) int farandole_calls_attach(far
 }
 
 // The engine is about to go; returns when no call uses it. Its operations have ended, so that nobody waits long.
-extern "C" __attribute__((visibility("default"))) void farandole_calls_detach(farandole_engine* engine) {
+extern "C" __attribute__((visibility("default"))) void farandole_detach(farandole_engine* engine) {
   std::unique_lock lock(world().mutex);
   if (world().engine == engine) world().engine = nullptr;
   world().left.wait(lock, [] { return world().inside == 0; });

@@ -1,6 +1,6 @@
 # How the ranks of a job that another launcher started come together: rank 0 runs the hub, the others find it.
 # Touches boards, hub and mesh.
-"""`meet(config, found, environ)` is to such a job what `mesh.join(config)` is to one of ours."""
+"""`meet(config, found, environ, wire)` is to such a job what `mesh.join(config)` is to one of ours."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class NoMeeting(HorovodInternalError):
     """The ranks did not find each other; the text says where this one looked."""
 
 
-def meet(config: Config, found: Found, environ: Environ) -> Meeting:
+def meet(config: Config, found: Found, environ: Environ, wire: str) -> Meeting:
     """Joins the job; blocks until every link of every rank stands."""
     log.log(
         logging.INFO if found.rank == 0 else logging.DEBUG,
@@ -69,8 +69,8 @@ def meet(config: Config, found: Found, environ: Environ) -> Meeting:
     given = given_secret(config, found)
     board = _board(config, found, environ, given, deadline)
     if found.rank == 0:
-        return _host(config, found, board, given, deadline)
-    return _visit(config, found, board, given, deadline)
+        return _host(config, found, board, given, deadline, wire)
+    return _visit(config, found, board, given, deadline, wire)
 
 
 def given_secret(config: Config, found: Found) -> Secret | None:
@@ -140,7 +140,7 @@ def _board(config: Config, found: Found, environ: Environ, given: Secret | None,
     return home
 
 
-def _host(config: Config, found: Found, board: Board, given: Secret | None, deadline: float) -> Meeting:
+def _host(config: Config, found: Found, board: Board, given: Secret | None, deadline: float, wire: str) -> Meeting:
     secret = given or Secret.create()
     at_address = (config.meet_at or "").startswith("tcp:")
     directory = sockets.private_directory() if found.one_host and not at_address else ""
@@ -166,7 +166,7 @@ def _host(config: Config, found: Found, board: Board, given: Secret | None, dead
         if not proven:
             address = _wait_for_guest(hub, found, board, deadline)
             board.pin(dataclasses.replace(invitation, addresses=(address,), proven=True))
-        return _join(config, found, address, secret, hub)
+        return _join(config, found, address, secret, hub, wire)
     except BaseException:
         board.take_down()
         hub.close()
@@ -216,7 +216,7 @@ def _remedy(found: Found) -> str:
     return f"{slow}; if the hosts share no home directory, set {at}=dir:PATH, or {at}=tcp:HOST:PORT and {file}"
 
 
-def _visit(config: Config, found: Found, board: Board, given: Secret | None, deadline: float) -> Meeting:
+def _visit(config: Config, found: Found, board: Board, given: Secret | None, deadline: float, wire: str) -> Meeting:
     reason = f"nothing was in {board.place}"
     # Where the launcher does not say how many ranks this host has, all of them may be here.
     wait_until = deadline if found.local_size is not None else time.monotonic() + LOCAL_SECONDS
@@ -231,7 +231,7 @@ def _visit(config: Config, found: Found, board: Board, given: Secret | None, dea
                 address, reason = reach(invitation.addresses, secret, REACH_SECONDS)
                 if address is not None:
                     board.met()
-                    return _join(config, found, address, secret, None)
+                    return _join(config, found, address, secret, None, wire)
         if time.monotonic() > deadline:
             raise NoMeeting(
                 f"rank {found.rank} has not found rank 0 within {config.start_timeout:g} s: {reason}. {_remedy(found)}"
@@ -239,8 +239,8 @@ def _visit(config: Config, found: Found, board: Board, given: Secret | None, dea
         time.sleep(LOOK_SECONDS)
 
 
-def _join(config: Config, found: Found, address: str, secret: Secret, hub: GuestHub | None) -> Meeting:
-    session = mesh.join(dataclasses.replace(config, rendezvous=address), secret)
+def _join(config: Config, found: Found, address: str, secret: Secret, hub: GuestHub | None, wire: str) -> Meeting:
+    session = mesh.join(dataclasses.replace(config, rendezvous=address), secret, wire=wire)
     place = sockets.split(address)
     if isinstance(place, str):
         _forget(os.path.dirname(place))

@@ -47,7 +47,7 @@ def _load(world: World) -> str:
     if _loaded:
         return ""
     try:
-        flags, links = tf.sysconfig.get_compile_flags(), [*tf.sysconfig.get_link_flags(), "-ldl"]
+        flags, links = tf.sysconfig.get_compile_flags(), tf.sysconfig.get_link_flags()
         path = built(world, "tensorflow", tf.__version__, SOURCE, flags, links)
         _loaded["module"] = tf.load_op_library(str(path))
         _loaded["path"] = str(path)

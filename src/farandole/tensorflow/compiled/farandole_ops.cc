@@ -1,5 +1,5 @@
 // The operations of TensorFlow's graphs over the core's C interface; compiled against the TensorFlow that is installed.
-// Touches TensorFlow's headers and core/api/farandole.h's functions, found in the library that Python has loaded.
+// Touches TensorFlow's headers and the core's functions, which Python hands over.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -27,7 +27,6 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-using farandole::Core;
 using farandole::kAllgather;
 using farandole::kAllreduce;
 using farandole::kAlltoall;
@@ -48,7 +47,8 @@ struct World {
   std::mutex mutex;
   farandole_engine* engine = nullptr;
   int rank = 0, size = 0;
-  Core core;
+  const farandole_functions* core = nullptr;
+  std::int64_t queue = 0;  // of completions, of this engine, for these nodes alone
   std::map<std::int64_t, std::pair<std::shared_ptr<Step>, size_t>> pending;  // by handle; the tensor's place
 };
 
@@ -113,13 +113,13 @@ void finish(const std::shared_ptr<Step>& step) {
   (*step->context->runner())([done]() { done(); });
 }
 
-void complete(std::int64_t handle, farandole_engine* engine, const Core& core) {
+void complete(std::int64_t handle, farandole_engine* engine, const farandole_functions& core) {
   std::shared_ptr<Step> step;
   size_t place = 0;
   {
     std::lock_guard lock(world().mutex);
     auto found = world().pending.find(handle);
-    if (found == world().pending.end()) return;  // somebody else's
+    if (found == world().pending.end()) return;  // of an engine that has ended
     step = found->second.first;
     place = found->second.second;
     world().pending.erase(found);
@@ -205,8 +205,8 @@ class Collective : public AsyncOpKernel {
     }
     std::vector<std::int64_t> handles(count);
     char error[1024] = "";
-    int code = now.core.submit(now.engine, requests.data(), static_cast<std::int32_t>(count), bundle_ ? 1 : 0,
-                               handles.data(), error, sizeof error);
+    int code = now.core->submit(now.engine, requests.data(), static_cast<std::int32_t>(count), bundle_ ? 1 : 0,
+                                now.queue, handles.data(), error, sizeof error);
     if (code != 0) return failure(code, error);
     for (size_t i = 0; i < count; ++i) now.pending.emplace(handles[i], std::make_pair(step, i));
     return absl::OkStatus();
@@ -331,30 +331,36 @@ REGISTER_KERNEL_BUILDER(Name("FarandoleAlltoall").Device(tensorflow::DEVICE_CPU)
 
 }  // namespace
 
-// From now on nodes use this engine, and wait for it to be served. 0, or 1 when the library of the core lacks
-// something.
-extern "C" __attribute__((visibility("default"))) int farandole_ops_attach(farandole_engine* engine,
-                                                                           const char* library, int rank, int size) {
-  Core core;
-  if (!core.load(library)) return 1;
+// From now on nodes use this engine, and wait for it to be served. 0, or 1 when they were compiled against another
+// interface of the core, or memory is short.
+extern "C" __attribute__((visibility("default"))) int farandole_attach(std::uint64_t interface,
+                                                                       const farandole_functions* core,
+                                                                       farandole_engine* engine, std::int32_t rank,
+                                                                       std::int32_t size) {
+  if (interface != FARANDOLE_INTERFACE) return 1;
+  const std::int64_t queue = core->open_queue(engine);
+  if (queue == 0) return 1;
   std::lock_guard lock(world().mutex);
   world().engine = engine;
   world().rank = rank;
   world().size = size;
   world().core = core;
+  world().queue = queue;
   return 0;
 }
 
 // Serves the nodes that use this engine until it has ended; blocks, for one thread of Python.
-extern "C" __attribute__((visibility("default"))) void farandole_ops_serve(farandole_engine* engine) {
-  Core core;
+extern "C" __attribute__((visibility("default"))) void farandole_serve(farandole_engine* engine) {
+  const farandole_functions* core = nullptr;
+  std::int64_t queue = 0;
   {
     std::lock_guard lock(world().mutex);
     core = world().core;
+    queue = world().queue;
   }
   std::int64_t handle = 0;
-  while ((handle = core.next_completion(engine, 1000)) >= 0)
-    if (handle > 0) complete(handle, engine, core);
+  while ((handle = core->next_completion(engine, queue, 1000)) >= 0)
+    if (handle > 0) complete(handle, engine, *core);
   std::map<std::int64_t, std::pair<std::shared_ptr<Step>, size_t>> rest;
   {
     std::lock_guard lock(world().mutex);

@@ -8,15 +8,10 @@ import time
 
 import numpy as np
 
-from ... import library
 from ...engine import DType
+from ...native import load
 
 CALLS = 5
-
-
-def there() -> bool:
-    """Whether the native library can be asked for it."""
-    return library.can_add()
 
 
 def measure(dtype: str, block: int, size: int, repeats: int) -> list[float]:
@@ -28,13 +23,13 @@ def measure(dtype: str, block: int, size: int, repeats: int) -> list[float]:
     if dtype == "float16":
         numbers = (draw.random(block // 2, dtype=np.float32) + np.float32(1)).astype(np.float16).view(np.uint16)
     out = np.empty_like(numbers)
-    kind = DType[dtype.upper()]
+    kind, core = DType[dtype.upper()], load()
     found = []
     for _ in range(repeats + 1):
         times = []
         for _ in range(CALLS):
             began = time.perf_counter()
-            library.add(kind, numbers, numbers, out)
+            core.add(kind, numbers, numbers, out)
             times.append(time.perf_counter() - began)
         found.append(statistics.median(times) * size / block)
     return found[1:]

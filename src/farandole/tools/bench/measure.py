@@ -116,7 +116,6 @@ def halves(plan: Plan, yard: Yard) -> Iterator[Row]:
                 order = {"bytes": size, "kind": "reused", "dtype": dtype, "count": plan.count(size)}
                 runners = [one for one in entrants(lanes, "allreduce", dtype) if "NumPy" not in one.name]
                 values, checked = race(yard, runners, plan.repeats, order)
-                if kernels.there():
-                    values["kernel alone"] = kernels.measure(dtype, min(size, 16 * MIB), size, plan.repeats)
+                values["kernel alone"] = kernels.measure(dtype, min(size, 16 * MIB), size, plan.repeats)
                 more = {"bytes": size, "kind": "reused", "dtype": dtype, "checked": checked}
                 yield row("halves", "allreduce", plan.ranks[0], "s", values, **more)

@@ -55,7 +55,7 @@ def home(tmp_path: Path) -> dict[str, str]:
 
 def attend(environ: dict[str, str], one: Found, **more: Any) -> Meeting:
     config = Config(start_timeout=more.pop("start_timeout", 20.0), tcp_streams=STREAMS, **more)
-    return meet(settle(config, one), one, environ)
+    return meet(settle(config, one), one, environ, "")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,699 @@
+// An engine of the core as a class of Python: requests go in, outcomes come out, the GIL is free while a call waits.
+// Touches core/api/farandole.h, Python, and what the process is told of a fork.
+#include <pthread.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "python/bridge.h"
+
+namespace farandole::python {
+
+PyTypeObject* engine_type = nullptr;
+
+namespace {
+
+unsigned forks = 0;  // this process is the child of the child of ..., so many times since the module was loaded
+
+Engine* engine_of(PyObject* object) { return reinterpret_cast<Engine*>(object); }
+
+double now() {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+PyObject* no_such_handle(std::int64_t handle) {
+  PyErr_Format(PyExc_ValueError, "there is no handle %lld", static_cast<long long>(handle));
+  return nullptr;
+}
+
+PyObject* shut_down(const Engine* self) {
+  Ref arguments(Py_BuildValue("(s)", "Farandole has been shut down"));
+  Ref named(Py_BuildValue("{s:i}", "rank", self->rank));
+  if (!arguments || !named) return nullptr;
+  Ref error(PyObject_Call(package.shut_down, arguments.get(), named.get()));
+  if (error) PyErr_SetObject(package.shut_down, error.get());
+  return nullptr;
+}
+
+// A code that a call of the core gave, for calls that give nothing else.
+PyObject* checked(const Engine* self, const char* doing, int code) {
+  if (code == kOk) Py_RETURN_NONE;
+  char words[256];
+  PyOS_snprintf(words, sizeof words, "%s failed with code %d", doing, code);
+  return fail(self, code, words);
+}
+
+// --- waiting ---------------------------------------------------------------------------------------------------------
+
+enum class Ended { yes, no, error };
+
+// Whether the operation has ended before `deadline` (none when it is negative). Python's signal handlers may run.
+Ended ended(Engine* self, std::int64_t handle, double deadline, bool aside) {
+  auto* wait = aside ? self->core->wait_aside : self->core->wait;
+  while (true) {
+    std::int64_t slice = kSliceMs;
+    if (deadline >= 0)
+      slice = std::clamp<std::int64_t>(static_cast<std::int64_t>(std::ceil((deadline - now()) * 1e3)), 0, kSliceMs);
+    int code = 0;
+    Py_BEGIN_ALLOW_THREADS;
+    code = wait(self->engine, handle, slice);
+    Py_END_ALLOW_THREADS;
+    if (code == kOk) return Ended::yes;
+    if (code == kInvalidArgument) no_such_handle(handle);
+    if (code == kInvalidArgument || PyErr_CheckSignals() != 0) return Ended::error;
+    if (self->closed) {
+      shut_down(self);
+      return Ended::error;
+    }
+    if (deadline >= 0 && now() >= deadline) return Ended::no;
+  }
+}
+
+// The outcome of a finished operation. Of several threads that wait for one handle, who takes the request takes it all.
+PyObject* take(Engine* self, std::int64_t handle) {
+  Ref key(PyLong_FromLongLong(handle));
+  if (!key) return nullptr;
+  Ref request = Ref::borrowed(PyDict_GetItemWithError(self->pending, key.get()));
+  if (!request) return PyErr_Occurred() ? nullptr : no_such_handle(handle);
+  if (PyDict_DelItem(self->pending, key.get()) != 0) return nullptr;
+  farandole_outcome found{};
+  if (self->core->outcome_of(self->engine, handle, &found) != kOk) return no_such_handle(handle);
+  return tell(self, handle, request.get(), found);
+}
+
+PyObject* not_done(const Engine* self, std::int64_t handle, double seconds) {
+  Ref key(PyLong_FromLongLong(handle)), limit(PyFloat_FromDouble(seconds));
+  if (!key || !limit) return nullptr;
+  PyObject* request = PyDict_GetItemWithError(self->pending, key.get());
+  Ref kind(request == nullptr ? nullptr : PyObject_GetAttr(request, names.kind));
+  Ref title(kind ? PyObject_GetAttr(kind.get(), names.name) : PyUnicode_FromString("the operation"));
+  Ref name(kind ? PyObject_GetAttr(request, names.name) : PyUnicode_FromString(""));
+  if (!title || !name) return nullptr;
+  if (name.get() == Py_None) name = Ref(PyUnicode_FromString("(unnamed)"));
+  char time[32];
+  PyOS_snprintf(time, sizeof time, "%g", seconds);
+  Ref words(PyUnicode_FromFormat(kind ? "%U %U was not done after %s s" : "%U%U was not done after %s s", title.get(),
+                                 name.get(), time));
+  if (!words) return nullptr;
+  Ref arguments(Py_BuildValue("(O)", words.get())), named(Py_BuildValue("{s:O}", "seconds", limit.get()));
+  if (!arguments || !named) return nullptr;
+  Ref error(PyObject_Call(package.timeout, arguments.get(), named.get()));
+  if (error) PyErr_SetObject(package.timeout, error.get());
+  return nullptr;
+}
+
+PyObject* wait_for(Engine* self, std::int64_t handle, double seconds, bool aside) {
+  Visit visit(self);
+  if (!visit) return nullptr;
+  switch (ended(self, handle, seconds < 0 ? -1 : now() + seconds, aside)) {
+    case Ended::yes:
+      return take(self, handle);
+    case Ended::no:
+      return not_done(self, handle, seconds);
+    case Ended::error:
+      break;
+  }
+  return nullptr;
+}
+
+PyObject* wait(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named) {
+  Arguments<3> arguments;
+  if (!arguments.read("wait", {"handle", "timeout", "aside"}, 1, given, places, named)) return nullptr;
+  long long handle = 0;
+  double seconds = -1;
+  if (!read_number(arguments[0], handle)) return nullptr;
+  if (arguments[1] != nullptr && arguments[1] != Py_None) {
+    if (!read_real(arguments[1], seconds)) return nullptr;
+    seconds = std::max(seconds, 0.0);
+  }
+  const int aside = arguments[2] == nullptr ? 0 : PyObject_IsTrue(arguments[2]);
+  return aside < 0 ? nullptr : wait_for(engine_of(object), handle, seconds, aside != 0);
+}
+
+PyObject* poll(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named) {
+  Arguments<2> arguments;
+  if (!arguments.read("poll", {"handle", "seconds"}, 1, given, places, named)) return nullptr;
+  Engine* self = engine_of(object);
+  long long handle = 0;
+  double seconds = 0;
+  if (!read_number(arguments[0], handle) || (arguments[1] != nullptr && !read_real(arguments[1], seconds)))
+    return nullptr;
+  Visit visit(self);
+  if (!visit) return nullptr;
+  if (seconds > 0 && ended(self, handle, now() + seconds, false) == Ended::error) return nullptr;
+  int state = 0;
+  Py_BEGIN_ALLOW_THREADS;
+  state = self->core->poll(self->engine, handle);
+  Py_END_ALLOW_THREADS;
+  Ref key(PyLong_FromLongLong(handle));
+  const int known = key ? PyDict_Contains(self->pending, key.get()) : -1;
+  if (known < 0) return nullptr;
+  if (state < 0 || known == 0) return no_such_handle(handle);
+  return PyBool_FromLong(state);
+}
+
+PyObject* next_completion(PyObject* object, PyObject* queue) {
+  Engine* self = engine_of(object);
+  long long number = 0;
+  if (!read_number(queue, number)) return nullptr;
+  while (true) {
+    Visit visit(self);
+    if (!visit) return nullptr;
+    std::int64_t handle = 0;
+    Py_BEGIN_ALLOW_THREADS;
+    handle = self->core->next_completion(self->engine, number, kSliceMs);
+    Py_END_ALLOW_THREADS;
+    if (handle != 0) return PyLong_FromLongLong(handle);
+    visit.leave();
+    if (PyErr_CheckSignals() != 0) return nullptr;
+  }
+}
+
+// --- submitting ------------------------------------------------------------------------------------------------------
+
+bool keep(Engine* self, std::int64_t handle, PyObject* request, PyObject* handles, Py_ssize_t place) {
+  PyObject* key = PyLong_FromLongLong(handle);
+  if (key == nullptr) return false;
+  const bool kept = PyDict_SetItem(self->pending, key, request) == 0;
+  if (handles != nullptr)
+    PyList_SetItem(handles, place, key);
+  else
+    Py_DECREF(key);
+  return kept;
+}
+
+PyObject* submit_all(Engine* self, PyObject* requests, Py_ssize_t count, int flags, std::int64_t queue) {
+  std::unique_ptr<Packed[]> packed(new (std::nothrow) Packed[static_cast<std::size_t>(count)]);
+  std::unique_ptr<farandole_request[]> structs(new (std::nothrow) farandole_request[static_cast<std::size_t>(count)]);
+  std::unique_ptr<std::int64_t[]> handles(new (std::nothrow) std::int64_t[static_cast<std::size_t>(count)]);
+  if (!packed || !structs || !handles) return PyErr_NoMemory();
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (!packed[static_cast<std::size_t>(i)].read(PyTuple_GetItem(requests, i))) return nullptr;
+    structs[static_cast<std::size_t>(i)] = packed[static_cast<std::size_t>(i)].request;
+  }
+  Ref result(PyList_New(count));
+  if (!result) return nullptr;
+  char error[kErrorBytes] = "";
+  int code = 0;
+  Py_BEGIN_ALLOW_THREADS;
+  code = self->core->submit(self->engine, structs.get(), static_cast<std::int32_t>(count), flags, queue, handles.get(),
+                            error, sizeof error);
+  Py_END_ALLOW_THREADS;
+  if (code != kOk) return fail(self, code, error);
+  for (Py_ssize_t i = 0; i < count; ++i)
+    if (!keep(self, handles[static_cast<std::size_t>(i)], PyTuple_GetItem(requests, i), result.get(), i))
+      return nullptr;
+  return result.give();
+}
+
+PyObject* submit(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named) {
+  Arguments<4> arguments;
+  if (!arguments.read("submit", {"requests", "bundle", "prompt", "queue"}, 1, given, places, named)) return nullptr;
+  Ref requests(PySequence_Tuple(arguments[0]));  // a copy: nobody changes it meanwhile
+  if (!requests) return nullptr;
+  const int bundle = arguments[1] == nullptr ? 0 : PyObject_IsTrue(arguments[1]);
+  const int prompt = arguments[2] == nullptr ? 0 : PyObject_IsTrue(arguments[2]);
+  long long queue = 0;
+  if (bundle < 0 || prompt < 0 || (arguments[3] != nullptr && !read_number(arguments[3], queue))) return nullptr;
+  const Py_ssize_t count = PyTuple_Size(requests.get());
+  if (count == 0) return PyList_New(0);
+  Visit visit(engine_of(object));
+  return visit ? submit_all(engine_of(object), requests.get(), count, bundle + 2 * prompt, queue) : nullptr;
+}
+
+// What is under way is waited for; `request` keeps its memory, whatever a signal handler does.
+PyObject* go_on(Engine* self, Visit& visit, std::int64_t handle, PyObject* request) {
+  if (!keep(self, handle, request, nullptr, 0)) return nullptr;
+  visit.leave();
+  if (PyErr_CheckSignals() != 0) return nullptr;
+  return wait_for(self, handle, -1, false);
+}
+
+PyObject* run(PyObject* object, PyObject* request) {
+  Engine* self = engine_of(object);
+  Visit visit(self);
+  if (!visit) return nullptr;
+  Packed packed;
+  if (!packed.read(request)) return nullptr;
+  char error[kErrorBytes] = "";
+  farandole_outcome found{};
+  farandole_call call{self->engine, &packed.request, error, sizeof error, kSliceMs, &found, 0};
+  int code = 0;
+  Py_BEGIN_ALLOW_THREADS;
+  code = self->core->run(&call);
+  Py_END_ALLOW_THREADS;
+  if (code == kTold) return tell(self, call.handle, request, found);
+  if (code == kInProgress) return go_on(self, visit, call.handle, request);
+  if (code != kOk) return fail(self, code, error);
+  Ref output(PyObject_GetAttr(request, names.output));
+  return output ? PyObject_CallFunctionObjArgs(package.outcome, output.get(), nullptr) : nullptr;
+}
+
+PyObject* prepare(PyObject* object, PyObject* request) {
+  auto* made = PyObject_GC_New(Prepared, prepared_type);
+  if (made == nullptr) return nullptr;
+  Ref owner(reinterpret_cast<PyObject*>(made));
+  made->engine = Ref::borrowed(object).give();
+  made->request = Ref::borrowed(request).give();
+  made->packed = new (std::nothrow) Packed;
+  if (made->packed == nullptr) return PyErr_NoMemory();
+  return made->packed->read(request) ? owner.give() : nullptr;
+}
+
+// The request of a prepared call with the memory that it was run on: only slow calls and failures need it.
+Ref with_spans(PyObject* request, PyObject* spans, PyObject* owners) {
+  Ref found(PyObject_CallObject(spans, owners));
+  if (!found) return Ref();
+  Ref first(PySequence_GetItem(found.get(), 0)), output(PySequence_GetItem(found.get(), 1));
+  if (!first || !output) return Ref();
+  return Ref(PyObject_CallFunctionObjArgs(package.with_memory, request, first.get(), output.get(), nullptr));
+}
+
+// The outcome of a prepared call that is not simply done.
+PyObject* look_closer(Engine* self, Visit& visit, const farandole_call& call, bool told, PyObject* request,
+                      PyObject* spans, PyObject* owners) {
+  // Python's signal handlers may raise in the next call: what is under way has its memory kept before.
+  if (!told && !keep(self, call.handle, owners, nullptr, 0)) return nullptr;
+  Ref whole = with_spans(request, spans, owners);
+  if (whole && told) return tell(self, call.handle, whole.get(), *call.outcome);
+  if (whole) return go_on(self, visit, call.handle, whole.get());
+  if (told) self->core->release(self->engine, call.handle);
+  return nullptr;
+}
+
+PyObject* run_again(PyObject* object, PyObject* const* given, Py_ssize_t places) {
+  Engine* self = engine_of(object);
+  if (places < 4 || !PyObject_TypeCheck(given[0], prepared_type)) {
+    PyErr_SetString(PyExc_TypeError, "run_again(prepared, input_at, output_at, spans, *owners)");
+    return nullptr;
+  }
+  auto* prepared = reinterpret_cast<Prepared*>(given[0]);
+  if (prepared->engine != object) {
+    PyErr_SetString(PyExc_ValueError, "the request was prepared for another engine");
+    return nullptr;
+  }
+  farandole_request& request = prepared->packed->request;
+  request.input = PyLong_AsVoidPtr(given[1]);
+  request.output = PyLong_AsVoidPtr(given[2]);
+  if (PyErr_Occurred()) return nullptr;
+  Visit visit(self);
+  if (!visit) return nullptr;
+  char error[kErrorBytes] = "";
+  farandole_outcome found{};
+  farandole_call call{self->engine, &request, error, sizeof error, kSliceMs, &found, 0};
+  int code = 0;
+  Py_BEGIN_ALLOW_THREADS;
+  code = self->core->run(&call);
+  Py_END_ALLOW_THREADS;
+  if (code == kOk) Py_RETURN_NONE;
+  if (code != kTold && code != kInProgress) return fail(self, code, error);
+  Ref owners(PyTuple_New(places - 4));
+  for (Py_ssize_t i = 4; owners && i < places; ++i)
+    PyTuple_SetItem(owners.get(), i - 4, Ref::borrowed(given[i]).give());
+  if (!owners) return nullptr;
+  return look_closer(self, visit, call, code == kTold, prepared->request, given[3], owners.get());
+}
+
+// --- life ------------------------------------------------------------------------------------------------------------
+
+PyObject* engine_new(PyTypeObject* type, PyObject*, PyObject*) {
+  auto make = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+  auto* self = reinterpret_cast<Engine*>(make(type, 0));
+  if (self == nullptr) return nullptr;
+  Ref owner(reinterpret_cast<PyObject*>(self));
+  self->closed = true;  // until it is made
+  self->forks = forks;
+  self->pending = PyDict_New();
+  return self->pending == nullptr ? nullptr : owner.give();
+}
+
+bool read_hosts(PyObject* given, std::vector<std::int32_t>& hosts) {
+  const Py_ssize_t size = PySequence_Size(given);
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    Ref item(PySequence_GetItem(given, i));
+    int host = 0;
+    if (!item || !read_number(item.get(), host)) return false;
+    hosts.push_back(host);
+  }
+  return size >= 0;
+}
+
+int engine_init(PyObject* object, PyObject* arguments, PyObject* named) {
+  Engine* self = engine_of(object);
+  farandole_options options{};
+  options.interface = FARANDOLE_INTERFACE;
+  static const char* const keywords[] = {
+      "library",       "rank",     "hosts",        "generation",    "allreduce_algorithm", "fusion_threshold",
+      "plan_capacity", "flush_us", "spin_us",      "stall_note_ms", "stall_warning_ms",    "stall_shutdown_ms",
+      "slot_bytes",    "slots",    "fuse_bundles", "chunk_bytes",   "tcp_streams",         nullptr};
+  PyObject *library = nullptr, *given = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(arguments, named, "O!iOI$iLLLLLLLLiiLi", const_cast<char**>(keywords), library_type,
+                                   &library, &options.rank, &given, &options.generation, &options.allreduce_algorithm,
+                                   &options.fusion_threshold, &options.plan_capacity, &options.flush_us,
+                                   &options.spin_us, &options.stall_note_ms, &options.stall_warning_ms,
+                                   &options.stall_shutdown_ms, &options.slot_bytes, &options.slots,
+                                   &options.fuse_bundles, &options.chunk_bytes, &options.tcp_streams))
+    return -1;
+  std::vector<std::int32_t> hosts;
+  if (!read_hosts(given, hosts)) return -1;
+  options.size = static_cast<std::int32_t>(hosts.size());
+  options.hosts = hosts.data();
+  if (self->engine != nullptr) {
+    PyErr_SetString(PyExc_TypeError, "an engine is made once");
+    return -1;
+  }
+  self->library = Ref::borrowed(library).give();
+  self->core = reinterpret_cast<Library*>(library)->core;
+  self->rank = options.rank;
+  self->generation = options.generation;
+  char error[kErrorBytes] = "";
+  const int code = self->core->create(&options, &self->engine, error, sizeof error);
+  if (code != kOk || self->engine == nullptr) {
+    fail(self, code == kOk ? kInternal : code, error);
+    return -1;
+  }
+  self->closed = false;
+  return 0;
+}
+
+int engine_traverse(PyObject* object, visitproc visit, void* arg) {
+  Engine* self = engine_of(object);
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(self->library);
+  Py_VISIT(self->pending);
+  return 0;
+}
+
+int engine_clear(PyObject*) { return 0; }  // what is pending is the core's until it is done
+
+// One that was not closed stays in the core: its thread may be at work, with memory that is in `pending`.
+void engine_dealloc(PyObject* object) {
+  Engine* self = engine_of(object);
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  destroy_if_unused(self);
+  if (self->engine == nullptr) Py_XDECREF(self->pending);
+  Py_XDECREF(self->library);
+  reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free))(object);
+  Py_DECREF(type);
+}
+
+PyObject* start(PyObject* object, PyObject* given) {
+  Engine* self = engine_of(object);
+  double seconds = 0;
+  if (!read_real(given, seconds)) return nullptr;
+  const double deadline = now() + seconds;
+  while (true) {
+    Visit visit(self);
+    if (!visit) return nullptr;
+    const auto left = std::max<std::int64_t>(0, static_cast<std::int64_t>(std::lround((deadline - now()) * 1e3)));
+    char error[kErrorBytes] = "";
+    int code = 0;
+    Py_BEGIN_ALLOW_THREADS;
+    code = self->core->start(self->engine, left, error, sizeof error);
+    Py_END_ALLOW_THREADS;
+    if (code == kOk) Py_RETURN_NONE;
+    if (code != kInProgress || left == 0) return fail(self, code == kInProgress ? kTimedOut : code, error);
+    visit.leave();
+    if (PyErr_CheckSignals() != 0) return nullptr;
+  }
+}
+
+PyObject* leave(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named) {
+  Arguments<1> arguments;
+  if (!arguments.read("leave", {"linger"}, 0, given, places, named)) return nullptr;
+  double linger = 2.0;
+  if (arguments[0] != nullptr && !read_real(arguments[0], linger)) return nullptr;
+  Engine* self = engine_of(object);
+  Visit visit(self);
+  if (!visit) return nullptr;
+  int code = 0;
+  Py_BEGIN_ALLOW_THREADS;
+  code = self->core->leave(self->engine, static_cast<std::int64_t>(std::lround(std::max(0.0, linger) * 1e3)));
+  Py_END_ALLOW_THREADS;
+  return checked(self, "leaving", code);
+}
+
+PyObject* stop(PyObject* object, PyObject*) {
+  Engine* self = engine_of(object);
+  self->closed = true;
+  if (self->engine == nullptr || forked(self)) Py_RETURN_NONE;
+  Py_BEGIN_ALLOW_THREADS;
+  self->core->leave(self->engine, 0);
+  Py_END_ALLOW_THREADS;
+  Py_RETURN_NONE;
+}
+
+PyObject* free_core(PyObject* object, PyObject*) {
+  Engine* self = engine_of(object);
+  if (forked(self)) Py_RETURN_NONE;
+  self->left = true;
+  Ref pending(std::exchange(self->pending, PyDict_New()));  // arrays go after the engine's own state is settled
+  if (self->pending == nullptr) return nullptr;
+  destroy_if_unused(self);
+  Py_RETURN_NONE;
+}
+
+PyObject* revoke(PyObject* object, PyObject* arguments) {
+  Engine* self = engine_of(object);
+  int code = 0, rank = -1;
+  const char* message = nullptr;
+  if (!PyArg_ParseTuple(arguments, "iis", &code, &rank, &message)) return nullptr;
+  Visit visit(self);
+  return visit ? checked(self, "revoking", self->core->revoke(self->engine, code, rank, message)) : nullptr;
+}
+
+PyObject* add_link(PyObject* object, PyObject* arguments) {
+  Engine* self = engine_of(object);
+  int peer = -1, descriptor = -1, kind = 0;
+  if (!PyArg_ParseTuple(arguments, "iii", &peer, &descriptor, &kind)) return nullptr;
+  Visit visit(self);
+  if (!visit) {
+    close(descriptor);  // the core will never see it
+    return nullptr;
+  }
+  char doing[64];
+  PyOS_snprintf(doing, sizeof doing, "the link to rank %d", peer);
+  return checked(self, doing, self->core->add_link(self->engine, peer, descriptor, kind));
+}
+
+PyObject* share(PyObject* object, PyObject* arguments) {
+  Engine* self = engine_of(object);
+  int descriptor = -1;
+  unsigned long long address = 0;
+  Py_ssize_t bytes = 0;
+  if (!PyArg_ParseTuple(arguments, "iKn", &descriptor, &address, &bytes)) return nullptr;
+  Visit visit(self);
+  if (!visit) return nullptr;
+  const int copy = dup(descriptor);  // the core takes over what it is given
+  if (copy < 0) return PyErr_SetFromErrno(PyExc_OSError);
+  return PyLong_FromUnsignedLongLong(
+      self->core->share(self->engine, copy, reinterpret_cast<void*>(address), static_cast<std::size_t>(bytes)));
+}
+
+PyObject* unshare(PyObject* object, PyObject* region) {
+  Engine* self = engine_of(object);
+  long long number = 0;
+  if (!read_number(region, number)) return nullptr;
+  Visit visit(self);
+  if (!visit) return nullptr;
+  self->core->unshare(self->engine, static_cast<std::uint64_t>(number));
+  Py_RETURN_NONE;
+}
+
+PyObject* open_queue(PyObject* object, PyObject*) {
+  Visit visit(engine_of(object));
+  if (!visit) return nullptr;
+  const std::int64_t queue = engine_of(object)->core->open_queue(engine_of(object)->engine);
+  return queue == 0 ? PyErr_NoMemory() : PyLong_FromLongLong(queue);
+}
+
+// Not counted as a call: whoever closes the engine waits for the thread that listens.
+PyObject* next_event(PyObject* object, PyObject*) {
+  Engine* self = engine_of(object);
+  if (self->engine == nullptr) Py_RETURN_NONE;
+  auto event = std::make_unique<farandole_event>();
+  int code = kInProgress;
+  Py_BEGIN_ALLOW_THREADS;
+  while (code == kInProgress) code = self->core->next_event(self->engine, event.get(), -1);
+  Py_END_ALLOW_THREADS;
+  if (code != kOk) Py_RETURN_NONE;
+  Ref text(PyUnicode_DecodeUTF8(event->text, static_cast<Py_ssize_t>(std::char_traits<char>::length(event->text)),
+                                "replace"));
+  return text ? Py_BuildValue("(iiiO)", event->kind, event->peer, event->level, text.get()) : nullptr;
+}
+
+// --- seeing ----------------------------------------------------------------------------------------------------------
+
+PyObject* count(PyObject* object, PyObject* which) {
+  Engine* self = engine_of(object);
+  int number = 0;
+  if (!read_number(which, number)) return nullptr;
+  Visit visit(self);
+  return visit ? PyLong_FromLongLong(self->core->counter(self->engine, number)) : nullptr;
+}
+
+PyObject* tuning(PyObject* object, PyObject*) {
+  Engine* self = engine_of(object);
+  Visit visit(self);
+  if (!visit) return nullptr;
+  std::int64_t values[5] = {};
+  const int code = self->core->tuning(self->engine, values);
+  if (code != kOk) return checked(self, "reading the tuning", code);
+  return Py_BuildValue("[LLLLL]", static_cast<long long>(values[0]), static_cast<long long>(values[1]),
+                       static_cast<long long>(values[2]), static_cast<long long>(values[3]),
+                       static_cast<long long>(values[4]));
+}
+
+PyObject* trace(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named) {
+  Arguments<2> arguments;
+  if (!arguments.read("trace", {"on", "mark_plans"}, 1, given, places, named)) return nullptr;
+  const int on = PyObject_IsTrue(arguments[0]), mark = arguments[1] == nullptr ? 0 : PyObject_IsTrue(arguments[1]);
+  Engine* self = engine_of(object);
+  Visit visit(self);
+  if (!visit || on < 0 || mark < 0) return nullptr;
+  return checked(self, "switching the trace", self->core->trace(self->engine, on, mark));
+}
+
+PyObject* trace_drain(PyObject* object, PyObject*) {
+  Engine* self = engine_of(object);
+  Visit visit(self);
+  if (!visit) return nullptr;
+  constexpr std::int64_t kBytes = 1 << 20;
+  std::vector<char> buffer(kBytes), all;
+  Py_BEGIN_ALLOW_THREADS;
+  std::int64_t bytes = 0;
+  while ((bytes = self->core->trace_drain(self->engine, buffer.data(), kBytes)) > 0)
+    all.insert(all.end(), buffer.begin(), buffer.begin() + bytes);
+  Py_END_ALLOW_THREADS;
+  return PyBytes_FromStringAndSize(all.data(), static_cast<Py_ssize_t>(all.size()));
+}
+
+bool has_chaos(const Engine* self) {
+  if (self->core->chaos_set != nullptr) return true;
+  PyErr_SetString(PyExc_AttributeError, "this library has no failpoints; the one for tests has");
+  return false;
+}
+
+PyObject* chaos_set(PyObject* object, PyObject* arguments) {
+  Engine* self = engine_of(object);
+  const char *point = nullptr, *action = nullptr;
+  int skip = 0;
+  if (!PyArg_ParseTuple(arguments, "ss|i", &point, &action, &skip)) return nullptr;
+  Visit visit(self);
+  if (!visit || !has_chaos(self)) return nullptr;
+  return checked(self, point, self->core->chaos_set(self->engine, point, action, skip));
+}
+
+PyObject* chaos_fired(PyObject* object, PyObject* arguments) {
+  Engine* self = engine_of(object);
+  const char* point = nullptr;
+  if (!PyArg_ParseTuple(arguments, "s", &point)) return nullptr;
+  Visit visit(self);
+  if (!visit || !has_chaos(self)) return nullptr;
+  return PyLong_FromLongLong(self->core->chaos_fired(self->engine, point));
+}
+
+PyObject* calls(PyObject* object, void*) { return PyLong_FromLongLong(engine_of(object)->calls); }
+PyObject* loans(PyObject* object, void*) { return PyLong_FromLongLong(engine_of(object)->loans); }
+PyObject* pending(PyObject* object, void*) { return PyLong_FromSsize_t(PyDict_Size(engine_of(object)->pending)); }
+PyObject* is_closed(PyObject* object, void*) { return PyBool_FromLong(engine_of(object)->closed); }
+PyObject* is_forked(PyObject* object, void*) { return PyBool_FromLong(forked(engine_of(object))); }
+PyObject* is_freed(PyObject* object, void*) { return PyBool_FromLong(engine_of(object)->engine == nullptr); }
+PyObject* place(PyObject* object, void*) { return PyLong_FromVoidPtr(engine_of(object)->engine); }
+
+PyMethodDef methods[] = {
+    {"submit", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(submit)), METH_FASTCALL | METH_KEYWORDS,
+     "submit(requests, bundle=False, prompt=False, queue=0): accepts all requests or none and gives their handles."},
+    {"run", run, METH_O, "run(request): submits one request and waits for it."},
+    {"prepare", prepare, METH_O, "prepare(request): a request that will be run again and again."},
+    {"run_again", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(run_again)), METH_FASTCALL,
+     "run_again(prepared, input_at, output_at, spans, *owners): None when the result lies in the output."},
+    {"wait", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(wait)), METH_FASTCALL | METH_KEYWORDS,
+     "wait(handle, timeout=None, aside=False): the outcome; the handle goes."},
+    {"poll", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(poll)), METH_FASTCALL | METH_KEYWORDS,
+     "poll(handle, seconds=0.0): whether the operation is done within that time."},
+    {"open_queue", open_queue, METH_NOARGS, "A queue of completions, for one consumer: its number."},
+    {"next_completion", next_completion, METH_O, "next_completion(queue): a handle that is done; -1 at the end."},
+    {"next_event", next_event, METH_NOARGS, "(kind, peer, level, text) of what the core has to say; None at the end."},
+    {"start", start, METH_O, "start(seconds): begins to work once the first links are there."},
+    {"leave", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(leave)), METH_FASTCALL | METH_KEYWORDS,
+     "leave(linger=2.0): leaves in good order."},
+    {"stop", stop, METH_NOARGS, "No call begins any more, and nothing of the core runs after it."},
+    {"free", free_core, METH_NOARGS, "Destroys the core's object once no array lies in its memory."},
+    {"revoke", revoke, METH_VARARGS, "revoke(code, rank, message): ends every operation, here and on the peers."},
+    {"add_link", add_link, METH_VARARGS, "add_link(peer, descriptor, kind): takes over a connected stream."},
+    {"share", share, METH_VARARGS, "share(file, address, bytes): ranks of this host reach that memory; its number."},
+    {"unshare", unshare, METH_O, "unshare(number): they do not any more."},
+    {"count", count, METH_O, "count(which): a counter of the core, by its number."},
+    {"tuning", tuning, METH_NOARGS, "What can be tuned, as it is now."},
+    {"trace", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(trace)), METH_FASTCALL | METH_KEYWORDS,
+     "trace(on, mark_plans=False): switches the recording of trace events."},
+    {"trace_drain", trace_drain, METH_NOARGS, "Recorded events so far, one JSON object per line."},
+    {"chaos_set", chaos_set, METH_VARARGS, "chaos_set(point, action, skip=0): something goes wrong there."},
+    {"chaos_fired", chaos_fired, METH_VARARGS, "chaos_fired(point): how often it has."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyGetSetDef members[] = {
+    {"calls", calls, nullptr, "Calls of the core that are under way.", nullptr},
+    {"loans", loans, nullptr, "Arrays over memory of the core.", nullptr},
+    {"pending", pending, nullptr, "Operations whose handles have not been waited for.", nullptr},
+    {"closed", is_closed, nullptr, "Whether no call begins any more.", nullptr},
+    {"forked", is_forked, nullptr, "Whether this process is a child of the one that made it.", nullptr},
+    {"freed", is_freed, nullptr, "Whether the core's object is gone.", nullptr},
+    {"place", place, nullptr, "Where the core's object lies, for operations of frameworks.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+}  // namespace
+
+Visit::Visit(Engine* engine) {
+  if (forked(engine)) {
+    PyErr_Format(package.internal, "this process was forked from rank %d; the engine belongs to the parent process",
+                 engine->rank);
+  } else if (engine->closed) {
+    shut_down(engine);
+  } else {
+    engine_ = engine;
+    ++engine->calls;
+  }
+}
+
+void Visit::leave() {
+  if (engine_ != nullptr) --engine_->calls;
+  engine_ = nullptr;
+}
+
+bool forked(const Engine* self) { return self->forks != forks; }
+
+void destroy_if_unused(Engine* self) {
+  if (!self->left || self->calls > 0 || self->loans > 0 || self->engine == nullptr) return;
+  self->core->destroy(std::exchange(self->engine, nullptr));
+}
+
+PyTypeObject* make_engine_type(PyObject* module) {
+  static bool watching = false;
+  if (!watching) watching = pthread_atfork(nullptr, nullptr, [] { ++forks; }) == 0;
+  static PyType_Slot slots[] = {
+      {Py_tp_doc, const_cast<char*>("One rank's engine in the core. Calls are safe from any thread.")},
+      {Py_tp_new, reinterpret_cast<void*>(engine_new)},
+      {Py_tp_init, reinterpret_cast<void*>(engine_init)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(engine_dealloc)},
+      {Py_tp_traverse, reinterpret_cast<void*>(engine_traverse)},
+      {Py_tp_clear, reinterpret_cast<void*>(engine_clear)},
+      {Py_tp_methods, methods},
+      {Py_tp_getset, members},
+      {0, nullptr},
+  };
+  static PyType_Spec spec = {"farandole.bridge.Engine", sizeof(Engine), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
+  engine_type = reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
+  return engine_type;
+}
+
+}  // namespace farandole::python

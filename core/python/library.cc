@@ -1,0 +1,117 @@
+// A core that is opened: the product's or the one with failpoints, when it is of the build that this was compiled for.
+// Touches the loader of shared libraries, core/api/farandole.h and Python.
+#include <dlfcn.h>
+
+#include "python/bridge.h"
+
+namespace farandole::python {
+
+PyTypeObject* library_type = nullptr;
+
+namespace {
+
+const farandole_functions* open_core(const char* path) {
+  // Never closed: engines, and operations of frameworks, may outlive whoever has opened it.
+  void* image = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (image == nullptr) {
+    PyErr_Format(PyExc_ImportError, "%s", dlerror());
+    return nullptr;
+  }
+  auto number = reinterpret_cast<decltype(&farandole_interface)>(dlsym(image, "farandole_interface"));
+  auto table = reinterpret_cast<decltype(&farandole_table)>(dlsym(image, "farandole_table"));
+  const farandole_functions* found = table == nullptr ? nullptr : table(FARANDOLE_INTERFACE);
+  if (found == nullptr) {
+    char words[160];
+    PyOS_snprintf(words, sizeof words,
+                  "its interface is %016llx, that of the extension module is %016llx: they are of different builds",
+                  number == nullptr ? 0ull : static_cast<unsigned long long>(number()),
+                  static_cast<unsigned long long>(FARANDOLE_INTERFACE));
+    PyErr_SetString(PyExc_ImportError, words);
+  }
+  return found;
+}
+
+PyObject* library_new(PyTypeObject* type, PyObject* arguments, PyObject* named) {
+  static const char* const keywords[] = {"path", nullptr};
+  const char* path = nullptr;
+  if (!PyArg_ParseTupleAndKeywords(arguments, named, "s", const_cast<char**>(keywords), &path)) return nullptr;
+  const farandole_functions* core = open_core(path);
+  if (core == nullptr) return nullptr;
+  auto make = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+  auto* self = reinterpret_cast<Library*>(make(type, 0));
+  if (self != nullptr) self->core = core;
+  return reinterpret_cast<PyObject*>(self);
+}
+
+void library_dealloc(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_Free(object);
+  Py_DECREF(type);
+}
+
+const farandole_functions& core_of(PyObject* object) { return *reinterpret_cast<Library*>(object)->core; }
+
+PyObject* version(PyObject* self, void*) { return PyUnicode_FromString(core_of(self).version()); }
+PyObject* kernels(PyObject* self, void*) { return PyUnicode_FromString(core_of(self).kernels()); }
+PyObject* wire(PyObject* self, void*) { return PyLong_FromUnsignedLongLong(core_of(self).wire()); }
+PyObject* table(PyObject* self, void*) { return PyLong_FromVoidPtr(const_cast<farandole_functions*>(&core_of(self))); }
+
+PyObject* add(PyObject* self, PyObject* arguments) {
+  int dtype = 0;
+  PyObject *left = nullptr, *right = nullptr, *out = nullptr;
+  if (!PyArg_ParseTuple(arguments, "iOOO", &dtype, &left, &right, &out)) return nullptr;
+  Words words;
+  Memory memory[3];
+  if (!read_memory(left, false, words, memory[0]) || !read_memory(right, false, words, memory[1]) ||
+      !read_memory(out, true, words, memory[2]))
+    return nullptr;
+  std::int64_t elements = 1;
+  for (int i = 0; i < memory[0].dimensions; ++i) elements *= memory[0].shape[i];
+  int code = 0;
+  Py_BEGIN_ALLOW_THREADS;
+  code = core_of(self).add(dtype, memory[0].address, memory[1].address, memory[2].address, elements);
+  Py_END_ALLOW_THREADS;
+  if (code == kOk) Py_RETURN_NONE;
+  PyErr_Format(PyExc_ValueError, "the kernel knows no data type %d", dtype);
+  return nullptr;
+}
+
+PyObject* settle(PyObject* self, PyObject* arguments) {
+  unsigned long long address = 0;
+  Py_ssize_t bytes = 0;
+  if (!PyArg_ParseTuple(arguments, "Kn", &address, &bytes)) return nullptr;
+  Py_BEGIN_ALLOW_THREADS;
+  core_of(self).settle(reinterpret_cast<void*>(address), static_cast<std::size_t>(bytes));
+  Py_END_ALLOW_THREADS;
+  Py_RETURN_NONE;
+}
+
+}  // namespace
+
+PyTypeObject* make_library_type(PyObject* module) {
+  static PyMethodDef methods[] = {
+      {"add", add, METH_VARARGS, "add(dtype, left, right, out): out = left + right by the core's kernel alone."},
+      {"settle", settle, METH_VARARGS, "settle(address, bytes): that memory is used again and again."},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  static PyGetSetDef members[] = {
+      {"version", version, nullptr, "Of the package that the core was built with.", nullptr},
+      {"kernels", kernels, nullptr, "Which arithmetic it uses here.", nullptr},
+      {"wire", wire, nullptr, "A number of what all ranks of a job must have in common.", nullptr},
+      {"table", table, nullptr, "Where its table of functions lies, for operations of frameworks.", nullptr},
+      {nullptr, nullptr, nullptr, nullptr, nullptr},
+  };
+  static PyType_Slot slots[] = {
+      {Py_tp_doc, const_cast<char*>("A core that is opened, from a file.")},
+      {Py_tp_new, reinterpret_cast<void*>(library_new)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(library_dealloc)},
+      {Py_tp_methods, methods},
+      {Py_tp_getset, members},
+      {0, nullptr},
+  };
+  static PyType_Spec spec = {"farandole.bridge.Library", sizeof(Library), 0, Py_TPFLAGS_DEFAULT, slots};
+  library_type = reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
+  return library_type;
+}
+
+}  // namespace farandole::python

@@ -1,0 +1,104 @@
+// The extension module farandole.bridge: the one place where Python and the core meet.
+// Touches Python, and of the package engine.py and errors.py.
+#include "python/bridge.h"
+
+namespace farandole::python {
+
+Package package;
+Names names;
+PyTypeObject* prepared_type = nullptr;
+
+namespace {
+
+PyObject* attribute(const char* module, const char* name) {
+  Ref found(PyImport_ImportModule(module));
+  return found ? PyObject_GetAttrString(found.get(), name) : nullptr;
+}
+
+void prepared_dealloc(PyObject* object) {
+  auto* self = reinterpret_cast<Prepared*>(object);
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  delete self->packed;
+  Py_XDECREF(self->engine);
+  Py_XDECREF(self->request);
+  PyObject_GC_Del(object);
+  Py_DECREF(type);
+}
+
+int prepared_traverse(PyObject* object, visitproc visit, void* arg) {
+  auto* self = reinterpret_cast<Prepared*>(object);
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(self->engine);
+  Py_VISIT(self->request);
+  return 0;
+}
+
+int prepared_clear(PyObject* object) {
+  auto* self = reinterpret_cast<Prepared*>(object);
+  Py_CLEAR(self->engine);
+  Py_CLEAR(self->request);
+  return 0;
+}
+
+bool add_type(PyObject* module, PyTypeObject* type) { return type != nullptr && PyModule_AddType(module, type) == 0; }
+
+}  // namespace
+
+bool find_package() {
+  package.span = attribute("farandole.engine", "Span");
+  package.outcome = attribute("farandole.engine", "Outcome");
+  package.array_over = attribute("farandole.engine", "array_over");
+  package.with_memory = attribute("farandole.engine", "with_memory");
+  package.translate = attribute("farandole.errors", "translate");
+  package.shut_down = attribute("farandole.errors", "ShutDown");
+  package.internal = attribute("farandole.errors", "HorovodInternalError");
+  package.timeout = attribute("farandole.errors", "FarandoleTimeout");
+  return !PyErr_Occurred();
+}
+
+bool find_names() {
+#define FARANDOLE_NAME(name) names.name = PyUnicode_InternFromString(#name);
+  FARANDOLE_NAMES(FARANDOLE_NAME)
+#undef FARANDOLE_NAME
+  return !PyErr_Occurred();
+}
+
+PyTypeObject* make_prepared_type(PyObject* module) {
+  static PyType_Slot slots[] = {
+      {Py_tp_doc, const_cast<char*>("A request that is run any number of times, by one caller at a time.")},
+      {Py_tp_dealloc, reinterpret_cast<void*>(prepared_dealloc)},
+      {Py_tp_traverse, reinterpret_cast<void*>(prepared_traverse)},
+      {Py_tp_clear, reinterpret_cast<void*>(prepared_clear)},
+      {0, nullptr},
+  };
+  static PyType_Spec spec = {"farandole.bridge.Prepared", sizeof(Prepared), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+  prepared_type = reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
+  return prepared_type;
+}
+
+}  // namespace farandole::python
+
+PyMODINIT_FUNC PyInit_bridge(void) {
+  using namespace farandole::python;
+  static PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                                   "farandole.bridge",
+                                   "Opens a core and hands it the requests of Python.",
+                                   -1,
+                                   nullptr,
+                                   nullptr,
+                                   nullptr,
+                                   nullptr,
+                                   nullptr};
+  Ref module(PyModule_Create(&definition));
+  if (!module || !find_names() || !find_package()) return nullptr;
+  if (!add_type(module.get(), make_library_type(module.get())) ||
+      !add_type(module.get(), make_engine_type(module.get())) ||
+      !add_type(module.get(), make_prepared_type(module.get())) ||
+      !add_type(module.get(), make_loan_type(module.get())) ||
+      !add_type(module.get(), make_operations_type(module.get())) ||
+      !add_type(module.get(), make_pulse_type(module.get())))
+    return nullptr;
+  return module.give();
+}

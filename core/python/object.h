@@ -1,0 +1,79 @@
+// Python's header for the stable interface, references that end by themselves, and arguments of calls.
+// Touches Python alone.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+#include <utility>
+
+namespace farandole::python {
+
+// A reference that this code owns.
+class Ref {
+ public:
+  Ref() = default;
+  explicit Ref(PyObject* owned) : object_(owned) {}
+  static Ref borrowed(PyObject* object) {
+    Py_XINCREF(object);
+    return Ref(object);
+  }
+  Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  Ref& operator=(Ref&& other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~Ref() { Py_XDECREF(object_); }
+
+  PyObject* get() const { return object_; }
+  PyObject* give() { return std::exchange(object_, nullptr); }
+  explicit operator bool() const { return object_ != nullptr; }
+
+ private:
+  PyObject* object_ = nullptr;
+};
+
+// The arguments of one call, by place or by name; `names` are those of the method, `least` of them must be there.
+template <std::size_t count>
+class Arguments {
+ public:
+  bool read(const char* method, const std::array<const char*, count>& names, std::size_t least, PyObject* const* given,
+            Py_ssize_t places, PyObject* named) {
+    if (places > static_cast<Py_ssize_t>(count)) {
+      PyErr_Format(PyExc_TypeError, "%s() takes at most %zu arguments, %zd were given", method, count, places);
+      return false;
+    }
+    for (Py_ssize_t i = 0; i < places; ++i) values_[static_cast<std::size_t>(i)] = given[i];
+    const Py_ssize_t more = named == nullptr ? 0 : PyTuple_Size(named);
+    for (Py_ssize_t i = 0; i < more; ++i) {
+      PyObject* name = PyTuple_GetItem(named, i);
+      std::size_t place = 0;
+      while (place < count && PyUnicode_CompareWithASCIIString(name, names[place]) != 0) ++place;
+      if (place == count || values_[place] != nullptr) {
+        PyErr_Format(PyExc_TypeError, "%s() got the argument %R, which it does not know or has already", method, name);
+        return false;
+      }
+      values_[place] = given[places + i];
+    }
+    for (std::size_t place = 0; place < least; ++place) {
+      if (values_[place] != nullptr) continue;
+      PyErr_Format(PyExc_TypeError, "%s() needs the argument %s", method, names[place]);
+      return false;
+    }
+    return true;
+  }
+  PyObject* operator[](std::size_t place) const { return values_[place]; }  // null: not given
+
+ private:
+  std::array<PyObject*, count> values_{};
+};
+
+// A number out of a Python object; false with an error set when it is none, or out of range.
+bool read_number(PyObject* object, long long& number);
+bool read_number(PyObject* object, int& number);
+bool read_real(PyObject* object, double& number);
+
+}  // namespace farandole::python

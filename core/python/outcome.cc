@@ -1,0 +1,152 @@
+// What the core tells becomes objects and exceptions of Python; results in its memory become arrays on loan.
+// Touches core/api/farandole.h and Python.
+#include "python/bridge.h"
+
+namespace farandole::python {
+
+namespace {
+
+// Results up to this size are copied out at once: cheaper than keeping the core's memory on loan.
+constexpr std::int64_t kCopiedBytes = 64 << 10;
+
+struct Loan {
+  PyObject_HEAD PyObject* engine;
+  std::int64_t handle;
+  void* memory;
+  std::int64_t bytes;
+};
+PyTypeObject* loan_type = nullptr;
+
+int loan_buffer(PyObject* object, Py_buffer* view, int flags) {
+  auto* self = reinterpret_cast<Loan*>(object);
+  return PyBuffer_FillInfo(view, object, self->memory, self->bytes, 0, flags);
+}
+
+void loan_dealloc(PyObject* object) {
+  auto* self = reinterpret_cast<Loan*>(object);
+  PyTypeObject* type = Py_TYPE(object);
+  auto* engine = reinterpret_cast<Engine*>(self->engine);
+  if (engine != nullptr) {
+    if (!forked(engine)) {  // else the memory belongs to the parent's engine
+      engine->core->release(engine->engine, self->handle);
+      --engine->loans;
+      destroy_if_unused(engine);
+    }
+    Py_DECREF(self->engine);
+  }
+  PyObject_Free(object);
+  Py_DECREF(type);
+}
+
+Ref numbers(const std::int64_t* given, std::int32_t count, bool as_tuple) {
+  Ref all(as_tuple ? PyTuple_New(count) : PyList_New(count));
+  for (std::int32_t i = 0; all && i < count; ++i) {
+    PyObject* number = PyLong_FromLongLong(given[i]);
+    if (number == nullptr) return Ref();
+    if (as_tuple)
+      PyTuple_SetItem(all.get(), i, number);
+    else
+      PyList_SetItem(all.get(), i, number);
+  }
+  return all;
+}
+
+PyObject* raise(PyObject* exception) {
+  if (exception == nullptr) return nullptr;
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception)), exception);
+  Py_DECREF(exception);
+  return nullptr;
+}
+
+PyObject* raise_outcome(const Engine* self, PyObject* request, const farandole_outcome& found) {
+  Ref name(PyObject_GetAttr(request, names.name));
+  if (!name) return nullptr;
+  Ref words(PyUnicode_DecodeUTF8(found.message, static_cast<Py_ssize_t>(std::char_traits<char>::length(found.message)),
+                                 "replace"));
+  if (!words) return nullptr;
+  Ref arguments(Py_BuildValue("(iO)", found.code, words.get()));
+  Ref named(Py_BuildValue("{s:i,s:s,s:I,s:O}", "rank", found.rank, "phase", found.phase == nullptr ? "" : found.phase,
+                          "generation", self->generation, "name", name.get()));
+  if (!arguments || !named) return nullptr;
+  if (name.get() == Py_None) {
+    Ref none(PyUnicode_FromString(""));
+    if (!none || PyDict_SetItemString(named.get(), "name", none.get()) != 0) return nullptr;
+  }
+  return raise(PyObject_Call(package.translate, arguments.get(), named.get()));
+}
+
+// The result in the core's memory as an array; small ones are copied.
+Ref received(Engine* self, std::int64_t handle, PyObject* request, const farandole_outcome& found, bool& on_loan) {
+  Ref dtype(PyObject_CallMethodObjArgs(request, names.elements, nullptr));
+  Ref shape = numbers(found.shape, found.dimensions, true);
+  if (!dtype || !shape) return Ref();
+  Ref loan(lend(self, handle, found.output, found.output_bytes));
+  if (!loan) return Ref();
+  on_loan = true;  // from now on the loan gives the handle back
+  PyObject* copied = found.output_bytes <= kCopiedBytes ? Py_True : Py_False;
+  return Ref(PyObject_CallFunctionObjArgs(package.array_over, loan.get(), shape.get(), dtype.get(), copied, nullptr));
+}
+
+PyObject* succeed(Engine* self, std::int64_t handle, PyObject* request, const farandole_outcome& found, bool& on_loan) {
+  Ref kind(PyObject_GetAttr(request, names.kind)), output(PyObject_GetAttr(request, names.output));
+  int number = 0;
+  // Before the memory: a loan that ends takes all of this along.
+  Ref splits = found.splits_count > 0 ? numbers(found.splits, found.splits_count, false) : Ref::borrowed(Py_None);
+  Ref value(PyLong_FromLongLong(found.value));
+  if (!kind || !output || !splits || !value || !read_number(kind.get(), number)) return nullptr;
+  if (rows_vary(number)) {
+    Words words;
+    Memory memory;
+    if (!read_memory(output.get(), false, words, memory)) return nullptr;
+    if (memory.address != found.output || output.get() == Py_None) {
+      output = received(self, handle, request, found, on_loan);
+      if (!output) return nullptr;
+    }
+  }
+  return PyObject_CallFunctionObjArgs(package.outcome, output.get(), splits.get(), value.get(), nullptr);
+}
+
+}  // namespace
+
+PyObject* lend(Engine* engine, std::int64_t handle, void* memory, std::int64_t bytes) {
+  auto* self = PyObject_New(Loan, loan_type);
+  if (self == nullptr) return nullptr;
+  self->engine = Ref::borrowed(reinterpret_cast<PyObject*>(engine)).give();
+  self->handle = handle;
+  self->memory = memory;
+  self->bytes = bytes;
+  ++engine->loans;
+  return reinterpret_cast<PyObject*>(self);
+}
+
+PyObject* tell(Engine* self, std::int64_t handle, PyObject* request, const farandole_outcome& found) {
+  bool on_loan = false;
+  PyObject* outcome =
+      found.code == kOk ? succeed(self, handle, request, found, on_loan) : raise_outcome(self, request, found);
+  if (!on_loan) self->core->release(self->engine, handle);
+  return outcome;
+}
+
+PyObject* fail(const Engine* self, int code, const char* message) {
+  Ref words(PyUnicode_DecodeUTF8(message, static_cast<Py_ssize_t>(std::char_traits<char>::length(message)), "replace"));
+  if (!words) return nullptr;
+  Ref arguments(Py_BuildValue("(iO)", code, words.get()));
+  Ref named(Py_BuildValue("{s:I}", "generation", self == nullptr ? 0u : self->generation));
+  if (!arguments || !named) return nullptr;
+  return raise(PyObject_Call(package.translate, arguments.get(), named.get()));
+}
+
+PyTypeObject* make_loan_type(PyObject* module) {
+  static PyType_Slot slots[] = {
+      {Py_tp_doc, const_cast<char*>("Memory of the core under an array; goes back when nobody uses it.")},
+      {Py_bf_getbuffer, reinterpret_cast<void*>(loan_buffer)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(loan_dealloc)},
+      {0, nullptr},
+  };
+  static PyType_Spec spec = {"farandole.bridge.Loan", sizeof(Loan), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+  loan_type = reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
+  return loan_type;
+}
+
+}  // namespace farandole::python

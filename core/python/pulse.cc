@@ -1,0 +1,110 @@
+// The signs of life of an elastic job's rank: the native thread that shows and looks for them, as an object of Python.
+// Touches core/api/farandole.h and Python; closes nothing that it was not given.
+#include <unistd.h>
+
+#include "python/bridge.h"
+
+namespace farandole::python {
+
+namespace {
+
+struct Pulse {
+  PyObject_HEAD PyObject* library;
+  const farandole_functions* core;
+  farandole_pulse* pulse;  // null when it has ended
+  pid_t process;
+};
+
+PyObject* pulse_new(PyTypeObject* type, PyObject* arguments, PyObject* named) {
+  static const char* const keywords[] = {"library", "mine", "theirs", "beat_ms", nullptr};
+  PyObject* library = nullptr;
+  int mine = -1, theirs = -1;
+  long long beat_ms = 0;
+  if (!PyArg_ParseTupleAndKeywords(arguments, named, "O!iiL", const_cast<char**>(keywords), library_type, &library,
+                                   &mine, &theirs, &beat_ms))
+    return nullptr;
+  auto make = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
+  auto* self = reinterpret_cast<Pulse*>(make(type, 0));
+  if (self == nullptr) return nullptr;
+  Ref owner(reinterpret_cast<PyObject*>(self));
+  self->library = Ref::borrowed(library).give();
+  self->core = reinterpret_cast<Library*>(library)->core;
+  self->process = getpid();
+  char error[kErrorBytes] = "";
+  // The core takes over what it is given: copies.
+  const int code =
+      self->core->pulse_start(dup(mine), theirs < 0 ? -1 : dup(theirs), beat_ms, &self->pulse, error, sizeof error);
+  return code == kOk ? owner.give() : fail(nullptr, code, error);
+}
+
+bool ours(const Pulse* self) { return self->pulse != nullptr && self->process == getpid(); }
+
+void end(Pulse* self) {
+  farandole_pulse* pulse = std::exchange(self->pulse, nullptr);
+  if (pulse == nullptr || self->process != getpid()) return;
+  Py_BEGIN_ALLOW_THREADS;
+  self->core->pulse_stop(pulse);
+  Py_END_ALLOW_THREADS;
+}
+
+void pulse_dealloc(PyObject* object) {
+  auto* self = reinterpret_cast<Pulse*>(object);
+  PyTypeObject* type = Py_TYPE(object);
+  end(self);
+  Py_XDECREF(self->library);
+  PyObject_Free(object);
+  Py_DECREF(type);
+}
+
+PyObject* guard(PyObject* object, PyObject* arguments) {
+  auto* self = reinterpret_cast<Pulse*>(object);
+  PyObject* engine = nullptr;
+  long long lease_ms = 0;
+  if (!PyArg_ParseTuple(arguments, "O|L", &engine, &lease_ms)) return nullptr;
+  if (!ours(self)) Py_RETURN_NONE;
+  const bool native = PyObject_TypeCheck(engine, engine_type) != 0;  // the engine in Python cannot be guarded
+  farandole_engine* guarded = native ? reinterpret_cast<Engine*>(engine)->engine : nullptr;
+  Py_BEGIN_ALLOW_THREADS;
+  self->core->pulse_guard(self->pulse, guarded, lease_ms);
+  Py_END_ALLOW_THREADS;
+  Py_RETURN_NONE;
+}
+
+PyObject* silence(PyObject* object, void*) {
+  auto* self = reinterpret_cast<Pulse*>(object);
+  return PyFloat_FromDouble(ours(self) ? static_cast<double>(self->core->pulse_silence(self->pulse)) / 1000 : 0.0);
+}
+
+PyObject* stop(PyObject* object, PyObject*) {
+  end(reinterpret_cast<Pulse*>(object));
+  Py_RETURN_NONE;
+}
+
+}  // namespace
+
+PyTypeObject* make_pulse_type(PyObject* module) {
+  static PyMethodDef methods[] = {
+      {"guard", guard, METH_VARARGS,
+       "guard(engine, lease_ms=0): revokes all in `engine` when the agent has been silent for so long; None before the "
+       "engine is closed."},
+      {"stop", stop, METH_NOARGS, "Ends the thread; again does nothing, nor does it in a forked child."},
+      {nullptr, nullptr, 0, nullptr},
+  };
+  static PyGetSetDef members[] = {
+      {"silence", silence, nullptr, "Seconds for which the agent has been silent.", nullptr},
+      {nullptr, nullptr, nullptr, nullptr, nullptr},
+  };
+  static PyType_Slot slots[] = {
+      {Py_tp_doc, const_cast<char*>("A native thread that shows signs of life in one memory file, and looks for the "
+                                    "agent's in another (-1: there is none).")},
+      {Py_tp_new, reinterpret_cast<void*>(pulse_new)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(pulse_dealloc)},
+      {Py_tp_methods, methods},
+      {Py_tp_getset, members},
+      {0, nullptr},
+  };
+  static PyType_Spec spec = {"farandole.bridge.Pulse", sizeof(Pulse), 0, Py_TPFLAGS_DEFAULT, slots};
+  return reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
+}
+
+}  // namespace farandole::python

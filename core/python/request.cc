@@ -1,0 +1,143 @@
+// A request of Python (farandole/engine.py) as the struct of the C interface.
+// Touches core/api/farandole.h and Python.
+#include <cstring>
+#include <limits>
+
+#include "python/bridge.h"
+
+namespace farandole::python {
+
+namespace {
+
+// Bytes of an element, in the order of base/dtype.h.
+constexpr std::int64_t kElementBytes[] = {1, 1, 1, 2, 2, 4, 8, 2, 4, 8, 2};
+constexpr int kDTypes = sizeof kElementBytes / sizeof kElementBytes[0];
+
+bool out_of_range() {
+  PyErr_SetString(PyExc_ValueError, "a number in the request is out of range");
+  return false;
+}
+
+template <class Number>
+bool read_attribute(PyObject* object, PyObject* name, Number& number) {
+  Ref value(PyObject_GetAttr(object, name));
+  return value && read_number(value.get(), number);
+}
+
+bool read_attribute(PyObject* object, PyObject* name, double& number) {
+  Ref value(PyObject_GetAttr(object, name));
+  return value && read_real(value.get(), number);
+}
+
+// The element type, said or found.
+bool read_dtype(PyObject* object, std::int32_t& dtype) {
+  Ref said(PyObject_GetAttr(object, names.dtype));
+  if (!said) return false;
+  if (said.get() != Py_None) return read_number(said.get(), dtype);
+  Ref found(PyObject_CallMethodObjArgs(object, names.elements, nullptr));
+  return found && read_number(found.get(), dtype);
+}
+
+}  // namespace
+
+bool read_number(PyObject* object, long long& number) {
+  number = PyLong_AsLongLong(object);
+  if (number != -1 || !PyErr_Occurred()) return true;
+  if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return false;
+  PyErr_Clear();
+  return out_of_range();
+}
+
+bool read_number(PyObject* object, int& number) {
+  long long wide = 0;
+  if (!read_number(object, wide)) return false;
+  if (wide < std::numeric_limits<int>::min() || wide > std::numeric_limits<int>::max()) return out_of_range();
+  number = static_cast<int>(wide);
+  return true;
+}
+
+bool read_real(PyObject* object, double& number) {
+  number = PyFloat_AsDouble(object);
+  return number != -1.0 || !PyErr_Occurred();
+}
+
+bool Packed::read(PyObject* given) {
+  long long tag = 0;
+  if (!read_attribute(given, names.kind, request.kind) || !read_dtype(given, request.dtype) ||
+      !read_attribute(given, names.op, request.op) || !read_attribute(given, names.group, request.group) ||
+      !read_attribute(given, names.peer, request.peer) || !read_attribute(given, names.device, request.device) ||
+      !read_attribute(given, names.prescale, request.prescale) ||
+      !read_attribute(given, names.postscale, request.postscale) || !read_attribute(given, names.tag, tag))
+    return false;
+  request.tag = tag;
+  name_ = Ref(PyObject_GetAttr(given, names.name));
+  if (!name_) return false;
+  if (name_.get() != Py_None) {
+    Py_ssize_t length = 0;
+    request.name = PyUnicode_AsUTF8AndSize(name_.get(), &length);
+    if (request.name == nullptr) return false;
+    if (std::strlen(request.name) != static_cast<std::size_t>(length)) {
+      PyErr_SetString(PyExc_ValueError, "a name has no zero bytes");
+      return false;
+    }
+  }
+  return read_memory(given);
+}
+
+bool Packed::read_memory(PyObject* given) {
+  Ref input(PyObject_GetAttr(given, names.input)), output(PyObject_GetAttr(given, names.output));
+  Ref splits(PyObject_GetAttr(given, names.splits)), pieces(PyObject_GetAttr(given, names.pieces));
+  if (!input || !output || !splits || !pieces) return false;
+  Memory first, second;
+  const bool in_place = input.get() == output.get();
+  if (!python::read_memory(input.get(), in_place, words_, first)) return false;
+  if (!in_place && !python::read_memory(output.get(), true, words_, second)) return false;
+  const Memory& shaped = input.get() == Py_None ? second : first;
+  request.input = first.address;
+  request.output = in_place ? first.address : second.address;
+  request.shape = shaped.shape;
+  request.dimensions = shaped.dimensions;
+  if (rows_vary(request.kind) && output.get() != Py_None) {
+    if (request.dtype < 0 || request.dtype >= kDTypes) return out_of_range();
+    const Memory& offered = in_place ? first : second;
+    request.output_bytes = kElementBytes[request.dtype];
+    for (int i = 0; i < offered.dimensions; ++i) request.output_bytes *= offered.shape[i];
+  }
+  if (first.held) exports_.push_back(std::move(first.held));
+  if (second.held) exports_.push_back(std::move(second.held));
+  return read_splits(splits.get()) && read_pieces(pieces.get());
+}
+
+bool Packed::read_splits(PyObject* splits) {
+  if (splits == Py_None) return true;
+  const Py_ssize_t count = PySequence_Size(splits);
+  if (count < 0) return false;
+  if (count > std::numeric_limits<std::int32_t>::max()) return out_of_range();
+  std::int64_t* kept = words_.take(static_cast<std::size_t>(count));
+  if (kept == nullptr) return false;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    Ref item(PySequence_GetItem(splits, i));
+    long long number = 0;
+    if (!item || !read_number(item.get(), number)) return false;
+    kept[i] = number;
+  }
+  request.splits = kept;
+  request.splits_count = static_cast<std::int32_t>(count);
+  return true;
+}
+
+// Rows of address and bytes: an array of int64.
+bool Packed::read_pieces(PyObject* pieces) {
+  if (pieces == Py_None) return true;
+  Memory rows;
+  if (!python::read_memory(pieces, false, words_, rows)) return false;
+  if (rows.dimensions != 2 || rows.shape[1] != 2) {
+    PyErr_SetString(PyExc_ValueError, "pieces are rows of an address and a number of bytes");
+    return false;
+  }
+  request.pieces = static_cast<const std::int64_t*>(rows.address);
+  request.pieces_count = rows.shape[0];
+  return true;
+}
+
+}  // namespace farandole::python
