@@ -1,5 +1,5 @@
 # The optimizer for op=Adasum: each rank steps by itself, and the steps are added up by Adasum.
-# Touches torch, ops, wrapping and the NumPy layer below.
+# Touches torch, ops, scaling, wrapping and the NumPy layer below.
 """Adasum keeps of two steps what they agree on once, and adds up what they do not."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from ..engine import ReduceOp
 from ..groups import ProcessSet, global_process_set
 from ..reductions import Adasum, Max
 from .ops import begin_allreduce
+from .scaling import agree_on_infinity
 from .wrapping import adopt, checked_passes, class_over, registered, state_of
 
 
@@ -86,6 +87,11 @@ class AdasumSteps:
                     param.grad.div_(scale)
         self.grad_scale = self.found_inf = None  # a fused step would scale again
         return True
+
+    def before_scaler(self) -> None:
+        """Called by GradScaler before it looks at the gradients: all ranks' scalers must see the same infinities."""
+        if self.process_set.included() is not False:
+            agree_on_infinity((param.grad for param in self._params()), self._reduction, self.process_set)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

@@ -13,7 +13,7 @@ import torch
 from ..engine import ReduceOp
 from ..groups import ProcessSet
 from ..pending import synchronize
-from ..reductions import Max, Sum
+from ..reductions import Sum
 from ..runtime import World, runtime
 from .ops import allgather_async, allreduce_, reducescatter_async
 from .slots import without_graph
@@ -277,14 +277,6 @@ class Shares:
     def total(self, value: torch.Tensor, name: str, op: Any = Sum) -> torch.Tensor:
         """The sum, or another reduction, of all ranks' values."""
         return allreduce_(value, name=f"{name}.{self.buckets[0].name}", op=op, process_set=self.process_set)
-
-    def agree_on_infinity(self) -> None:
-        """Where one share is not finite none is: every rank's GradScaler must come to the same conclusion."""
-        grads: list[Any] = [bucket.shard.grad for bucket in self.buckets]
-        bad = torch.tensor([float(any(not grad.isfinite().all() for grad in grads))])
-        if float(self.total(bad, "infinity", Max)):
-            for grad in grads:
-                grad.fill_(torch.inf)
 
 
 def _hook(reference: weakref.ref[Shares], bucket: Bucket) -> Callable[[torch.Tensor], None]:
