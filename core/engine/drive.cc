@@ -25,7 +25,7 @@ void Engine::thread_main() {
         if (moved_)
           moved_at = now_;
         else
-          pause();
+          pause(Whose::ours);
         if (!running_.load(std::memory_order_acquire)) break;
       }
       if (!running_.load(std::memory_order_acquire)) return;

@@ -83,7 +83,16 @@ class Engine final : private Services, private link::Listener {
     std::uint64_t regions = 0;  // how many so far
     Error revoke;
     bool leave = false;
-    std::unordered_map<std::int32_t, std::unordered_set<std::string>> names;  // group -> pending
+    using Names = std::unordered_set<std::string>;
+    std::unordered_map<std::int32_t, Names> names;  // group -> pending
+    // The operation that ended last: its name stays taken for a while, so that a second one of its name is refused
+    // however quick the first was.
+    struct {
+      Names::node_type name;
+      std::int32_t group = 0;
+      std::int64_t at = 0;
+      std::atomic<std::int64_t> handle{0};
+    } last;
     std::map<std::pair<std::int32_t, Kind>, std::uint64_t> unnamed;           // how many so far
     std::unordered_map<std::int32_t, std::vector<int>> members;  // group -> ranks, for checks by the submitter
     Error ended;                                                 // nothing can be submitted any more
@@ -118,8 +127,9 @@ class Engine final : private Services, private link::Listener {
 
   // The driver's side (drive.cc).
   void thread_main();
-  void pause();
-  void look_at_cores();
+  enum class Whose { ours, users };  // the thread that drives
+  void pause(Whose thread);
+  void look_at_cores(Whose thread);
   bool try_seat();  // true when this thread drives now
   void take_seat();
   void leave_seat();
@@ -146,6 +156,7 @@ class Engine final : private Services, private link::Listener {
   std::int64_t next_deadline() const;
   void wake();
   void await(const Operation& operation);
+  static bool is_done(Operation& operation);
   Group* group_with(std::uint32_t id, int peer);  // null unless this rank and the peer are both in it
   void create_group(std::uint32_t id, Topology topology);
   std::vector<Topology> read_sets(const std::vector<std::int64_t>& sets) const;
@@ -159,7 +170,8 @@ class Engine final : private Services, private link::Listener {
   void attach_segment(Group& group, int peer, os::Descriptor file);
   void note_milestones();
   std::vector<int> neighbours_missing() const;
-  Error check(const Operation& operation) const;  // with inbox_.mutex held
+  Error check(const Operation& operation) const;
+  bool name_taken(const Operation& operation) const;  // with inbox_.mutex held
 
   static constexpr std::int64_t kShortSpin = 30'000;  // where others compute, or nothing will come soon
   // Keys of the poller; the messenger's are peers.

@@ -1,6 +1,7 @@
 // The engine through the C interface: ranks as threads, real sockets and shared memory between them.
 // Touches api/ through job.h.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <latch>
 #include <random>
@@ -173,6 +174,32 @@ TEST(a_name_is_pending_once) {
       allreduce_once(job, rank, "y", 1);
       CHECK_EQUAL(finish(engine, submit(engine, request(kAllreduce, "x", a))), 0);
     }
+  });
+}
+
+TEST(a_name_is_taken_until_somebody_knows_that_its_operation_has_ended) {
+  Job job({0, 0});
+  std::atomic<int> ahead{0};
+  job.run([&](int rank) {
+    farandole_engine* engine = job.engine(rank);
+    Tensor a(10, 1), b(10, 1), c(10, 1);
+    for (int round = 0; round < 100; ++round) {
+      // Rank 0 comes first, so that rank 1's operation may have ended when its submission returns.
+      while (rank == 1 && ahead.load() <= round) std::this_thread::yield();
+      int64_t first = submit(engine, request(kAllreduce, "x", a));
+      if (rank == 0)
+        ++ahead;
+      else
+        CHECK_THROWS(submit(engine, request(kAllreduce, "x", b)), std::runtime_error);
+      CHECK_EQUAL(finish(engine, first), 0);
+    }
+    // Whoever has seen it end may use the name again, and so may who has seen a later one end.
+    int64_t polled = submit(engine, request(kAllreduce, "x", a));
+    while (farandole_poll(engine, polled) == 0) std::this_thread::yield();
+    int64_t forgotten = submit(engine, request(kAllreduce, "x", b));
+    allreduce_once(job, rank, "y", 1);
+    int64_t last = submit(engine, request(kAllreduce, "x", c));
+    for (int64_t handle : {polled, forgotten, last}) CHECK_EQUAL(finish(engine, handle), 0);
   });
 }
 

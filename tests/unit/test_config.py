@@ -95,6 +95,23 @@ def test_an_unknown_variable_warns_once_with_a_suggestion() -> None:
     ]
 
 
+def test_settings_without_effect_warn_once_with_the_reason() -> None:
+    ignored = [setting for setting in SETTINGS.values() if setting.no_effect]
+    assert len(ignored) == 15
+    other = {"bool": lambda value: str(int(not value)), "str": lambda _: "mpi"}
+    environ = {setting.aliases[0]: other.get(setting.base, lambda _: "37")(setting.default) for setting in ignored}
+    usual = {setting.aliases[0]: str(setting.default) for setting in ignored if setting.default is not None}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        Config.from_environment(usual)  # asks for nothing else than what is done
+        Config.from_environment({**environ, "HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"})  # rank 0 says it
+        for _ in range(3):
+            Config.from_environment(environ)
+    assert [str(warning.message) for warning in seen] == [
+        f"{setting.aliases[0]}={environ[setting.aliases[0]]} has no effect: {setting.no_effect}" for setting in ignored
+    ]
+
+
 def test_the_object_is_frozen_and_checks_what_code_gives_it() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().rank = 1  # type: ignore[misc]
