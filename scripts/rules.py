@@ -37,14 +37,14 @@ FORBIDDEN_CALLS: dict[str, str] = {
 C_INTERFACE = ("library", "native", "packing", "pulse")  # the rooms of Python that see it
 
 # Python: a room (a file or a folder of src/farandole) and the rooms it may import.
-_WORDS = {"version", "errors", "tested", "private_names"}
+_WORDS = {"version", "errors", "tested", "private"}
 _BASE = _WORDS | {"config", "engine"}
 _RUNTIME = _BASE | {"rendezvous", "library", "native", "pulse", "reference", "observe"}
 _ARRAYS = _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects"}
 PYTHON_ROOMS: dict[str, set[str]] = {
     "version": set(),
     "tested": set(),
-    "private_names": set(),
+    "private": set(),
     "errors": {"version"},
     "config": _WORDS,
     "engine": _WORDS | {"config"},

@@ -1,5 +1,5 @@
 # Gradients on their way: hooks that note them, batches that go to the engine while backward runs, and the wait.
-# Touches torch, slots, sending, ops, private_names and the NumPy layer below. Knows no optimizer.
+# Touches torch, slots, sending, ops, private and the NumPy layer below. Knows no optimizer.
 """`Gradients` reduces the gradients of a list of parameters, in place, as they come."""
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from ..engine import ReduceOp
 from ..groups import ProcessSet
 from ..pending import synchronize
+from ..private.torch_names import after_backward
 from ..runtime import World, runtime
 from .compression import Compression
 from .ops import allreduce_async_, sparse_allreduce_async
-from .private_names import after_backward
 from .sending import Batch, begin, begin_scattered
 from .slots import (
     BATCH_BYTES,

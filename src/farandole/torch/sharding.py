@@ -13,6 +13,7 @@ import torch
 from ..engine import ReduceOp
 from ..groups import ProcessSet
 from ..pending import synchronize
+from ..private.torch_names import copy_each
 from ..reductions import Sum
 from ..runtime import World, runtime
 from .ops import allgather_async, allreduce_, reducescatter_async
@@ -263,7 +264,7 @@ class Shares:
     def publish(self) -> None:
         """The parameters from everybody's shares."""
         for bucket, row in self.gathered("parameters", [bucket.shard.detach() for bucket in self.buckets]):
-            torch._foreach_copy_([param.detach() for param in bucket.params], bucket.parts(row))
+            copy_each([param.detach() for param in bucket.params], bucket.parts(row))
 
     def gathered(self, what: str, shares: Sequence[torch.Tensor]) -> Iterable[tuple[Bucket, torch.Tensor]]:
         """Rows of which every rank has given its share, one per bucket."""

@@ -8,15 +8,18 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..groups import ProcessSet, global_process_set
+from ..private.torch_names import batch_norm_class
 from ..reductions import Sum
 from ..runtime import runtime
 from .ops import begin_allgather, begin_allreduce
 
 
-class SyncBatchNorm(_BatchNorm):
+_BatchNorm: Any = batch_norm_class()
+
+
+class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
     """Normalises with the mean and variance of the batches of all ranks; ranks may have batches of any size."""
 
     def __init__(

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
+from ...private import spark_names
+
 Class = TypeVar("Class", bound=type)
 Row = tuple[Any, str, Callable[[Any], Any] | None]  # default, what it is, and what makes a value of it
 INT, FLOATS, STRING = TypeConverters.toInt, TypeConverters.toListFloat, TypeConverters.toString
@@ -111,8 +113,9 @@ def declare(table: Mapping[str, Row]) -> Callable[[Class], Class]:
     """A class decorator: the parameters of a table, each with `setName` and `getName`."""
 
     def decorate(cls: Class) -> Class:
+        owner = spark_names.nobody()
         for name, (default, doc, convert) in table.items():
-            setattr(cls, name, Param(Params._dummy(), name, doc, convert))
+            setattr(cls, name, Param(owner, name, doc, convert))
 
             def put(self: Any, value: Any, name: str = name) -> Any:
                 return self._set(**{name: value})

@@ -1,5 +1,5 @@
 # Allreduces inside a backward pass whose futures somebody takes: DDP's buckets. Their failures are errors of that pass.
-# Touches torch, private_names and work.
+# Touches torch, private and work.
 """DDP takes the future of each bucket's allreduce inside the backward pass and waits for all of them at its end."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import weakref
 
 import torch
 
-from ..private_names import after_backward, backward_pass, in_backward_hook
+from ...private.torch_names import after_backward, backward_pass, in_backward_hook
 from .work import Work
 
 
