@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import find, of
+from . import of
 
 
 def active_context() -> Any:
@@ -32,27 +32,6 @@ def task_slots(spark: Any) -> int | None:
         return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
     except Exception:
         return None
-
-
-def nobody() -> Any:
-    """The owner of a parameter that belongs to a class."""
-    dummy = find(
-        "pyspark.ml.param:Params._dummy",
-        "parameters of estimators",
-        "their owner is any stage, as it was before Spark gave it a name",
-    )
-    if dummy is not None:
-        return dummy()
-    from pyspark.ml.param import Params
-
-    owner = Params.__new__(Params)
-    owner.uid = "undefined"
-    return owner
-
-
-def values_of(stage: Any) -> dict[str, Any]:
-    """The parameters that were set on a stage, by name."""
-    return {param.name: stage.getOrDefault(param) for param in stage.params if stage.isSet(param)}
 
 
 def take_uid(stage: Any, uid: str) -> None:

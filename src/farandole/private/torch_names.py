@@ -23,8 +23,8 @@ _node = find(
     "telling a backward pass from what follows it",
     "failures of DDP's buckets are raised as RuntimeError",
 )
-_engine = find(
-    "torch.autograd:Variable._execution_engine",
+_queue = find(
+    "torch.autograd:Variable._execution_engine.queue_callback",
     "a call at the end of a backward pass",
     "the last gradients of a backward pass are sent by step(); failures of DDP's buckets are raised as RuntimeError",
 )
@@ -83,9 +83,9 @@ def in_backward_hook() -> bool:
 
 def after_backward(call: Callable[[], None]) -> bool:
     """Calls when the backward pass of this thread has ended, before `backward` returns; False where that cannot be."""
-    if _engine is None:
+    if _queue is None:
         return False
-    _engine.queue_callback(call)
+    _queue(call)
     return True
 
 

@@ -95,10 +95,10 @@ def _callback(work: Work, count: int, inputs: list[Any], types: list[Any]) -> li
     with tf.device("/CPU:0"):
         submitted = tf.numpy_function(submit, given, tf.int64, stateful=False, name=f"{work.label}Submit")
         submitted.set_shape([])
-        return _on_own_thread(fetch, submitted, types, work.label)
+        return _on_own_thread(fetch, submitted, types)
 
 
-def _on_own_thread(function: Callable[[Any], list[Array]], number: Any, types: list[Any], label: str) -> list[Any]:
+def _on_own_thread(function: Callable[[Any], list[Array]], number: Any, types: list[Any]) -> list[Any]:
     """The arrays that the function gives, which may wait for them: it runs on a thread of this node's alone."""
     options = tf.data.Options()
     options.threading.private_threadpool_size = 1
@@ -109,7 +109,7 @@ def _on_own_thread(function: Callable[[Any], list[Array]], number: Any, types: l
         return tuple(_listed(tf.numpy_function(function, [one], types, stateful=False)))
 
     rows = tf.data.Dataset.from_tensors(number).map(fetched).with_options(options)
-    return list(rows.get_single_element(name=label))
+    return list(rows.get_single_element())
 
 
 def _listed(outputs: Any) -> list[Any]:

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
-from ...private import spark_names
-
 Class = TypeVar("Class", bound=type)
 Row = tuple[Any, str, Callable[[Any], Any] | None]  # default, what it is, and what makes a value of it
 INT, FLOATS, STRING = TypeConverters.toInt, TypeConverters.toListFloat, TypeConverters.toString
@@ -113,7 +111,8 @@ def declare(table: Mapping[str, Row]) -> Callable[[Class], Class]:
     """A class decorator: the parameters of a table, each with `setName` and `getName`."""
 
     def decorate(cls: Class) -> Class:
-        owner = spark_names.nobody()
+        owner = Params()  # as Spark's own classes have it before there is a stage
+        owner.uid = "undefined"
         for name, (default, doc, convert) in table.items():
             setattr(cls, name, Param(owner, name, doc, convert))
 

@@ -26,7 +26,8 @@ class Writer(MLWriter):
         """For Spark."""
         spark = SparkSession.active()
         DefaultParamsWriter.saveMetadata(self.instance, path, spark, paramMap={})
-        values = spark_names.values_of(self.instance)
+        set_ones = [param for param in self.instance.params if self.instance.isSet(param)]
+        values = {param.name: self.instance.getOrDefault(param) for param in set_ones}
         data = pack(self.instance.freeze(values))
         rows = [(place, data[place : place + CHUNK]) for place in range(0, len(data), CHUNK)]
         spark.createDataFrame(rows, "place long, data binary").coalesce(1).write.parquet(f"{path}/values")
