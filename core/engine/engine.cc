@@ -356,8 +356,8 @@ void Engine::pause(Whose thread) {
 }
 
 // Schedulers put who was woken on the core of who woke it, and leave both there while a third keeps the other core
-// busy. Then each would look in vain for what the other cannot do meanwhile: our own thread goes where no rank is; one of
-// the user's yields, because where it may run is the user's to say.
+// busy. Then each would look in vain for what the other cannot do meanwhile: our own thread goes where no rank is; one
+// of the user's yields, because where it may run is the user's to say.
 void Engine::look_at_cores(Whose thread) {
   looked_at_cores_ = now_;
   const int core = os::current_core();

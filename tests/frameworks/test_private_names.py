@@ -49,7 +49,7 @@ def test_what_objects_of_lightning_lack() -> None:
     ):
         kept = getattr(owner, name)
         delattr(owner, name)
-        with pytest.warns(UserWarning, match="ElasticCallback raises RuntimeError"), pytest.raises(RuntimeError, match=name):
+        with pytest.warns(UserWarning, match="raises RuntimeError"), pytest.raises(RuntimeError, match=name):
             call(owner)
         setattr(owner, name, kept)
     assert lightning_names.loaders(types.SimpleNamespace()) == []

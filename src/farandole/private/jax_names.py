@@ -14,7 +14,7 @@ _NO_BINDING = "`import farandole.jax` raises ImportError; collectives on NumPy a
 _effects = find("jax._src:effects", _ORDER, _NO_BINDING)
 _tokens = find("jax._src.dispatch:runtime_tokens", "forgetting collectives that have failed", _NO_BINDING)
 _abstract_token = find("jax._src.core:abstract_token", _ORDER, _NO_BINDING)
-_batching = find("jax.interpreters:batching", "refusing collectives under vmap, and allowing them with it", _NO_BINDING)
+_batching = find("jax.interpreters:batching", "collectives under vmap", _NO_BINDING)
 _mlir = find("jax.interpreters:mlir", "calls of XLA", _NO_BINDING)
 _callback = find("jax.interpreters.mlir:emit_python_callback", "callbacks where there is no compiler", _NO_BINDING)
 _token_set = find("jax.interpreters.mlir:TokenSet", _ORDER, _NO_BINDING)
@@ -25,7 +25,7 @@ def parts(version: str) -> tuple[Any, Any, Any, Any, Any]:
     missing = [name for name in MISSING if name.startswith("jax")]
     if missing:
         raise ImportError(
-            f"farandole.jax does not know JAX {version} (it has no {', '.join(missing)}): upgrade farandole, or take an "
-            "older jax"
+            f"farandole.jax does not know JAX {version} (it has no {', '.join(missing)}): "
+            "upgrade farandole, or take an older jax"
         )
     return _effects, _tokens, _abstract_token, _batching, _mlir

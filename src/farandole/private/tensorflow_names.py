@@ -2,8 +2,8 @@
 # Touches objects of theirs that it is given.
 """They are kept in objects, and looked for when they are used.
 
-Not here, because nothing is asked of TensorFlow and Keras: methods that Keras calls on an optimizer (`_clip_gradients`), on
-a callback (`_save_model`) and on a layer.
+Not here, because nothing is asked of them: methods that Keras calls on an optimizer (`_clip_gradients`), on a callback
+(`_save_model`) and on a layer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def trainable(ask: Callable[[str], Any]) -> list[Any]:
     try:
         return list(ask("_trainable_variables"))
     except AttributeError:
-        raise RuntimeError("this release of Keras does not tell an optimizer's variables: give them to apply()") from None
+        text = "this release of Keras does not tell an optimizer's variables: give them to apply()"
+        raise RuntimeError(text) from None
 
 
 def reduction_axes(layer: Any) -> list[int] | None:

@@ -58,11 +58,11 @@ _pairing = [
     for name in ("_register_backend", "_set_default_backend", "_set_group_name", "_get_backend")
 ]
 _coalescing = [
-    find(f"torch.distributed:ProcessGroup.{name}", "coalescing on CUDA beside our backend", "it raises RuntimeError there")
+    find(f"torch.distributed:ProcessGroup.{name}", "coalescing on CUDA beside our backend", "it raises RuntimeError")
     for name in ("_start_coalescing", "_end_coalescing")
 ]
-# Since 2.15 torch attaches its flight recorder to each group whose backend does not record by itself, and fails when the
-# group is an object in Python.
+# Since 2.15 torch attaches its flight recorder to each group whose backend does not record by itself, and fails when
+# the group is an object in Python.
 _recording = find(
     "torch.distributed.distributed_c10d:_FR_SELF_RECORDING_BACKENDS",
     "keeping torch's flight recorder from groups in Python",

@@ -2,9 +2,9 @@
 # Touches TensorFlow, NumPy, work and the NumPy layer.
 """The way without a compiler, and the only one of eager tensors.
 
-In a graph one node submits and another waits for the results. TensorFlow runs what is ready on few threads, and one that
-waits would keep others from the very operations that other ranks wait for. So the second node is a dataset with one
-element: datasets are computed on threads of their own, and collectives may become ready in any order.
+In a graph one node submits and another waits for the results. TensorFlow runs what is ready on few threads, and one
+that waits would keep others from the very operations that other ranks wait for. So the second node is a dataset with
+one element: datasets are computed on threads of their own, and collectives may become ready in any order.
 """
 
 from __future__ import annotations
