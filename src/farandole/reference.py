@@ -46,6 +46,7 @@ from .specification import (
 log = logging.getLogger("farandole")
 
 Key = tuple[int, int, int]
+NAME_LINGERS_SECONDS = 1.0  # that the name of what ended last stays taken, while nobody has seen it end
 
 # --- 4. Links --------------------------------------------------------------------------------------------------------
 
@@ -141,6 +142,7 @@ class Pending:
     outcome: Outcome | None = None
     error: Exception | None = None
     told: bool = False  # by next_completion
+    seen: bool = False  # polled as done
 
     @property
     def done(self) -> bool:
@@ -164,6 +166,7 @@ class ReferenceEngine:
         self.handles: dict[int, Pending] = {}
         self.last_handle = 0
         self.unnamed: dict[tuple[int, Kind], int] = defaultdict(int)
+        self.last: tuple[Pending, float] | None = None  # what ended last, and when
         self.mail: dict[Key, deque[bytes]] = defaultdict(deque)  # (peer, group, sequence)
         self.parcels: dict[Key, deque[tuple[Asked, bytes]]] = defaultdict(deque)  # (peer, group, tag)
         self.receivers: dict[Key, deque[Pending]] = defaultdict(deque)
@@ -292,6 +295,8 @@ class ReferenceEngine:
     def names_for(self, requests: Sequence[Request]) -> list[str]:
         """Unnamed requests are paired across ranks by their order, per group and kind."""
         busy = {(p.request.group, p.name) for p in self.handles.values() if not p.done and p.request.kind < Kind.SEND}
+        if self.last is not None and time.monotonic() - self.last[1] < NAME_LINGERS_SECONDS:
+            busy |= {(p.request.group, p.name) for p in self.handles.values() if p is self.last[0] and not p.seen}
         names = []
         for request in requests:
             name = "join" if request.kind == Kind.JOIN else request.name
@@ -359,7 +364,8 @@ class ReferenceEngine:
             if handle not in self.handles:
                 raise ValueError(f"there is no handle {handle}")
             pending = self.handles[handle]
-            return self.monitor.wait_for(lambda: pending.done, seconds)
+            pending.seen = self.monitor.wait_for(lambda: pending.done, seconds)
+            return pending.seen
 
     def next_completion(self) -> int:
         def fresh() -> list[int]:
@@ -505,6 +511,7 @@ class ReferenceEngine:
                 for pending in concerned:
                     if not pending.done:
                         pending.outcome, pending.error = outcome, error
+                    self.last = pending, time.monotonic()
                 self.monitor.notify_all()
 
     def carry_out(self, group: Group, bucket: Bucket, request: Request | None) -> Outcome:
