@@ -167,6 +167,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
         "process",
         "src/farandole/compiled/__init__.py",
     ): "the compiler, once per version of a framework; it ends before the call returns",
-    ("ctypes", "src/farandole/mxnet/pushing.py"): "MXNet's engine has a door in C alone; ours is not touched here",
+    ("ctypes", "src/farandole/mxnet/access.py"): "only MXNet's C interface tells where an array lies",
     ("ctypes", "src/farandole/launch/spawn.py"): "workers die with their launcher: prctl has no other door in Python",
 }
