@@ -33,7 +33,7 @@ def announce() -> None:
         return
     from .private import torch_names
 
-    names = {NAME: _create}
+    names: dict[str, Any] = {NAME: _create}
     if not hasattr(dist, "BackendBase"):  # torch puts no group in Python beside another backend: pairs have own names
         for far in ("nccl", "gloo"):
             pair = functools.partial(_create, far=far)

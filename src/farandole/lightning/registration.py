@@ -1,5 +1,5 @@
 # Lets Lightning know our strategies by their names, as soon as a script imports Lightning itself.
-# Touches the import system, for eight modules of Lightning: registries and connectors, and private. Imports neither.
+# Touches the import system, for eight modules of Lightning, and private. Imports neither Lightning nor torch.
 """`watch()` is called when torch is imported (see autoload.py): it waits, and never raises."""
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ REGISTRIES = {
     "lightning_fabric.strategies": ("STRATEGY_REGISTRY", "FabricStrategy"),
 }
 NAMES = ("farandole", "horovod")
+
 
 def watch() -> None:
     """Registers where Lightning is imported already, and else when it will be; again is once."""

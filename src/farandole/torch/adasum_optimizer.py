@@ -13,7 +13,7 @@ from ..engine import ReduceOp
 from ..groups import ProcessSet, global_process_set
 from ..reductions import Adasum, Max
 from .ops import begin_allreduce
-from .scaling import agree_on_infinity
+from .scaling import agree_on_infinity, prepare_scalers
 from .wrapping import adopt, checked_passes, class_over, registered, state_of
 
 
@@ -126,6 +126,7 @@ class AdasumSteps:
 
 
 def _restore(base: type, ranks: list[int] | None, state: dict[str, Any]) -> Any:
+    prepare_scalers()
     optimizer: Any = object.__new__(class_over(AdasumSteps, base))
     optimizer.process_set = registered(ranks)
     optimizer.__setstate__(state)

@@ -187,6 +187,7 @@ class ReducedSteps:
 
 def _restore(base: type, options: dict[str, Any], state: dict[str, Any]) -> Any:
     """Makes a copy, or one from a pickle: of a class that is made anew, on whatever parameters came with it."""
+    prepare_scalers()
     optimizer: Any = object.__new__(class_over(ReducedSteps, base))
     params = [param for group in state["param_groups"] for param in group["params"]]
     bundles = [[params[place] for place in places] for places in options.pop("bundles")]
