@@ -105,11 +105,12 @@ def _on_own_thread(function: Callable[[Any], list[Array]], number: Any, types: l
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
 
-    def fetched(one: Any) -> tuple[Any, ...]:
-        return tuple(_listed(tf.numpy_function(function, [one], types, stateful=False)))
+    # Sources of datasets are run in the order of the program. This one does not depend on the number, so that no
+    # collective is held back by the one before it.
+    def fetched(_: Any) -> tuple[Any, ...]:
+        return tuple(_listed(tf.numpy_function(function, [number], types, stateful=False)))
 
-    rows = tf.data.Dataset.from_tensors(number).map(fetched).with_options(options)
-    return list(rows.get_single_element())
+    return list(tf.data.Dataset.range(1).map(fetched).with_options(options).get_single_element())
 
 
 def _listed(outputs: Any) -> list[Any]:
