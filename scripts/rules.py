@@ -65,7 +65,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "ops": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions"},
     "objects": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops"},
     "__init__": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects", "launch"},
-    "autoload": {"torch", "lightning", "version"},
+    "autoload": {"torch", "lightning", "private"},
     "elastic": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects"},
     "torch": _RUNTIME
     | {
@@ -126,6 +126,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
 # Rooms named after a framework may import it; nobody else may.
 # Those that are built on another one may import that as well.
 BUILT_ON = {
+    "private": {"torch", "pyspark"},
     "lightning": {"torch"},
     "spark": {"pyspark"},
     "spark/common": {"pyspark"},

@@ -89,9 +89,9 @@ def _callback(work: Work, count: int, inputs: list[Any], types: list[Any]) -> li
     def fetch(number: Any) -> list[Array]:
         return _begun.pop(int(number))()
 
-    # The time is asked for whenever the graph runs, so that what depends on it is not computed once and kept. The rest
-    # is not stateful: TensorFlow would hold a collective back until the one before it has ended.
-    given = [tf.timestamp(), *inputs]
+    # A random number is made whenever the graph runs, so that what depends on it is not computed once and kept. Unlike
+    # other operations with a state these have no order: the submission is not held back by a wait before it.
+    given = [tf.random.uniform([], seed=1), *inputs]
     with tf.device("/CPU:0"):
         submitted = tf.numpy_function(submit, given, tf.int64, stateful=False, name=f"{work.label}Submit")
         submitted.set_shape([])
@@ -105,8 +105,7 @@ def _on_own_thread(function: Callable[[Any], list[Array]], number: Any, types: l
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
 
-    # Sources of datasets are run in the order of the program. This one does not depend on the number, so that no
-    # collective is held back by the one before it.
+    # Datasets are made and read in the order of the program: waits begin in that order, submissions do not.
     def fetched(_: Any) -> tuple[Any, ...]:
         return tuple(_listed(tf.numpy_function(function, [number], types, stateful=False)))
 
