@@ -21,7 +21,7 @@ NIGHTLY = (
     "test_torch_ops.py::test_case[[]2 ranks*",
     "test_torch_optimizer.py::test_cases[[]2-*",
     "test_torch_training.py::test_*[[]2]",
-    # By the other way into the framework: callbacks where operations are compiled, and the way into torch's next release.
+    # By the other way into the framework: callbacks where operations are compiled, and the way into torch's next one.
     "test_jax.py::test_training[[]callback*",
     "test_tensorflow_training.py::test_training[[]callback*",
     "test_tensorflow_training.py::test_a_killed_rank_raises_on_the_others[[]callback]",

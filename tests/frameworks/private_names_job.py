@@ -55,7 +55,7 @@ def with_torch(path: str) -> None:
     import torch.distributed as dist
 
     import farandole.torch as hvd
-    import farandole.torch.distributed
+    import farandole.torch.distributed  # noqa: F401 (it registers the backend)
 
     def trains(model: Any, optimizer: Any) -> None:
         for _ in range(3):

@@ -21,6 +21,7 @@ def test_the_defaults_are_a_world_of_one_with_the_contracts_numbers() -> None:
     assert (config.engine, config.flush_us) == ("native", 20_000)
 
 
+@pytest.mark.filterwarnings("ignore:.* has no effect")
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=list(SETTINGS))
 def test_every_variable_and_alias_sets_its_setting(setting: Setting) -> None:
     good = {"int": "1", "float": "7.5", "bool": "1", "str": "x"}[setting.base]

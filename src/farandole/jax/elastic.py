@@ -76,9 +76,16 @@ class JaxState(ObjectState):
             return self._copied(name, leaf)
         return _Key(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else _Array(leaf)
 
+    def _given(self, name: str, leaf: Any) -> Any:
+        if isinstance(leaf, _Key):
+            return jax.random.wrap_key_data(jax.numpy.array(leaf.data), impl=leaf.kind)
+        return jax.numpy.array(leaf.data) if isinstance(leaf, _Array) else self._copied(name, leaf)
+
     def restore(self) -> None:
         """Goes back to the last copy."""
-        copies = {name: jax.tree.map(_given, value) for name, value in self._saved.items()}
+        copies = {
+            name: jax.tree.map(functools.partial(self._given, name), value) for name, value in self._saved.items()
+        }
         super().restore()
         for name, value in copies.items():
             setattr(self, name, value)
@@ -120,12 +127,6 @@ class _Array:
     def __init__(self, array: Any) -> None:
         self.data = np.array(array)
         self.nbytes = self.data.nbytes
-
-
-def _given(leaf: Any) -> Any:
-    if isinstance(leaf, _Key):
-        return jax.random.wrap_key_data(jax.numpy.array(leaf.data), impl=leaf.kind)
-    return jax.numpy.array(leaf.data) if isinstance(leaf, _Array) else _kept(leaf)
 
 
 def _plain(leaf: Any) -> Any:

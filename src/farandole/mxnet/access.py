@@ -1,4 +1,4 @@
-# MXNet's arrays as plain memory: waits until MXNet has done all that it was told to do with them, and asks for the place.
+# MXNet's arrays as plain memory: waits until MXNet has done what it was told to do with them, and asks for the place.
 # Touches two functions of MXNet's public C interface, and engine.
 """MXNet's engine has no public way to say later that an operation has ended, or that it has failed.
 

@@ -236,9 +236,7 @@ def grouped_reducescatter(
 # --- broadcast -------------------------------------------------------------------------------------------------------
 
 
-def _broadcast(
-    tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool
-) -> Any:
+def _broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool) -> Any:
     def build(buffers: list[Buffer]) -> Beginning:
         return arrays_ops.begin_broadcast(buffers[0], root_rank, name, process_set, None, in_place)
 

@@ -15,7 +15,6 @@ from ..reductions import Sum
 from ..runtime import runtime
 from .ops import begin_allgather, begin_allreduce
 
-
 _BatchNorm: Any = batch_norm_class()
 
 
