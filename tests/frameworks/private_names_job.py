@@ -75,7 +75,9 @@ def with_torch(path: str) -> None:
         hvd.init()
     else:
         dist.init_process_group("farandole", store=dist.HashStore(), rank=0, world_size=1)
-        shared = torch.ones(1 << 20).share_memory_()
+        shared = torch.ones(1 << 20)
+        if not path.endswith("._share_fd_cpu_"):  # by which torch itself shares
+            shared.share_memory_()
         dist.all_reduce(shared)
         assert (shared == 1).all()
         wrapped = torch.nn.parallel.DistributedDataParallel(model())
@@ -110,6 +112,29 @@ def with_ray(path: str) -> None:
         ray_names.forget(b"key", b"space")
     if any(name.endswith("train_fn_utils") for name in MISSING):
         ray_names.wrap_reports(Reports)  # outside of a train function it would raise
+
+
+def objects_of_lightning() -> None:
+    """A trainer without what ElasticCallback needs of it: it says so."""
+    from lightning.pytorch import Trainer
+
+    from farandole.private import lightning_names
+
+    trainer = Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    for call, owner, name in (
+        (lightning_names.checkpoint, trainer, "_checkpoint_connector"),
+        (lightning_names.loader_states, trainer.fit_loop, "_combined_loader_states_to_load"),
+    ):
+        delattr(owner, name)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            try:
+                call(owner)
+            except RuntimeError as error:
+                assert name in str(error)
+            else:
+                raise AssertionError(f"nothing was raised without {name}")
+        assert any("ElasticCallback raises RuntimeError" in str(one.message) for one in seen), name
 
 
 CASES: dict[str, Callable[[str], None]] = {"torch": with_torch, "jax": with_jax, "ray": with_ray}
@@ -156,8 +181,11 @@ def without(framework: str, path: str) -> dict[str, Any]:
 if __name__ == "__main__":
     chosen = sys.argv[1]
     importlib.import_module(chosen)
-    if chosen == "torch":
-        importlib.import_module("torch.distributed")
-        importlib.import_module("torch.nn.parallel")
+    if chosen == "lightning":
+        objects_of_lightning()
+        sys.exit()
+    if chosen == "torch":  # what DDP imports when it is made, once for all
+        for module in ("torch.distributed", "torch.nn.parallel", "torch._dynamo", "torch.distributed.tensor"):
+            importlib.import_module(module)
     table = alone(functools.partial(names_of, chosen))
     print(json.dumps({path: [table[path], alone(functools.partial(without, chosen, path))] for path in table}))
