@@ -106,6 +106,7 @@ def _on_own_thread(function: Callable[[Any], list[Array]], number: Any, types: l
     options.experimental_optimization.apply_default_optimizations = False
 
     # Datasets are made and read in the order of the program: waits begin in that order, submissions do not.
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def fetched(_: Any) -> tuple[Any, ...]:
         return tuple(_listed(tf.numpy_function(function, [number], types, stateful=False)))
 
