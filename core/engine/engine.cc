@@ -23,7 +23,7 @@ std::string unnamed_prefix(Kind kind) {
 
 bool point_to_point(Kind kind) { return kind == Kind::send || kind == Kind::receive; }
 
-constexpr std::int64_t kLookAtCores = 100'000;  // between two looks at who shares this core
+constexpr std::int64_t kLookAtCores = 100'000;        // between two looks at who shares this core
 constexpr std::int64_t kNameLingers = 1'000'000'000;  // nanoseconds that the last one's name stays taken
 
 }  // namespace

@@ -93,9 +93,9 @@ class Engine final : private Services, private link::Listener {
       std::int64_t at = 0;
       std::atomic<std::int64_t> handle{0};
     } last;
-    std::map<std::pair<std::int32_t, Kind>, std::uint64_t> unnamed;           // how many so far
-    std::unordered_map<std::int32_t, std::vector<int>> members;  // group -> ranks, for checks by the submitter
-    Error ended;                                                 // nothing can be submitted any more
+    std::map<std::pair<std::int32_t, Kind>, std::uint64_t> unnamed;  // how many so far
+    std::unordered_map<std::int32_t, std::vector<int>> members;      // group -> ranks, for checks by the submitter
+    Error ended;                                                     // nothing can be submitted any more
   };
 
   // Services, for the groups.
