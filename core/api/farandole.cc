@@ -35,7 +35,7 @@ namespace {
 
 constexpr const char* kNoLease =
     "the agent of this host has not heard from the launcher for too long: others may have gone on without this rank";
-constexpr std::size_t kLongestName = 4096;
+using farandole::negotiate::kLongestName;
 
 int code_of(const Error& error) { return static_cast<int>(error.code); }
 

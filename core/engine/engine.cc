@@ -177,21 +177,21 @@ Error Engine::submit(std::vector<OperationPtr> operations, bool bundle, bool pro
     inbox_.full.store(true, std::memory_order_release);
   }
   if (prompt) return {};
-  if (bytes <= kInlineBytes && try_seat()) {
-    drive();
-    leave_seat();
-  } else {
-    wake();
+  if (bytes <= kInlineBytes) {
+    if (Seat seat(*this, std::try_to_lock); seat) {
+      drive();
+      return {};
+    }
   }
+  wake();
   return {};
 }
 
 bool Engine::poll(const OperationPtr& operation) {
   if (operation->done.load(std::memory_order_acquire) != 0) return true;
   await(*operation);
-  if (try_seat()) {
+  if (Seat seat(*this, std::try_to_lock); seat) {
     if (!drive()) pause();
-    leave_seat();
   } else {
     wake();
   }
@@ -215,7 +215,9 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms, bool a
   const bool slow = operation->slow.load(std::memory_order_relaxed);
   const std::int64_t patience = spin_ns_.load(std::memory_order_relaxed);
   const std::int64_t little = std::min(kShortSpin, patience);
-  if (!aside && try_seat()) {
+  if (aside) {
+    wake();
+  } else if (Seat seat(*this, std::try_to_lock); seat) {
     std::int64_t moved_at = now;
     while (done.load(std::memory_order_acquire) == 0 && now < end) {
       bool moved = drive();
@@ -227,7 +229,6 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms, bool a
       if (now - moved_at > (slow || waits_for_a_wire() ? little : patience)) break;
       pause();
     }
-    leave_seat();
   } else {
     wake();
   }
@@ -315,16 +316,6 @@ void Engine::wake() {
   if (asleep_.load(std::memory_order_relaxed)) bell_.ring();
 }
 
-bool Engine::try_seat() {
-  if (!running_.load(std::memory_order_acquire) || !seat_.try_lock()) return false;
-  if (!running_.load(std::memory_order_acquire)) {  // leave() has come first
-    seat_.unlock();
-    return false;
-  }
-  take_seat();
-  return true;
-}
-
 // Between two looks that found nothing.
 void Engine::pause() {
   if (!crowded_ && now_ - looked_at_cores_ > kLookAtCores) look_at_cores();
@@ -347,28 +338,6 @@ void Engine::look_at_cores() {
     shared = shared || taken.back() == core;
   }
   sharing_ = shared && !os::leave_cores(taken);
-}
-
-void Engine::take_seat() {
-  asleep_.store(false, std::memory_order_relaxed);
-  board_.on_core(os::current_core());
-  board_.awake();
-}
-
-void Engine::leave_seat() {
-  bool more = settle() || next_deadline() < sleeping_until_.load(std::memory_order_relaxed);
-  seat_.unlock();
-  if (more) bell_.ring();
-}
-
-// From here on others ring; so what happened before they knew is looked at once more.
-bool Engine::settle() {
-  bool waiting = busy();
-  asleep_.store(true, std::memory_order_relaxed);
-  board_.sleep_soon(waiting ? link::Sleep::waiting : link::Sleep::idle);
-  bool more = inbox_.full.load(std::memory_order_relaxed);
-  for (const auto& [id, group] : groups_) more = group->must_divert() || more;
-  return (waiting || more) && drive();
 }
 
 void Engine::log(Level level, std::string text) { events_.push({EventKind::log, -1, level, std::move(text)}); }
