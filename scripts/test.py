@@ -44,7 +44,7 @@ def stages(packages: list[str]) -> list[Stage]:
     """All stages, for an environment that has only what builds the core: that is done while packages are installed."""
     rest = f"not ({QUICK}) and not nightly"
     build, sanitized = sanitize.stages("address,undefined", beside=True)
-    fuzzer = Stage("build the fuzzer", [PYTHON, SCRIPTS / "fuzz.py", "build"], beside=True)
+    fuzzer = Stage("build the fuzzers", [PYTHON, SCRIPTS / "fuzz.py", "build"], beside=True)
     wheels = Stage("compile the wheels", [PYTHON, SCRIPTS / "wheel.py", "compile"], beside=True)
     unit: list[str | Path] = [*PYTEST, "-n", str(check.cores()), "-m", rest, "tests/unit"]
     found = [
@@ -63,7 +63,10 @@ def stages(packages: list[str]) -> list[Stage]:
     found.append(Stage("Python: frameworks, two files at a time", frameworks, environment=QUIET))
     if NEWEST_IS_APART:
         found += again("other-torch")
-    found += [sanitized, Stage("fuzzing of the wire", [PYTHON, SCRIPTS / "fuzz.py", str(FUZZ_SECONDS)])]
+    found += [
+        sanitized,
+        Stage("fuzzing of the wire and of whole engines", [PYTHON, SCRIPTS / "fuzz.py", str(FUZZ_SECONDS)]),
+    ]
     found.append(Stage("wheels for x86_64 and aarch64", [PYTHON, SCRIPTS / "wheel.py"]))
     return found
 
