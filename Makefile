@@ -7,6 +7,8 @@ VENV_PYTHON := .venv/bin/python
 unexport PYTHONDONTWRITEBYTECODE
 # Bench: more options, as in BENCH="collectives --ranks 2".
 BENCH ?=
+# Fuzz: for how many seconds.
+FUZZ ?= 3600
 # Chaos: how often each cell of the fault table runs; SEED=... replays the random part.
 N ?= 1
 SEED ?=
@@ -22,7 +24,7 @@ TESTED := $(CHECKED) demo tensorflow
 # The second torch: on x86_64 it is the newest, which make test has to run; elsewhere it is for the night.
 SECOND := $(if $(filter x86_64,$(shell uname -m)),other-torch)
 
-.PHONY: help demo check test nightly bench chaos lint sanitize coverage wheel release clean
+.PHONY: help demo check test nightly bench chaos fuzz lint sanitize coverage wheel release clean
 
 help:
 	@echo "make demo      train on handwritten digits with 1 and with 2 processes, beside DDP"
@@ -31,6 +33,7 @@ help:
 	@echo "make nightly   thread sanitizer, oldest frameworks, an hour of fuzzing, make chaos"
 	@echo "make bench     everything beside Gloo, MPI and memcpy, with the targets; BENCH=--quick: a minute"
 	@echo "make chaos     kill ranks everywhere, N=10 times each; random faults in elastic jobs, SEED=... replays"
+	@echo "make fuzz      an hour of fuzzing, of the wire and of whole engines with a hostile rank; FUZZ=60: a minute"
 	@echo "make lint      style, types, and the rules of the house: a part of make check"
 	@echo "make sanitize  C++ tests under address, undefined behaviour and thread sanitizers"
 	@echo "make coverage  how much of Python and of C++ the tests run"
@@ -76,6 +79,11 @@ chaos:
 		tests/frameworks/test_torch_elastic_faults.py
 	@$(VENV_PYTHON) tests/chaos/elastic_faults.py --cells $$((300 * $(N))) --hosts $$((60 * $(N))) --faults $$((60 * $(N))) \
 		--nested $$((20 * $(N))) --saves $$((1000 * $(N))) --partitions $$((30 * $(N))) --soak $$((40 * $(N))) $(if $(SEED),--seed $(SEED)) --json build/chaos/elastic.json
+
+fuzz:
+	@$(PYTHON) scripts/build.py check
+	@$(PYTHON) scripts/environment.py build
+	@$(VENV_PYTHON) scripts/fuzz.py $(FUZZ)
 
 lint:
 	@$(PYTHON) scripts/environment.py $(CHECKED)

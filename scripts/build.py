@@ -8,12 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
 from environment import PYTHON, ROOT, VENV, installer, stop
 
 COMPILER = {"apt-get": "g++", "dnf": "gcc-c++", "zypper": "gcc-c++", "pacman": "gcc", "apk": "g++"}
+HEADERS = {"apt-get": "python3-dev", "dnf": "python3-devel", "zypper": "python3-devel", "apk": "python3-dev"}
 PROBE = "#include <coroutine>\n#include <bit>\nint main() { return std::popcount(3u) == 2 ? 0 : 1; }\n"
 
 
@@ -33,6 +35,12 @@ def compiler() -> str:
     missing = f"CXX={chosen} is no program here" if chosen else "no C++ compiler found"
     stop(f"build: {missing}; run: {installer(COMPILER)}")
     raise AssertionError  # stop() ends the process
+
+
+def headers() -> None:
+    """Python's own headers, for the extension module; Debian has them in a package of their own."""
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        stop(f"build: Python.h is not in {sysconfig.get_path('include')}; run: {installer(HEADERS)}")
 
 
 def cores() -> int:
@@ -74,11 +82,15 @@ def run(command: list[str], log: Path) -> None:
 
 
 def main() -> None:
-    """check: is there a compiler? library: the product. tests: everything. sanitize NAME: the tests, instrumented."""
+    """check: are a compiler and Python's headers there? library: the product. tests: everything.
+
+    sanitize NAME: the tests, instrumented.
+    """
     what = sys.argv[1]
     here = ["-DFARANDOLE_TESTS=ON"]
     if what == "check":
         compiler()
+        headers()
     elif what == "library":
         print("build: compiling the core (about a minute on 2 cores the first time)", flush=True)
         build("checkout", here, ["farandole", "farandole_bridge"])

@@ -1,6 +1,7 @@
-"""`fuzz.py SECONDS`: libFuzzer on everything that reads bytes from another rank, from the saved inputs on; `build` for
-SECONDS builds it alone. Needs Clang with libFuzzer; what it finds lies in build/fuzz/found and fails the run. Starts
-CMake and the fuzzer."""
+"""`fuzz.py SECONDS`: fuzzing of everything that reads bytes from another rank, and of whole engines beside a hostile
+rank, from the saved inputs on; `build` for SECONDS builds it alone. libFuzzer where Clang has it, else a driver of our
+own with GCC (tests/fuzz/driver.h). What is found lies in build/fuzz/found and fails the run. Starts CMake and the
+fuzzers."""
 
 from __future__ import annotations
 
@@ -9,11 +10,35 @@ import subprocess
 import sys
 
 from build import build
-from environment import ROOT, installer
+from environment import ROOT
 
 CLANG = "clang++-16"  # Debian's package; libFuzzer comes with libclang-rt-16-dev
-SANITIZE = "fuzzer-no-link,address,undefined"
+SANITIZE = "address,undefined"
+FUZZERS = ("wire", "engine")
 LONGEST_INPUT = 4096  # bytes
+PLACE = ROOT / "build" / "fuzz"
+
+
+def command(name: str, seconds: str, libfuzzer: bool) -> list[str]:
+    """How a fuzzer is started. New inputs that reach new code are kept, for the next run."""
+    kept, found, corpus = PLACE / "corpus" / name, PLACE / "found" / name, ROOT / "tests" / "fuzz" / "corpus" / name
+    for folder in (kept, found):
+        folder.mkdir(parents=True, exist_ok=True)
+    program = str(PLACE / f"{name}_fuzz")
+    if not libfuzzer:
+        return [program, "--seconds", seconds, str(kept), str(found), str(corpus)]
+    limits = [f"-max_total_time={seconds}", f"-max_len={LONGEST_INPUT}", f"-artifact_prefix={found}/"]
+    return [program, str(kept), str(corpus), *limits]
+
+
+def report(name: str, said: str, code: int) -> None:
+    """One line, or the last ones when something was found."""
+    lines = said.splitlines()
+    shown = [line for line in lines if line.startswith("Done ")] if code == 0 else lines[-80:]
+    print("\n".join(f"{name}: {line}" for line in shown))
+    if code != 0:
+        program, found = PLACE / f"{name}_fuzz", PLACE / "found" / name
+        print(f"fuzz: an input that breaks it lies in {found}; `{program} {found}` runs it again")
 
 
 def main() -> int:
@@ -21,27 +46,21 @@ def main() -> int:
     if len(sys.argv) != 2 or not (sys.argv[1] == "build" or sys.argv[1].isdigit()):
         print("fuzz: usage: fuzz.py SECONDS, or fuzz.py build", file=sys.stderr)
         return 2
-    if shutil.which(CLANG) is None:
-        remedy = installer({"apt-get": "clang-16 libclang-rt-16-dev"})
-        print(f"fuzz: skipped, because there is no {CLANG}; to have it: {remedy}")
-        return 0
-    defines = ["-DFARANDOLE_FUZZ=ON", f"-DFARANDOLE_SANITIZE={SANITIZE}"]
-    build("fuzz", defines, ["wire_fuzz"], CLANG)
+    libfuzzer = shutil.which(CLANG) is not None
+    defines = ["-DFARANDOLE_FUZZ=ON", f"-DFARANDOLE_SANITIZE={'fuzzer-no-link,' * libfuzzer}{SANITIZE}"]
+    build("fuzz", defines, [f"{name}_fuzz" for name in FUZZERS], CLANG if libfuzzer else None)
     if sys.argv[1] == "build":
         return 0
-    place = ROOT / "build" / "fuzz"
-    for name in ("corpus", "found"):
-        (place / name).mkdir(exist_ok=True)
-    # New inputs that reach new code are kept in the first folder, for the next run.
-    command = [str(part) for part in (place / "wire_fuzz", place / "corpus", ROOT / "tests" / "fuzz" / "corpus")]
-    command += [f"-max_total_time={sys.argv[1]}", f"-max_len={LONGEST_INPUT}", f"-artifact_prefix={place / 'found'}/"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    lines = done.stdout.splitlines()
-    shown = [line for line in lines if line.startswith("Done ")] if done.returncode == 0 else lines[-80:]
-    print("\n".join(shown))
-    if done.returncode != 0:
-        print(f"fuzz: an input that breaks it lies in {place / 'found'}; run {place / 'wire_fuzz'} with it")
-    return done.returncode
+    running = {
+        name: subprocess.Popen(
+            command(name, sys.argv[1], libfuzzer), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for name in FUZZERS
+    }
+    for name, process in running.items():
+        report(name, process.communicate()[0], process.returncode)
+    codes: list[int] = [process.returncode for process in running.values()]
+    return max(map(abs, codes))
 
 
 if __name__ == "__main__":

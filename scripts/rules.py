@@ -36,13 +36,14 @@ FORBIDDEN_CALLS: dict[str, str] = {
 }
 
 # Python: a room (a file or a folder of src/farandole) and the rooms it may import.
-_WORDS = {"version", "errors", "tested"}
+_WORDS = {"version", "errors", "tested", "private"}
 _BASE = _WORDS | {"config", "engine"}
 _RUNTIME = _BASE | {"rendezvous", "native", "reference", "observe"}
 _ARRAYS = _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects"}
 PYTHON_ROOMS: dict[str, set[str]] = {
     "version": set(),
     "tested": set(),
+    "private": set(),
     "errors": {"version"},
     "config": _WORDS,
     "engine": _WORDS | {"config"},
@@ -60,7 +61,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "ops": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions"},
     "objects": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops"},
     "__init__": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects", "launch"},
-    "autoload": {"torch", "lightning", "version"},
+    "autoload": {"torch", "lightning", "private"},
     "elastic": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects"},
     "torch": _RUNTIME
     | {
@@ -121,6 +122,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
 # Rooms named after a framework may import it; nobody else may.
 # Those that are built on another one may import that as well.
 BUILT_ON = {
+    "private": {"torch", "pyspark"},
     "lightning": {"torch"},
     "spark": {"pyspark"},
     "spark/common": {"pyspark"},
@@ -166,11 +168,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
         "process",
         "src/farandole/compiled/__init__.py",
     ): "the compiler, once per version of a framework; it ends before the call returns",
-    (
-        "ctypes",
-        "src/farandole/tensorflow/arrivals.py",
-    ): "TensorFlow's own C interface, where there is no compiler to do it in C++",
     ("ctypes", "src/farandole/jax/compiled/__init__.py"): "JAX's own way to be told of a compiled function",
-    ("ctypes", "src/farandole/mxnet/pushing.py"): "MXNet's engine has a door in C alone; ours is not touched here",
+    ("ctypes", "src/farandole/mxnet/access.py"): "only MXNet's C interface tells where an array lies",
     ("ctypes", "src/farandole/launch/spawn.py"): "workers die with their launcher: prctl has no other door in Python",
 }

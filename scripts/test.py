@@ -43,7 +43,7 @@ def stages(packages: list[str]) -> list[Stage]:
     """All stages, for an environment that has only what builds the core: that is done while packages are installed."""
     rest = f"not ({QUICK}) and not nightly"
     build, sanitized = sanitize.stages("address,undefined", beside=True)
-    fuzzer = Stage("build the fuzzer", [PYTHON, SCRIPTS / "fuzz.py", "build"], beside=True)
+    fuzzer = Stage("build the fuzzers", [PYTHON, SCRIPTS / "fuzz.py", "build"], beside=True)
     wheel = Stage("compile the wheel", [PYTHON, SCRIPTS / "wheel.py", "compile", "here"], beside=True)
     unit: list[str | Path] = [*PYTEST, "-n", str(check.cores()), "-m", rest, "tests/unit"]
     found = [
@@ -62,11 +62,14 @@ def stages(packages: list[str]) -> list[Stage]:
     found.append(Stage("Python: frameworks, two files at a time", frameworks, environment=QUIET))
     if NEWEST_IS_APART:
         found.append(again("other-torch", ON_OTHER_TORCH))
-    found += [sanitized, Stage("fuzzing of the wire", [PYTHON, SCRIPTS / "fuzz.py", str(FUZZ_SECONDS)])]
-    found.append(Stage("the wheel for this machine", [PYTHON, SCRIPTS / "wheel.py", "here"]))
+    found += [
+        sanitized,
+        Stage("fuzzing of the wire and of whole engines", [PYTHON, SCRIPTS / "fuzz.py", str(FUZZ_SECONDS)]),
+        Stage("the wheel for this machine", [PYTHON, SCRIPTS / "wheel.py", "here"]),
+    ]
     return found
 
 
 if __name__ == "__main__":
-    print("make test: about 70 minutes on 2 cores the first time", flush=True)
+    print("make test: about an hour on 2 cores the first time", flush=True)
     sys.exit(run(stages(sys.argv[1:])))

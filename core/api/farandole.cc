@@ -35,7 +35,7 @@ namespace {
 
 constexpr const char* kNoLease =
     "the agent of this host has not heard from the launcher for too long: others may have gone on without this rank";
-constexpr std::size_t kLongestName = 4096;
+using farandole::negotiate::kLongestName;
 
 int code_of(const Error& error) { return static_cast<int>(error.code); }
 
@@ -180,9 +180,7 @@ void tell(const farandole::Operation& operation, farandole_outcome& outcome) {
 
 }  // namespace
 
-// Found in the file by who must not load it: the words before the version are autoload.py's.
-static constexpr char kStamp[] = "farandole library " FARANDOLE_VERSION;
-EXPORT const char* farandole_version(void) { return kStamp + sizeof(kStamp) - sizeof(FARANDOLE_VERSION); }
+EXPORT const char* farandole_version(void) { return FARANDOLE_VERSION; }
 EXPORT uint64_t farandole_interface(void) { return FARANDOLE_INTERFACE; }
 EXPORT uint64_t farandole_wire(void) { return FARANDOLE_WIRE; }
 EXPORT const char* farandole_kernels(void) { return farandole::kernel::name(); }

@@ -195,7 +195,7 @@ int farandole_trace(farandole_engine* engine, int32_t on, int32_t mark_plans);
 int64_t farandole_trace_drain(farandole_engine* engine, char* buffer, int64_t capacity);
 
 /* In the test-only library alone (link/chaos.cc). "allreduce.pack" or "*.pack"; action: kill, stop, delay:<ms>, error,
- * corrupt, truncate, short; fires once after `skip` passes. engine null: all engines. */
+ * no_memory, corrupt, truncate, short; fires once after `skip` passes. engine null: all engines. */
 int farandole_chaos_set(farandole_engine* engine, const char* point, const char* action, int32_t skip);
 int64_t farandole_chaos_fired(farandole_engine* engine, const char* point);
 

@@ -24,7 +24,7 @@ Exchange::Exchange(const Context& context, std::size_t chunk)
 }
 
 void Exchange::give(int lane, Cursor from, std::size_t bytes) {
-  if (bytes > 0) outgoing_.push_back({lane, from, bytes, std::nullopt});
+  if (bytes > 0 || tells_empty_) outgoing_.push_back({lane, from, bytes, std::nullopt});
 }
 
 void Exchange::give(int lane, Cursor from, std::size_t bytes, const std::size_t* allowed) {
@@ -32,11 +32,11 @@ void Exchange::give(int lane, Cursor from, std::size_t bytes, const std::size_t*
 }
 
 void Exchange::give(int lane, Cursor from, std::size_t bytes, Cursor also) {
-  if (bytes > 0) outgoing_.push_back({lane, from, bytes, also});
+  if (bytes > 0 || tells_empty_) outgoing_.push_back({lane, from, bytes, also});
 }
 
 void Exchange::take(int writer, bool from_everyone, Cursor to, std::size_t bytes) {
-  if (bytes > 0) incoming_.push_back({writer, from_everyone, to, bytes});
+  if (bytes > 0 || tells_empty_) incoming_.push_back({writer, from_everyone, to, bytes});
   incoming_bytes_ += bytes;
 }
 
@@ -80,10 +80,10 @@ Task Exchange::run() {
 bool Exchange::done() const {
   if (fold_left_ > 0 || keep_left_ > 0) return false;
   for (const Outgoing& outgoing : outgoing_) {
-    if (outgoing.left > 0) return false;
+    if (outgoing.open) return false;
   }
   for (const Incoming& incoming : incoming_) {
-    if (incoming.left > 0) return false;
+    if (incoming.open) return false;
   }
   return true;
 }
@@ -91,7 +91,7 @@ bool Exchange::done() const {
 bool Exchange::ready() const {
   if (keep_left_ > 0) return true;
   for (const Incoming& incoming : incoming_) {
-    if (incoming.left > 0 && rings_.peek(incoming.writer, incoming.from_everyone) != nullptr) return true;
+    if (incoming.open && next_of(incoming) != nullptr) return true;
   }
   if (can_fold()) return true;
   for (const Outgoing& outgoing : outgoing_) {
@@ -109,7 +109,7 @@ bool Exchange::step() {
 }
 
 std::byte* Exchange::can_give(const Outgoing& outgoing) const {
-  if (outgoing.left == 0) return nullptr;
+  if (!outgoing.open) return nullptr;
   bool there = outgoing.allowed == nullptr || *outgoing.allowed - outgoing.given >= std::min(outgoing.left, chunk_);
   return there ? rings_.claim(outgoing.lane) : nullptr;
 }
@@ -122,21 +122,27 @@ bool Exchange::give_one(Outgoing& outgoing) {
   outgoing.from.read(slot, bytes);
   if (outgoing.also) outgoing.also->write(slot, bytes);  // from cache
   enter(context_, "send");
-  rings_.publish(outgoing.lane);
+  rings_.publish(outgoing.lane, stamp(context_, bytes));
   outgoing.left -= bytes;
   outgoing.given += bytes;
+  outgoing.open = outgoing.left > 0;
   return true;
 }
 
+const std::byte* Exchange::next_of(const Incoming& incoming) const {
+  return rings_.peek(incoming.writer, incoming.from_everyone, stamp(context_, std::min(incoming.left, chunk_)));
+}
+
 bool Exchange::take_one(Incoming& incoming) {
-  if (incoming.left == 0) return false;
-  const std::byte* slot = rings_.peek(incoming.writer, incoming.from_everyone);
+  if (!incoming.open) return false;
+  const std::byte* slot = next_of(incoming);
   if (slot == nullptr) return false;
   enter(context_, "unpack");
   std::size_t bytes = std::min(incoming.left, chunk_);
   store(incoming.to, slot, bytes);
   rings_.consume(incoming.writer, incoming.from_everyone);
   incoming.left -= bytes;
+  incoming.open = incoming.left > 0;
   enter(context_, "recv");
   return true;
 }
@@ -160,8 +166,9 @@ bool Exchange::keep_one() {
 
 bool Exchange::can_fold() const {
   if (fold_left_ == 0) return false;
+  const std::uint64_t expected = stamp(context_, std::min(fold_left_, chunk_));
   for (int member = 0; member < rings_.members(); ++member) {
-    if (member != rings_.me() && rings_.peek(member, false) == nullptr) return false;
+    if (member != rings_.me() && rings_.peek(member, false, expected) == nullptr) return false;
   }
   return !mirror_ || rings_.claim(link::Rings::everyone) != nullptr;
 }
@@ -169,11 +176,11 @@ bool Exchange::can_fold() const {
 bool Exchange::fold_one() {
   if (!can_fold()) return false;
   enter(context_, "reduce");
+  std::size_t bytes = std::min(fold_left_, chunk_);
   for (int member = 0; member < rings_.members(); ++member) {
-    if (member != rings_.me()) slots_[index(member)] = rings_.peek(member, false);
+    if (member != rings_.me()) slots_[index(member)] = rings_.peek(member, false, stamp(context_, bytes));
   }
   std::byte* mirror = mirror_ ? rings_.claim(link::Rings::everyone) : nullptr;
-  std::size_t bytes = std::min(fold_left_, chunk_);
   for (std::size_t at = 0; at < bytes;) {
     std::size_t step = std::min({bytes - at, fold_in_.run(), fold_out_.run()});
     for (std::size_t member = 0; member < slots_.size(); ++member) sources_[member] = slots_[member] + at;
@@ -186,7 +193,7 @@ bool Exchange::fold_one() {
     fold_out_.skip(step);
     at += step;
   }
-  if (mirror_) rings_.publish(link::Rings::everyone);
+  if (mirror_) rings_.publish(link::Rings::everyone, stamp(context_, bytes));
   for (int member = 0; member < rings_.members(); ++member) {
     if (member != rings_.me()) rings_.consume(member, false);
   }

@@ -29,6 +29,9 @@ class Exchange {
   void take(int writer, bool from_everyone, Cursor to, std::size_t bytes);
   // `bytes` at `from` stay with me: they go to `to` while there is nothing to do for others.
   void keep(Cursor from, Cursor to, std::size_t bytes);
+  // Sizes that members have been told, and cannot know from their own requests: an empty slot says that there is
+  // nothing. Before the first give() or take().
+  void tell_empty() { tells_empty_ = true; }
   // What is taken and kept goes to memory that this collective has not read: if it is much, past the cache.
   void write_anew() { anew_ = true; }
   // `bytes` at `in` and what the other members' lanes to me bring are reduced to `out`, in local order; with `mirror`,
@@ -47,12 +50,14 @@ class Exchange {
     std::optional<Cursor> also;
     const std::size_t* allowed = nullptr;
     std::size_t given = 0;
+    bool open = true;  // one more slot is to be filled
   };
   struct Incoming {
     int writer;
     bool from_everyone;
     Cursor to;
     std::size_t left;
+    bool open = true;  // one more slot is to come
   };
 
   bool done() const;
@@ -61,6 +66,7 @@ class Exchange {
   std::byte* can_give(const Outgoing& outgoing) const;  // the slot to fill, or null
   bool give_one(Outgoing& outgoing);
   bool take_one(Incoming& incoming);
+  const std::byte* next_of(const Incoming& incoming) const;
   bool keep_one();
   void store(Cursor& to, const std::byte* from, std::size_t bytes) const;
   bool can_fold() const;
@@ -73,6 +79,7 @@ class Exchange {
   std::vector<Incoming> incoming_;
   std::size_t incoming_bytes_ = 0;
   bool anew_ = false;
+  bool tells_empty_ = false;
   Cursor keep_from_;
   Cursor keep_to_;
   std::size_t keep_left_ = 0;

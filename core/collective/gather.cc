@@ -25,20 +25,21 @@ Task gather_blocks(const Context& context, const Pieces& in, const std::vector<P
   const std::vector<int>& neighbours = topology.my_host();
   wire::Tag tag{context.group, context.sequence, step};
   int my_host = topology.host_of[index(topology.me)];
+  const bool told = rows_vary(context.kind);  // sizes that cannot be known otherwise: also an empty block is sent
   std::vector<link::TransferPtr> sends, receives;
   std::vector<Pieces> own(neighbours.size()), fetched(neighbours.size());  // by local member
   for (int local = 0; local < static_cast<int>(neighbours.size()); ++local) {
     own[index(local)] = out[index(neighbours[index(local)])];
   }
   for (int member = 0; member < topology.size(); ++member) {
-    if (topology.host_of[index(member)] == my_host || out[index(member)].empty()) continue;
+    if (topology.host_of[index(member)] == my_host || (out[index(member)].empty() && !told)) continue;
     int taker = counterpart(topology, my_host, topology.local_of[index(member)]);
     fetched[index(topology.local_of[index(taker)])].add(out[index(member)]);
     if (taker != topology.me) continue;
     receives.push_back(context.messenger->receive(topology.ranks[index(member)], tag, out[index(member)]));
   }
   enter(context, "send");
-  for (int shift = 1; shift < topology.host_count() && !in.empty(); ++shift) {
+  for (int shift = 1; shift < topology.host_count() && (told || !in.empty()); ++shift) {
     int host = (my_host + shift) % topology.host_count();
     int taker = counterpart(topology, host, topology.my_local());
     sends.push_back(context.messenger->send(topology.ranks[index(taker)], tag, in));

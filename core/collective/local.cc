@@ -24,12 +24,13 @@ Task allreduce_by_one_hop(const Context& context, const Pieces& in, const Pieces
   enter(context, "pack");
   in.copy_out(0, mine, in.bytes());
   enter(context, "send");
-  rings.publish(Rings::everyone);
+  const std::uint64_t expected = stamp(context, in.bytes());
+  rings.publish(Rings::everyone, expected);
 
   enter(context, "recv");
   int next = 0;  // those before it have come
-  auto all_here = until([&rings, &next] {
-    while (next < rings.members() && (next == rings.me() || rings.peek(next, true) != nullptr)) ++next;
+  auto all_here = until([&rings, &next, expected] {
+    while (next < rings.members() && (next == rings.me() || rings.peek(next, true, expected) != nullptr)) ++next;
     return next == rings.members();
   });
   co_await all_here;
@@ -38,7 +39,7 @@ Task allreduce_by_one_hop(const Context& context, const Pieces& in, const Pieces
   // My own slot is a source like the others': `out` may be the memory of `in`.
   std::vector<Pieces> sources(index(rings.members()));
   for (int member = 0; member < rings.members(); ++member) {
-    sources[index(member)].add(member == rings.me() ? mine : rings.peek(member, true), in.bytes());
+    sources[index(member)].add(member == rings.me() ? mine : rings.peek(member, true, expected), in.bytes());
   }
   reduce(reduction, sources, out);
   for (int member = 0; member < rings.members(); ++member) {
@@ -106,6 +107,7 @@ Task local_allgather(const Context& context, const Pieces& mine, const std::vect
   Rings& rings = *context.rings;
   Exchange exchange(context, rings.slot_bytes());
   exchange.write_anew();
+  if (rows_vary(context.kind)) exchange.tell_empty();
   const Pieces& own = out[index(rings.me())];
   if (&mine == &own) {  // a broadcast: it is there already
     exchange.give(Rings::everyone, Cursor(mine), mine.bytes());
@@ -130,6 +132,7 @@ Task local_alltoall(const Context& context, const std::vector<Pieces>& in, const
   }
   Exchange exchange(context, rings.slot_bytes());
   exchange.write_anew();
+  if (rows_vary(context.kind)) exchange.tell_empty();
   for (int shift = 1; shift < rings.members(); ++shift) {
     int to = (rings.me() + shift) % rings.members();
     int from = (rings.me() + rings.members() - shift) % rings.members();
@@ -146,11 +149,12 @@ Task local_barrier(const Context& context) {
   auto free = until([&rings] { return rings.claim(Rings::everyone) != nullptr; });
   co_await free;
   enter(context, "send");
-  rings.publish(Rings::everyone);
+  const std::uint64_t expected = stamp(context, 0);
+  rings.publish(Rings::everyone, expected);
   enter(context, "recv");
   for (int member = 0; member < rings.members(); ++member) {
     if (member == rings.me()) continue;
-    auto here = until([&rings, member] { return rings.peek(member, true) != nullptr; });
+    auto here = until([&rings, member, expected] { return rings.peek(member, true, expected) != nullptr; });
     co_await here;
     rings.consume(member, true);
   }

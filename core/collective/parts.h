@@ -20,6 +20,11 @@ inline void enter(const Context& context, const char* phase) {
   FARANDOLE_FAILPOINT(context.engine, context.kind, phase);
 }
 
+// What both sides of a slot must believe about it: which collective it belongs to, and how many bytes it has.
+inline std::uint64_t stamp(const Context& context, std::size_t bytes) {
+  return context.sequence << 32 | static_cast<std::uint32_t>(bytes);
+}
+
 // `bytes` cut into `count` parts of equal size, at multiples of 64 so that no cache line has two owners; the last parts
 // are shorter or empty.
 struct Slices {

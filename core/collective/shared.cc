@@ -21,10 +21,12 @@ using Words = std::vector<std::uint64_t>;
 constexpr std::size_t kChunk = 256 << 10;  // what is reduced stays in cache until it is copied on
 constexpr int kChunksAtOnce = 4;           // some 100 microseconds
 constexpr std::size_t kWordsOfPiece = 3;
+constexpr std::uint32_t kAnyWords = ~0u;  // in the stamp of a slot that says itself how many words it has
 
 // Everyone shows a few words (at most a slot's) and reads the others'.
 Task show(const Context& context, const Words& mine, std::vector<Words>& all) {
   Rings& rings = *context.rings;
+  const std::uint64_t any_words = stamp(context, kAnyWords);
   auto free = until([&rings] { return rings.claim(Rings::everyone) != nullptr; });
   co_await free;
   enter(context, "send");
@@ -32,17 +34,17 @@ Task show(const Context& context, const Words& mine, std::vector<Words>& all) {
   const std::uint64_t count = mine.size();
   std::memcpy(slot, &count, sizeof count);
   if (count > 0) std::memcpy(slot + sizeof count, mine.data(), count * sizeof count);
-  rings.publish(Rings::everyone);
+  rings.publish(Rings::everyone, any_words);
   enter(context, "recv");
   all.assign(index(rings.members()), mine);
   for (int member = 0; member < rings.members(); ++member) {
     if (member == rings.me()) continue;
-    auto here = until([&rings, member] { return rings.peek(member, true) != nullptr; });
+    auto here = until([&rings, member, any_words] { return rings.peek(member, true, any_words) != nullptr; });
     co_await here;
-    const std::byte* shown = rings.peek(member, true);
-    std::uint64_t theirs = 0;
-    std::memcpy(&theirs, shown, sizeof theirs);
-    theirs = std::min<std::uint64_t>(theirs, rings.slot_bytes() / sizeof theirs - 1);
+    const std::byte* shown = rings.peek(member, true, any_words);
+    // Read once: who shows it may change it.
+    const std::uint64_t said = __atomic_load_n(reinterpret_cast<const std::uint64_t*>(shown), __ATOMIC_RELAXED);
+    const std::uint64_t theirs = std::min<std::uint64_t>(said, rings.slot_bytes() / sizeof said - 1);
     Words& words = all[index(member)];
     words.resize(theirs);
     if (theirs > 0) std::memcpy(words.data(), shown + sizeof theirs, theirs * sizeof theirs);
@@ -162,9 +164,11 @@ Task alltoall_shared(const Context& context, const std::vector<Pieces>& in, cons
   std::vector<Pieces> to(members);
   bool complete = true;
   for (std::size_t member = 0; member < members; ++member) {
-    if (member == me || in[member].empty()) continue;
+    if (member == me) continue;
     auto place = std::span(all[member]).subspan(std::min(me * kWordsOfPiece, all[member].size()));
     place = place.first(std::min(place.size(), kWordsOfPiece));
+    complete = complete && place.size() == kWordsOfPiece && place.back() == in[member].bytes();
+    if (in[member].empty()) continue;
     to[member] = reach(context, static_cast<int>(member), place, in[member].bytes(), held);
     complete = complete && !to[member].empty();
   }

@@ -17,7 +17,7 @@ class Task {
   using Handle = std::coroutine_handle<promise_type>;
 
   struct Condition {
-    virtual bool holds() = 0;  // may throw: the exception continues in the coroutine that waits
+    virtual bool holds() = 0;  // throws nothing: an exception is kept, and continues in the coroutine that waits
 
    protected:
     ~Condition() = default;
@@ -99,13 +99,7 @@ class Running {
   bool advance(bool& moved) {
     while (!task_.handle().done()) {
       if (stack_.waiting != nullptr) {
-        bool holds = true;
-        try {
-          holds = stack_.waiting->holds();
-        } catch (...) {
-          holds = true;  // the awaiter evaluates again and throws inside the coroutine
-        }
-        if (!holds) return false;
+        if (!stack_.waiting->holds()) return false;
         stack_.waiting = nullptr;
       }
       moved = true;
@@ -124,13 +118,24 @@ template <class Predicate>
 class Until final : public Task::Condition {
  public:
   explicit Until(Predicate predicate) : predicate_(std::move(predicate)) {}
-  bool holds() override { return predicate_(); }
+  bool holds() override {
+    try {
+      return predicate_();
+    } catch (...) {
+      // Asked again it might not throw: what it looks at may be a neighbour's memory.
+      error_ = std::current_exception();
+      return true;
+    }
+  }
   bool await_ready() { return predicate_(); }
   void await_suspend(Task::Handle self) { self.promise().stack->waiting = this; }
-  void await_resume() { (void)predicate_(); }  // throws here what made the wait end
+  void await_resume() {
+    if (error_) std::rethrow_exception(error_);
+  }
 
  private:
   Predicate predicate_;
+  std::exception_ptr error_;
 };
 
 // co_await pause: goes on at the next advance(), so that a task that never has to wait does not keep others from

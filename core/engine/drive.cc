@@ -1,4 +1,4 @@
-// The driver's seat: one pass over everything that can go on, and what links and groups report during it.
+// What a driver does: one pass over everything that can go on, and what a revocation and leaving are.
 // Touches every room below it.
 #include <algorithm>
 #include <new>
@@ -18,18 +18,17 @@ void Engine::thread_main() {
   std::vector<os::Event> woken;
   for (;;) {
     {
-      std::lock_guard seat(seat_);
-      take_seat();
+      Seat seat(*this);
       std::int64_t moved_at = os::now_ns();
       while (drive() || (busy() && now_ - moved_at < patience())) {
         if (moved_)
           moved_at = now_;
         else
-          pause();
+          pause(Whose::ours);
         if (!running_.load(std::memory_order_acquire)) break;
       }
-      if (!running_.load(std::memory_order_acquire)) return;
-      if (settle()) continue;
+      if (!running_.load(std::memory_order_acquire)) return seat.leave_unsettled();
+      if (seat.settle()) continue;
       sleeping_until_.store(next_deadline(), std::memory_order_relaxed);
     }
     std::int64_t until = sleeping_until_.load(std::memory_order_relaxed);
@@ -56,29 +55,6 @@ bool Engine::waits_for_a_wire() const {
 bool Engine::busy() const {
   if (!transfers_.empty() || !unsourced_.empty()) return true;
   return std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) { return entry.second->busy(); });
-}
-
-bool Engine::drive() {
-  try {
-    return pass();
-  } catch (const Failure& failure) {
-    give_up(failure.error());
-  } catch (const std::bad_alloc&) {
-    give_up({Code::no_memory, "out of memory", -1});
-  } catch (const std::exception& exception) {
-    give_up({Code::internal, exception.what(), -1});
-  }
-  return true;
-}
-
-void Engine::give_up(const Error& error) {
-  revoke(error);
-  try {
-    if (revoking_) execute_revocation();
-  } catch (const std::exception&) {
-    revoking_ = true;  // the next pass ends what is left
-  }
-  inbox_.full.store(true, std::memory_order_release);  // it may not have been read to its end
 }
 
 bool Engine::pass() {
@@ -156,7 +132,7 @@ bool Engine::take_inbox(std::int64_t now) {
       finish(*operation, revoked_);
     else if (group == groups_.end())
       finish(*operation, {Code::invalid_argument, "process set " + std::to_string(operation->group) + " was removed"});
-    else if (operation->group >= kFirstFounded && group->second->closed().failed())
+    else if (static_cast<std::uint32_t>(operation->group) >= kFirstFounded && group->second->closed().failed())
       finish(*operation, group->second->closed());
     else if (operation->request.kind == Kind::send || operation->request.kind == Kind::receive)
       begin_transfer(operation);
@@ -186,14 +162,11 @@ void Engine::welcome(Inbox::NewLink& link) {
         options_.hosts[static_cast<std::size_t>(link.peer)] == options_.hosts[static_cast<std::size_t>(options_.rank)];
     messenger_->add(link.peer, std::move(link.stream), link.kind);
     if (link.kind != link::StreamKind::local || !same_host) return;
-    wire::Writer writer;
-    writer.u32(options_.generation);
-    writer.i32(options_.rank);
-    writer.u64(nonce_);
     std::vector<os::Descriptor> descriptors;
     descriptors.push_back(board_.memory().file().duplicate());
     descriptors.push_back(bell_.descriptor().duplicate());
-    messenger_->control(link.peer, static_cast<std::uint32_t>(Control::hello), writer.take(), std::move(descriptors));
+    tell(link.peer, Control::hello, control::encode(control::Hello{options_.generation, options_.rank, nonce_}),
+         std::move(descriptors));
     for (const auto& [id, group] : groups_) send_segment(*group, link.peer);
     os::Descriptor process = os::watch_process(messenger_->local_pid(link.peer));
     if (process) {
@@ -205,17 +178,19 @@ void Engine::welcome(Inbox::NewLink& link) {
   }
 }
 
+void Engine::tell(int peer, Control type, control::Bytes message, std::vector<os::Descriptor> descriptors) {
+  messenger_->control(peer, static_cast<std::uint32_t>(type), std::move(message), std::move(descriptors));
+}
+
 void Engine::send_segment(Group& group, int peer) {
   int member = group.topology().member_of(peer);
   if (group.rings() == nullptr || member < 0 ||
       group.topology().host_of[static_cast<std::size_t>(member)] !=
           group.topology().host_of[static_cast<std::size_t>(group.topology().me)])
     return;
-  wire::Writer writer;
-  writer.u32(group.id());
   std::vector<os::Descriptor> file;
   file.push_back(group.rings()->memory().file().duplicate());
-  messenger_->control(peer, static_cast<std::uint32_t>(Control::segment), writer.take(), std::move(file));
+  tell(peer, Control::segment, control::encode(control::Segment{group.id()}), std::move(file));
 }
 
 void Engine::create_group(std::uint32_t id, Topology topology) {
@@ -224,18 +199,10 @@ void Engine::create_group(std::uint32_t id, Topology topology) {
     inbox_.members[static_cast<std::int32_t>(id)] = topology.ranks;
   }
   all_groups_[id] = topology;
-  if (topology.me < 0) return;
+  if (topology.me < 0) return forget_early(id);
   Group& group = *groups_.emplace(id, std::make_unique<Group>(static_cast<Services&>(*this), id, std::move(topology)))
                       .first->second;
-  std::vector<EarlyRequests> early = std::move(early_requests_);
-  early_requests_.clear();
-  for (EarlyRequests& requests : early) {
-    if (requests.group == id)
-      group.on_requests(group.topology().member_of(requests.peer), requests.epoch, std::move(requests.requests),
-                        os::now_ns());
-    else
-      early_requests_.push_back(std::move(requests));
-  }
+  take_early(group);
   for (auto& [rank, progress] : left_) {  // before the group was made here
     int member = group.topology().member_of(rank);
     if (member >= 0) group.member_left(member, progress[id]);
@@ -243,24 +210,9 @@ void Engine::create_group(std::uint32_t id, Topology topology) {
   if (group.rings() == nullptr) return;
   for (int member : group.topology().my_host()) {
     int rank = group.topology().ranks[static_cast<std::size_t>(member)];
-    if (rank == options_.rank) continue;
-    if (messenger_->has(rank)) send_segment(group, rank);
-    auto segment = early_segments_.find({id, rank});
-    if (segment == early_segments_.end()) continue;
-    attach_segment(group, rank, std::move(segment->second));
-    early_segments_.erase(segment);
+    if (rank != options_.rank && messenger_->has(rank)) send_segment(group, rank);
   }
   if (id != 0) group.rings()->close_file();  // of the first group it goes out with each new link
-}
-
-void Engine::attach_segment(Group& group, int peer, os::Descriptor file) {
-  int member = group.topology().member_of(peer);
-  auto neighbour = neighbours_.find(peer);
-  if (member < 0 || group.rings() == nullptr || neighbour == neighbours_.end())
-    throw Failure(Code::internal,
-                  "rank " + std::to_string(peer) + " sent memory for a group it shares with nobody here");
-  group.rings()->attach(group.topology().local_of[static_cast<std::size_t>(member)], std::move(file),
-                        neighbour->second.get());
 }
 
 std::vector<Topology> Engine::read_sets(const std::vector<std::int64_t>& sets) const {
@@ -313,128 +265,6 @@ void Engine::remove_group(std::uint32_t id) {
   removed_.push_back(id);
 }
 
-void Engine::on_control(int peer, std::uint32_t type, std::span<const std::byte> payload,
-                        std::vector<os::Descriptor> descriptors) {
-  wire::Reader reader(payload);
-  std::int64_t now = os::now_ns();
-  try {
-    switch (static_cast<Control>(type)) {
-      case Control::hello:
-        on_hello(peer, reader, std::move(descriptors));
-        break;
-      case Control::segment:
-        if (descriptors.size() == 1) on_segment(peer, reader.u32(), std::move(descriptors[0]));
-        break;
-      case Control::requests:
-        on_requests(peer, reader, now);
-        break;
-      case Control::buckets:
-        on_buckets(peer, reader);
-        break;
-      case Control::word: {
-        Group* group = group_with(reader.u32(), peer);
-        std::uint64_t bits = reader.u64();
-        if (group != nullptr && reader.ok()) group->on_word(group->topology().member_of(peer), bits);
-        break;
-      }
-      case Control::leaving:
-        on_leaving(peer, reader);
-        break;
-      case Control::abandon:
-        on_abandon(peer, reader);
-        break;
-      case Control::share:
-        on_share(peer, reader, std::move(descriptors));
-        break;
-      case Control::unshare:
-        regions_.detach(peer, reader.u64());
-        break;
-      case Control::revoke: {
-        Error error{static_cast<Code>(reader.i32()), "", reader.i32()};
-        error.message = reader.text();
-        if (reader.ok()) revoke(error);
-        break;
-      }
-      default:
-        reader.fail();
-    }
-  } catch (const Failure& failure) {
-    return revoke(failure.error());
-  }
-  if (!reader.ok())
-    revoke({Code::peer_lost, "rank " + std::to_string(peer) + " sent a message that cannot be read", peer});
-}
-
-Group* Engine::group_with(std::uint32_t id, int peer) {
-  auto found = groups_.find(id);
-  if (found == groups_.end() || found->second->topology().member_of(peer) < 0) return nullptr;
-  return found->second.get();
-}
-
-void Engine::on_requests(int peer, wire::Reader& reader, std::int64_t now) {
-  std::uint32_t id = reader.u32();
-  std::uint32_t epoch = reader.u32();
-  std::uint32_t count = reader.count(16);
-  std::vector<negotiate::Request> requests;
-  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) requests.push_back(negotiate::decode_request(reader));
-  if (!reader.ok()) return;
-  if (Group* group = group_with(id, peer))
-    group->on_requests(group->topology().member_of(peer), epoch, std::move(requests), now);
-  else if (awaits_founding(id))
-    early_requests_.push_back({id, peer, epoch, std::move(requests)});  // its group is being made here
-}
-
-void Engine::on_buckets(int peer, wire::Reader& reader) {
-  Group* group = group_with(reader.u32(), peer);
-  std::uint32_t count = reader.count(16);
-  std::vector<negotiate::Bucket> buckets;
-  for (std::uint32_t i = 0; i < count && reader.ok(); ++i) buckets.push_back(negotiate::decode_bucket(reader));
-  if (reader.ok() && group != nullptr) group->on_buckets(std::move(buckets));
-}
-
-void Engine::on_hello(int peer, wire::Reader& reader, std::vector<os::Descriptor> descriptors) {
-  std::uint32_t generation = reader.u32();
-  int rank = reader.i32();
-  std::uint64_t nonce = reader.u64();
-  if (!reader.ok() || descriptors.size() != 2 || rank != peer) return reader.fail();
-  neighbours_[peer] =
-      std::make_unique<link::Neighbour>(std::move(descriptors[0]), std::move(descriptors[1]), generation, rank, nonce);
-}
-
-void Engine::on_segment(int peer, std::uint32_t id, os::Descriptor file) {
-  if (Group* group = group_with(id, peer))
-    attach_segment(*group, peer, std::move(file));
-  else if (awaits_founding(id))
-    early_segments_[{id, peer}] = std::move(file);
-}
-
-void Engine::on_leaving(int peer, wire::Reader& reader) {
-  std::map<std::uint32_t, Group::Progress> progress;
-  std::uint32_t count = reader.count(20);
-  for (std::uint32_t i = 0; i < count; ++i) {
-    Group::Progress& group = progress[reader.u32()];
-    group.agreed = reader.u64();
-    group.completed = reader.u64();
-  }
-  if (reader.ok()) left_[peer] = std::move(progress);
-}
-
-void Engine::on_left(int peer) {
-  if (revoked_.failed()) return;
-  std::map<std::uint32_t, Group::Progress>& progress = left_[peer];
-  for (const auto& [id, group] : groups_) {
-    int member = group->topology().member_of(peer);
-    if (member >= 0) group->member_left(member, progress[id]);
-  }
-}
-
-void Engine::on_lost(int peer, const Error& why) {
-  if (left_.count(peer) != 0) return;
-  Error error = why;
-  if (error.rank < 0) error.rank = peer;
-  revoke(error);
-}
-
 void Engine::execute_revocation() {
   revoking_ = false;
   {
@@ -463,14 +293,12 @@ void Engine::execute_revocation() {
 void Engine::tell_revocation() {
   // To the others our lack of memory is the loss of a rank, which they may survive.
   const bool mine = revoked_.code == Code::no_memory && revoked_.rank < 0;
-  wire::Writer writer;
-  writer.i32(static_cast<std::int32_t>(mine ? Code::revoked : revoked_.code));
-  writer.i32(mine ? options_.rank : revoked_.rank);
-  writer.text(mine ? "rank " + std::to_string(options_.rank) + " " + revoked_.message : revoked_.message);
-  std::vector<std::byte> message = writer.take();
+  control::Revocation told{revoked_};
+  if (mine)
+    told.error = {Code::revoked, "rank " + std::to_string(options_.rank) + " " + revoked_.message, options_.rank};
+  const control::Bytes message = control::encode(told);
   for (int peer = 0; peer < options_.size; ++peer)
-    if (peer != options_.rank && peer != revoked_.rank && messenger_->has(peer))
-      messenger_->control(peer, static_cast<std::uint32_t>(Control::revoke), message);
+    if (peer != options_.rank && peer != revoked_.rank && messenger_->has(peer)) tell(peer, Control::revoke, message);
   messenger_->flush();
 }
 
@@ -481,17 +309,11 @@ void Engine::begin_leaving() {
     std::lock_guard lock(inbox_.mutex);
     inbox_.ended = error;
   }
-  wire::Writer writer;
-  writer.u32(static_cast<std::uint32_t>(groups_.size()));
-  for (const auto& [id, group] : groups_) {
-    writer.u32(id);
-    writer.u64(group->progress().agreed);
-    writer.u64(group->progress().completed);
-  }
-  std::vector<std::byte> message = writer.take();
+  control::Leaving leaving;
+  for (const auto& [id, group] : groups_) leaving.groups[id] = group->progress();
+  const control::Bytes message = control::encode(leaving);
   for (int peer = 0; peer < options_.size; ++peer)
-    if (peer != options_.rank && messenger_->has(peer))
-      messenger_->control(peer, static_cast<std::uint32_t>(Control::leaving), message);
+    if (peer != options_.rank && messenger_->has(peer)) tell(peer, Control::leaving, message);
   for (const auto& [id, group] : groups_) group->close(error);
   end_transfers(error);
   messenger_->leave();

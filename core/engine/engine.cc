@@ -23,7 +23,8 @@ std::string unnamed_prefix(Kind kind) {
 
 bool point_to_point(Kind kind) { return kind == Kind::send || kind == Kind::receive; }
 
-constexpr std::int64_t kLookAtCores = 100'000;  // between two looks at who shares this core
+constexpr std::int64_t kLookAtCores = 100'000;        // between two looks at who shares this core
+constexpr std::int64_t kNameLingers = 1'000'000'000;  // nanoseconds that the last one's name stays taken
 
 }  // namespace
 
@@ -123,12 +124,25 @@ Error Engine::check(const Operation& operation) const {
   // Errors of other codes are the contract's on all ranks: the coordinator finds them again and tells everybody.
   Error error = negotiate::validate_alone(operation.request, ranks);
   if (error.code == Code::invalid_argument) return error;
-  auto names = inbox_.names.find(operation.group);
-  if (!operation.request.unnamed && names != inbox_.names.end() && names->second.count(operation.request.name) != 0)
+  if (!operation.request.unnamed && name_taken(operation))
     return {Code::invalid_argument,
             "Requested to allreduce, allgather, or broadcast a tensor whose name is already pending: " +
                 operation.request.name + ". Wait for the first one, or give the second another name."};
   return {};
+}
+
+// By an operation that is under way, or by the last one that ended while nobody has looked at it: whether two of a name
+// meet must not depend on how quick the first one was.
+bool Engine::name_taken(const Operation& operation) const {
+  const std::string& name = operation.request.name;
+  auto names = inbox_.names.find(operation.group);
+  if (names != inbox_.names.end() && names->second.count(name) != 0) return true;
+  const auto& last = inbox_.last;
+  const std::int64_t handle = last.handle.load(std::memory_order_relaxed);
+  if (handle == 0 || last.group != operation.group || last.name.empty() || last.name.value() != name) return false;
+  if (os::now_ns() - last.at > kNameLingers) return false;
+  OperationPtr first = handles_.find(handle);  // none: it was released
+  return first != nullptr && !first->seen.load(std::memory_order_relaxed);
 }
 
 Error Engine::submit(std::vector<OperationPtr> operations, bool bundle, bool prompt) {
@@ -177,25 +191,32 @@ Error Engine::submit(std::vector<OperationPtr> operations, bool bundle, bool pro
     inbox_.full.store(true, std::memory_order_release);
   }
   if (prompt) return {};
-  if (bytes <= kInlineBytes && try_seat()) {
-    drive();
-    leave_seat();
-  } else {
-    wake();
+  if (bytes <= kInlineBytes) {
+    if (Seat seat(*this, std::try_to_lock); seat) {
+      drive();
+      return {};
+    }
   }
+  wake();
   return {};
 }
 
 bool Engine::poll(const OperationPtr& operation) {
-  if (operation->done.load(std::memory_order_acquire) != 0) return true;
+  if (is_done(*operation)) return true;
   await(*operation);
-  if (try_seat()) {
-    if (!drive()) pause();
-    leave_seat();
+  if (Seat seat(*this, std::try_to_lock); seat) {
+    if (!drive()) pause(Whose::users);
   } else {
     wake();
   }
-  return operation->done.load(std::memory_order_acquire) != 0;
+  return is_done(*operation);
+}
+
+// Asked by the user, who then knows.
+bool Engine::is_done(Operation& operation) {
+  const bool done = operation.done.load(std::memory_order_acquire) != 0;
+  if (done) operation.seen.store(true, std::memory_order_relaxed);
+  return done;
 }
 
 void Engine::await(const Operation& operation) {
@@ -207,7 +228,7 @@ void Engine::await(const Operation& operation) {
 
 bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms, bool aside) {
   const std::atomic<std::uint32_t>& done = operation->done;
-  if (done.load(std::memory_order_acquire) != 0) return true;
+  if (is_done(*operation)) return true;
   await(*operation);
   std::int64_t now = os::now_ns();
   const std::int64_t began = now;
@@ -215,7 +236,9 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms, bool a
   const bool slow = operation->slow.load(std::memory_order_relaxed);
   const std::int64_t patience = spin_ns_.load(std::memory_order_relaxed);
   const std::int64_t little = std::min(kShortSpin, patience);
-  if (!aside && try_seat()) {
+  if (aside) {
+    wake();
+  } else if (Seat seat(*this, std::try_to_lock); seat) {
     std::int64_t moved_at = now;
     while (done.load(std::memory_order_acquire) == 0 && now < end) {
       bool moved = drive();
@@ -225,9 +248,8 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms, bool a
         continue;
       }
       if (now - moved_at > (slow || waits_for_a_wire() ? little : patience)) break;
-      pause();
+      pause(Whose::users);
     }
-    leave_seat();
   } else {
     wake();
   }
@@ -241,7 +263,7 @@ bool Engine::wait(const OperationPtr& operation, std::int64_t timeout_ms, bool a
     now = os::now_ns();
   }
   counters_[static_cast<int>(Counter::waited_ns)].fetch_add(now - began, std::memory_order_relaxed);
-  if (done.load(std::memory_order_acquire) != 0) return true;
+  if (is_done(*operation)) return true;
   if (!aside && timeout_ms >= kLongestWait) operation->slow.store(true, std::memory_order_relaxed);
   return false;
 }
@@ -315,19 +337,9 @@ void Engine::wake() {
   if (asleep_.load(std::memory_order_relaxed)) bell_.ring();
 }
 
-bool Engine::try_seat() {
-  if (!running_.load(std::memory_order_acquire) || !seat_.try_lock()) return false;
-  if (!running_.load(std::memory_order_acquire)) {  // leave() has come first
-    seat_.unlock();
-    return false;
-  }
-  take_seat();
-  return true;
-}
-
 // Between two looks that found nothing.
-void Engine::pause() {
-  if (!crowded_ && now_ - looked_at_cores_ > kLookAtCores) look_at_cores();
+void Engine::pause(Whose thread) {
+  if (!crowded_ && now_ - looked_at_cores_ > kLookAtCores) look_at_cores(thread);
   if (crowded_ || sharing_)
     std::this_thread::yield();
   else
@@ -335,8 +347,9 @@ void Engine::pause() {
 }
 
 // Schedulers put who was woken on the core of who woke it, and leave both there while a third keeps the other core
-// busy. Then each would look in vain for what the other cannot do meanwhile: this one goes where no rank is, or yields.
-void Engine::look_at_cores() {
+// busy. Then each would look in vain for what the other cannot do meanwhile: our own thread goes where no rank is; one
+// of the user's yields, because where it may run is the user's to say.
+void Engine::look_at_cores(Whose thread) {
   looked_at_cores_ = now_;
   const int core = os::current_core();
   board_.on_core(core);
@@ -346,29 +359,7 @@ void Engine::look_at_cores() {
     taken.push_back(neighbour->core());
     shared = shared || taken.back() == core;
   }
-  sharing_ = shared && !os::leave_cores(taken);
-}
-
-void Engine::take_seat() {
-  asleep_.store(false, std::memory_order_relaxed);
-  board_.on_core(os::current_core());
-  board_.awake();
-}
-
-void Engine::leave_seat() {
-  bool more = settle() || next_deadline() < sleeping_until_.load(std::memory_order_relaxed);
-  seat_.unlock();
-  if (more) bell_.ring();
-}
-
-// From here on others ring; so what happened before they knew is looked at once more.
-bool Engine::settle() {
-  bool waiting = busy();
-  asleep_.store(true, std::memory_order_relaxed);
-  board_.sleep_soon(waiting ? link::Sleep::waiting : link::Sleep::idle);
-  bool more = inbox_.full.load(std::memory_order_relaxed);
-  for (const auto& [id, group] : groups_) more = group->must_divert() || more;
-  return (waiting || more) && drive();
+  sharing_ = shared && (thread == Whose::users || !os::leave_cores(taken));
 }
 
 void Engine::log(Level level, std::string text) { events_.push({EventKind::log, -1, level, std::move(text)}); }
@@ -379,8 +370,11 @@ void Engine::finish(Operation& operation, const Error& error) {
   if (error.failed()) operation.owned.get_deleter().retire();
   if (!beside(operation)) {
     std::lock_guard lock(inbox_.mutex);
-    inbox_.names[operation.group].erase(operation.request.name);
+    inbox_.last.name = inbox_.names[operation.group].extract(operation.request.name);
+    inbox_.last.group = operation.group;
+    inbox_.last.at = now_;
   }
+  inbox_.last.handle.store(beside(operation) ? 0 : operation.handle, std::memory_order_relaxed);
   handles_.finish(operation);
 }
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
@@ -16,6 +17,7 @@
 
 #include "engine/group.h"
 #include "link/board.h"
+#include "negotiate/messages.h"
 #include "os/poller.h"
 
 namespace farandole {
@@ -23,9 +25,6 @@ namespace farandole {
 // Never negotiated: transfers, and groups that only their members make.
 bool beside(const Operation& operation);
 constexpr int kAnySource = -1;
-// Numbers of such groups; those that all ranks agree on count up from 1.
-constexpr std::int64_t kFirstFounded = 1 << 20;
-constexpr std::int64_t kLastFounded = 1 << 30;
 // Tags of remove_group: such a group is left by this rank alone, or ended on all of its members, with an error.
 constexpr std::int64_t kDrop = 1;
 constexpr std::int64_t kAbandon = 2;
@@ -83,10 +82,19 @@ class Engine final : private Services, private link::Listener {
     std::uint64_t regions = 0;  // how many so far
     Error revoke;
     bool leave = false;
-    std::unordered_map<std::int32_t, std::unordered_set<std::string>> names;  // group -> pending
-    std::map<std::pair<std::int32_t, Kind>, std::uint64_t> unnamed;           // how many so far
-    std::unordered_map<std::int32_t, std::vector<int>> members;  // group -> ranks, for checks by the submitter
-    Error ended;                                                 // nothing can be submitted any more
+    using Names = std::unordered_set<std::string>;
+    std::unordered_map<std::int32_t, Names> names;  // group -> pending
+    // The operation that ended last: its name stays taken for a while, so that a second one of its name is refused
+    // however quick the first was.
+    struct {
+      Names::node_type name;
+      std::int32_t group = 0;
+      std::int64_t at = 0;
+      std::atomic<std::int64_t> handle{0};
+    } last;
+    std::map<std::pair<std::int32_t, Kind>, std::uint64_t> unnamed;  // how many so far
+    std::unordered_map<std::int32_t, std::vector<int>> members;      // group -> ranks, for checks by the submitter
+    Error ended;                                                     // nothing can be submitted any more
   };
 
   // Services, for the groups.
@@ -108,31 +116,64 @@ class Engine final : private Services, private link::Listener {
                   std::vector<os::Descriptor> descriptors) override;
   void on_lost(int peer, const Error& why) override;
   void on_left(int peer) override;
-  void on_hello(int peer, wire::Reader& reader, std::vector<os::Descriptor> descriptors);
-  void on_segment(int peer, std::uint32_t group, os::Descriptor file);
-  void on_requests(int peer, wire::Reader& reader, std::int64_t now);
-  void on_buckets(int peer, wire::Reader& reader);
-  void on_share(int peer, wire::Reader& reader, std::vector<os::Descriptor> descriptors);
-  void on_leaving(int peer, wire::Reader& reader);
-  void on_abandon(int peer, wire::Reader& reader);
+
+  // What they bring (incoming.cc).
+  void hear(int peer, Control type, std::span<const std::byte> payload, std::vector<os::Descriptor> descriptors);
+  void on_hello(int peer, const control::Hello& hello, std::vector<os::Descriptor> descriptors);
+  void on_segment(int peer, const control::Segment& segment, os::Descriptor file);
+  void on_requests(int peer, negotiate::Requests message);
+  void on_answer(int peer, negotiate::Answer message);
+  void on_word(int peer, const control::Word& word);
+  void on_leaving(int peer, control::Leaving leaving);
+  void on_revoke(int peer, const Error& error);
+  void on_abandon(int peer, const control::Abandon& abandon);
+  void on_share(int peer, const control::Share& share, os::Descriptor file);
+  void on_unshare(int peer, const control::Unshare& unshare);
+  // Null when there is none yet, or no more. Throws when this rank and the peer are not both in it.
+  Group* group_with(std::uint32_t id, int peer, const char* what);
+  bool neighbour(int peer) const;  // it is on this host
+  void attach_segment(Group& group, int peer, os::Descriptor file);
+  void take_early(Group& group);
+  void forget_early(std::uint32_t id);
 
   // The driver's side (drive.cc).
   void thread_main();
-  void pause();
-  void look_at_cores();
-  bool try_seat();  // true when this thread drives now
-  void take_seat();
-  void leave_seat();
-  bool settle();  // before the seat is left: true when something more can be done
-  bool drive();   // one pass; whatever goes wrong in it revokes, and never gets out
+  enum class Whose { ours, users };  // the thread that drives
+  void pause(Whose thread);
+  void look_at_cores(Whose thread);
+  // Holds the driver's seat. However its holder goes, what came meanwhile is looked at once more, and the seat is free.
+  class Seat {
+   public:
+    explicit Seat(Engine& engine);             // waits until it is free
+    Seat(Engine& engine, std::try_to_lock_t);  // false when it is taken, or the engine does not run
+    ~Seat();
+    Seat(const Seat&) = delete;
+    Seat& operator=(const Seat&) = delete;
+    explicit operator bool() const { return lock_.owns_lock(); }
+    // Before it is left: true when something more can be done. Then it is for the caller to do it.
+    bool settle();
+    void leave_unsettled() { settled_ = true; }
+
+   private:
+    void take();
+    Engine& engine_;
+    std::unique_lock<std::mutex> lock_;
+    bool settled_ = false;
+  };
+  bool settle();  // throws nothing
+  bool look_once_more();
+  bool drive();  // one pass; throws nothing
   bool pass();
-  void give_up(const Error& error);
+  template <class Body>
+  bool guarded(Body body);  // whatever goes wrong in it revokes, and never gets out; then true
+  void give_up(Error error);
   bool busy() const;
   std::int64_t patience() const;
   bool waits_for_a_wire() const;  // what is under way needs other hosts
   bool take_inbox(std::int64_t now);
   void welcome(Inbox::NewLink& link);
   void spread(Inbox::Sharing& sharing);  // to all neighbours (sharing.cc)
+  void tell(int peer, Control type, control::Bytes message, std::vector<os::Descriptor> descriptors = {});
   void send_segment(Group& group, int peer);
   void begin_transfer(const OperationPtr& operation);
   bool find_sources();
@@ -146,7 +187,7 @@ class Engine final : private Services, private link::Listener {
   std::int64_t next_deadline() const;
   void wake();
   void await(const Operation& operation);
-  Group* group_with(std::uint32_t id, int peer);  // null unless this rank and the peer are both in it
+  static bool is_done(Operation& operation);
   void create_group(std::uint32_t id, Topology topology);
   std::vector<Topology> read_sets(const std::vector<std::int64_t>& sets) const;
   // Groups that only their members make (founding.cc).
@@ -156,10 +197,10 @@ class Engine final : private Services, private link::Listener {
   void abandon_group(std::uint32_t id, const Error& error);
   void tell_abandoned(std::uint32_t id, const std::vector<int>& members, const std::string& why);
   bool awaits_founding(std::uint32_t id) const { return id >= next_group_ && dropped_.count(id) == 0; }
-  void attach_segment(Group& group, int peer, os::Descriptor file);
   void note_milestones();
   std::vector<int> neighbours_missing() const;
-  Error check(const Operation& operation) const;  // with inbox_.mutex held
+  Error check(const Operation& operation) const;
+  bool name_taken(const Operation& operation) const;  // with inbox_.mutex held
 
   static constexpr std::int64_t kShortSpin = 30'000;  // where others compute, or nothing will come soon
   // Keys of the poller; the messenger's are peers.
@@ -190,14 +231,8 @@ class Engine final : private Services, private link::Listener {
   std::map<std::uint32_t, Topology> all_groups_;  // also those this rank is not in
   std::uint32_t next_group_ = 1;
   std::map<std::pair<std::uint32_t, int>, os::Descriptor> early_segments_;  // (group, rank): group not made here yet
-  struct EarlyRequests {
-    std::uint32_t group;
-    int peer;
-    std::uint32_t epoch;
-    std::vector<negotiate::Request> requests;
-  };
-  std::vector<EarlyRequests> early_requests_;
-  std::map<std::uint32_t, Error> early_abandoned_;
+  std::vector<std::pair<int, negotiate::Requests>> early_requests_;         // by peer
+  std::map<std::pair<std::uint32_t, int>, Error> early_abandoned_;          // (group, rank)
   struct PointToPoint {  // a send or a receive: its bytes, and a word beside them that says what they are
     OperationPtr operation;
     link::TransferPtr data;
@@ -214,7 +249,7 @@ class Engine final : private Services, private link::Listener {
   std::vector<OperationPtr> unsourced_;  // receives from whoever sends first
   std::vector<OperationPtr> taken_;      // out of the inbox, and in nobody else's hands yet
   std::map<std::tuple<int, Kind, std::int32_t, std::int64_t>, std::uint32_t> transfer_counts_;
-  std::map<int, std::map<std::uint32_t, Group::Progress>> left_;  // rank -> group -> how far it had come
+  std::map<int, std::map<std::uint32_t, Progress>> left_;  // rank -> group -> how far it had come
   std::vector<os::Event> ready_;
   std::vector<std::uint32_t> removed_;
   std::set<std::uint32_t> dropped_;  // numbers of groups that members made: they never come again

@@ -27,7 +27,8 @@ class Events {
  public:
   void push(BindingEvent event) {
     std::lock_guard lock(mutex_);
-    if (closed_ || queue_.size() >= kMost) return;  // nobody is listening
+    // Nobody is listening. Lines for the log may be lost then; a wish for a link, made once per peer, may not.
+    if (closed_ || (event.kind == EventKind::log && queue_.size() >= kMost)) return;
     queue_.push_back(std::move(event));
     changed_.notify_one();
   }

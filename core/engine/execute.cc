@@ -1,4 +1,4 @@
-// Laying out the memory of each kind of collective.
+// Laying out the memory of each kind of collective. Buckets come here verified (negotiate/verify.h).
 // Touches collective/ and negotiate/.
 #include "engine/execute.h"
 
@@ -112,20 +112,16 @@ Task alltoall(Job& job, const collective::Context& context) {
   const Item& item = job.bucket.items.front();
   Operation& operation = *job.operations.front();
   auto members = static_cast<std::size_t>(context.topology->size());
-  auto me = static_cast<std::size_t>(context.topology->me);
   std::size_t row = row_bytes(item);
-  operation.splits.resize(members);
-  for (std::size_t source = 0; source < members; ++source)
-    operation.splits[source] = item.splits[source * members + me];
+  operation.splits.assign(item.splits.begin() + static_cast<std::ptrdiff_t>(members), item.splits.end());
   std::int64_t rows = std::accumulate(operation.splits.begin(), operation.splits.end(), std::int64_t{0});
-  std::int64_t all = std::accumulate(item.splits.begin(), item.splits.end(), std::int64_t{0});
-  const bool large = static_cast<std::size_t>(all) * row / members >= collective::kShareResults;
+  const bool large = static_cast<std::size_t>(item.rows) * row / members >= collective::kShareResults;
   std::byte* to = result(job, operation, static_cast<std::size_t>(rows) * row, with_rows(item.shape, rows),
                          large && context.rings != nullptr);
   const auto* from = static_cast<const std::byte*>(operation.input);
   std::vector<Pieces> in, out;
   for (std::size_t member = 0; member < members; ++member) {
-    std::size_t send = static_cast<std::size_t>(item.splits[me * members + member]) * row;
+    std::size_t send = static_cast<std::size_t>(item.splits[member]) * row;
     std::size_t receive = static_cast<std::size_t>(operation.splits[member]) * row;
     in.emplace_back(from, send);
     out.emplace_back(to, receive);

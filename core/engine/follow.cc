@@ -80,11 +80,9 @@ Word Group::exchange_hosts(const Word& local) {
     host_word_sent_ = local.pack();
     for (std::size_t host = 0; host < topology_.hosts.size(); ++host) {
       if (host == my_host) continue;
-      wire::Writer writer;
-      writer.u32(id_);
-      writer.u64(host_word_sent_);
       int leader = topology_.ranks[static_cast<std::size_t>(topology_.hosts[host][0])];
-      services_.messenger().control(leader, static_cast<std::uint32_t>(Control::word), writer.take());
+      services_.messenger().control(leader, static_cast<std::uint32_t>(Control::word),
+                                    control::encode(control::Word{id_, host_word_sent_}));
     }
   }
   Word remote{Word::trim(epoch_), true, true, (1ull << 42) - 1};
@@ -106,7 +104,25 @@ Word Group::exchange_hosts(const Word& local) {
 bool Group::must_divert() { return following() && !diverting_ && others().any; }
 
 void Group::on_word(int member, std::uint64_t bits) {
-  host_words_[static_cast<std::size_t>(topology_.host_of[static_cast<std::size_t>(member)])] = bits;
+  const auto host = static_cast<std::size_t>(topology_.host_of[static_cast<std::size_t>(member)]);
+  if (topology_.hosts[host][0] != member || topology_.my_local() != 0 || topology_.my_host()[0] == member)
+    throw violation(member, "sent a plan's word, which only the first rank of a host sends to that of another");
+  host_words_[host] = bits;
+}
+
+// Somebody has said that it would go on, and then that it had not. Read once more, to name it.
+int Group::who_went_back() const {
+  const auto back = [this](std::uint64_t bits) {
+    const Word word = Word::unpack(bits);
+    return word.epoch == Word::trim(epoch_) && word.go < run_;
+  };
+  const std::vector<int>& neighbours = topology_.my_host();
+  for (int local = 0; rings_ != nullptr && local < rings_->members(); ++local)
+    if (local != rings_->me() && back(rings_->words_of(local).own.load(std::memory_order_acquire)))
+      return neighbours[static_cast<std::size_t>(local)];
+  for (std::size_t host = 0; topology_.my_local() == 0 && host < host_words_.size(); ++host)
+    if (back(host_words_[host])) return topology_.hosts[host][0];
+  return neighbours[0];  // which hears of the other hosts for this one
 }
 
 std::int64_t Group::oldest_planned() {
@@ -138,6 +154,7 @@ bool Group::follow(std::int64_t now) {
     moved = true;
   }
   if (everyone.all) {
+    if (everyone.go < run_) throw violation(who_went_back(), "took back how far it would follow a plan");
     leave_plan(everyone.go, now);
     return true;
   }
@@ -178,7 +195,7 @@ void Group::leave_plan(std::uint64_t done, std::int64_t now) {
   for (Held& early : held) on_requests(early.member, early.epoch, std::move(early.requests), now);
   std::vector<negotiate::Bucket> answers = std::move(early_);
   early_.clear();
-  if (!answers.empty()) on_buckets(std::move(answers));
+  if (!answers.empty()) on_buckets(std::move(answers), true);
 }
 
 namespace {

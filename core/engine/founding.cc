@@ -52,10 +52,6 @@ void Engine::found_group(Operation& operation) {
     throw;
   }
   operation.value = id;
-  auto abandoned = early_abandoned_.find(id);
-  if (abandoned == early_abandoned_.end()) return;
-  groups_.at(id)->close(abandoned->second);
-  early_abandoned_.erase(abandoned);
 }
 
 // The other members may still be at work on what this rank has finished: their memory is their own.
@@ -67,8 +63,7 @@ void Engine::drop_group(std::uint32_t id) {
   dropped_.insert(id);
   std::erase_if(transfer_counts_,
                 [&](const auto& entry) { return std::get<2>(entry.first) == static_cast<std::int32_t>(id); });
-  std::erase_if(early_requests_, [&](const EarlyRequests& early) { return early.group == id; });
-  std::erase_if(early_segments_, [&](const auto& entry) { return entry.first.first == id; });
+  forget_early(id);
 }
 
 // Every operation of the group ends with the error, on every member, now and for later; other groups go on.
@@ -80,26 +75,9 @@ void Engine::abandon_group(std::uint32_t id, const Error& error) {
 }
 
 void Engine::tell_abandoned(std::uint32_t id, const std::vector<int>& members, const std::string& why) {
-  wire::Writer writer;
-  writer.u32(id);
-  writer.text(why);
-  std::vector<std::byte> message = writer.take();
+  const control::Bytes message = control::encode(control::Abandon{id, why});
   for (int rank : members)
-    if (rank != options_.rank && messenger_->has(rank))
-      messenger_->control(rank, static_cast<std::uint32_t>(Control::abandon), message);
-}
-
-void Engine::on_abandon(int peer, wire::Reader& reader) {
-  std::uint32_t id = reader.u32();
-  Error error{Code::revoked, reader.text(), peer};
-  Group* group = group_with(id, peer);
-  if (!reader.ok()) return;
-  if (group == nullptr) {
-    if (id >= kFirstFounded && awaits_founding(id)) early_abandoned_[id] = error;
-    return;
-  }
-  group->close(error);
-  end_transfers(static_cast<std::int32_t>(id), error);
+    if (rank != options_.rank && messenger_->has(rank)) tell(rank, Control::abandon, message);
 }
 
 }  // namespace farandole

@@ -4,15 +4,26 @@
 
 #include <algorithm>
 #include <iterator>
+#include <new>
 
 #include "base/failpoint.h"
 #include "engine/engine.h"
+#include "negotiate/messages.h"
+#include "negotiate/verify.h"
 #include "os/clock.h"
 
 namespace farandole {
 
 using negotiate::Bucket;
 using negotiate::Request;
+
+namespace {
+
+constexpr std::size_t kMostEarly = 1024;  // answers that wait until a plan has been left
+// An answer that a member had before it left has been sent to this one too, and comes within this time.
+constexpr std::int64_t kLatestAnswer = 10'000'000'000;
+
+}  // namespace
 
 Group::Group(Services& services, std::uint32_t id, Topology topology)
     : services_(services),
@@ -63,22 +74,24 @@ void Group::negotiate(const OperationPtr& operation, std::int64_t now) {
 
 void Group::flush() {
   if (outbox_.empty()) return;
-  constexpr std::size_t kRequestsAtOnce = 1024;  // names are short enough for that to fit a frame
-  for (std::size_t begin = 0; begin < outbox_.size(); begin += kRequestsAtOnce) {
-    std::size_t end = std::min(outbox_.size(), begin + kRequestsAtOnce);
-    wire::Writer writer;
-    writer.u32(id_);
-    writer.u32(epoch_);
-    writer.u32(static_cast<std::uint32_t>(end - begin));
-    for (std::size_t i = begin; i < end; ++i) encode(writer, outbox_[i]);
-    services_.messenger().control(topology_.ranks[0], static_cast<std::uint32_t>(Control::requests), writer.take());
-  }
+  for (negotiate::Bytes& message : negotiate::encode_requests(id_, epoch_, outbox_))
+    services_.messenger().control(topology_.ranks[0], static_cast<std::uint32_t>(Control::requests),
+                                  std::move(message));
   outbox_.clear();
 }
 
+Failure Group::violation(int member, const std::string& what) const {
+  if (member == topology_.me) return Failure(Code::internal, "this rank itself " + what);
+  return control::violation(topology_.ranks[static_cast<std::size_t>(member)],
+                            what + " (process set " + std::to_string(id_) + ")");
+}
+
 void Group::on_requests(int member, std::uint32_t epoch, std::vector<Request> requests, std::int64_t now) {
-  if (coordinator_ == nullptr || closed_.failed()) return;
+  if (coordinator_ == nullptr) throw violation(member, "sent requests to a rank that is not the first one");
+  if (closed_.failed()) return;
   if (epoch > epoch_) {
+    // It has left the plan that this member is about to leave.
+    if (epoch != epoch_ + 1 || !following()) throw violation(member, "sent requests from a plan that never was");
     held_.push_back({member, epoch, std::move(requests)});
     return;
   }
@@ -95,32 +108,37 @@ bool Group::emit() {
   if (coordinator_ == nullptr || following() || queue_.size() >= 2) return false;
   std::vector<Bucket> buckets = coordinator_->take_ready();
   if (buckets.empty()) return false;
-  if (topology_.size() > 1) {
-    wire::Writer writer;
-    writer.u32(id_);
-    writer.u32(static_cast<std::uint32_t>(buckets.size()));
-    for (const Bucket& bucket : buckets) encode(writer, bucket);
-    std::vector<std::byte> bytes = writer.take();
-    for (int member = 1; member < topology_.size(); ++member)
+  const bool alike = negotiate::same_for_all(buckets);
+  std::vector<negotiate::Bytes> messages;
+  for (int member = 1; member < topology_.size(); ++member) {
+    if (messages.empty() || !alike) messages = negotiate::encode_answer(id_, buckets, member, topology_.size());
+    for (const negotiate::Bytes& message : messages)
       services_.messenger().control(topology_.ranks[static_cast<std::size_t>(member)],
-                                    static_cast<std::uint32_t>(Control::buckets), bytes);
+                                    static_cast<std::uint32_t>(Control::buckets), message);
   }
-  on_buckets(std::move(buckets));
+  if (!alike)
+    for (Bucket& bucket : buckets) bucket = negotiate::answer_for(bucket, 0, topology_.size());
+  on_buckets(std::move(buckets), true);
   return true;
 }
 
-void Group::on_buckets(std::vector<Bucket> buckets) {
+void Group::on_buckets(std::vector<Bucket> buckets, bool last) {
   if (closed_.failed()) return;
   if (following()) {
     // The first member, which waits for nobody when it tunes, has left the plan; this one is about to. What comes
     // after the plan must also be recorded after it.
+    const bool tunes = std::all_of(buckets.begin(), buckets.end(), [](const Bucket& bucket) {
+      return bucket.kind == Kind::tune && !bucket.error.failed();
+    });
+    if (!tunes || early_.size() + buckets.size() > kMostEarly)
+      throw violation(0, "answered requests that nobody sends while a plan is followed");
     std::move(buckets.begin(), buckets.end(), std::back_inserter(early_));
     return;
   }
   bool complete = false;
-  for (Bucket& bucket : buckets) complete = agree(bucket);
+  for (Bucket& bucket : buckets) complete = agree(std::move(bucket));
   // Only the last bucket of an answer may begin a plan: the others have company that is already agreed on.
-  if (complete && !closed_.failed()) activate();
+  if (complete && last && !closed_.failed()) activate();
 }
 
 OperationPtr Group::take_pending(const std::string& name) {
@@ -131,19 +149,33 @@ OperationPtr Group::take_pending(const std::string& name) {
   return operation;
 }
 
-bool Group::agree(const Bucket& bucket) {
+const char* Group::fault_in(const Bucket& bucket, const std::vector<OperationPtr>& operations) const {
+  if (bucket.kind == Kind::tune && id_ != 0) return "tunes a process set that is not the first one";
+  const negotiate::Asker asker{topology_.ranks, topology_.me, join_ != nullptr};
+  const char* fault = negotiate::fault_in(bucket, asker);
+  for (std::size_t i = 0; i < operations.size() && fault == nullptr; ++i) {
+    const Request* own = operations[i] == nullptr ? nullptr : &operations[i]->request;
+    fault = negotiate::fault_in(bucket, bucket.items[i], own, asker);
+  }
+  return fault;
+}
+
+bool Group::agree(Bucket bucket) {
   std::vector<OperationPtr> operations;
   negotiate::Planned planned{bucket, {}};
   for (const negotiate::Item& item : bucket.items) {
-    operations.push_back(take_pending(item.name));
+    const bool asked = bucket.kind != Kind::tune || coordinator_ != nullptr;
+    operations.push_back(asked ? take_pending(item.name) : nullptr);
     stall_reports_.erase(item.name);
     services_.trace().negotiate_end(item.name);
-    if (operations.back() != nullptr)
-      planned.requests.push_back(operations.back()->request);
-    else if (join_ == nullptr && bucket.kind != Kind::tune && !bucket.error.failed()) {
-      services_.revoke({Code::internal, "the group agreed on " + item.name + ", which this rank has not submitted"});
-      return false;
-    }
+    if (operations.back() != nullptr) planned.requests.push_back(operations.back()->request);
+  }
+  if (const char* fault = fault_in(bucket, operations); fault != nullptr) {
+    const std::string names = bucket.items.empty() ? "" : " (tensor '" + bucket.items.front().name + "')";
+    const Failure failure = violation(0, std::string("answered with a bucket that ") + fault + names);
+    for (const OperationPtr& operation : operations)
+      if (operation != nullptr) services_.finish(*operation, failure.error());
+    throw failure;
   }
   ++progress_.agreed;
   services_.counters()[static_cast<int>(Counter::negotiated)].fetch_add(1, std::memory_order_relaxed);
@@ -151,9 +183,8 @@ bool Group::agree(const Bucket& bucket) {
   if (bucket.error.failed()) {
     for (const OperationPtr& operation : operations)
       if (operation != nullptr) services_.finish(*operation, bucket.error);
-  } else if (bucket.kind == Kind::allreduce || bucket.kind == Kind::allgather || bucket.kind == Kind::broadcast ||
-             bucket.kind == Kind::alltoall || bucket.kind == Kind::reducescatter) {
-    enqueue(bucket, std::move(operations));
+  } else if (bucket.kind <= Kind::reducescatter) {
+    enqueue(std::move(bucket), std::move(operations));
   } else {
     finish_agreed(bucket, operations);
   }
@@ -195,7 +226,7 @@ void Group::tune(const Bucket& bucket) {
   Tuning tuning = services_.tuning();
   bool measuring = false;
   Error error = Tuning::read(bucket.items.front().splits, tuning, measuring);
-  if (error.failed()) return services_.revoke({Code::internal, "tuning cannot be read: " + error.message, -1});
+  if (error.failed()) throw violation(0, "tuned by values that cannot be: " + error.message);
   chunk_bytes_ = tuning.chunk_bytes;
   recorder_.trust();  // that a plan was left for this says nothing about the program
   services_.tune(tuning, sequence_ + 1);
@@ -264,6 +295,8 @@ bool Group::run_jobs() {
       else
         services_.revoke(failure.error());
       return true;
+    } catch (const std::bad_alloc&) {
+      throw;  // the driver's rule for it is this collective's too
     } catch (const std::exception& exception) {
       services_.revoke({Code::internal, std::string("a collective failed: ") + exception.what()});
       return true;
@@ -296,7 +329,7 @@ bool Group::advance(std::int64_t now) {
   if (following()) moved = follow(now);
   moved = emit() || moved;
   moved = run_jobs() || moved;
-  if (!departed_.empty()) moved = part_with_departed() || moved;
+  if (!departed_.empty()) moved = part_with_departed(now) || moved;
   flush();
   return moved;
 }
@@ -314,6 +347,8 @@ std::int64_t Group::deadline() const {
     std::int64_t patience = follower_->anything_incomplete() ? services_.tuning().flush_ns : 1'000'000'000;
     next = std::min(next, planned_since_.front().second + patience);
   }
+  for (const auto& [member, departed] : departed_)
+    if (!closed_.failed()) next = std::min(next, departed.since + kLatestAnswer);
   return next;
 }
 
@@ -330,16 +365,30 @@ void Group::fail_queue_after(std::uint64_t sequence, const Error& error) {
   }
 }
 
-void Group::member_left(int member, Progress progress) { departed_[member] = progress; }
+void Group::member_left(int member, Progress progress) {
+  // The coordinator knows every answer there is, and has sent all of them before it leaves. Other members can be ahead
+  // by answers that are under way; and in a plan as far as all have said that they would go.
+  const std::uint64_t known = progress_.agreed + early_.size(), in_plan = following() ? follower_->go() - run_ : 0;
+  const std::uint64_t under_way = progress.agreed > known ? progress.agreed - known : 0;
+  const bool knows_all = coordinator_ != nullptr || member == 0;
+  if (!closed_.failed() && ((knows_all && under_way > 0) || progress.completed > sequence_ + in_plan + under_way))
+    return services_.revoke(violation(member, "left, and says that it took part in what never was").error());
+  departed_[member] = {progress, os::now_ns()};
+}
 
 // A member that left has finished all that it took part in, but what tells this member of it may still be under way
 // from others. Once this member has come as far, whatever is left cannot be finished.
-bool Group::part_with_departed() {
+bool Group::part_with_departed(std::int64_t now) {
   auto found = std::find_if(departed_.begin(), departed_.end(), [&](const auto& entry) {
-    return progress_.agreed >= entry.second.agreed && sequence_ >= entry.second.completed;
+    const Progress& progress = entry.second.progress;
+    return progress_.agreed >= progress.agreed && sequence_ >= progress.completed;
   });
+  for (const auto& [member, departed] : departed_)
+    if (found == departed_.end() && now - departed.since > kLatestAnswer && !closed_.failed())
+      throw violation(member, "left, and says that it had answers that never came");
   if (found == departed_.end()) return false;
-  auto [member, progress] = *found;
+  const int member = found->first;
+  const Progress progress = found->second.progress;
   departed_.erase(found);
   Error error{Code::shut_down,
               "rank " + std::to_string(topology_.ranks[static_cast<std::size_t>(member)]) +

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "collective/collective.h"
+#include "engine/control.h"
 #include "engine/events.h"
 #include "engine/execute.h"
 #include "engine/operation.h"
@@ -63,20 +64,6 @@ enum class Counter {
 inline constexpr int kCounters = 13;
 using Counters = std::array<std::atomic<std::int64_t>, kCounters>;
 
-// Types of control frames between engines.
-enum class Control : std::uint32_t {
-  hello = 1,
-  segment,
-  requests,
-  buckets,
-  word,
-  leaving,
-  revoke,
-  abandon,
-  share,
-  unshare
-};
-
 // What the groups of one engine share, and what they ask of it.
 class Services {
  public:
@@ -111,8 +98,9 @@ class Group {
   void submit(const OperationPtr& operation, std::int64_t now);
   // Somebody waits for or polls this handle: its bucket must not wait for company.
   void awaited(std::int64_t handle);
+  // These throw when another member has broken the protocol.
   void on_requests(int member, std::uint32_t epoch, std::vector<negotiate::Request> requests, std::int64_t now);
-  void on_buckets(std::vector<negotiate::Bucket> buckets);
+  void on_buckets(std::vector<negotiate::Bucket> buckets, bool last);  // of the coordinator's answer
   void on_word(int member, std::uint64_t bits);
 
   // Does whatever can be done without waiting. True when anything moved.
@@ -125,11 +113,6 @@ class Group {
   std::int64_t deadline() const;  // when to look again even if nothing happens; kNever
   void check_stalls(std::int64_t now);
 
-  // How far this member has come: answers it has handled, collectives it has finished.
-  struct Progress {
-    std::uint64_t agreed = 0;
-    std::uint64_t completed = 0;
-  };
   Progress progress() const { return progress_; }
   // This member has left in good order, having come so far: what needs more of it ends.
   void member_left(int member, Progress progress);
@@ -150,7 +133,9 @@ class Group {
   void negotiate(const OperationPtr& operation, std::int64_t now);
   void offer(const OperationPtr& operation, std::int64_t now);
   bool emit();
-  bool agree(const negotiate::Bucket& bucket);  // true when with it a step is complete
+  bool agree(negotiate::Bucket bucket);  // true when with it a step is complete
+  const char* fault_in(const negotiate::Bucket& bucket, const std::vector<OperationPtr>& operations) const;
+  Failure violation(int member, const std::string& what) const;
   void finish_agreed(const negotiate::Bucket& bucket, const std::vector<OperationPtr>& operations);
   void tune(const negotiate::Bucket& bucket);
   void note_pace(const Job& job);
@@ -162,12 +147,13 @@ class Group {
   void publish();
   Word others();  // everybody's word but mine
   Word exchange_hosts(const Word& local);
+  int who_went_back() const;
   bool follow(std::int64_t now);
   void leave_plan(std::uint64_t done, std::int64_t now);
   std::int64_t oldest_planned();
   OperationPtr take_pending(const std::string& name);
   void fail_queue_after(std::uint64_t sequence, const Error& error);
-  bool part_with_departed();
+  bool part_with_departed(std::int64_t now);
 
   Services& services_;
   std::uint32_t id_;
@@ -203,7 +189,11 @@ class Group {
   std::size_t chunk_bytes_;  // of collectives from now on: all members change it between the same two
   Pace pace_;                // on rank 0, while somebody measures
   Progress progress_;
-  std::map<int, Progress> departed_;  // members that left, until this one has come as far as they had
+  struct Departed {
+    Progress progress;
+    std::int64_t since;
+  };
+  std::map<int, Departed> departed_;  // members that left, until this one has come as far as they had
   Error closed_;
 };
 

@@ -56,6 +56,7 @@ struct Operation {
 
   std::atomic<std::uint32_t> done{0};      // also the futex that waiters sleep on
   std::atomic<std::uint32_t> sleepers{0};  // on it
+  std::atomic<bool> seen{false};           // the user knows that it is done
   std::atomic<bool> slow{false};           // somebody has waited long: the peer is far behind, looking is a waste
 };
 using OperationPtr = std::shared_ptr<Operation>;

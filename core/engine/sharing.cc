@@ -32,10 +32,8 @@ void Engine::spread(Inbox::Sharing& sharing) {
     regions_.remove(sharing.region);
   else
     regions_.add(sharing.region, sharing.data, sharing.bytes, sharing.use);
-  wire::Writer writer;
-  writer.u64(sharing.region);
-  if (!ends) writer.u64(sharing.bytes);
-  const std::vector<std::byte> message = writer.take();
+  const control::Bytes message = ends ? control::encode(control::Unshare{sharing.region})
+                                      : control::encode(control::Share{sharing.region, sharing.bytes});
   for (const auto& [rank, neighbour] : neighbours_) {
     if (!messenger_->has(rank)) continue;
     std::vector<os::Descriptor> files;
@@ -45,19 +43,7 @@ void Engine::spread(Inbox::Sharing& sharing) {
       log(Level::warning, "memory is not shared with rank " + std::to_string(rank) + ": " + failure.error().message);
       continue;
     }
-    messenger_->control(rank, static_cast<std::uint32_t>(ends ? Control::unshare : Control::share), message,
-                        std::move(files));
-  }
-}
-
-// Without it collectives go the way of memory that nobody shares.
-void Engine::on_share(int peer, wire::Reader& reader, std::vector<os::Descriptor> descriptors) {
-  const std::uint64_t region = reader.u64(), bytes = reader.u64();
-  if (!reader.ok() || descriptors.size() != 1 || neighbours_.count(peer) == 0) return reader.fail();
-  try {
-    regions_.attach(peer, region, os::SharedMemory::join(std::move(descriptors[0]), static_cast<std::size_t>(bytes)));
-  } catch (const Failure& failure) {
-    log(Level::warning, "memory of rank " + std::to_string(peer) + " is not used in place: " + failure.error().message);
+    tell(rank, ends ? Control::unshare : Control::share, message, std::move(files));
   }
 }
 

@@ -32,7 +32,8 @@ Neighbour::Neighbour(os::Descriptor board, os::Descriptor doorbell, std::uint32_
                      std::uint64_t nonce)
     : memory_(os::SharedMemory::open(std::move(board), kBoardBytes)),
       page_(reinterpret_cast<const BoardPage*>(memory_.data())),
-      bell_(std::move(doorbell)) {
+      bell_(std::move(doorbell)),
+      rank_(rank) {
   memory_.close_file();
   if (page_->magic != kBoardMagic || page_->nonce != nonce || page_->generation != generation ||
       page_->rank != static_cast<std::uint32_t>(rank)) {

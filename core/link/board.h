@@ -45,8 +45,10 @@ class Board {
 // A neighbour's board and doorbell.
 class Neighbour {
  public:
-  // Throws Failure(precondition) when magic, nonce, generation or rank are not what the neighbour said.
+  // Throws Failure(precondition) when magic, nonce, generation or rank are not what the neighbour said, or the doorbell
+  // is none.
   Neighbour(os::Descriptor board, os::Descriptor doorbell, std::uint32_t generation, int rank, std::uint64_t nonce);
+  int rank() const { return rank_; }
   // Call after publishing; rings only when the neighbour sleeps. The caller has issued a seq_cst fence since its store.
   void notify(bool urgent = false) const {
     auto sleep = static_cast<Sleep>(page_->sleeping.load(std::memory_order_relaxed));
@@ -62,6 +64,7 @@ class Neighbour {
   os::SharedMemory memory_;
   const BoardPage* page_;
   os::Doorbell bell_;
+  int rank_;
 };
 
 }  // namespace farandole::link

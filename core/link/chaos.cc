@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,7 +24,7 @@ namespace farandole {
 
 namespace {
 
-enum class Action { kill, stop, delay, error, corrupt, truncate, shorten };
+enum class Action { kill, stop, delay, error, no_memory, corrupt, truncate, shorten };
 
 struct Rule {
   const void* engine;  // null: all of them
@@ -55,6 +56,8 @@ bool parse(const std::string& text, Action& action, std::int64_t& delay_ms) {
     action = Action::stop;
   else if (text == "error")
     action = Action::error;
+  else if (text == "no_memory")
+    action = Action::no_memory;
   else if (text == "corrupt")
     action = Action::corrupt;
   else if (text == "truncate")
@@ -97,6 +100,8 @@ void act(const Rule& rule) {
       break;
     case Action::error:
       throw Failure(Code::internal, "failpoint " + rule.point);
+    case Action::no_memory:
+      throw std::bad_alloc();
     default:
       break;
   }

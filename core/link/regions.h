@@ -29,6 +29,7 @@ class Regions {
     memory.close_file();
     theirs_[{owner, id}] = std::make_shared<os::SharedMemory>(std::move(memory));
   }
+  bool knows(int owner, std::uint64_t id) const { return theirs_.count({owner, id}) != 0; }
   void detach(int owner, std::uint64_t id) { theirs_.erase({owner, id}); }
 
   // Of memory of mine; in no region unless it lies in one of that use as a whole.

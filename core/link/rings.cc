@@ -23,9 +23,14 @@ std::size_t size(int value) { return static_cast<std::size_t>(value); }
 
 // A file begins with the words, then the heads of its writer's lanes (one per other member, then `everyone`), then the
 // tails of its owner as a reader (two per writer: of the lane to it alone and of `everyone`), then the lanes' slots.
-// A counter is written by the owner of its file alone.
+// A counter is written by the owner of its file alone. Behind a head stand the stamps of the lane's slots: up to 7 of
+// them are on its cache line, which the reader has anyway.
+std::size_t head_bytes(const RingShape& shape) {
+  return round_up(sizeof(std::uint64_t) * (1 + size(shape.slots)), alignof(Counter));
+}
+std::size_t tails_at(const RingShape& shape) { return sizeof(Words) + head_bytes(shape) * size(shape.members); }
 std::size_t header_bytes(const RingShape& shape) {
-  return round_up(sizeof(Words) + sizeof(Counter) * 3 * size(shape.members), kPage);
+  return round_up(tails_at(shape) + sizeof(Counter) * 2 * size(shape.members), kPage);
 }
 std::size_t slot_stride(const RingShape& shape) { return round_up(shape.slot_bytes, kPage); }
 
@@ -34,11 +39,16 @@ int lane_index(const RingShape& shape, int writer, int reader) {
   if (reader == Rings::everyone) return shape.members - 1;
   return reader < writer ? reader : reader - 1;
 }
-const Counter& head(const os::SharedMemory& file, int lane) {
-  return reinterpret_cast<const Counter*>(file.data() + sizeof(Words))[lane];
+const std::atomic<std::uint64_t>* head(const os::SharedMemory& file, const RingShape& shape, int lane) {
+  return reinterpret_cast<const std::atomic<std::uint64_t>*>(file.data() + sizeof(Words) +
+                                                             head_bytes(shape) * size(lane));
+}
+const std::atomic<std::uint64_t>& stamp_of(const os::SharedMemory& file, const RingShape& shape, int lane,
+                                           std::uint64_t count) {
+  return head(file, shape, lane)[1 + count % static_cast<std::uint64_t>(shape.slots)];
 }
 const Counter& tail(const os::SharedMemory& file, const RingShape& shape, int writer, bool from_everyone) {
-  return reinterpret_cast<const Counter*>(file.data() + sizeof(Words))[shape.members + 2 * writer + from_everyone];
+  return reinterpret_cast<const Counter*>(file.data() + tails_at(shape))[2 * writer + from_everyone];
 }
 std::byte* slot(const os::SharedMemory& file, const RingShape& shape, int lane, std::uint64_t count) {
   std::size_t index = size(lane) * size(shape.slots) + count % static_cast<std::uint64_t>(shape.slots);
@@ -92,6 +102,16 @@ bool Rings::complete() const {
 
 void Rings::close_file() { mine_.close_file(); }
 
+Failure Rings::broken(int member, const char* what) const {
+  const Neighbour* neighbour = neighbours_[size(member)];
+  const int rank = neighbour == nullptr ? -1 : neighbour->rank();
+  return Failure(Code::peer_lost,
+                 "rank " + std::to_string(rank) + " has put " + what +
+                     " into its shared memory: that memory is damaged, or the ranks do not run the same build of "
+                     "Farandole, or they were told different things by the first rank of the process set",
+                 rank);
+}
+
 std::byte* Rings::claim(int lane) {
   int index = lane_index(shape_, me_, lane);
   Lane& counters = lanes_[size(index)];
@@ -99,14 +119,13 @@ std::byte* Rings::claim(int lane) {
   if (counters.mine - counters.other >= slots) {
     // Acquire: the readers are done with the slot before I write into it.
     std::uint64_t slowest = counters.mine;
-    if (lane == everyone) {
-      for (int reader = 0; reader < shape_.members; ++reader) {
-        if (reader == me_) continue;
-        const Counter& counter = tail(files_[size(reader)], shape_, me_, true);
-        slowest = std::min(slowest, counter.count.load(std::memory_order_acquire));
-      }
-    } else {
-      slowest = tail(files_[size(lane)], shape_, me_, false).count.load(std::memory_order_acquire);
+    const int first = lane == everyone ? 0 : lane, last = lane == everyone ? shape_.members - 1 : lane;
+    for (int reader = first; reader <= last; ++reader) {
+      if (reader == me_) continue;
+      const Counter& counter = tail(files_[size(reader)], shape_, me_, lane == everyone);
+      const std::uint64_t read = counter.count.load(std::memory_order_acquire);
+      if (read < counters.other || read > counters.mine) throw broken(reader, "a count that cannot be");
+      slowest = std::min(slowest, read);
     }
     counters.other = slowest;
     if (counters.mine - counters.other >= slots) return nullptr;
@@ -114,12 +133,13 @@ std::byte* Rings::claim(int lane) {
   return slot(mine_, shape_, index, counters.mine);
 }
 
-void Rings::publish(int lane) {
+void Rings::publish(int lane, std::uint64_t stamp) {
   int index = lane_index(shape_, me_, lane);
   Lane& counters = lanes_[size(index)];
+  const_cast<std::atomic<std::uint64_t>&>(stamp_of(mine_, shape_, index, counters.mine))
+      .store(stamp, std::memory_order_relaxed);
   ++counters.mine;
-  auto& counter = const_cast<Counter&>(head(mine_, index));
-  counter.count.store(counters.mine, std::memory_order_release);
+  const_cast<std::atomic<std::uint64_t>*>(head(mine_, shape_, index))->store(counters.mine, std::memory_order_release);
   if (lane == everyone) {
     notify_all();
   } else {
@@ -127,14 +147,19 @@ void Rings::publish(int lane) {
   }
 }
 
-const std::byte* Rings::peek(int writer, bool from_everyone) const {
+const std::byte* Rings::peek(int writer, bool from_everyone, std::uint64_t stamp) const {
   Lane& counters = lanes_[size(shape_.members + 2 * writer + from_everyone)];
   int index = lane_index(shape_, writer, from_everyone ? everyone : me_);
   const os::SharedMemory& file = files_[size(writer)];
   if (counters.mine == counters.other) {
-    counters.other = head(file, index).count.load(std::memory_order_acquire);
-    if (counters.mine == counters.other) return nullptr;
+    const std::uint64_t published = head(file, shape_, index)->load(std::memory_order_acquire);
+    if (published == counters.mine) return nullptr;
+    if (published - counters.mine > static_cast<std::uint64_t>(shape_.slots))
+      throw broken(writer, "a count that cannot be");
+    counters.other = published;
   }
+  if (stamp_of(file, shape_, index, counters.mine).load(std::memory_order_relaxed) != stamp)
+    throw broken(writer, "other bytes than were agreed on");
   return slot(file, shape_, index, counters.mine);
 }
 
@@ -147,7 +172,7 @@ void Rings::consume(int writer, bool from_everyone) {
   // writer, which fences before it sleeps, sees my tail; so a writer that merely has nothing to do is left asleep.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   int index = lane_index(shape_, writer, from_everyone ? everyone : me_);
-  std::uint64_t published = head(files_[size(writer)], index).count.load(std::memory_order_relaxed);
+  std::uint64_t published = head(files_[size(writer)], shape_, index)->load(std::memory_order_relaxed);
   if (published - before >= static_cast<std::uint64_t>(shape_.slots)) {
     if (const Neighbour* neighbour = neighbours_[size(writer)]; neighbour != nullptr) neighbour->notify();
   }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/error.h"
 #include "link/board.h"
 #include "os/memory.h"
 
@@ -15,7 +16,8 @@ namespace farandole::link {
 
 // Lanes of a writer: lane r (r = a local member) is read by that member alone; lane `everyone` by all the others.
 // A lane is a ring of `slots` slots of `slot_bytes`; what a slot holds is known to both sides from the collective they
-// run, so nothing but the bytes and a count is ever published. Counts only grow, over all collectives of the group.
+// run. So nothing but the bytes, a count and a stamp is ever published: the stamp says what the writer believes it has
+// written, and a reader that believes something else stops. Counts only grow, over all collectives of the group.
 struct RingShape {
   int members = 1;  // on this host
   std::size_t slot_bytes = 64 << 10;
@@ -38,6 +40,9 @@ class Rings {
   const os::SharedMemory& memory() const;
   // A neighbour's file; all of them are needed before the first claim.
   void attach(int member, os::Descriptor file, const Neighbour* neighbour);
+  bool attached(int member) const {
+    return member == me_ || static_cast<bool>(files_[static_cast<std::size_t>(member)]);
+  }
   bool complete() const;
   void close_file();  // after everyone has my file
 
@@ -46,12 +51,15 @@ class Rings {
   std::size_t slot_bytes() const { return shape_.slot_bytes; }
   int slots() const { return shape_.slots; }
 
+  // A neighbour's counter is read once and then looked at: both sides throw Failure(peer_lost) when it went back, or
+  // further than the ring is long.
   // Writing: claim(lane) gives the next free slot of my lane, or nullptr while a reader has not caught up;
   // publish(lane) makes it visible and wakes sleeping readers. Claiming twice without publishing gives the same slot.
   std::byte* claim(int lane);
-  void publish(int lane);
-  // Reading: the oldest unread slot of `writer`'s lane to me (`everyone` = false) or to all (true), or nullptr.
-  const std::byte* peek(int writer, bool from_everyone) const;
+  void publish(int lane, std::uint64_t stamp);
+  // Reading: the oldest unread slot of `writer`'s lane to me (`everyone` = false) or to all (true), or nullptr. Throws
+  // Failure(peer_lost) when its stamp is another.
+  const std::byte* peek(int writer, bool from_everyone, std::uint64_t stamp) const;
   void consume(int writer, bool from_everyone);
 
   Words& my_words();
@@ -60,6 +68,7 @@ class Rings {
   void notify_all(bool urgent = false) const;
 
  private:
+  Failure broken(int member, const char* what) const;
   RingShape shape_;
   int me_;
   struct Lane;  // cached counters, to touch the other side's cache lines only when needed

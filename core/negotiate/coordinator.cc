@@ -9,6 +9,8 @@
 namespace farandole::negotiate {
 namespace {
 
+constexpr std::size_t kNamed = 8;  // tensors that a message lists before it says how many more there are
+
 const Request* first_of(const std::vector<std::optional<Request>>& by_member) {
   for (const std::optional<Request>& request : by_member) {
     if (request) return &*request;
@@ -43,17 +45,39 @@ Error joined_error(const Request& request, int absent) {
                                   request.name + "': " + std::to_string(absent) + " ranks have joined."};
 }
 
+// Of all splits of an alltoall, in their order.
+std::uint64_t digest_of(const std::vector<std::int64_t>& splits) {
+  std::uint64_t digest = splits.size();
+  for (std::int64_t rows : splits) {
+    digest = (digest ^ static_cast<std::uint64_t>(rows)) * 0x9e3779b97f4a7c15ull;
+    digest ^= digest >> 29;
+  }
+  return digest;
+}
+
 void fill_rows(Item& item, const std::vector<std::optional<Request>>& by_member, Kind kind) {
   const auto members = static_cast<std::int64_t>(by_member.size());
+  if (kind == Kind::alltoall) item.splits.reserve(by_member.size() * by_member.size());
   for (const std::optional<Request>& request : by_member) {
-    item.first_dims.push_back(request->shape.front());
-    if (kind != Kind::alltoall) continue;
-    if (request->splits.empty()) {
+    if (kind != Kind::alltoall) {
+      item.first_dims.push_back(request->shape.front());
+    } else if (request->splits.empty()) {
       item.splits.insert(item.splits.end(), by_member.size(), request->shape.front() / members);
     } else {
       item.splits.insert(item.splits.end(), request->splits.begin(), request->splits.end());
     }
   }
+  if (kind == Kind::alltoall) item.digest = digest_of(item.splits);
+}
+
+// No member could count the bytes of what all of them bring together.
+Error check_rows(Item& item, Kind kind) {
+  std::int64_t bytes = 0;
+  if (sum_of(kind == Kind::alltoall ? item.splits : item.first_dims, item.rows) &&
+      volume(item.shape, static_cast<std::int64_t>(size_of(item.dtype)), item.rows, bytes))
+    return {};
+  return {Code::precondition, title(kind) + " of tensor '" + item.name +
+                                  "': what all ranks bring together has more bytes than 63 bits can count."};
 }
 
 }  // namespace
@@ -91,6 +115,8 @@ void Coordinator::submit(int member, Request request, std::int64_t now_ns) {
     pending.since_ns = now_ns;
     pending.by_member.resize(ranks_.size());
   }
+  // A member may ask again under a name that failed with its bundle while the first request was under way.
+  if (pending.complete) leave_bundle(name, pending);
   if (!pending.by_member[index]) ++pending.count;
   pending.by_member[index] = std::move(request);
   settle(name);
@@ -119,6 +145,7 @@ void Coordinator::settle(const std::string& name) {
     fail_bundle(companions(name), failed.error);
   } else if (first.bundle_size > 0) {
     pending.complete = true;
+    pending.bundle = first.bundle;
     bundles_[first.bundle].push_back(name);
     settle_bundle(first.bundle);
   } else {
@@ -200,21 +227,23 @@ void Coordinator::fail_bundle(const std::vector<std::string>& names, Error error
   failed.error = std::move(error);
   if (names.size() > 1) {
     failed.error.message += " The group fails as a whole:";
-    for (const std::string& name : names) failed.error.message += " '" + name + "'";
-    failed.error.message += ".";
+    for (std::size_t i = 0; i < names.size() && i < kNamed; ++i) failed.error.message += " '" + names[i] + "'";
+    failed.error.message += names.size() > kNamed ? " and " + std::to_string(names.size() - kNamed) + " more." : ".";
   }
   ready_.push_back({std::move(failed), 0});
 }
 
+void Coordinator::leave_bundle(const std::string& name, Pending& pending) {
+  pending.complete = false;
+  const auto bundle = bundles_.find(pending.bundle);
+  if (bundle == bundles_.end()) return;
+  std::erase(bundle->second, name);
+  if (bundle->second.empty()) bundles_.erase(bundle);
+}
+
 void Coordinator::forget(const std::string& name) {
-  const Pending& pending = pending_.at(name);
-  if (pending.complete) {
-    const auto bundle = bundles_.find(first_of(pending.by_member)->bundle);
-    if (bundle != bundles_.end()) {
-      std::erase(bundle->second, name);
-      if (bundle->second.empty()) bundles_.erase(bundle);
-    }
-  }
+  Pending& pending = pending_.at(name);
+  if (pending.complete) leave_bundle(name, pending);
   pending_.erase(name);
 }
 
@@ -247,7 +276,10 @@ Bucket Coordinator::single(const Pending& pending) const {
   item.dtype = first.dtype;
   item.shape = first.shape;
   if (first.kind == Kind::add_group || first.kind == Kind::remove_group) item.splits = first.splits;
-  if (rows_vary(first.kind) && !bucket.error.failed()) fill_rows(item, pending.by_member, first.kind);
+  if (rows_vary(first.kind) && !bucket.error.failed()) {
+    fill_rows(item, pending.by_member, first.kind);
+    bucket.error = check_rows(item, first.kind);
+  }
   bucket.items.push_back(std::move(item));
   return bucket;
 }

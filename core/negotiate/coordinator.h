@@ -50,6 +50,7 @@ class Coordinator {
     std::int64_t since_ns = 0;
     int count = 0;          // members that have submitted it
     bool complete = false;  // everybody has; it waits for the rest of its bundle
+    std::string bundle;     // of a complete one: the name under which it waits
     std::vector<std::optional<Request>> by_member;
   };
   struct Ready {
@@ -65,6 +66,7 @@ class Coordinator {
   void fail_bundle(const std::vector<std::string>& names, Error error);
   Bucket single(const Pending& pending) const;
   void forget(const std::string& name);
+  void leave_bundle(const std::string& name, Pending& pending);
 
   std::vector<int> ranks_;
   CoordinatorOptions options_;
@@ -85,7 +87,7 @@ Error validate(const std::vector<const Request*>& by_member, const std::vector<i
 // What one rank can check by itself, before anything is sent: dtype against op, shape, splits, root in the group ...
 Error validate_alone(const Request& request, const std::vector<int>& ranks);
 // Buckets in order; look-ahead past tensors that do not match, as long as fused + skipped bytes stay below the
-// threshold.
+// threshold. What a bucket says about its tensors stays small enough for one frame.
 std::vector<Bucket> fuse(std::vector<Bucket> singles, const CoordinatorOptions& options);
 
 }  // namespace farandole::negotiate

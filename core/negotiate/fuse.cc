@@ -13,6 +13,15 @@ bool fusable(const Bucket& bucket) {
          (bucket.kind == Kind::allreduce || bucket.kind == Kind::reducescatter || bucket.kind == Kind::allgather);
 }
 
+constexpr std::size_t kMostDescribed = 8 << 20;  // bytes by which a bucket describes its tensors
+
+std::size_t described(const Bucket& single) {
+  std::size_t bytes = 0;
+  for (const Item& item : single.items)
+    bytes += item.name.size() + sizeof(std::int64_t) * (item.shape.size() + item.first_dims.size() + 4);
+  return bytes;
+}
+
 // Nothing is moved from behind one of these to the front of it.
 bool fences(const Bucket& bucket) {
   return bucket.kind == Kind::barrier || bucket.kind == Kind::join || bucket.kind == Kind::add_group ||
@@ -40,12 +49,13 @@ std::vector<Bucket> fuse(std::vector<Bucket> singles, const CoordinatorOptions& 
   for (std::size_t first = 0; first < singles.size(); ++first) {
     if (taken[first]) continue;
     Bucket bucket = std::move(singles[first]);
-    std::size_t fused = bytes[first], skipped = 0;
+    std::size_t fused = bytes[first], skipped = 0, words = described(bucket);
     const bool open = fusable(bucket) && fused <= threshold;
     for (std::size_t next = first + 1; open && next < singles.size(); ++next) {
       if (taken[next]) continue;
       if (fences(singles[next])) break;
       if (bytes[next] <= threshold - fused && match(bucket, singles[next])) {
+        if ((words += described(singles[next])) > kMostDescribed) break;
         fused += bytes[next];
         taken[next] = true;
         std::move(singles[next].items.begin(), singles[next].items.end(), std::back_inserter(bucket.items));

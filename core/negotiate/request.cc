@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 
-// Fails the reader, so that no number outside an enumeration or a size that does not fit is ever seen by the rest.
+// Fails the reader, so that no number outside an enumeration is ever seen by the rest.
 template <class Enumeration>
 Enumeration one_of(wire::Reader& reader, int count) {
   const std::uint8_t value = reader.u8();
@@ -26,28 +26,18 @@ bool flag(wire::Reader& reader) {
   return value == 1;
 }
 
-// Non-negative numbers with a sum that fits.
-void check_sum(wire::Reader& reader, const std::vector<std::int64_t>& values) {
-  std::int64_t sum = 0;
-  for (std::int64_t value : values) {
-    if (value < 0 || value > kMost - sum) return reader.fail();
-    sum += value;
-  }
-}
-
-std::int64_t sum_of(const std::vector<std::int64_t>& values) {
-  std::int64_t sum = 0;
-  for (std::int64_t value : values) sum = value > kMost - sum ? kMost : sum + value;
-  return sum;
-}
-
 // The tensor's bytes as Bucket::bytes counts them; false when they cannot be counted.
 bool item_bytes(Kind kind, const Item& item, std::int64_t& bytes) {
   const auto each = static_cast<std::int64_t>(size_of(item.dtype));
-  if (!rows_vary(kind) || item.first_dims.empty() || item.shape.empty()) return volume(item.shape, each, bytes);
-  std::vector<std::int64_t> shape = item.shape;
-  shape[0] = sum_of(item.first_dims);
-  return volume(shape, each, bytes);
+  std::int64_t rows = item.rows;
+  if (kind == Kind::allgather && !sum_of(item.first_dims, rows)) return false;
+  return rows_vary(kind) ? volume(item.shape, each, rows, bytes) : volume(item.shape, each, bytes);
+}
+
+std::string name(wire::Reader& reader) {
+  std::string text = reader.text();
+  if (text.size() > kLongestName) reader.fail();
+  return text;
 }
 
 }  // namespace
@@ -62,9 +52,14 @@ std::uint64_t number_of(const std::string& name) {
 }
 
 bool volume(const std::vector<std::int64_t>& shape, std::int64_t each, std::int64_t& result) {
+  return volume(shape, each, shape.empty() ? 0 : shape.front(), result);
+}
+
+bool volume(const std::vector<std::int64_t>& shape, std::int64_t each, std::int64_t rows, std::int64_t& result) {
   result = each;
   bool empty = false, fits = true;
-  for (std::int64_t dimension : shape) {
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    const std::int64_t dimension = d == 0 ? rows : shape[d];
     if (dimension < 0) return false;
     if (dimension == 0) {
       empty = true;
@@ -76,6 +71,15 @@ bool volume(const std::vector<std::int64_t>& shape, std::int64_t each, std::int6
   }
   if (empty) result = 0;
   return empty || fits;
+}
+
+bool sum_of(std::span<const std::int64_t> values, std::int64_t& sum) {
+  sum = 0;
+  for (std::int64_t value : values) {
+    if (value < 0 || value > kMost - sum) return false;
+    sum += value;
+  }
+  return true;
 }
 
 std::int64_t Request::elements() const {
@@ -132,13 +136,14 @@ Request decode_request(wire::Reader& reader) {
   request.prescale = reader.f64();
   request.postscale = reader.f64();
   request.bundle_size = reader.u32();
-  request.name = reader.text();
-  request.bundle = reader.text();
+  request.name = name(reader);
+  request.bundle = name(reader);
   request.shape = reader.list();
   request.splits = reader.list();
-  std::int64_t bytes = 0;
+  std::int64_t bytes = 0, rows = 0;
+  if (request.kind > Kind::remove_group) reader.fail();  // transfers and tuning are never asked for this way
   if (!volume(request.shape, static_cast<std::int64_t>(size_of(request.dtype)), bytes)) reader.fail();
-  if (request.kind == Kind::alltoall) check_sum(reader, request.splits);
+  if (request.kind == Kind::alltoall && !sum_of(request.splits, rows)) reader.fail();
   if (request.bundle.empty() != (request.bundle_size == 0)) reader.fail();
   return request;
 }
@@ -163,6 +168,9 @@ void encode(wire::Writer& writer, const Bucket& bucket) {
     writer.list(item.shape);
     writer.list(item.first_dims);
     writer.list(item.splits);
+    if (bucket.kind != Kind::alltoall) continue;
+    writer.i64(item.rows);
+    writer.u64(item.digest);
   }
 }
 
@@ -172,9 +180,7 @@ Bucket decode_bucket(wire::Reader& reader) {
   Bucket bucket;
   bucket.kind = one_of<Kind>(reader, kKinds);
   bucket.op = one_of<ReduceOp>(reader, kReduceOps);
-  const std::uint8_t code = reader.u8();
-  if (code >= kCodes) reader.fail();
-  bucket.error.code = static_cast<Code>(reader.ok() ? code : 0);
+  bucket.error.code = one_of<Code>(reader, kCodes);
   bucket.root = reader.i32();
   bucket.device = reader.i32();
   bucket.prescale = reader.f64();
@@ -189,15 +195,14 @@ Bucket decode_bucket(wire::Reader& reader) {
     Item item;
     item.dtype = one_of<DType>(reader, kDTypes);
     item.unnamed = flag(reader);
-    item.name = reader.text();
+    item.name = name(reader);
     item.shape = reader.list();
     item.first_dims = reader.list();
     item.splits = reader.list();
-    check_sum(reader, item.first_dims);
-    if (bucket.kind == Kind::alltoall) check_sum(reader, item.splits);
-    std::int64_t bytes = 0;
-    if (!item_bytes(bucket.kind, item, bytes)) reader.fail();
-    if (!volume(item.shape, static_cast<std::int64_t>(size_of(item.dtype)), bytes)) reader.fail();
+    if (bucket.kind == Kind::alltoall) {
+      item.rows = reader.i64();
+      item.digest = reader.u64();
+    }
     bucket.items.push_back(std::move(item));
   }
   if (!reader.ok()) return Bucket{};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,9 +44,13 @@ struct Item {
   DType dtype = DType::float32;
   std::vector<std::int64_t>
       shape;  // allreduce, broadcast, reducescatter: of all; allgather, alltoall: of the first member
-  std::vector<std::int64_t> first_dims;  // allgather, alltoall: by member
-  std::vector<std::int64_t>
-      splits;  // alltoall: members x members, row = sender. add_group, remove_group, tune: the request's
+  std::vector<std::int64_t> first_dims;  // allgather: by member
+  // alltoall: with the coordinator members x members, row = sender; in an answer the rows that its reader sends to each
+  // member, then those that it receives from each. add_group, remove_group, tune: the request's.
+  std::vector<std::int64_t> splits;
+  std::int64_t rows = 0;  // alltoall: that all members send, together
+  std::uint64_t digest =
+      0;  // alltoall: of all splits, so that members who know different parts recognise the same step
 };
 
 // What all members run next: one fused collective, or an error for the tensors named. Order is the order of the bytes.
@@ -64,11 +69,18 @@ struct Bucket {
   std::size_t bytes() const;  // of the reduced or broadcast tensors; gathered bytes for allgather
 };
 
+// A name has at most so many bytes.
+inline constexpr std::size_t kLongestName = 4096;
+
 // The number at the end of an unnamed request's name, by which such requests of one kind are paired.
 std::uint64_t number_of(const std::string& name);
 
 // The product of `shape` times `each`; false when a dimension is negative or the product does not fit 63 bits.
 bool volume(const std::vector<std::int64_t>& shape, std::int64_t each, std::int64_t& result);
+// The same with `rows` in the place of the first dimension.
+bool volume(const std::vector<std::int64_t>& shape, std::int64_t each, std::int64_t rows, std::int64_t& result);
+// The sum of values that are not negative; false when one is, or the sum does not fit 63 bits.
+bool sum_of(std::span<const std::int64_t> values, std::int64_t& sum);
 
 void encode(wire::Writer& writer, const Request& request);
 Request decode_request(wire::Reader& reader);  // look at reader.ok() after it

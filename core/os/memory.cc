@@ -81,11 +81,13 @@ bool can_shrink(int fd) {
 
 }  // namespace
 
+std::size_t machine_bytes() {
+  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
 SharedMemory SharedMemory::create(std::size_t bytes) {
   // A memory file has no limit of its own: asking for more than the machine has would wake the OOM killer.
-  const auto machine =
-      static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  if (bytes > machine) fail_to_allocate(bytes, ENOMEM);
+  if (bytes > machine_bytes()) fail_to_allocate(bytes, ENOMEM);
   SharedMemory memory;
   memory.file_ = create_file(bytes);
   const int error = memory.fill(0, bytes);

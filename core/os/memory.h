@@ -46,6 +46,9 @@ class SharedMemory {
   Descriptor file_;
 };
 
+// That the machine has. Who asks for more is refused before the kernel kills somebody for it.
+std::size_t machine_bytes();
+
 // Whole pages of it become huge ones where the kernel grants that on request: what is used once and given back costs
 // a fault per 2 MiB instead of one per 4 KiB.
 inline constexpr std::size_t kHugePage = 2 << 20;

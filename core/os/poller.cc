@@ -2,8 +2,10 @@
 // Touches the operating system.
 #include "os/poller.h"
 
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -69,6 +71,14 @@ Doorbell::Doorbell() {
   const int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (fd < 0) fail("cannot create a doorbell", errno);
   fd_ = Descriptor(fd);
+}
+
+// A pipe or a socket in its place could hold up whoever rings. The kernel's own objects, like eventfds, have no type.
+Doorbell::Doorbell(Descriptor received) : fd_(std::move(received)) {
+  struct stat status{};
+  const bool object = fstat(fd_.get(), &status) == 0 && (status.st_mode & S_IFMT) == 0;
+  if (!object || (fcntl(fd_.get(), F_GETFL) & O_NONBLOCK) == 0)
+    throw Failure(Code::precondition, "a descriptor that should be a doorbell is something else");
 }
 
 void Doorbell::ring() const {

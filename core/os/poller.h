@@ -34,9 +34,9 @@ class Poller {
 class Doorbell {
  public:
   Doorbell();
-  explicit Doorbell(Descriptor received) : fd_(std::move(received)) {}
-  void ring() const;    // never blocks
-  void answer() const;  // forgets all rings so far
+  explicit Doorbell(Descriptor received);  // throws Failure(precondition) when ringing it could block
+  void ring() const;                       // never blocks
+  void answer() const;                     // forgets all rings so far
   const Descriptor& descriptor() const { return fd_; }
 
  private:

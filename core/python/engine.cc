@@ -156,23 +156,6 @@ PyObject* poll(PyObject* object, PyObject* const* given, Py_ssize_t places, PyOb
   return PyBool_FromLong(state);
 }
 
-PyObject* next_completion(PyObject* object, PyObject* queue) {
-  Engine* self = engine_of(object);
-  long long number = 0;
-  if (!read_number(queue, number)) return nullptr;
-  while (true) {
-    Visit visit(self);
-    if (!visit) return nullptr;
-    std::int64_t handle = 0;
-    Py_BEGIN_ALLOW_THREADS;
-    handle = self->core->next_completion(self->engine, number, kSliceMs);
-    Py_END_ALLOW_THREADS;
-    if (handle != 0) return PyLong_FromLongLong(handle);
-    visit.leave();
-    if (PyErr_CheckSignals() != 0) return nullptr;
-  }
-}
-
 // --- submitting ------------------------------------------------------------------------------------------------------
 
 bool keep(Engine* self, std::int64_t handle, PyObject* request, PyObject* handles, Py_ssize_t place) {
@@ -186,7 +169,7 @@ bool keep(Engine* self, std::int64_t handle, PyObject* request, PyObject* handle
   return kept;
 }
 
-PyObject* submit_all(Engine* self, PyObject* requests, Py_ssize_t count, int flags, std::int64_t queue) {
+PyObject* submit_all(Engine* self, PyObject* requests, Py_ssize_t count, int flags) {
   std::unique_ptr<Packed[]> packed(new (std::nothrow) Packed[static_cast<std::size_t>(count)]);
   std::unique_ptr<farandole_request[]> structs(new (std::nothrow) farandole_request[static_cast<std::size_t>(count)]);
   std::unique_ptr<std::int64_t[]> handles(new (std::nothrow) std::int64_t[static_cast<std::size_t>(count)]);
@@ -200,7 +183,7 @@ PyObject* submit_all(Engine* self, PyObject* requests, Py_ssize_t count, int fla
   char error[kErrorBytes] = "";
   int code = 0;
   Py_BEGIN_ALLOW_THREADS;
-  code = self->core->submit(self->engine, structs.get(), static_cast<std::int32_t>(count), flags, queue, handles.get(),
+  code = self->core->submit(self->engine, structs.get(), static_cast<std::int32_t>(count), flags, 0, handles.get(),
                             error, sizeof error);
   Py_END_ALLOW_THREADS;
   if (code != kOk) return fail(self, code, error);
@@ -211,18 +194,17 @@ PyObject* submit_all(Engine* self, PyObject* requests, Py_ssize_t count, int fla
 }
 
 PyObject* submit(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named) {
-  Arguments<4> arguments;
-  if (!arguments.read("submit", {"requests", "bundle", "prompt", "queue"}, 1, given, places, named)) return nullptr;
+  Arguments<3> arguments;
+  if (!arguments.read("submit", {"requests", "bundle", "prompt"}, 1, given, places, named)) return nullptr;
   Ref requests(PySequence_Tuple(arguments[0]));  // a copy: nobody changes it meanwhile
   if (!requests) return nullptr;
   const int bundle = arguments[1] == nullptr ? 0 : PyObject_IsTrue(arguments[1]);
   const int prompt = arguments[2] == nullptr ? 0 : PyObject_IsTrue(arguments[2]);
-  long long queue = 0;
-  if (bundle < 0 || prompt < 0 || (arguments[3] != nullptr && !read_number(arguments[3], queue))) return nullptr;
+  if (bundle < 0 || prompt < 0) return nullptr;
   const Py_ssize_t count = PyTuple_Size(requests.get());
   if (count == 0) return PyList_New(0);
   Visit visit(engine_of(object));
-  return visit ? submit_all(engine_of(object), requests.get(), count, bundle + 2 * prompt, queue) : nullptr;
+  return visit ? submit_all(engine_of(object), requests.get(), count, bundle + 2 * prompt) : nullptr;
 }
 
 // What is under way is waited for; `request` keeps its memory, whatever a signal handler does.
@@ -505,13 +487,6 @@ PyObject* unshare(PyObject* object, PyObject* region) {
   Py_RETURN_NONE;
 }
 
-PyObject* open_queue(PyObject* object, PyObject*) {
-  Visit visit(engine_of(object));
-  if (!visit) return nullptr;
-  const std::int64_t queue = engine_of(object)->core->open_queue(engine_of(object)->engine);
-  return queue == 0 ? PyErr_NoMemory() : PyLong_FromLongLong(queue);
-}
-
 // Not counted as a call: whoever closes the engine waits for the thread that listens.
 PyObject* next_event(PyObject* object, PyObject*) {
   Engine* self = engine_of(object);
@@ -608,7 +583,7 @@ PyObject* place(PyObject* object, void*) { return PyLong_FromVoidPtr(engine_of(o
 
 PyMethodDef methods[] = {
     {"submit", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(submit)), METH_FASTCALL | METH_KEYWORDS,
-     "submit(requests, bundle=False, prompt=False, queue=0): accepts all requests or none and gives their handles."},
+     "submit(requests, bundle=False, prompt=False): accepts all requests or none and gives their handles."},
     {"run", run, METH_O, "run(request): submits one request and waits for it."},
     {"prepare", prepare, METH_O, "prepare(request): a request that will be run again and again."},
     {"run_again", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(run_again)), METH_FASTCALL,
@@ -617,8 +592,6 @@ PyMethodDef methods[] = {
      "wait(handle, timeout=None, aside=False): the outcome; the handle goes."},
     {"poll", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(poll)), METH_FASTCALL | METH_KEYWORDS,
      "poll(handle, seconds=0.0): whether the operation is done within that time."},
-    {"open_queue", open_queue, METH_NOARGS, "A queue of completions, for one consumer: its number."},
-    {"next_completion", next_completion, METH_O, "next_completion(queue): a handle that is done; -1 at the end."},
     {"next_event", next_event, METH_NOARGS, "(kind, peer, level, text) of what the core has to say; None at the end."},
     {"start", start, METH_O, "start(seconds): begins to work once the first links are there."},
     {"leave", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(leave)), METH_FASTCALL | METH_KEYWORDS,

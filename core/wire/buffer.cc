@@ -13,7 +13,7 @@ namespace farandole::wire {
 namespace {
 
 template <class Integer>
-void append(std::vector<std::byte>& bytes, Integer value) {
+void put(std::vector<std::byte>& bytes, Integer value) {
   for (std::size_t i = 0; i < sizeof(Integer); ++i) bytes.push_back(static_cast<std::byte>(value >> (8 * i)));
 }
 
@@ -36,14 +36,13 @@ std::uint32_t checked_count(std::size_t count) {
 }  // namespace
 
 void Writer::u8(std::uint8_t value) { bytes_.push_back(static_cast<std::byte>(value)); }
-void Writer::u32(std::uint32_t value) { append(bytes_, value); }
-void Writer::u64(std::uint64_t value) { append(bytes_, value); }
-void Writer::f64(double value) { append(bytes_, std::bit_cast<std::uint64_t>(value)); }
+void Writer::u32(std::uint32_t value) { put(bytes_, value); }
+void Writer::u64(std::uint64_t value) { put(bytes_, value); }
+void Writer::f64(double value) { put(bytes_, std::bit_cast<std::uint64_t>(value)); }
 
 void Writer::text(std::string_view value) {
   u32(checked_count(value.size()));
-  const auto bytes = std::as_bytes(std::span(value.data(), value.size()));
-  bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+  append(std::as_bytes(std::span(value.data(), value.size())));
 }
 
 void Writer::list(std::span<const std::int64_t> values) {

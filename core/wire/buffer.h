@@ -22,6 +22,7 @@ class Writer {
   void f64(double value);
   void text(std::string_view value);
   void list(std::span<const std::int64_t> values);
+  void append(std::span<const std::byte> bytes) { bytes_.insert(bytes_.end(), bytes.begin(), bytes.end()); }
   std::vector<std::byte> take() { return std::move(bytes_); }
   std::size_t size() const { return bytes_.size(); }
 

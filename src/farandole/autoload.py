@@ -1,16 +1,13 @@
-# What torch runs at the end of its own import: the backend `farandole` becomes known; Lightning's import is awaited.
-# Touches torch.distributed's registries and looks into the library's file; the backend is loaded when a group is made.
-"""The entry point of `torch.backends`: it never raises, and FARANDOLE_AUTOLOAD=0 switches it off."""
+# What torch runs at the end of its own import: a name for torch.distributed's backend, and Lightning's import awaited.
+# Touches torch.distributed's registries alone; what stands behind the names is loaded when a group is made.
+"""The entry point of `torch.backends`: it never raises, and FARANDOLE_AUTOLOAD=0 switches all of it off."""
 
 from __future__ import annotations
 
-import importlib
-import mmap
+import functools
 import os
 import warnings
 from typing import Any
-
-from .version import package_version
 
 NAME = "farandole"
 
@@ -20,79 +17,43 @@ def register() -> None:
     if os.environ.get("FARANDOLE_AUTOLOAD", "1").strip().lower() in ("0", "false", "no", "off"):
         return
     try:
-        check(os.path.join(os.path.dirname(__file__), "_native", "libfarandole.so"))
         announce()
-    except Exception as error:
-        warnings.warn(f"farandole cannot be used as a backend of torch.distributed: {error}", stacklevel=2)
-    try:
         from .lightning import registration
 
         registration.watch()
     except Exception as error:
-        warnings.warn(f'farandole cannot be Lightning\'s strategy="farandole": {error}', stacklevel=2)
-
-
-def check(library: str) -> None:
-    """Raises when the library is missing or of another version; it is looked into, not loaded."""
-    if not os.path.exists(library):
-        raise FileNotFoundError(f"{library} does not exist; install the package again")
-    expected = package_version()
-    with open(library, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if content.find(f"farandole library {expected}\0".encode()) < 0:
-            raise RuntimeError(f"{library} is not of version {expected}; install the package again")
+        warnings.warn(f"torch.distributed and Lightning do not know farandole: {error}", stacklevel=2)
 
 
 def announce() -> None:
     """Registers the backend; again is once."""
     from torch import distributed as dist
 
-    if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
+    if not dist.is_available() or NAME in dist.Backend.backend_list:
         return
-    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-    if not hasattr(dist, "BackendBase"):
-        _announce_groups()
-    # The function of this name hides the module.
-    handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
-    original = handlers["env"]
+    from .private import torch_names
 
-    def meet(url: str, timeout: Any = dist.default_pg_timeout, **more: Any) -> Any:
-        # torch's own variables come first; without them torch could only fail.
-        if not all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")):
-            from .torch.distributed import rendezvous as ours
-
-            if ours.launched():
-                return ours.meet(timeout)
-        return original(url, timeout=timeout, **more)
-
-    handlers["env"] = meet
+    names: dict[str, Any] = {NAME: _create}
+    if not hasattr(dist, "BackendBase"):  # torch puts no group in Python beside another backend: pairs have own names
+        for far in ("nccl", "gloo"):
+            pair = functools.partial(_create, far=far)
+            names |= {f"cpu:{NAME},cuda:{far}": pair, f"cuda:{far},cpu:{NAME}": pair}
+    for name, create in names.items():
+        dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu", "cuda"])
+        torch_names.leave_unrecorded(name)
+    torch_names.answer_env_first(_meet)
 
 
-def _announce_groups() -> None:
-    """What a group in Python needs besides, since it takes the place of torch's own."""
-    from torch import distributed as dist
+def _meet(timeout: Any) -> Any:
+    """Where torch's own variables are not set torch could only fail: there our launcher knows who is who."""
+    if all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")):
+        return None
+    from .torch.distributed import rendezvous
 
-    # Torch would not put it beside another backend: so the combinations are backends of their own.
-    names = [NAME]
-    for far in ("nccl", "gloo"):
-        for name in (f"cpu:{NAME},cuda:{far}", f"cuda:{far},cpu:{NAME}"):
-            dist.Backend.register_backend(name, _compose(far), extended_api=True, devices=["cpu", "cuda"])
-            names.append(name)
-    # Since 2.15 torch attaches its flight recorder to each group whose backend does not record by itself, and fails
-    # when the group is an object in Python.
-    recording: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
-    recording.update(names)
+    return rendezvous.meet(timeout) if rendezvous.launched() else None
 
 
-def _create(opts: Any, options: Any) -> Any:
-    from .torch.distributed.backend import create, face
+def _create(opts: Any, options: Any, far: str = "") -> Any:
+    from .torch.distributed.backend import make
 
-    return create(opts, face())
-
-
-def _compose(far: str) -> Any:
-    def create(opts: Any, options: Any) -> Any:
-        from .torch.distributed.composed import create
-
-        return create(far, opts, options)
-
-    return create
+    return make(opts, options, far)

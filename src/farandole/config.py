@@ -38,6 +38,7 @@ class Setting:
     opposites: tuple[str, ...] = ()  # flags that switch it off; () derives --no-name-with-dashes
     scope: str = "job"  # "worker": set by the launcher for each rank; "test": for tests alone
     forgiving: bool = False  # an unknown choice in a HOROVOD_ variable means the default, as the contract has it
+    no_effect: str = ""  # why it changes nothing, where it is accepted for scripts of Horovod alone
 
     @property
     def variable(self) -> str:
@@ -133,6 +134,11 @@ def _setting(default: Any, help: str, *aliases: str, **more: Any) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, "aliases": aliases, **more})
 
 
+def _ignored(default: Any, why: str, *aliases: str, **more: Any) -> Any:
+    """A setting that is accepted so that scripts for Horovod go on; `why` it changes nothing."""
+    return _setting(default, f"accepted; {why}", *aliases, no_effect=why, **more)
+
+
 def _worker(default: Any, help: str, *aliases: str, **more: Any) -> Any:
     return _setting(default, help, *aliases, scope="worker", **more)
 
@@ -206,9 +212,9 @@ class Config:
         yaml="params.fusion_threshold_mb",
         scale=MiB,
     )
-    cycle_time: float = _setting(
+    cycle_time: float = _ignored(
         1.0,
-        "accepted; there is no cycle, requests start when they are ready",
+        "there is no cycle, requests start when they are ready",
         "HOROVOD_CYCLE_TIME",
         unit="milliseconds",
         minimum=0,
@@ -226,20 +232,23 @@ class Config:
         False, "a group of tensors shares its bucket with no others", "HOROVOD_DISABLE_GROUP_FUSION"
     )
     allreduce_algorithm: str = _setting("auto", "how allreduce travels between hosts", choices=ALGORITHMS)
-    hierarchical_allreduce: bool = _setting(
+    hierarchical_allreduce: bool = _ignored(
         False,
-        "accepted; reductions are always done inside the host first",
+        "reductions are always done inside the host first",
         "HOROVOD_HIERARCHICAL_ALLREDUCE",
         yaml="params.hierarchical_allreduce",
     )
-    hierarchical_allgather: bool = _setting(
+    hierarchical_allgather: bool = _ignored(
         False,
-        "accepted; gathers always use shared memory inside the host",
+        "gathers always use shared memory inside the host",
         "HOROVOD_HIERARCHICAL_ALLGATHER",
         yaml="params.hierarchical_allgather",
     )
-    torus_allreduce: bool = _setting(
-        False, "accepted; see hierarchical_allreduce", "HOROVOD_TORUS_ALLREDUCE", yaml="params.torus_allreduce"
+    torus_allreduce: bool = _ignored(
+        False,
+        "reductions are always done inside the host first",
+        "HOROVOD_TORUS_ALLREDUCE",
+        yaml="params.torus_allreduce",
     )
     flush_us: int = _setting(
         20_000, "the longest a request waits for the rest of its planned bucket", unit="microseconds", minimum=0
@@ -336,6 +345,12 @@ class Config:
     start_timeout: float = _setting(
         30.0, "how long init waits for all ranks", "HOROVOD_START_TIMEOUT", unit="seconds", minimum=0
     )
+    survivor_grace_seconds: float = _setting(
+        1.0,
+        "after a rank has failed the others may take this long to end by themselves before they get SIGTERM",
+        unit="seconds",
+        minimum=0,
+    )
     suspect_seconds: float = _setting(
         2.0,
         "elastic: a silent rank or host is named after this time, and out after 2.5 times as much",
@@ -407,46 +422,46 @@ class Config:
         minimum=0,
         yaml="library_options.gloo_timeout_seconds",
     )
-    num_nccl_streams: int = _setting(
+    num_nccl_streams: int = _ignored(
         1,
-        "accepted; NCCL is not used",
+        "NCCL is not used",
         "HOROVOD_NUM_NCCL_STREAMS",
         minimum=0,
         yaml="library_options.num_nccl_streams",
     )
-    thread_affinity: str | None = _setting(
+    thread_affinity: str | None = _ignored(
         None,
-        "accepted; there is one thread, and the kernel places it",
+        "there is one thread, and the kernel places it",
         "HOROVOD_THREAD_AFFINITY",
         yaml="library_options.thread_affinity",
     )
-    mpi_threads_disable: bool = _setting(
+    mpi_threads_disable: bool = _ignored(
         False,
-        "accepted; MPI moves no bytes",
+        "MPI moves no bytes",
         "HOROVOD_MPI_THREADS_DISABLE",
         yaml="library_options.mpi_threads_disable",
     )
-    controller: str = _setting(
-        "gloo", "accepted; ranks always meet over our own links", "HOROVOD_CONTROLLER", choices=("gloo", "mpi")
+    controller: str = _ignored(
+        "gloo", "ranks always meet over our own links", "HOROVOD_CONTROLLER", choices=("gloo", "mpi")
     )
-    cpu_operations: str = _setting(
-        "gloo", "accepted; bytes always move over our own links", "HOROVOD_CPU_OPERATIONS", choices=CPU_OPERATIONS
+    cpu_operations: str = _ignored(
+        "gloo", "bytes always move over our own links", "HOROVOD_CPU_OPERATIONS", choices=CPU_OPERATIONS
     )
     gloo_iface: str | None = _setting(
         None,
         "interfaces that rank 0 listens on under another launcher; `farandole run` has --network-interfaces",
         "HOROVOD_GLOO_IFACE",
     )
-    batch_d2d_memcopies: bool = _setting(True, "accepted; copies are batched anyway", "HOROVOD_BATCH_D2D_MEMCOPIES")
-    enable_async_completion: bool = _setting(
-        False, "accepted; handles complete as soon as they can", "HOROVOD_ENABLE_ASYNC_COMPLETION"
+    batch_d2d_memcopies: bool = _ignored(True, "copies are batched anyway", "HOROVOD_BATCH_D2D_MEMCOPIES")
+    enable_async_completion: bool = _ignored(
+        False, "handles complete as soon as they can", "HOROVOD_ENABLE_ASYNC_COMPLETION"
     )
-    enable_xla_ops: bool = _setting(False, "accepted; there are no XLA operations", "HOROVOD_ENABLE_XLA_OPS")
-    adasum_mpi_chunk_size: int = _setting(
-        1 << 30, "accepted; MPI moves no bytes", "HOROVOD_ADASUM_MPI_CHUNK_SIZE", unit="bytes", minimum=0
+    enable_xla_ops: bool = _ignored(False, "there are no XLA operations", "HOROVOD_ENABLE_XLA_OPS")
+    adasum_mpi_chunk_size: int = _ignored(
+        1 << 30, "MPI moves no bytes", "HOROVOD_ADASUM_MPI_CHUNK_SIZE", unit="bytes", minimum=0
     )
-    ccl_cache: bool = _setting(False, "accepted; oneCCL is not used", "HOROVOD_CCL_CACHE")
-    disable_nvtx_ranges: bool = _setting(False, "accepted; there are no NVTX ranges", "HOROVOD_DISABLE_NVTX_RANGES")
+    ccl_cache: bool = _ignored(False, "oneCCL is not used", "HOROVOD_CCL_CACHE")
+    disable_nvtx_ranges: bool = _ignored(False, "there are no NVTX ranges", "HOROVOD_DISABLE_NVTX_RANGES")
     elastic_timeout: float = _setting(
         600.0,
         "how long an elastic job waits for --min-np ranks (at the start: -np) before it gives up",
@@ -487,7 +502,10 @@ class Config:
         """
         environ = os.environ if environ is None else environ
         _warn_of_unknown(environ)
-        return cls(**{setting.name: setting.read(environ) for setting in SETTINGS.values()})
+        config = cls(**{setting.name: setting.read(environ) for setting in SETTINGS.values()})
+        if config.rank == 0:  # one rank is enough
+            _warn_of_ignored(environ)
+        return config
 
 
 def given(environ: Mapping[str, str] | None = None) -> list[str]:
@@ -528,3 +546,11 @@ def _warn_of_unknown(environ: Mapping[str, str]) -> None:
             hint = f"; did you mean {close[0]}?" if close else ""
             # Python shows the same warning once, however often init is called.
             warnings.warn(f"{variable} is no setting of Farandole and has no effect{hint}", stacklevel=3)
+
+
+def _warn_of_ignored(environ: Mapping[str, str]) -> None:
+    """Of settings without effect that ask for something else than what is done anyway."""
+    for setting in SETTINGS.values():
+        if setting.no_effect and setting.read(environ) != setting.default:
+            variable = next(each for each in setting.variables if environ.get(each, "").strip())
+            warnings.warn(f"{variable}={environ[variable]} has no effect: {setting.no_effect}", stacklevel=3)

@@ -220,13 +220,10 @@ class Engine(Protocol):
         """Whether requests may have pieces."""
         ...
 
-    def submit(
-        self, requests: Sequence[Request], bundle: bool = False, prompt: bool = False, queue: int = 0
-    ) -> list[int]:
+    def submit(self, requests: Sequence[Request], bundle: bool = False, prompt: bool = False) -> list[int]:
         """Accepts all requests or none and gives their handles.
 
-        With `bundle` they become ready together. `prompt` says that the caller waits for them at once. `queue`: where
-        their completions are told.
+        With `bundle` they become ready together. `prompt` says that the caller waits for them at once.
         """
         ...
 
@@ -254,14 +251,6 @@ class Engine(Protocol):
 
         `aside`: other threads compute meanwhile; this one leaves the work to the engine's own.
         """
-        ...
-
-    def open_queue(self) -> int:
-        """A queue of completions, for one consumer: its number."""
-        ...
-
-    def next_completion(self, queue: int) -> int:
-        """Blocks until a handle of this queue is done; gives each once; -1, or ShutDown, at the engine's end."""
         ...
 
     def settle(self, memory: Span) -> None:

@@ -31,7 +31,10 @@ try:
 except ImportError as error:  # told when an engine is wanted: the one in Python needs no extension
     _missing = error
 
-_Engine = bridge.Engine if TYPE_CHECKING or _missing is None else object
+if TYPE_CHECKING:
+    from .bridge import Engine as _Engine
+else:
+    _Engine = object if _missing is not None else bridge.Engine
 
 
 @functools.cache

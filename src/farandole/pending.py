@@ -29,9 +29,9 @@ class Beginning:
         self.bundle = bundle
         self.pending: Pending | None = None
 
-    def under_way(self, queue: int = 0) -> list[int]:
-        """Submits it, for `result` to wait for; the engine's handles, whose ends are told in `queue`."""
-        handles = self.world.engine.submit(self.requests, self.bundle, queue=queue)
+    def under_way(self) -> list[int]:
+        """Submits it, for `result` to wait for; the engine's handles."""
+        handles = self.world.engine.submit(self.requests, self.bundle)
         self.pending = Pending(handles, self.finish)
         return handles
 

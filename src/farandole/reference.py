@@ -46,6 +46,7 @@ from .specification import (
 log = logging.getLogger("farandole")
 
 Key = tuple[int, int, int]
+NAME_LINGERS_SECONDS = 1.0  # that the name of what ended last stays taken, while nobody has seen it end
 
 # --- 4. Links --------------------------------------------------------------------------------------------------------
 
@@ -140,8 +141,7 @@ class Pending:
     dtype: DType
     outcome: Outcome | None = None
     error: Exception | None = None
-    queue: int = 0  # where its end is told
-    told: bool = False  # there
+    seen: bool = False  # polled as done
 
     @property
     def done(self) -> bool:
@@ -164,8 +164,8 @@ class ReferenceEngine:
         self.monitor = threading.Condition()  # guards everything below
         self.handles: dict[int, Pending] = {}
         self.last_handle = 0
-        self.queues = 0
         self.unnamed: dict[tuple[int, Kind], int] = defaultdict(int)
+        self.last: tuple[Pending, float] | None = None  # what ended last, and when
         self.mail: dict[Key, deque[bytes]] = defaultdict(deque)  # (peer, group, sequence)
         self.parcels: dict[Key, deque[tuple[Asked, bytes]]] = defaultdict(deque)  # (peer, group, tag)
         self.receivers: dict[Key, deque[Pending]] = defaultdict(deque)
@@ -264,9 +264,7 @@ class ReferenceEngine:
 
     # What users call.
 
-    def submit(
-        self, requests: Sequence[Request], bundle: bool = False, prompt: bool = False, queue: int = 0
-    ) -> list[int]:
+    def submit(self, requests: Sequence[Request], bundle: bool = False, prompt: bool = False) -> list[int]:
         requests = [request.with_arrays() for request in requests]
         with self.monitor:
             if self.ended is not None:
@@ -277,10 +275,7 @@ class ReferenceEngine:
                 group = self.groups.get(request.group)
                 check(request, None if group is None else group.ranks, self.rank)
             names = self.names_for(requests)
-            begun = [
-                Pending(request, name, request.elements(), queue=queue)
-                for request, name in zip(requests, names, strict=True)
-            ]
+            begun = [Pending(request, name, request.elements()) for request, name in zip(requests, names, strict=True)]
             handles = list(range(self.last_handle + 1, self.last_handle + 1 + len(begun)))
             self.last_handle += len(begun)
             self.handles.update(zip(handles, begun, strict=True))
@@ -299,6 +294,8 @@ class ReferenceEngine:
     def names_for(self, requests: Sequence[Request]) -> list[str]:
         """Unnamed requests are paired across ranks by their order, per group and kind."""
         busy = {(p.request.group, p.name) for p in self.handles.values() if not p.done and p.request.kind < Kind.SEND}
+        if self.last is not None and time.monotonic() - self.last[1] < NAME_LINGERS_SECONDS:
+            busy |= {(p.request.group, p.name) for p in self.handles.values() if p is self.last[0] and not p.seen}
         names = []
         for request in requests:
             name = "join" if request.kind == Kind.JOIN else request.name
@@ -366,24 +363,8 @@ class ReferenceEngine:
             if handle not in self.handles:
                 raise ValueError(f"there is no handle {handle}")
             pending = self.handles[handle]
-            return self.monitor.wait_for(lambda: pending.done, seconds)
-
-    def open_queue(self) -> int:
-        with self.monitor:
-            self.queues += 1
-            return self.queues
-
-    def next_completion(self, queue: int) -> int:
-        def fresh() -> list[int]:
-            ended = [(handle, one) for handle, one in self.handles.items() if one.done and one.queue == queue]
-            return [handle for handle, one in ended if not one.told]
-
-        with self.monitor:
-            self.monitor.wait_for(lambda: self.ended is not None or fresh())
-            for handle in fresh()[:1]:
-                self.handles[handle].told = True
-                return handle
-        return -1
+            pending.seen = self.monitor.wait_for(lambda: pending.done, seconds)
+            return pending.seen
 
     def settle(self, memory: Span) -> None:
         """Pages are as good as others here."""
@@ -518,6 +499,7 @@ class ReferenceEngine:
                 for pending in concerned:
                     if not pending.done:
                         pending.outcome, pending.error = outcome, error
+                    self.last = pending, time.monotonic()
                 self.monitor.notify_all()
 
     def carry_out(self, group: Group, bucket: Bucket, request: Request | None) -> Outcome:

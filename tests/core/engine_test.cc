@@ -1,6 +1,7 @@
 // The engine through the C interface: ranks as threads, real sockets and shared memory between them.
 // Touches api/ through job.h.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <latch>
 #include <random>
@@ -176,6 +177,32 @@ TEST(a_name_is_pending_once) {
   });
 }
 
+TEST(a_name_is_taken_until_somebody_knows_that_its_operation_has_ended) {
+  Job job({0, 0});
+  std::atomic<int> ahead{0};
+  job.run([&](int rank) {
+    farandole_engine* engine = job.engine(rank);
+    Tensor a(10, 1), b(10, 1), c(10, 1);
+    for (int round = 0; round < 100; ++round) {
+      // Rank 0 comes first, so that rank 1's operation may have ended when its submission returns.
+      while (rank == 1 && ahead.load() <= round) std::this_thread::yield();
+      int64_t first = submit(engine, request(kAllreduce, "x", a));
+      if (rank == 0)
+        ++ahead;
+      else
+        CHECK_THROWS(submit(engine, request(kAllreduce, "x", b)), std::runtime_error);
+      CHECK_EQUAL(finish(engine, first), 0);
+    }
+    // Whoever has seen it end may use the name again, and so may who has seen a later one end.
+    int64_t polled = submit(engine, request(kAllreduce, "x", a));
+    while (farandole_poll(engine, polled) == 0) std::this_thread::yield();
+    int64_t forgotten = submit(engine, request(kAllreduce, "x", b));
+    allreduce_once(job, rank, "y", 1);
+    int64_t last = submit(engine, request(kAllreduce, "x", c));
+    for (int64_t handle : {polled, forgotten, last}) CHECK_EQUAL(finish(engine, handle), 0);
+  });
+}
+
 TEST(join_stands_in_with_zeros) {
   for (const std::vector<int>& hosts : kShapes) {
     Job job(hosts);
@@ -267,6 +294,42 @@ TEST(a_rank_that_leaves_ends_what_needs_it) {
       }
     });
   }
+}
+
+TEST(completions_go_to_the_queue_they_were_submitted_with) {
+  Job job({0, 0});
+  job.run([&](int rank) {
+    farandole_engine* engine = job.engine(rank);
+    constexpr int kQueues = 3, kEach = 100;
+    std::vector<Tensor> tensors(kQueues * kEach, Tensor(4, 1));
+    std::vector<int64_t> queues, asked[kQueues];
+    for (int queue = 0; queue < kQueues; ++queue) queues.push_back(farandole_open_queue(engine));
+    char error[512];
+    int64_t handle = 0;
+    for (int i = 0; i < kQueues * kEach; ++i) {
+      const std::string name = "x" + std::to_string(i);
+      farandole_request one = request(kAllreduce, name.c_str(), tensors[static_cast<std::size_t>(i)]);
+      const auto queue = static_cast<std::size_t>(i % kQueues);
+      CHECK_EQUAL(farandole_submit(engine, &one, 1, 0, queues[queue], &handle, error, sizeof error), 0);
+      asked[queue].push_back(handle);
+    }
+    for (std::size_t queue = 0; queue < kQueues; ++queue) {
+      std::vector<int64_t> told;
+      while (told.size() < asked[queue].size()) {
+        handle = farandole_next_completion(engine, queues[queue], 1000);
+        if (handle == 0) continue;
+        CHECK(handle > 0);
+        told.push_back(handle);
+        farandole_release(engine, handle);
+      }
+      std::sort(told.begin(), told.end());
+      CHECK(told == asked[queue]);  // each once, and nobody else's
+    }
+    CHECK_EQUAL(farandole_next_completion(engine, queues[0], 0), 0);
+    CHECK_EQUAL(farandole_next_completion(engine, 99, 0), -1);
+    farandole_request one = request(kAllreduce, "nowhere", tensors[0]);
+    CHECK_EQUAL(farandole_submit(engine, &one, 1, 0, 99, &handle, error, sizeof error), 2);
+  });
 }
 
 TEST(revoking_ends_all_operations_on_all_ranks) {

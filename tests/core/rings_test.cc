@@ -58,12 +58,12 @@ void put(Rings& rings, int lane, std::uint64_t value) {
   while ((slot = rings.claim(lane)) == nullptr) std::this_thread::yield();
   std::memcpy(slot, &value, sizeof value);
   std::memcpy(slot + rings.slot_bytes() - sizeof value, &value, sizeof value);
-  rings.publish(lane);
+  rings.publish(lane, value);
 }
 
 void take(Rings& rings, int writer, bool from_everyone, std::uint64_t expected) {
   const std::byte* slot = nullptr;
-  while ((slot = rings.peek(writer, from_everyone)) == nullptr) std::this_thread::yield();
+  while ((slot = rings.peek(writer, from_everyone, expected)) == nullptr) std::this_thread::yield();
   std::uint64_t first = 0, last = 0;
   std::memcpy(&first, slot, sizeof first);
   std::memcpy(&last, slot + rings.slot_bytes() - sizeof last, sizeof last);
@@ -102,9 +102,9 @@ TEST(claims_end_when_the_ring_is_full) {
   CHECK(writer.claim(Rings::everyone) == nullptr);  // the slowest reader counts
   take(*host.rings[2], 1, true, 1);
   CHECK(writer.claim(Rings::everyone) == first);
-  CHECK(host.rings[0]->peek(1, false) == nullptr);
+  CHECK(host.rings[0]->peek(1, false, 0) == nullptr);
   put(writer, 0, 9);
-  CHECK(host.rings[2]->peek(1, false) == nullptr);
+  CHECK(host.rings[2]->peek(1, false, 0) == nullptr);
   take(*host.rings[0], 1, false, 9);
 }
 
@@ -170,13 +170,15 @@ TEST(no_ring_is_lost) {
         host.boards[m]->awake();
       }
     };
+    std::uint64_t read = 0;
     for (std::uint64_t round = 0; round < 3000; ++round) {
       wait_for([&] { return rings.claim(other) != nullptr; });
-      rings.publish(other);
+      rings.publish(other, round);
       if (m == 0 || round % 2 == 1) {  // one side reads in pairs, so that lanes do fill up
         for (int i = 0; i < (m == 0 ? 1 : 2); ++i) {
-          wait_for([&] { return rings.peek(other, false) != nullptr; });
+          wait_for([&] { return rings.peek(other, false, read) != nullptr; });
           rings.consume(other, false);
+          ++read;
         }
       }
     }

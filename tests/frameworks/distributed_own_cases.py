@@ -255,6 +255,26 @@ def tensors_of_users_stay_where_they_are(rank: int, size: int) -> Any:
         assert (array == float(size) ** turn).all() and not tensor.is_shared()
 
 
+@case
+def tensors_that_hooks_reduce_stay_where_they_are(rank: int, size: int) -> Any:
+    weight = torch.ones(1 << 20, requires_grad=True)
+    array = numpy.zeros(1 << 20, dtype=numpy.float32)
+    buffer = torch.from_numpy(array)
+    works: list[Any] = []
+
+    def reduce(_: torch.Tensor) -> None:
+        assert weight.grad is not None
+        buffer.copy_(weight.grad)
+        works.append(dist.all_reduce(buffer, async_op=True))
+
+    weight.register_post_accumulate_grad_hook(reduce)
+    for _ in range(4):
+        weight.grad = None
+        (weight * float(rank + 1)).sum().backward()
+        works.pop().wait()
+        assert (array == size * (size + 1) / 2).all() and not buffer.is_shared()
+
+
 def _buckets(rank: int, size: int, view: bool) -> None:
     torch.manual_seed(0)
     layers = torch.nn.Sequential(*[torch.nn.Linear(900, 900, bias=False) for _ in range(3)])

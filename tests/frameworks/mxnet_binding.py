@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import warnings
 from types import SimpleNamespace
@@ -18,24 +17,10 @@ from battery.run import common, run_forms
 import farandole.mxnet as hvd
 from farandole.engine import Array, DType
 
-# Operations return before they are done, and errors come when somebody waits: the battery waits at once.
-OPERATIONS = """allreduce allreduce_ grouped_allreduce grouped_allreduce_ broadcast broadcast_ reducescatter
-    grouped_reducescatter"""
 # These pass `compression` to single operations, which Horovod has in other frameworks alone; or look at the line of the
 # script that a warning points to, which is one of this file here.
 NOT_HERE = ("allreduce with compression", "arguments of the wrong kind", "average and op")
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # as MXNet writes it
-
-
-def waited(operation: Any) -> Any:
-    @functools.wraps(operation)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = operation(*args, **kwargs)
-        for array in result if isinstance(result, list) else [result]:
-            array.wait_to_read()
-        return result
-
-    return call
 
 
 class NumpyBinding(Binding):
@@ -45,8 +30,6 @@ class NumpyBinding(Binding):
     def __init__(self) -> None:
         mx.util.set_np()
         self.hvd: Any = SimpleNamespace(**{name: getattr(hvd, name) for name in hvd.__all__})
-        for name in OPERATIONS.split():
-            setattr(self.hvd, name, waited(getattr(hvd, name)))
 
     def tensor(self, values: Any, dtype: DType = DType.FLOAT32) -> Any:
         return self.made(mx.np, values, dtype)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import sys
 import time
@@ -198,7 +197,7 @@ def parameters_of_unknown_shape_are_broadcast_later(rank: int, size: int) -> Non
 
 @case
 def what_is_done_to_an_array_stays_in_order(rank: int, size: int) -> None:
-    """No wait in between: MXNet must begin each operation after the one before it on the same array."""
+    """No wait in between: a collective sees what MXNet was told to do before, and MXNet sees its result."""
     total = size * (size + 1) // 2
     for count in (1, 300_000):
         array = mx.nd.zeros((count,), dtype="float64")
@@ -218,7 +217,7 @@ def what_is_done_to_an_array_stays_in_order(rank: int, size: int) -> None:
         np.testing.assert_allclose(array.asnumpy(), np.full(count, expected), rtol=1e-12)
         np.testing.assert_allclose(side.asnumpy(), np.full(count, beside), rtol=1e-12)
     whole = mx.nd.zeros((4, 3))
-    rows = [whole[i] for i in range(4)]  # views: MXNet orders them as one array
+    rows = [whole[i] for i in range(4)]  # views of one array
     whole += rank
     hvd.grouped_allreduce_(rows[:2] + rows[1:3], op=hvd.Max, name="views")
     whole += 1
@@ -241,36 +240,17 @@ def convolutions_are_rows_again(rank: int, size: int) -> None:
 
 
 @case
-def another_order_on_each_rank(rank: int, size: int) -> None:
-    """64 collectives at once, begun in an order of each rank's own."""
-    draw = random.Random(rank)
-    for step in range(200):
-        arrays = [mx.nd.full((1 + place,), place + rank) for place in range(64)]
-        order = list(range(64))
-        draw.shuffle(order)
-        for place in order:
-            hvd.allreduce_(arrays[place], op=hvd.Sum, name=f"t{place}", priority=draw.randrange(8))
-        for place in range(64) if step % 50 == 0 else (63,):
-            assert np.all(arrays[place].asnumpy() == place * size + size * (size - 1) // 2), (step, place)
-        mx.nd.waitall()
-
-
-@case
-def a_failed_operation_is_raised_where_mxnet_raises(rank: int, size: int) -> None:
-    result = hvd.allreduce(mx.nd.ones((2 + rank,)), name="shapes")  # begins everywhere, so nothing is raised
-    after = result * 2
-    error: Any = raises(hvd.Mismatch, "Mismatched ALLREDUCE tensor shapes", after.asnumpy)
+def a_failed_operation_is_raised_by_its_call(rank: int, size: int) -> None:
+    error: Any = raises(
+        hvd.Mismatch,
+        "Mismatched ALLREDUCE tensor shapes",
+        lambda: hvd.allreduce(mx.nd.ones((2 + rank,)), name="shapes"),
+    )
     assert issubclass(type(error), hvd.HorovodInternalError) and "shapes" in error.name
     np.testing.assert_array_equal(hvd.allreduce(mx.nd.ones(2), op=hvd.Sum).asnumpy(), [size, size])
-    twice = [hvd.allreduce(mx.nd.ones(2), name="twice", op=hvd.Sum) for _ in range(2)] if rank else []
-    if twice:  # rank 0 has not begun, so that the first is still there
-        raises(ValueError, "Requested to allreduce, allgather, or broadcast", twice[1].asnumpy)
-    hvd.barrier()
-    first = twice[0] if twice else hvd.allreduce(mx.nd.ones(2), name="twice", op=hvd.Sum)
-    np.testing.assert_array_equal(first.asnumpy(), [size, size])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        hvd.allreduce(mx.nd.ones(2), average=True).wait_to_read()
+        hvd.allreduce(mx.nd.ones(2), average=True)
     assert [(w.category, w.filename) for w in caught] == [(DeprecationWarning, __file__)]
     net = filled(network(), 0)
     raises(TypeError, "compression=", lambda: hvd.DistributedTrainer(net.collect_params(), "sgd", compression="fp16"))
@@ -279,7 +259,7 @@ def a_failed_operation_is_raised_where_mxnet_raises(rank: int, size: int) -> Non
 
 
 @case
-def join_comes_after_what_has_begun(rank: int, size: int) -> None:
+def join_stands_in_with_zeros(rank: int, size: int) -> None:
     array = mx.nd.ones((100_000,))
     for _ in range(rank + 1):
         array = mx.nd.dot(array.reshape((1, -1)), array.reshape((-1, 1))).reshape((1,)).broadcast_to((100_000,)) * 0 + 1
@@ -292,7 +272,7 @@ def join_comes_after_what_has_begun(rank: int, size: int) -> None:
 
 
 @case
-def leaving_waits_for_what_has_begun(rank: int, size: int) -> None:
+def leaving_and_coming_back(rank: int, size: int) -> None:
     array = mx.nd.ones((1000,))
     for step in range(20):
         hvd.allreduce_(array, op=hvd.Sum, name=f"last{step}", prescale_factor=1 / size)

@@ -75,7 +75,7 @@ def test_the_battery(ranks: int) -> None:
 
 @pytest.mark.parametrize(("ranks", "cases"), [(2, CASES), (3, CASES[:5])], ids=["2 ranks", "3 ranks"])
 def test_what_only_mxnet_has(ranks: int, cases: list[str]) -> None:
-    assert len(CASES) > 8
+    assert len(CASES) > 7
     found = results("mxnet_cases.py", ranks, *cases)
     for name in cases:
         judge(found, name, ranks)
@@ -85,7 +85,7 @@ def test_a_killed_rank_is_raised_on_the_others() -> None:
     with started("mxnet_cases.py", 3, "killed") as job:
         job.wait(JOB_S)
         assert job.codes == [0, 0, 137], "\n".join(job.stderr(rank) for rank in range(3))
-        for rank in (0, 1):  # at a wait or at a call, and at the calls after it
+        for rank in (0, 1):  # at a call, and at the calls after it
             assert jobs.results(job, rank)[-1]["seen"] == ["PeerLost"] * 3
 
 

@@ -260,6 +260,8 @@ def adasum_with_a_grad_scaler() -> None:
                 local(data(3).float()).square().mean().backward()
                 plain.step()
             same(model.parameters(), local.parameters(), 1e-5)
+            scales = hvd.allgather(torch.tensor([scaler.get_scale()]))
+            assert scales.tolist() == [8.0 if step < 1 else 4.0] * hvd.size()
         assert not hasattr(optimizer, "found_inf")
 
 

@@ -8,6 +8,7 @@ import concurrent.futures
 import copy
 import gc
 import io
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -170,6 +171,22 @@ def schedulers_before_and_after() -> None:
     equal_everywhere(model)
 
 
+class OwnScaler(torch.amp.GradScaler):
+    """A subclass, as libraries have them: it does something of its own and calls torch's methods."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.calls: list[str] = []
+
+    def unscale_(self, optimizer: Any) -> None:
+        self.calls.append("unscale_")
+        super().unscale_(optimizer)
+
+    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append("step")
+        return super().step(optimizer, *args, **kwargs)
+
+
 def scaled_step(order: str, optimizer: Any, scaler: Any, model: nn.Module) -> None:
     """After backward: the orders in which scripts unscale, clip and step."""
     if order == "step alone":
@@ -200,7 +217,7 @@ def grad_scaler() -> None:
         whole, model = small_model().float(), small_model().float()
         plain = torch.optim.SGD(whole.parameters(), lr=0.1)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, fused=fused))
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler = (OwnScaler if fused else torch.amp.GradScaler)("cpu", init_scale=8.0)
         for step in range(8):
             (optimizer if optimizers_zero_grad else model).zero_grad()
             loss = model(data(hvd.rank()).float()).square().mean()
@@ -224,6 +241,38 @@ def grad_scaler() -> None:
             plain.step()
             same(model.parameters(), whole.parameters(), 1e-5)
         assert scaler.get_scale() == 2.0
+
+
+@case
+def mixed_precision_on_the_cpu() -> None:
+    kinds = (torch.amp.GradScaler, OwnScaler)
+    several: tuple[dict[str, Any], ...] = ({}, {"op": hvd.Adasum}, {"shard_optimizer_state": True})
+    for kind, options in itertools.product(kinds, several):
+        model = small_model().float()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **options)
+        scaler: Any = kind("cpu", init_scale=8.0)
+        for step in range(4):
+            optimizer.zero_grad()
+            before = [param.detach().clone() for param in model.parameters()]
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(data(hvd.rank()).float()).square().mean()
+            if step == 2 and hvd.rank() == 0:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            if not options:  # each rank has other data: only reduced gradients are equal
+                for param in model.parameters():
+                    assert param.grad is not None
+                    seen = torch.nan_to_num(param.grad)
+                    assert torch.equal(seen, hvd.broadcast(seen, 0))
+            scaler.step(optimizer)
+            scaler.update()
+            scales = hvd.allgather(torch.tensor([scaler.get_scale()]))
+            assert scales.tolist() == [8.0 if step < 2 else 4.0] * hvd.size(), "found_inf is not the same everywhere"
+            equal_everywhere(model)
+            moved = any(not torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
+            assert moved == (step != 2)
+        assert kind is torch.amp.GradScaler or scaler.calls == ["unscale_", "step"] * 4
 
 
 @case

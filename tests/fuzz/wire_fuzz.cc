@@ -1,24 +1,21 @@
 // Fuzzing of everything that reads bytes from another rank: headers, buffers, requests, buckets, and a whole messenger.
-// Touches wire/, negotiate/ and link/. With -fsanitize=fuzzer libFuzzer drives it; otherwise main() runs saved inputs:
-//   wire_fuzz <corpus directory>                runs every file of it
-//   wire_fuzz --make-corpus <corpus directory>  writes the seeds
+// Touches wire/, negotiate/, engine/control.h and link/. With -fsanitize=fuzzer libFuzzer drives it, otherwise
+// driver.h does, which says how.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "driver.h"
+#include "engine/control.h"
 #include "link/messenger.h"
-#include "negotiate/request.h"
+#include "negotiate/messages.h"
 #include "wire/buffer.h"
 #include "wire/frame.h"
 
@@ -37,6 +34,12 @@ class Deaf final : public link::Listener {
 
 void must(bool condition) {
   if (!condition) std::abort();
+}
+
+template <class Message>
+void feed(std::span<const std::byte> bytes) {
+  Message message;
+  (void)decode(bytes, message);
 }
 
 void feed_decoders(std::span<const std::byte> bytes) {
@@ -67,6 +70,12 @@ void feed_decoders(std::span<const std::byte> bytes) {
   wire::Reader requests(bytes), buckets(bytes);
   while (requests.ok() && !requests.finished()) negotiate::decode_request(requests);
   while (buckets.ok() && !buckets.finished()) negotiate::decode_bucket(buckets);
+  feed<negotiate::Requests>(bytes);
+  feed<negotiate::Answer>(bytes);
+  feed<control::Hello>(bytes);
+  feed<control::Leaving>(bytes);
+  feed<control::Revocation>(bytes);
+  feed<control::Abandon>(bytes);
 }
 
 // Header checksums would stop most inputs at the first frame: the fuzzer's bytes are cut into frames whose headers are
@@ -134,11 +143,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 #ifndef FARANDOLE_LIBFUZZER
 
+const bool kRunsNear = true;
+
 namespace {
 
 void save(const std::filesystem::path& directory, const char* name, const Bytes& bytes) {
-  std::ofstream file(directory / name, std::ios::binary);
-  file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  driver::write(directory / name, std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
 }
 
 Bytes from(std::initializer_list<int> values) {
@@ -147,8 +157,9 @@ Bytes from(std::initializer_list<int> values) {
   return bytes;
 }
 
+}  // namespace
+
 void make_corpus(const std::filesystem::path& directory) {
-  std::filesystem::create_directories(directory);
   negotiate::Request request;
   request.name = "layer.weight";
   request.shape = {3, 5};
@@ -179,40 +190,6 @@ void make_corpus(const std::filesystem::path& directory) {
   save(directory, "announced_then_granted", from({6, 3, 200, 0, 2, 2, 1, 0, 7, 2, 1, 0}));
   save(directory, "leave_then_more", from({4, 0, 0, 0, 3, 1, 0, 1, 9}));
   save(directory, "descriptors_that_never_came", from({3, 1, 3, 1, 9}));
-}
-
-bool run(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(file)), {});
-  LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
-  // Every prefix and every flipped byte of a small seed: a fuzzer's first steps, for machines that have none.
-  if (text.size() > 300) return true;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(text.data()), i);
-    for (int flip : {0x01, 0x80, 0xff}) {
-      std::string changed = text;
-      changed[i] = static_cast<char>(changed[i] ^ flip);
-      LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(changed.data()), changed.size());
-    }
-  }
-  return true;
-}
-
-}  // namespace
-
-int main(int argc, char** argv) {
-  if (argc == 3 && std::strcmp(argv[1], "--make-corpus") == 0) {
-    make_corpus(argv[2]);
-    return 0;
-  }
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: wire_fuzz [--make-corpus] <directory>\n");
-    return 2;
-  }
-  int count = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(argv[1])) count += run(entry.path()) ? 1 : 0;
-  std::printf("%d inputs\n", count);
-  return count > 0 ? 0 : 1;
 }
 
 #endif

@@ -324,6 +324,19 @@ def test_a_barrier_before_leaving_loses_nothing(engine: str, links: str) -> None
             world.run(body)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_second_one_of_a_name_is_refused_however_quick_the_first_was(engine: str) -> None:
+    with World([0, 0], engine) as world:
+        ahead, behind = world.engines
+        for _ in range(100 if engine == "native" else 5):
+            [first] = ahead.submit([request(Kind.ALLGATHER)])
+            [last] = behind.submit([request(Kind.ALLGATHER)])
+            with pytest.raises(ValueError, match=r"\bt\b.*(first one)"):
+                behind.submit([request(Kind.ALLGATHER)])
+            ahead.wait(first, 5.0)
+            behind.wait(last, 5.0)
+
+
 @pytest.mark.parametrize("links", LINKS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_revoke_reaches_everyone(engine: str, links: str) -> None:

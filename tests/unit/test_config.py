@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,7 @@ def test_the_defaults_are_a_world_of_one_with_the_contracts_numbers() -> None:
     assert (config.engine, config.flush_us) == ("native", 20_000)
 
 
+@pytest.mark.filterwarnings("ignore:.* has no effect")
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=list(SETTINGS))
 def test_every_variable_and_alias_sets_its_setting(setting: Setting) -> None:
     good = {"int": "1", "float": "7.5", "bool": "1", "str": "x"}[setting.base]
@@ -92,6 +95,23 @@ def test_an_unknown_variable_warns_once_with_a_suggestion() -> None:
     assert [str(warning.message) for warning in seen] == [
         "FARANDOLE_FUSION_TRESHOLD is no setting of Farandole and has no effect; "
         "did you mean FARANDOLE_FUSION_THRESHOLD?"
+    ]
+
+
+def test_settings_without_effect_warn_once_with_the_reason() -> None:
+    ignored = [setting for setting in SETTINGS.values() if setting.no_effect]
+    assert len(ignored) == 15
+    other: dict[str, Callable[[Any], str]] = {"bool": lambda value: str(int(not value)), "str": lambda _: "mpi"}
+    environ = {setting.aliases[0]: other.get(setting.base, lambda _: "37")(setting.default) for setting in ignored}
+    usual = {setting.aliases[0]: str(setting.default) for setting in ignored if setting.default is not None}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        Config.from_environment(usual)  # asks for nothing else than what is done
+        Config.from_environment({**environ, "HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"})  # rank 0 says it
+        for _ in range(3):
+            Config.from_environment(environ)
+    assert [str(warning.message) for warning in seen] == [
+        f"{setting.aliases[0]}={environ[setting.aliases[0]]} has no effect: {setting.no_effect}" for setting in ignored
     ]
 
 

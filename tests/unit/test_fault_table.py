@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NAME = re.compile(r"^(?:async )?def test_rows?_(\w+)\(", re.MULTILINE)
+NAME = re.compile(r"^(?:(?:async )?def test_|TEST\()rows?_(\w+)", re.MULTILINE)
 UNNUMBERED = {"tests/ranks/test_faults.py"}  # a matrix of its own, of static jobs
 
 
@@ -49,4 +49,4 @@ def test_every_row_has_a_test_with_its_number() -> None:
             if not here & numbers and path not in UNNUMBERED:
                 wrong.append(f"{path} has no test of row {cells[1]}")
         wrong += [f"row {number} has no test that carries its number" for number in numbers - carried]
-    assert not wrong and rows == set(range(1, 39)) - {14, 27, 34, 36}, wrong
+    assert not wrong and rows == set(range(1, 39)) - {14, 27, 34, 36} | {40}, wrong

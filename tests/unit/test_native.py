@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,16 +144,21 @@ class Exported:
 
 def test_memory_by_buffer_by_address_and_by_dlpack(engine: NativeEngine) -> None:
     plain = np.arange(6, dtype=np.float32).reshape(2, 3)
-    kinds = (plain, memoryview(plain), Span(plain.ctypes.data, plain.shape, plain, plain), Exported(plain))
+    kinds: tuple[Any, ...] = (
+        plain,
+        memoryview(plain),  # type: ignore[arg-type]
+        Span(plain.ctypes.data, plain.shape, plain, plain),
+        Exported(plain),
+    )
     for number, given in enumerate(kinds):
         output = np.empty_like(plain)
         engine.run(Request(Kind.ALLREDUCE, f"kind {number}", given, output, DType.FLOAT32, prescale=2.0))
         np.testing.assert_array_equal(output, 2 * plain)
     ml_dtypes = pytest.importorskip("ml_dtypes")
     kept = np.arange(3).astype(ml_dtypes.bfloat16)  # of no type that the buffer protocol knows
-    output = np.empty(3, np.uint16)
-    engine.run(Request(Kind.ALLREDUCE, "by address", kept, output, DType.BFLOAT16, prescale=2.0))
-    assert output.view(ml_dtypes.bfloat16).tolist() == [0.0, 2.0, 4.0]
+    bits = np.empty(3, np.uint16)
+    engine.run(Request(Kind.ALLREDUCE, "by address", kept, bits, DType.BFLOAT16, prescale=2.0))
+    assert bits.view(ml_dtypes.bfloat16).tolist() == [0.0, 2.0, 4.0]
 
 
 def test_memory_that_cannot_be_used_is_named(engine: NativeEngine) -> None:
@@ -172,28 +178,6 @@ def test_memory_that_cannot_be_used_is_named(engine: NativeEngine) -> None:
     assert engine.pending == 0 and engine.calls == 0
 
 
-def test_completions_go_to_the_queue_they_were_submitted_with(engine: NativeEngine) -> None:
-    queues = [engine.open_queue() for _ in range(3)]
-    asked: dict[int, list[int]] = {queue: [] for queue in queues}
-    for number in range(300):
-        queue = queues[number % 3]
-        values = np.full(4, number, np.int64)
-        asked[queue] += engine.submit([Request(Kind.ALLREDUCE, f"{number}", values, values)], queue=queue)
-    [quiet] = engine.submit([Request(Kind.BARRIER)])
-    engine.wait(quiet)
-    for queue in queues:
-        told = [engine.next_completion(queue) for _ in asked[queue]]
-        assert sorted(told) == asked[queue], "each once, and nobody else's"
-        for handle in told:
-            engine.wait(handle)
-    with pytest.raises(ValueError, match="no queue 99"):
-        engine.submit([Request(Kind.BARRIER)], queue=99)
-    assert engine.next_completion(99) == -1
-    engine.stop()
-    with pytest.raises(errors.ShutDown):
-        engine.next_completion(queues[0])
-
-
 def test_wrong_arguments_are_a_type_error(engine: NativeEngine) -> None:
     wrong: list[Callable[[], object]] = [
         lambda: engine.submit(),  # type: ignore[call-arg]
@@ -201,7 +185,7 @@ def test_wrong_arguments_are_a_type_error(engine: NativeEngine) -> None:
         lambda: engine.wait(1, none=2),  # type: ignore[call-arg]
         lambda: engine.wait("x"),  # type: ignore[arg-type]
         lambda: engine.run_again(1, 2, 3, 4),  # type: ignore[arg-type]
-        lambda: engine.submit([], 1, 2, 3, 4),  # type: ignore[arg-type, call-arg]
+        lambda: engine.submit([], 1, 2, 3),  # type: ignore[arg-type, call-arg]
         lambda: engine.submit(7),  # type: ignore[arg-type]
     ]
     for call in wrong:

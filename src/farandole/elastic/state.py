@@ -182,6 +182,7 @@ class ObjectState(State):
         self._saved: dict[str, Any] = {}
         self._writer = checkpoint.Writer()
         self._told = False
+        self._uncopied: set[str] = set()  # names of values that cannot be copied
         for name, value in kwargs.items():
             setattr(self, name, value)
         ObjectState.save(self)
@@ -202,12 +203,12 @@ class ObjectState(State):
 
     def save(self) -> None:
         """Keeps a copy of the objects in memory, on this rank alone."""
-        self._saved = {name: _copied(getattr(self, name)) for name in self._names}
+        self._saved = {name: self._copied(name, getattr(self, name)) for name in self._names}
 
     def restore(self) -> None:
         """Goes back to the last copy."""
         for name, value in self._saved.items():
-            setattr(self, name, _copied(value))
+            setattr(self, name, self._copied(name, value))
         if self._mirror is not None:
             self._mirror.restore()
 
@@ -230,6 +231,23 @@ class ObjectState(State):
                 self._mirror.begin()
         self.save()
         self.take_number(commits)
+
+    def _copied(self, name: str, value: Any) -> Any:
+        """A copy; the value itself where there can be none, as of locks and files, which is said once."""
+        try:
+            return copy.deepcopy(value)
+        except Exception as error:
+            if name not in self._uncopied:
+                self._uncopied.add(name)
+                logger.warning(
+                    "the elastic state's %s (%s) cannot be copied: after a loss it stays as it is then, and is not "
+                    "rolled back to the last commit (%s: %s). Keep it outside of the state, or give it __deepcopy__",
+                    name,
+                    type(value).__name__,
+                    type(error).__name__,
+                    error,
+                )
+            return value
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -295,10 +313,3 @@ class ObjectState(State):
     def _pin(self) -> Callable[[], None]:
         """Keeps the tensors of the last copy from being overwritten by the next; gives what ends that."""
         return lambda: None
-
-
-def _copied(value: Any) -> Any:
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # locks, files: such a value cannot be rolled back, and stays as it is
-        return value

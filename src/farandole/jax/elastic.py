@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -68,11 +67,25 @@ class JaxState(ObjectState):
 
     def save(self) -> None:
         """Keeps a copy in the host's memory, on this rank alone; arrays may be donated afterwards."""
-        self._saved = {name: jax.tree.map(_kept, getattr(self, name)) for name in self._names}
+        self._saved = {
+            name: jax.tree.map(functools.partial(self._kept, name), getattr(self, name)) for name in self._names
+        }
+
+    def _kept(self, name: str, leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return self._copied(name, leaf)
+        return _Key(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else _Array(leaf)
+
+    def _given(self, name: str, leaf: Any) -> Any:
+        if isinstance(leaf, _Key):
+            return jax.random.wrap_key_data(jax.numpy.array(leaf.data), impl=leaf.kind)
+        return jax.numpy.array(leaf.data) if isinstance(leaf, _Array) else self._copied(name, leaf)
 
     def restore(self) -> None:
         """Goes back to the last copy."""
-        copies = {name: jax.tree.map(_given, value) for name, value in self._saved.items()}
+        copies = {
+            name: jax.tree.map(functools.partial(self._given, name), value) for name, value in self._saved.items()
+        }
         super().restore()
         for name, value in copies.items():
             setattr(self, name, value)
@@ -114,21 +127,6 @@ class _Array:
     def __init__(self, array: Any) -> None:
         self.data = np.array(array)
         self.nbytes = self.data.nbytes
-
-
-def _kept(leaf: Any) -> Any:
-    if not isinstance(leaf, jax.Array):
-        try:
-            return copy.deepcopy(leaf)
-        except Exception:  # locks, files: such a value cannot be rolled back, and stays as it is
-            return leaf
-    return _Key(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else _Array(leaf)
-
-
-def _given(leaf: Any) -> Any:
-    if isinstance(leaf, _Key):
-        return jax.random.wrap_key_data(jax.numpy.array(leaf.data), impl=leaf.kind)
-    return jax.numpy.array(leaf.data) if isinstance(leaf, _Array) else _kept(leaf)
 
 
 def _plain(leaf: Any) -> Any:

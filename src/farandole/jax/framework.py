@@ -1,12 +1,13 @@
-# JAX itself: present and new enough, or words that say what to install; and the parts of it that have no public name.
-# Touches the import system and the version of JAX.
-"""`jax` is JAX; every file of this binding takes it, and what is private in it, from here."""
+# JAX itself: present and new enough, or words that say what to install.
+# Touches the import system, the version of JAX and private.
+"""`jax` is JAX; every file of this binding takes it, and what private/jax_names.py has of it, from here."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..compat import is_version_greater_equal_than
+from ..private.jax_names import parts
 
 LEAST = "0.10.0"
 
@@ -29,24 +30,10 @@ def require() -> Any:
     return jax
 
 
-def parts(module: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """Effects, tokens, core, batching and mlir; ImportError when this JAX has them elsewhere."""
-    try:
-        from jax._src import core as private_core
-        from jax._src import dispatch, effects
-        from jax.interpreters import batching, mlir
-
-        return effects, dispatch.runtime_tokens, private_core, batching, mlir
-    except (ImportError, AttributeError) as error:
-        raise ImportError(
-            f"farandole.jax does not know JAX {module.__version__} ({error}): upgrade farandole, or take an older jax"
-        ) from None
-
-
 jax: Any = require()
 effects: Any
 tokens: Any
-effects, tokens, private_core, batching, mlir = parts(jax)
+effects, tokens, abstract_token, batching, mlir = parts(jax.__version__)
 
 
 def cuda_built() -> bool:

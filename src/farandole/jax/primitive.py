@@ -22,7 +22,7 @@ from ..pending import names_of
 from ..runtime import runtime
 from ..work import Work, own_name
 from . import compiled, host
-from .framework import batching, effects, jax, mlir, private_core
+from .framework import abstract_token, batching, effects, jax, mlir
 
 
 class InOrder(effects.Effect):  # type: ignore[misc]
@@ -129,7 +129,7 @@ def _lowered(context: Any, *arrays: Any, call: Call) -> Any:
 
 
 def _xla_call(context: Any, token: Any, arrays: Sequence[Any], call: Call) -> tuple[Any, Any]:
-    work, abstract = call.work, private_core.abstract_token
+    work, abstract = call.work, abstract_token
     with_token = dataclasses.replace(
         context, avals_in=[abstract, *context.avals_in], avals_out=[abstract, *context.avals_out]
     )

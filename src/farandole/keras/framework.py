@@ -14,6 +14,7 @@ import numpy as np
 
 from ..compat import is_version_greater_equal_than
 from ..engine import Array
+from ..private.tensorflow_names import accumulated
 
 LEAST = "3.0.0"
 
@@ -65,7 +66,7 @@ def variables_of(model: Any, optimizer: Any) -> list[Any]:
     """What makes up the state of a model and its optimizer; gradients that are still added up belong to their rank."""
     current(model)
     found = list(model.variables)
-    seen = {id(one) for one in getattr(optimizer, "_accumulated_gradients", ())}
+    seen = {id(one) for one in accumulated(optimizer)}
     if optimizer is not None:
         own = optimizer.variables
         found += list(own() if callable(own) and not isinstance(own, (list, tuple)) else own)

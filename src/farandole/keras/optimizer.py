@@ -11,6 +11,7 @@ from typing import Any
 
 from ..groups import ProcessSet, global_process_set
 from ..pending import chosen_op
+from ..private.tensorflow_names import trainable
 from ..reductions import Adasum, Average
 from .compression import Compression
 from .framework import require
@@ -40,7 +41,7 @@ class ReducedUpdates:
         if grads and not base.__getattribute__("gradient_accumulation_steps"):
             variables = trainable_variables
             if variables is None:
-                variables = base.__getattribute__("_trainable_variables")
+                variables = trainable(base.__getattribute__)
             grads = self._farandole(grads, list(variables))
         return base.apply(grads, trainable_variables)
 
@@ -51,8 +52,7 @@ class ReducedUpdates:
         if steps:
             factor = self.__dict__["_farandole_factor"]
             summed = [grad if factor == 1 else grad * factor for grad in grads]
-            variables = base.__getattribute__("_trainable_variables")
-            grads = self._farandole(summed, list(variables)[: len(summed)])
+            grads = self._farandole(summed, trainable(base.__getattribute__)[: len(summed)])
         return base._clip_gradients(grads)
 
 

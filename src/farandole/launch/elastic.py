@@ -487,7 +487,7 @@ class ElasticJob(Job):
             verdict = self.verdict
             guilty, code = (verdict.rank, verdict.code) if verdict is not None else (-1, 1)
             self._fail(guilty, code, over.text)
-        else:
+        if not self._stopped:  # those that are left wait for ranks that will not come
             self._stop(GRACE_SECONDS, signal.SIGTERM)
 
     def _stop(self, grace: float, number: int) -> None:

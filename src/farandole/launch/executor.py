@@ -428,6 +428,7 @@ def _plan(
         directory=os.getcwd(),
         way=ssh.Way(python, place, ssh_port, ssh_identity_file),
         start_timeout=timeout.read(environ),
+        survivor_grace=SETTINGS["survivor_grace_seconds"].read(environ),
         interfaces=network_interfaces,
         calls=True,
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from farandole.config import SETTINGS
 from farandole.launch import blame, environment, ssh
 from farandole.launch.blame import Ending
 from farandole.launch.line import Bridge, Line, Pump, StartError
@@ -48,6 +49,7 @@ class Plan:
     threads: int | None = None  # OMP_NUM_THREADS of each rank
     calls: bool = False  # ranks get a channel for functions to call
     stop_on_failure: bool = True
+    survivor_grace: float = SETTINGS["survivor_grace_seconds"].default  # seconds to end by themselves before SIGTERM
     extra: Sequence[Mapping[str, str]] = field(default_factory=tuple)  # more variables, for each rank its own
     of_host: Callable[[str], Mapping[str, str]] = lambda host: {}  # more for those on one host
     secret: Secret | None = None  # that the agents know already
@@ -92,6 +94,7 @@ class Job:
         self._stopped = False
         self._hurried = False  # somebody wants it to end, read or not
         self._waiting_for_confession = False
+        self._survivors_may_end = False  # by themselves, for a while, because a rank has failed
         self._closed = False
         self._trouble: StartError | None = None
         self._waiting_for: set[object] = set()  # what starting still needs
@@ -406,12 +409,18 @@ class Job:
         if self.failure is None or self.failure[0] != rank:
             self.failure = (rank, code)
             self.reason = reason
-        if self._plan.stop_on_failure or rank < 0:
+        if rank < 0:
             self._stop(GRACE_SECONDS, signal.SIGTERM)
+        elif self._plan.stop_on_failure and not self._survivors_may_end:
+            # They hear of the failure themselves: a signal now would cut what they have to say about it.
+            self._survivors_may_end = True
+            end = time.monotonic() + self._plan.survivor_grace
+            self._loop.at("survivors", end, lambda: self._stop(GRACE_SECONDS, signal.SIGTERM))
 
     def _stop(self, grace: float, number: int) -> None:
         self._stopped = True
-        self._loop.at("confession", None, lambda: None)
+        for timer in ("confession", "survivors"):
+            self._loop.at(timer, None, lambda: None)
         self._signal_all(number if grace > 0 else signal.SIGKILL)
         if grace > 0:
             self._loop.at("kill", time.monotonic() + grace, lambda: self._signal_all(signal.SIGKILL))

@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from farandole.config import SETTINGS
 from farandole.launch import ssh
 from farandole.launch.job import Job as _Job
 from farandole.launch.job import NotStarted, Plan
@@ -68,14 +69,16 @@ def start(
     names = list(hosts) if hosts is not None else ["localhost"] * np
     if len(names) != np:
         raise ValueError(f"hosts has {len(names)} names for {np} ranks")
+    environ = {**os.environ, **(env or {})}
     plan = Plan(
         command=command,
         places=places(names),
         hosts=[""] * np,
-        environ={**os.environ, **(env or {})},
+        environ=environ,
         directory=os.getcwd(),
         way=ssh.Way(sys.executable, ""),
         stop_on_failure=stop_on_failure,
+        survivor_grace=SETTINGS["survivor_grace_seconds"].read(environ),
     )
     try:
         return Job(plan, _sink(output, np), say)

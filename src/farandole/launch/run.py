@@ -157,6 +157,7 @@ def make_plan(options: Options, environ: dict[str, str]) -> Plan:
         start_timeout=timeout,
         interfaces=wanted_interfaces(options),
         threads=options.threads,
+        survivor_grace=float(options.settings["survivor_grace_seconds"].value),
     )
 
 

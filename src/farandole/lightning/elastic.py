@@ -18,6 +18,7 @@ from ..elastic.loop import run
 from ..elastic.state import State
 from ..errors import HorovodInternalError, HostsUpdatedInterrupt
 from ..objects import broadcast_object
+from ..private import lightning_names
 from ..runtime import rank, runtime
 from ..torch.elastic.loader import ElasticDataLoader
 
@@ -48,9 +49,7 @@ class Elastic:
         loop = trainer.fit_loop
         for dealt in _loaders(trainer):
             dealt.set_epoch(trainer.current_epoch)
-            loop.max_batches = len(dealt)
-            loop._combined_loader.limits = [len(dealt)]
-            loop._data_fetcher.length = len(dealt)
+            lightning_names.take_length(loop, len(dealt))
             if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
                 trainer.val_check_batch = max(1, int(len(dealt) * trainer.val_check_interval))
         if _current and self._due:
@@ -63,7 +62,7 @@ class Elastic:
         After the last batch of an epoch validation, schedulers and checkpoints are still to come, and Lightning cannot
         resume in between: that commit waits for the next epoch.
         """
-        if not _current or trainer.fit_loop._should_accumulate():
+        if not _current or lightning_names.accumulates(trainer.fit_loop):
             return
         if trainer.global_step % self.every_n_steps == 0:
             self._due = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
@@ -81,7 +80,7 @@ class FitState(State):
 
     def save(self) -> None:
         """Keeps a copy in the memory of the host."""
-        whole = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        whole = lightning_names.checkpoint(self.trainer)
         _not_begun(whole["loops"]["fit_loop"])
         versions = [getattr(logger, "version", None) for logger in self.trainer.loggers]
         self.kept = _copied(whole), versions
@@ -97,8 +96,7 @@ class FitState(State):
         """The checkpoint, for Lightning to load; loggers go on with their run, whoever is rank 0 now."""
         whole, versions = self.kept
         for logger, version in zip(self.trainer.loggers, versions, strict=True):
-            if hasattr(logger, "_version"):
-                logger._version = version
+            lightning_names.go_on_with(logger, version)
         return copy.deepcopy(whole)
 
 
@@ -172,8 +170,7 @@ def _abandon(trainer: Any) -> None:
     for dealt in _loaders(trainer):
         dealt.reset()
     with contextlib.suppress(Exception):
-        trainer._teardown()
-    trainer.fit_loop._combined_loader = None
+        lightning_names.forget_fit(trainer)
     trainer.training = True
 
 
@@ -224,8 +221,7 @@ class Dealt:
 
 
 def _loaders(trainer: Any) -> list[Dealt]:
-    combined = trainer.fit_loop._combined_loader
-    return [] if combined is None else [one for one in combined.flattened if isinstance(one, Dealt)]
+    return [one for one in lightning_names.loaders(trainer.fit_loop) if isinstance(one, Dealt)]
 
 
 def loader(dataloader: Any, trainer: Any) -> Dealt:
@@ -249,7 +245,7 @@ def loader(dataloader: Any, trainer: Any) -> Dealt:
         **options,
     )
     dealt = Dealt(made)
-    states = trainer.fit_loop._combined_loader_states_to_load
+    states = lightning_names.loader_states(trainer.fit_loop)
     if states:  # now: Lightning asks for the length before it loads
         dealt.load_state_dict(states[0])
     return dealt

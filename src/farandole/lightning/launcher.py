@@ -16,6 +16,7 @@ import torch
 
 from ..launch.executor import Executor
 from ..launch.local import start
+from ..private import lightning_names
 from . import elastic, trees
 
 # Of a checkpoint callback: what scripts ask it after training.
@@ -50,7 +51,7 @@ class OwnRanks:
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
         """Runs the function in all ranks; what rank 0 returned, and in `trainer` what became of it."""
-        if trainer is None and _does_nothing(function):
+        if trainer is None and lightning_names.does_nothing(function):
             self._run_script_again()
         work = (function, args, kwargs, trainer, self._number, self._tree, _generators())
         self._executor = Executor(self._number)
@@ -88,12 +89,6 @@ class OwnRanks:
         sys.exit(code)
 
 
-def _does_nothing(function: Any) -> bool:
-    """Whether it is Fabric's own placeholder: `partial(fabric._wrap_with_setup, _do_nothing)`."""
-    inner: Any = getattr(function, "args", ())
-    return bool(inner) and getattr(inner[0], "__name__", "") == "_do_nothing"
-
-
 def _generators() -> Any:
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
@@ -112,7 +107,7 @@ def _work(
     np.random.set_state(generators[1])
     torch.set_rng_state(generators[2])
     fabric = trees.fabric_of(tree)
-    importlib.import_module(f"{fabric}.utilities.distributed")._set_num_threads_if_needed(num_processes=number)
+    lightning_names.share_cores(fabric, number)
     result = function(*args, **kwargs)
     rank = importlib.import_module("farandole.runtime").rank()
     report = None if trainer is None else _report(trainer)

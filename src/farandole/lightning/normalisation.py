@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..private.torch_names import batch_norms
 from ..torch.sync_batch_norm import SyncBatchNorm
 
 
@@ -17,9 +17,10 @@ def convert(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
     places = []
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, _BatchNorm) and not isinstance(child, (SyncBatchNorm, torch.nn.SyncBatchNorm)):
+            if isinstance(child, batch_norms()) and not isinstance(child, (SyncBatchNorm, torch.nn.SyncBatchNorm)):
+                old: Any = child
                 replacement: Any = SyncBatchNorm(
-                    child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats
+                    old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats
                 )
                 _take_over(replacement, child)
                 replacement.replaced = [child]  # in a list: it is no submodule
@@ -38,6 +39,8 @@ def revert(places: list[tuple[torch.nn.Module, str]]) -> None:
 
 
 def _take_over(new: torch.nn.Module, old: torch.nn.Module) -> None:
-    new._parameters = old._parameters
-    new._buffers = old._buffers
+    for name in ("weight", "bias"):
+        new.register_parameter(name, getattr(old, name))
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        new.register_buffer(name, getattr(old, name))
     new.train(old.training)

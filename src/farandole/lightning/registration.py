@@ -1,5 +1,5 @@
 # Lets Lightning know our strategies by their names, as soon as a script imports Lightning itself.
-# Touches the import system, for eight modules of Lightning: registries and connectors. Imports neither it nor torch.
+# Touches the import system, for eight modules of Lightning, and private. Imports neither Lightning nor torch.
 """`watch()` is called when torch is imported (see autoload.py): it waits, and never raises."""
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from ..private.lightning_names import CONNECTORS, answer_environment
+
 # The module that makes a registry, its name there, and the kind of strategy that it holds.
 REGISTRIES = {
     "lightning.pytorch.strategies": ("StrategyRegistry", "FarandoleStrategy"),
@@ -21,15 +23,6 @@ REGISTRIES = {
     "lightning_fabric.strategies": ("STRATEGY_REGISTRY", "FabricStrategy"),
 }
 NAMES = ("farandole", "horovod")
-# The module that makes a strategy of its name, and its class. Before it does, it asks for the environment: SLURM's
-# refuses `srun -n` and MPI's begins MPI, though a strategy of ours asks neither.
-CONNECTORS = {
-    "lightning.pytorch.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
-    "pytorch_lightning.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
-    "lightning.fabric.connector": "_Connector",
-    "lightning_fabric.connector": "_Connector",
-}
-CHOOSE = "_choose_and_init_cluster_environment"
 
 
 def watch() -> None:
@@ -90,7 +83,8 @@ def _take_part(module: ModuleType) -> None:
         if name in REGISTRIES:  # some loaders load many modules
             _register(module, name.rpartition(".")[0], *REGISTRIES[name])
         elif name in CONNECTORS:
-            _answer(getattr(module, CONNECTORS[name]), name.partition(".trainer")[0].removesuffix(".connector"))
+            tree = name.partition(".trainer")[0].removesuffix(".connector")
+            answer_environment(module, functools.partial(_answer, tree))
     except Exception as error:
         _warn(name, error)
 
@@ -103,21 +97,13 @@ def _register(module: ModuleType, tree: str, attribute: str, kind: str) -> None:
             registry.register(name, make, description="Gradients of all ranks, averaged by Farandole")
 
 
-def _answer(connector: Any, tree: str) -> None:
+def _answer(tree: str, strategy: Any) -> Any:
     """For a strategy of ours that is given by its name ranks are as we know them, as if it were given as an object."""
-    theirs = getattr(connector, CHOOSE)
-    if hasattr(theirs, "__wrapped__"):
-        return
+    if not _is_ours(tree, strategy):
+        return None
+    from . import trees
 
-    @functools.wraps(theirs)
-    def choose(self: Any) -> Any:
-        if self._cluster_environment_flag is None and _is_ours(tree, self._strategy_flag):
-            from . import trees
-
-            return trees.build(trees.fabric_of(tree), "FarandoleEnvironment")()
-        return theirs(self)
-
-    setattr(connector, CHOOSE, choose)
+    return trees.build(trees.fabric_of(tree), "FarandoleEnvironment")()
 
 
 def _is_ours(tree: str, name: Any) -> bool:

@@ -41,13 +41,14 @@ from ..runtime import (
     nccl_built,
     rank,
     remove_process_set,
+    shutdown,
     size,
     start_timeline,
     stop_timeline,
 )
 from .compression import Compression, Compressor
 from .framework import cuda_built, rocm_built
-from .functions import allgather_object, broadcast_object, broadcast_parameters, shutdown
+from .functions import allgather_object, broadcast_object, broadcast_parameters
 from .ops import (
     allgather,
     allreduce,

@@ -53,8 +53,3 @@ def cuda_built() -> bool:
 def rocm_built() -> bool:
     """MXNet knows no ROCm."""
     return False
-
-
-def onednn_built() -> bool:
-    """Whether MXNet's operations may leave arrays in a layout of oneDNN's own."""
-    return _has("MKLDNN")

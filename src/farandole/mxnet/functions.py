@@ -1,5 +1,5 @@
 # Parameters from one rank to all, those that MXNet has not initialized yet among them; leaving in good order.
-# Touches MXNet, ops, pushing and runtime; objects come from the NumPy layer.
+# Touches MXNet, ops and runtime; objects come from the NumPy layer.
 """Called once before training, so that all ranks begin with the same parameters."""
 
 from __future__ import annotations
@@ -7,13 +7,11 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from .. import runtime
 from ..objects import allgather_object, broadcast_object
-from . import pushing
 from .framework import mx
 from .ops import broadcast_
 
-__all__ = ["allgather_object", "broadcast_object", "broadcast_parameters", "shutdown"]
+__all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
@@ -27,7 +25,6 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
         raise ValueError(
             f"params is a {type(params).__name__}; expected block.collect_params(), or a dict of names and arrays"
         )
-    under_way = []
     for key, value in sorted(params.items()):
         name = f"parameter.{prefix or ''}{key}"
         if isinstance(value, mx.gluon.Parameter):
@@ -38,15 +35,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
                 continue
         if not isinstance(value, mx.nd.NDArray):
             raise ValueError(f"params: {key!r} is a {type(value).__name__}, not an array; see broadcast_object")
-        under_way.append(broadcast_(value, root_rank, name))
-    failure: Exception | None = None
-    for array in under_way:  # every one, also after one has failed, so that nothing is left under way
-        try:
-            array.wait_to_read()
-        except Exception as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
+        broadcast_(value, root_rank, name)
 
 
 def _broadcast_later(param: Any, root_rank: int, name: str) -> None:
@@ -59,13 +48,3 @@ def _broadcast_later(param: Any, root_rank: int, name: str) -> None:
         broadcast_(self.data(), root_rank, name)
 
     param._init_impl = types.MethodType(and_broadcast, param)
-
-
-def shutdown() -> None:
-    """Leaves the job, once what this rank has begun is done; init() may follow.
-
-    After ten seconds it waits no longer: operations that are still under way end with ShutDown.
-    """
-    if runtime.is_initialized():
-        pushing.drain()
-    runtime.shutdown()

@@ -1,13 +1,13 @@
 # The operations on MXNet's arrays, with the names, arguments and rules of Horovod.
-# Touches MXNet, memory, pushing and the NumPy layer, which makes the requests.
-"""Operations whose result has a shape that is known return at once, as MXNet's own do: wait for the array, or use it.
+# Touches MXNet, memory, access and the NumPy layer, which makes the requests.
+"""Operations return when they are done, and raise what went wrong: see access.py for why MXNet's engine has no part.
 
-Those that receive rows of the others (allgather, alltoall) return when they are done, because only then the shape is
-known. Errors of operations that return at once are raised where MXNet's own are: by `wait_to_read`, `asnumpy`, ....
+`priority` is accepted for scripts of Horovod; operations begin in the order of the calls.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,9 +16,8 @@ from .. import reductions
 from ..arrays import Buffer
 from ..groups import ProcessSet, global_process_set
 from ..pending import Beginning, chosen_op
-from ..reductions import Average
-from ..runtime import runtime
-from . import pushing
+from ..reductions import Average, Sum
+from .access import locate
 from .framework import mx
 from .memory import ArrayBuffer, moved, on_host
 
@@ -41,29 +40,46 @@ __all__ = [
 Build = Callable[[list[Buffer]], Beginning]
 
 
-def _later(tensors: Sequence[Any], in_place: bool, priority: int, build: Build) -> list[Any]:
-    """Has MXNet run what `build` makes of the arrays; gives the results, which will be ready a little later."""
-    near = [on_host(tensor) for tensor in tensors]
-    begun = build([ArrayBuffer(array) for array in near])
-    if not begun.requests:
-        return []
-    outputs = [request.output.owner for request in begun.requests]
-    pushing.push(begun, priority)
-    results = []
-    for tensor, host, output in zip(tensors, near, outputs, strict=True):
-        if in_place and host is not tensor:
-            output.copyto(tensor)
-        results.append(tensor if in_place else moved(output, tensor.ctx))
-    return results
+def _done(tensors: Sequence[Any], in_place: bool, build: Build) -> list[Any]:
+    """Runs what `build` makes of the arrays; gives the results."""
+    return _Call(tensors, in_place, build).results()
 
 
-def _now(tensors: Sequence[Any], priority: int, build: Build) -> tuple[list[Any], list[Any]]:
-    """Runs what `build` makes of the arrays and waits; gives the results and the outcomes."""
+class _Call:
+    """A collective that has begun."""
+
+    def __init__(self, tensors: Sequence[Any], in_place: bool, build: Build) -> None:
+        self._tensors, self._in_place = tensors, in_place
+        self._near = [on_host(tensor) for tensor in tensors]
+        self._begun = build([ArrayBuffer(array) for array in self._near])
+        self._begun.finish = list  # results lie where they belong
+        if self._begun.requests:
+            locate(self._begun.requests)
+            self._begun.under_way()
+
+    def results(self) -> list[Any]:
+        """Waits, and gives the arrays."""
+        if not self._begun.requests:
+            return []
+        self._begun.result()
+        results = []
+        for tensor, host, request in zip(self._tensors, self._near, self._begun.requests, strict=True):
+            output: Any = request.output
+            if self._in_place and host is not tensor:
+                output.owner.copyto(tensor)
+            results.append(tensor if self._in_place else moved(output.owner, tensor.ctx))
+        return results
+
+
+def _received(tensors: Sequence[Any], build: Build) -> tuple[list[Any], list[Any]]:
+    """Runs what `build` makes of the arrays, whose results have a shape of their own; gives them and the outcomes."""
     buffers: list[Buffer] = [ArrayBuffer(on_host(tensor)) for tensor in tensors]
     begun = build(buffers)
     if not begun.requests:
         return [], []
-    outcomes = pushing.wait(pushing.push(begun, priority, quiet=True))
+    locate(begun.requests)
+    begun.finish = list
+    outcomes = begun.result()
     results = [
         moved(buffer.give(outcome.output), tensor.ctx)
         for buffer, outcome, tensor in zip(buffers, outcomes, tensors, strict=True)
@@ -78,7 +94,6 @@ def _allreduce(
     tensors: Sequence[Any],
     average: bool | None,
     name: str | None,
-    priority: int,
     scales: tuple[float, float],
     process_set: ProcessSet,
     op: Any,
@@ -90,7 +105,7 @@ def _allreduce(
     def build(buffers: list[Buffer]) -> Beginning:
         return reductions.begin_allreduce(buffers, None, name, chosen, scales, process_set, None, grouped, in_place)
 
-    return _later(tensors, in_place, priority, build)
+    return _done(tensors, in_place, build)
 
 
 def allreduce(
@@ -105,7 +120,7 @@ def allreduce(
 ) -> Any:
     """The reduction of all ranks' arrays, as a new array; the average unless `op` says otherwise."""
     scales = (prescale_factor, postscale_factor)
-    return _allreduce([tensor], average, name, priority, scales, process_set, op, False, False)[0]
+    return _allreduce([tensor], average, name, scales, process_set, op, False, False)[0]
 
 
 def allreduce_(
@@ -120,7 +135,7 @@ def allreduce_(
 ) -> Any:
     """Allreduce in place; gives `tensor` back."""
     scales = (prescale_factor, postscale_factor)
-    return _allreduce([tensor], average, name, priority, scales, process_set, op, False, True)[0]
+    return _allreduce([tensor], average, name, scales, process_set, op, False, True)[0]
 
 
 def grouped_allreduce(
@@ -135,7 +150,7 @@ def grouped_allreduce(
 ) -> list[Any]:
     """Allreduce of several arrays that become ready together."""
     scales = (prescale_factor, postscale_factor)
-    return _allreduce(tensors, average, name, priority, scales, process_set, op, True, False)
+    return _allreduce(tensors, average, name, scales, process_set, op, True, False)
 
 
 def grouped_allreduce_(
@@ -150,7 +165,29 @@ def grouped_allreduce_(
 ) -> list[Any]:
     """Grouped allreduce in place; gives the arrays back."""
     scales = (prescale_factor, postscale_factor)
-    return _allreduce(tensors, average, name, priority, scales, process_set, op, True, True)
+    return _allreduce(tensors, average, name, scales, process_set, op, True, True)
+
+
+def sum_each(named: Sequence[tuple[str, Any]], prescale: float, process_set: ProcessSet) -> None:
+    """Allreduces of several arrays in place, each under its own name, all under way at the same time."""
+
+    def build(name: str, buffers: list[Buffer]) -> Beginning:
+        return reductions.begin_allreduce(buffers, None, name, Sum, (prescale, 1.0), process_set, None, False, True)
+
+    failure: Exception | None = None
+    calls: list[_Call] = []
+    try:
+        for name, tensor in named:
+            calls.append(_Call([tensor], True, functools.partial(build, name)))
+    except Exception as error:
+        failure = error
+    for call in calls:  # every one, also after one has failed, so that nothing is left under way
+        try:
+            call.results()
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 # --- reducescatter ---------------------------------------------------------------------------------------------------
@@ -160,7 +197,6 @@ def _reducescatter(
     tensors: Sequence[Any],
     op: Any,
     name: str | None,
-    priority: int,
     process_set: ProcessSet,
     scales: tuple[float, float],
     grouped: bool,
@@ -168,7 +204,7 @@ def _reducescatter(
     def build(buffers: list[Buffer]) -> Beginning:
         return reductions.begin_reducescatter(buffers, name, op, scales, process_set, None, grouped)
 
-    return _later(tensors, False, priority, build)
+    return _done(tensors, False, build)
 
 
 def reducescatter(
@@ -181,7 +217,7 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> Any:
     """This rank's rows of the reduction; the first `rows % size` ranks get one row more."""
-    return _reducescatter([tensor], op, name, priority, process_set, (prescale_factor, postscale_factor), False)[0]
+    return _reducescatter([tensor], op, name, process_set, (prescale_factor, postscale_factor), False)[0]
 
 
 def grouped_reducescatter(
@@ -194,19 +230,17 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Any]:
     """Reducescatter of several arrays that become ready together."""
-    return _reducescatter(tensors, op, name, priority, process_set, (prescale_factor, postscale_factor), True)
+    return _reducescatter(tensors, op, name, process_set, (prescale_factor, postscale_factor), True)
 
 
 # --- broadcast -------------------------------------------------------------------------------------------------------
 
 
-def _broadcast(
-    tensor: Any, root_rank: int, name: str | None, priority: int, process_set: ProcessSet, in_place: bool
-) -> Any:
+def _broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool) -> Any:
     def build(buffers: list[Buffer]) -> Beginning:
         return arrays_ops.begin_broadcast(buffers[0], root_rank, name, process_set, None, in_place)
 
-    return _later([tensor], in_place, priority, build)[0]
+    return _done([tensor], in_place, build)[0]
 
 
 def broadcast(
@@ -217,7 +251,7 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """The root's array, as a new array on every rank. `root_rank` is a rank of the job."""
-    return _broadcast(tensor, root_rank, name, priority, process_set, False)
+    return _broadcast(tensor, root_rank, name, process_set, False)
 
 
 def broadcast_(
@@ -228,7 +262,7 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Broadcast in place; gives `tensor` back."""
-    return _broadcast(tensor, root_rank, name, priority, process_set, True)
+    return _broadcast(tensor, root_rank, name, process_set, True)
 
 
 # --- allgather, alltoall ---------------------------------------------------------------------------------------------
@@ -238,7 +272,7 @@ def allgather(
     tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
     """All ranks' arrays, one after the other along the first dimension, which may differ between ranks."""
-    return _now([tensor], priority, lambda own: arrays_ops.begin_allgather(own, name, process_set, None, False))[0][0]
+    return _received([tensor], lambda own: arrays_ops.begin_allgather(own, name, process_set, None, False))[0][0]
 
 
 def grouped_allgather(
@@ -248,7 +282,7 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Allgather of several arrays that become ready together."""
-    return _now(tensors, priority, lambda own: arrays_ops.begin_allgather(own, name, process_set, None, True))[0]
+    return _received(tensors, lambda own: arrays_ops.begin_allgather(own, name, process_set, None, True))[0]
 
 
 def alltoall(
@@ -264,7 +298,7 @@ def alltoall(
     def build(own: list[Buffer]) -> Beginning:
         return arrays_ops.begin_alltoall(own[0], rows, name, process_set, None, False)
 
-    [result], [outcome] = _now([tensor], priority, build)
+    [result], [outcome] = _received([tensor], build)
     if splits is None:
         return result
     numbers = mx.np if isinstance(tensor, mx.np.ndarray) else mx.nd
@@ -275,8 +309,7 @@ def alltoall(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns when every rank of the process set has called it, and what it has begun before is on its way."""
-    pushing.drain(submitted=True)
+    """Returns when every rank of the process set has called it."""
     arrays_ops.barrier(process_set)
 
 
@@ -285,7 +318,4 @@ def join(device: int = -1) -> int:
 
     Gives the rank that joined last. `device` is there for scripts that pass it.
     """
-    pushing.drain(submitted=True)
-    last = arrays_ops.join(device)
-    pushing.traffic_of(runtime.world).count_anew()
-    return last
+    return arrays_ops.join(device)

@@ -1,6 +1,6 @@
 # The optimizers that average gradients first: DistributedOptimizer for modules, DistributedTrainer for Gluon.
 # Touches MXNet, compression and ops.
-"""The updates that follow wait for the averages by themselves: MXNet orders what is done to an array."""
+"""Gradients are summed when the update begins; the division by the number of ranks is a part of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..reductions import Sum
 from ..runtime import runtime
 from .compression import Compression
 from .framework import mx
-from .ops import allreduce_, grouped_allreduce_
+from .ops import grouped_allreduce_, sum_each
 
 
 class Averaging:
@@ -34,18 +34,17 @@ class Averaging:
         self.alone = len(ranks) == 1 and predivide == 1.0
 
     def sum(self, named: Sequence[tuple[str, Any]]) -> None:
-        """In place; the first ones are wanted first."""
-        common: dict[str, Any] = {"op": Sum, "prescale_factor": self.prescale, "process_set": self.process_set}
+        """In place."""
         if self.alone:
             return
         if self.num_groups == 0:
-            for place, (name, tensor) in enumerate(named):
-                allreduce_(tensor, name=name, priority=-place, **common)
+            sum_each(named, self.prescale, self.process_set)
             return
-        for place, part in enumerate(split_list(list(named), self.num_groups)):
+        common: dict[str, Any] = {"op": Sum, "prescale_factor": self.prescale, "process_set": self.process_set}
+        for part in split_list(list(named), self.num_groups):
             if part:
                 name = f"{part[0][0]}:{part[-1][0]}"
-                grouped_allreduce_([tensor for _, tensor in part], name=name, priority=-place, **common)
+                grouped_allreduce_([tensor for _, tensor in part], name=name, **common)
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]

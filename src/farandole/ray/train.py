@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any
 
 import ray
-from ray.experimental import internal_kv
 from ray.train import RunConfig, UserCallback
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -22,6 +21,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from farandole import runtime, tested
 from farandole.compat import Timeout, make_secret_key
 from farandole.launch import calls
+from farandole.private import ray_names
 from farandole.ray.rendezvous import Coordinator
 from farandole.ray.settings import write_key
 from farandole.ray.strategy import await_room
@@ -135,7 +135,7 @@ class _LastReport(UserCallback):
 
     def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
         """Called in the controller."""
-        internal_kv._internal_kv_put(self._key, calls.pack(metrics[0]), overwrite=True, namespace=SPACE)
+        ray_names.keep(self._key, calls.pack(metrics[0]), SPACE)
 
 
 class HorovodTrainer(DataParallelTrainer):
@@ -183,13 +183,13 @@ class HorovodTrainer(DataParallelTrainer):
         self._await_room()
         try:
             result = super().fit()
-            last = internal_kv._internal_kv_get(self._key, namespace=SPACE) if ray.is_initialized() else None
+            last = ray_names.kept(self._key, SPACE) if ray.is_initialized() else None
             if last is not None:
                 result.metrics = calls.unpack(last)
             return result
         finally:
             if ray.is_initialized():
-                internal_kv._internal_kv_del(self._key, namespace=SPACE)
+                ray_names.forget(self._key, SPACE)
 
     def _await_room(self) -> None:
         """Ray Train itself asks again and again, without end, for what the cluster does not have."""

@@ -13,11 +13,11 @@ from typing import Any
 
 import ray
 from ray.train.backend import Backend
-from ray.train.v2._internal.execution import train_fn_utils
 
 from farandole import runtime
 from farandole.elastic.members import Act, Life, Over, Say, Start
 from farandole.elastic.policy import Limits
+from farandole.private import ray_names
 from farandole.ray.meeting import Meeting
 from farandole.ray.pulse import Pulses
 from farandole.ray.train import LEAVE_SECONDS, Rank
@@ -135,9 +135,7 @@ class ElasticRank(Rank):
     """Around the train function: reports wait until all workers are there again, as `ray.train.report` needs them."""
 
     def __enter__(self) -> None:
-        theirs = train_fn_utils.get_train_fn_utils()
-        if not isinstance(theirs, _Reports):
-            train_fn_utils.set_train_fn_utils(_Reports(theirs))
+        ray_names.wrap_reports(_Reports)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         super().__exit__(kind, error, at)

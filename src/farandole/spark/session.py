@@ -15,6 +15,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from farandole.launch.line import package_place
+from farandole.private import spark_names
 from farandole.spark.task import Summons
 
 NO_SESSION = "there is no Spark session: make one first, for example with SparkSession.builder.getOrCreate()"
@@ -30,10 +31,9 @@ def active() -> Any:
     with contextlib.suppress(Exception):
         return SparkSession.active()
     with contextlib.suppress(Exception):
-        from pyspark import SparkContext
-
-        if SparkContext._active_spark_context is not None:
-            return SparkSession(SparkContext._active_spark_context)
+        context = spark_names.active_context()
+        if context is not None:
+            return SparkSession(context)
     raise RuntimeError(NO_SESSION)
 
 
@@ -74,11 +74,7 @@ def slots(spark: Any) -> int | None:
     if is_remote(spark):
         local = LOCAL.fullmatch(conf(spark, "spark.master") or "")
         return int(local.group(1) or 1) if local is not None and (local.group(1) or "1").isdigit() else None
-    try:
-        context = spark.sparkContext._jsc.sc()
-        return int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
-    except Exception:
-        return None
+    return spark_names.task_slots(spark)
 
 
 def check_slots(spark: Any, wanted: int, seconds: float) -> None:

@@ -1,21 +1,23 @@
 # How work gets done on the host: at once on eager tensors, by a callback of Python in graphs.
-# Touches TensorFlow, NumPy, arrivals, work and the NumPy layer.
+# Touches TensorFlow, NumPy, work and the NumPy layer.
 """The way without a compiler, and the only one of eager tensors.
 
-In a graph one node submits, a second ends when the work is done, and a third fetches the results: none of them blocks a
-thread, so that collectives may become ready in any order (arrivals.py).
+In a graph one node submits and another waits for the results. TensorFlow runs what is ready on few threads, and one
+that waits would keep others from the very operations that other ranks wait for. So the second node is a dataset with
+one element: datasets are computed on threads of their own, and collectives may become ready in any order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..engine import Array, Kind
 from ..work import Work, begin, results
-from .arrivals import arrived, tickets
 from .framework import tf
 
 
@@ -58,19 +60,57 @@ def _split(count: int, arrays: Sequence[Any]) -> tuple[list[Array], Any]:
     return given[:count], given[count].tolist() if len(given) > count else None
 
 
+_numbers = itertools.count(1)
+_begun: dict[int, Callable[[], list[Array]]] = {}  # by number: what gives the results of work that is under way
+
+
+def _submit(work: Work, arrays: Sequence[Array], splits: Any) -> int:
+    """Begins the work and gives its number; errors are kept for whoever fetches the results."""
+    number = next(_numbers)
+    try:
+        begun = begin("tensorflow", work, arrays, splits)
+        begun.under_way()
+    except Exception as error:
+        _begun[number] = functools.partial(_fail, error)
+    else:
+        _begun[number] = functools.partial(results, work, begun)
+    return number
+
+
+def _fail(error: Exception) -> list[Array]:
+    raise error
+
+
 def _callback(work: Work, count: int, inputs: list[Any], types: list[Any]) -> list[Any]:
     def submit(_: Any, *arrays: Any) -> Any:
         own, rows = _split(count, arrays)
-        return np.int64(tickets.begin(work, own, rows))
+        return np.int64(_submit(work, own, rows))
 
-    def fetch(ticket: Any) -> list[Array]:
-        return tickets.fetch(int(ticket))
+    def fetch(number: Any) -> list[Array]:
+        return _begun.pop(int(number))()
 
-    # The time is asked for whenever the graph runs, so that what depends on it is not computed once and kept. The rest
-    # is not stateful: TensorFlow would hold a collective back until the one before it has ended.
-    given = [tf.timestamp(), *inputs]
-    submitted = tf.numpy_function(submit, given, tf.int64, stateful=False, name=f"{work.label}Submit")
-    return _listed(tf.numpy_function(fetch, [arrived(submitted)], types, stateful=False, name=work.label))
+    # A random number is made whenever the graph runs, so that what depends on it is not computed once and kept. Unlike
+    # other operations with a state these have no order: the submission is not held back by a wait before it.
+    given = [tf.random.uniform([], seed=1), *inputs]
+    with tf.device("/CPU:0"):
+        submitted = tf.numpy_function(submit, given, tf.int64, stateful=False, name=f"{work.label}Submit")
+        submitted.set_shape([])
+        return _on_own_thread(fetch, submitted, types)
+
+
+def _on_own_thread(function: Callable[[Any], list[Array]], number: Any, types: list[Any]) -> list[Any]:
+    """The arrays that the function gives, which may wait for them: it runs on a thread of this node's alone."""
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+
+    # Datasets are made and read in the order of the program: waits begin in that order, submissions do not.
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def fetched(_: Any) -> tuple[Any, ...]:
+        return tuple(_listed(tf.numpy_function(function, [number], types, stateful=False)))
+
+    return list(tf.data.Dataset.range(1).map(fetched).with_options(options).get_single_element())
 
 
 def _listed(outputs: Any) -> list[Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..groups import global_process_set
+from ..private.tensorflow_names import reduction_axes
 from ..reductions import Sum
 from .framework import tf
 from .ops import allreduce
@@ -41,9 +42,10 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
 
     def _asked(self, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[int], bool, Any]:
-        if hasattr(self, "_reduction_axes"):
+        own = reduction_axes(self)
+        if own is not None:
             mask = args[0] if args else kwargs.get("mask")
-            return list(self._reduction_axes), False, mask
+            return own, False, mask
         axes = args[0] if args else kwargs["reduction_axes"]
         keep = args[1] if len(args) > 1 else kwargs["keep_dims"]
         return [axis % inputs.shape.rank for axis in axes], bool(keep), kwargs.get("mask")

@@ -1,5 +1,5 @@
 # The optimizer for op=Adasum: each rank steps by itself, and the steps are added up by Adasum.
-# Touches torch, ops, wrapping and the NumPy layer below.
+# Touches torch, ops, scaling, wrapping and the NumPy layer below.
 """Adasum keeps of two steps what they agree on once, and adds up what they do not."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from ..engine import ReduceOp
 from ..groups import ProcessSet, global_process_set
 from ..reductions import Adasum, Max
 from .ops import begin_allreduce
+from .scaling import agree_on_infinity, prepare_scalers
 from .wrapping import adopt, checked_passes, class_over, registered, state_of
 
 
@@ -87,6 +88,11 @@ class AdasumSteps:
         self.grad_scale = self.found_inf = None  # a fused step would scale again
         return True
 
+    def before_scaler(self) -> None:
+        """Called by GradScaler before it looks at the gradients: all ranks' scalers must see the same infinities."""
+        if self.process_set.included() is not False:
+            agree_on_infinity((param.grad for param in self._params()), self._reduction, self.process_set)
+
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """So that GradScaler calls step() on every rank, also where the gradients are infinite."""
@@ -120,6 +126,7 @@ class AdasumSteps:
 
 
 def _restore(base: type, ranks: list[int] | None, state: dict[str, Any]) -> Any:
+    prepare_scalers()
     optimizer: Any = object.__new__(class_over(AdasumSteps, base))
     optimizer.process_set = registered(ranks)
     optimizer.__setstate__(state)

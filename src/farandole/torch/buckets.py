@@ -1,5 +1,5 @@
 # Gradients on their way: hooks that note them, batches that go to the engine while backward runs, and the wait.
-# Touches torch, slots, sending, ops and the NumPy layer below. Knows no optimizer.
+# Touches torch, slots, sending, ops, private and the NumPy layer below. Knows no optimizer.
 """`Gradients` reduces the gradients of a list of parameters, in place, as they come."""
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from ..engine import ReduceOp
 from ..groups import ProcessSet
 from ..pending import synchronize
+from ..private.torch_names import after_backward
 from ..runtime import World, runtime
 from .compression import Compression
 from .ops import allreduce_async_, sparse_allreduce_async
@@ -202,7 +203,7 @@ class Gradients:
             slot.pending = True
             if not self._at_end:
                 self._at_end = True
-                torch.autograd.Variable._execution_engine.queue_callback(_flush(weakref.ref(self)))
+                after_backward(_flush(weakref.ref(self)))
             bundle = slot.bundle
             if bundle is not None:
                 bundle.missing -= 1

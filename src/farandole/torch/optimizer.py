@@ -1,5 +1,5 @@
 # DistributedOptimizer: a torch optimizer whose gradients are those of all ranks.
-# Touches torch, buckets, adasum_optimizer, wrapping, compression and the NumPy layer below.
+# Touches torch, buckets, adasum_optimizer, scaling, wrapping, compression and the NumPy layer below.
 """Wraps any optimizer; the result is of a class of the same name that derives from the wrapped one's."""
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ import contextlib
 import functools
 import itertools
 import math
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,12 +24,10 @@ from .adasum_optimizer import AdasumSteps
 from .buckets import Gradients
 from .compression import Compression
 from .ops import allreduce_
+from .scaling import prepare_scalers
 from .wrapping import adopt, checked_passes, class_over, registered, state_of
 
 __all__ = ["DistributedOptimizer"]
-
-_AMP = "_step_supports_amp_scaling"
-_UNSCALE = (getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler)._unscale_grads_.__code__
 
 
 class ReducedSteps:
@@ -39,7 +36,8 @@ class ReducedSteps:
     _gradients: Gradients
     _should_synchronize: bool
     _synchronized: bool  # since the last step, and nothing has come since
-    _for_scaler: bool  # by GradScaler's question, not by the script
+    _for_scaler: bool  # because GradScaler asked, not the script
+    param_groups: list[dict[str, Any]]  # the wrapped class's
 
     # --- what scripts call -------------------------------------------------------------------------------------------
 
@@ -159,32 +157,11 @@ class ReducedSteps:
     def _requires_update(self) -> set[torch.Tensor]:
         return {param for param in self._gradients.slots if param.requires_grad}
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        if sys._getframe(1).f_code is _UNSCALE:
-            self._before_scaler()
-        groups: list[dict[str, Any]] = self.__dict__["param_groups"]
-        return groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.__dict__["param_groups"] = groups
-
-    def _before_scaler(self) -> None:
-        """GradScaler is about to look at the gradients and to change them: they must be reduced by then."""
+    def before_scaler(self) -> None:
+        """Called by GradScaler before it looks at the gradients and changes them: they must be reduced by then."""
         if self._should_synchronize and (not self._synchronized or self._gradients.pending):
             self.synchronize()
             self._for_scaler = True
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """Asked by GradScaler.step alone."""
-        self._before_scaler()
-        return bool(self.__dict__.get(_AMP, False))
-
-    @_step_supports_amp_scaling.setter
-    def _step_supports_amp_scaling(self, value: bool) -> None:
-        self.__dict__[_AMP] = value
 
     # --- copies ------------------------------------------------------------------------------------------------------
 
@@ -210,6 +187,7 @@ class ReducedSteps:
 
 def _restore(base: type, options: dict[str, Any], state: dict[str, Any]) -> Any:
     """Makes a copy, or one from a pickle: of a class that is made anew, on whatever parameters came with it."""
+    prepare_scalers()
     optimizer: Any = object.__new__(class_over(ReducedSteps, base))
     params = [param for group in state["param_groups"] for param in group["params"]]
     bundles = [[params[place] for place in places] for places in options.pop("bundles")]
@@ -338,6 +316,7 @@ def DistributedOptimizer(
     _check_factor(gradient_predivide_factor, chosen)
     passes = checked_passes(backward_passes_per_step)
     checked_compression(compression)
+    prepare_scalers()
     params = _params_of(optimizer)
     names = _names_of(optimizer, named_parameters)
     bundles = _bundles_of(params, num_groups, groups)

@@ -1,5 +1,5 @@
 # DistributedOptimizer(shard_optimizer_state=True): the wrapped optimizer steps this rank's share of the parameters.
-# Touches torch, sharding and the methods of optimizer.py.
+# Touches torch, sharding, scaling and the methods of optimizer.py.
 """`optimizer.param_groups` holds shares; `state_dict()` is that of the whole, in the plain optimizer's form."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from ..engine import ReduceOp
 from ..groups import ProcessSet
 from .optimizer import ReducedSteps
+from .scaling import agree_on_infinity
 from .sharding import Bucket, Shares, check_elementwise
 from .slots import without_graph
 from .wrapping import adopt, class_over
@@ -151,11 +152,14 @@ class ShardedSteps(ReducedSteps):
         """The model's parameters."""
         return [param for params in self._gradients.groups for param in params]
 
-    def _before_scaler(self) -> None:
+    def before_scaler(self) -> None:
+        """As the other distributed optimizers'; a rank has seen its share alone, and so asks the others."""
         before = self._for_scaler
-        super()._before_scaler()
+        super().before_scaler()
         if self._for_scaler and not before:
-            self._gradients.agree_on_infinity()
+            shares = self._gradients
+            grads = [bucket.shard.grad for bucket in shares.buckets]
+            agree_on_infinity(grads, shares.buckets[0].name, shares.process_set)
 
     def __copy__(self) -> Any:
         raise TypeError("an optimizer with shard_optimizer_state=True cannot be copied; use its state_dict()")

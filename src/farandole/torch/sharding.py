@@ -13,7 +13,8 @@ import torch
 from ..engine import ReduceOp
 from ..groups import ProcessSet
 from ..pending import synchronize
-from ..reductions import Max, Sum
+from ..private.torch_names import copy_each
+from ..reductions import Sum
 from ..runtime import World, runtime
 from .ops import allgather_async, allreduce_, reducescatter_async
 from .slots import without_graph
@@ -263,7 +264,7 @@ class Shares:
     def publish(self) -> None:
         """The parameters from everybody's shares."""
         for bucket, row in self.gathered("parameters", [bucket.shard.detach() for bucket in self.buckets]):
-            torch._foreach_copy_([param.detach() for param in bucket.params], bucket.parts(row))
+            copy_each([param.detach() for param in bucket.params], bucket.parts(row))
 
     def gathered(self, what: str, shares: Sequence[torch.Tensor]) -> Iterable[tuple[Bucket, torch.Tensor]]:
         """Rows of which every rank has given its share, one per bucket."""
@@ -277,14 +278,6 @@ class Shares:
     def total(self, value: torch.Tensor, name: str, op: Any = Sum) -> torch.Tensor:
         """The sum, or another reduction, of all ranks' values."""
         return allreduce_(value, name=f"{name}.{self.buckets[0].name}", op=op, process_set=self.process_set)
-
-    def agree_on_infinity(self) -> None:
-        """Where one share is not finite none is: every rank's GradScaler must come to the same conclusion."""
-        grads: list[Any] = [bucket.shard.grad for bucket in self.buckets]
-        bad = torch.tensor([float(any(not grad.isfinite().all() for grad in grads))])
-        if float(self.total(bad, "infinity", Max)):
-            for grad in grads:
-                grad.fill_(torch.inf)
 
 
 def _hook(reference: weakref.ref[Shares], bucket: Bucket) -> Callable[[torch.Tensor], None]:

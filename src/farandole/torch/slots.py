@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..engine import Kind, Request, Span
+from ..private.torch_names import copy_each
 from .compression import BF16Compressor, FP16Compressor, NoneCompressor
 
 # Gradients up to this size are copied into a common piece of memory: that costs less than what every tensor costs.
@@ -200,7 +201,7 @@ class Parcel(Bundle):
         self._parts = self.views
         try:
             if all(slot.pending for slot in self.slots):
-                torch._foreach_copy_(self.views, self._grads)
+                copy_each(self.views, self._grads)
                 return
         except (RuntimeError, TypeError):  # a sparse one among them, or one that the script has taken away
             pass
@@ -225,7 +226,7 @@ class Parcel(Bundle):
                 if not slot.pending:
                     slot.take(view)
         if self._grads:
-            torch._foreach_copy_(self._grads, self._parts)
+            copy_each(self._grads, self._parts)
         self._grads = []
 
 
@@ -239,7 +240,7 @@ def no_rows(param: torch.Tensor) -> torch.Tensor:
 def frozen_everywhere(result: torch.Tensor) -> bool:
     """Whether every rank sent a stand-in: sums of negative zeros alone are negative zeros."""
     if result.layout != torch.strided:
-        return bool(result._nnz() == 0)
+        return bool(result.coalesce().indices().shape[1] == 0)
     return bool((result.eq(0) & result.signbit()).all())
 
 

@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..groups import ProcessSet, global_process_set
+from ..private.torch_names import batch_norm_class
 from ..reductions import Sum
 from ..runtime import runtime
 from .ops import begin_allgather, begin_allreduce
 
+_BatchNorm: Any = batch_norm_class()
 
-class SyncBatchNorm(_BatchNorm):
+
+class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
     """Normalises with the mean and variance of the batches of all ranks; ranks may have batches of any size."""
 
     def __init__(
@@ -38,12 +40,16 @@ class SyncBatchNorm(_BatchNorm):
             found = f"{input.dtype} of {tuple(input.shape)}"
             raise ValueError(f"expected a floating input with {self.num_features} channels, not {found}")
 
+    def _alone(self, input: torch.Tensor) -> torch.Tensor:
+        normalised: torch.Tensor = super().forward(input)
+        return normalised
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if not self.training:
-            return super().forward(input)
+            return self._alone(input)
         _, ranks = runtime.world.groups.members(self.process_set)
         if len(ranks) == 1:
-            return super().forward(input)
+            return self._alone(input)
         self._check_input_dim(input)
         factor = 0.0 if self.momentum is None else self.momentum
         if self.num_batches_tracked is not None:

@@ -45,12 +45,16 @@ def test_restore_brings_back_the_last_commit() -> None:
     assert state.names == ["b"]
 
 
-def test_values_that_cannot_be_copied_stay() -> None:
+def test_values_that_cannot_be_copied_stay_and_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
     source = (number for number in range(5))
-    state = make(source=source)
-    next(source)
-    state.restore()
+    state = make(source=source, step=0)
+    for _ in range(3):
+        next(source)
+        state.commit()
+        state.restore()
     assert state.source is source
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line.startswith("the elastic state's source (generator) cannot be copied")
 
 
 def test_sync_takes_rank_0s_values_as_they_are_now() -> None:

@@ -46,10 +46,33 @@ def test_much_output_does_not_block() -> None:
 
 def test_the_first_failure_ends_the_others_and_gives_its_code() -> None:
     began = time.monotonic()
-    with local.start(python("sys.exit(7) if rank == 1 else time.sleep(60)"), 3) as job:  # sleep: until it is killed
+    code = "sys.exit(7) if rank == 1 else time.sleep(60)"  # sleep: until it is killed
+    with local.start(python(code), 3, env={"FARANDOLE_SURVIVOR_GRACE_SECONDS": "0"}) as job:
         assert job.wait(60) == 7
         assert job.failure == (1, 7) and job.codes == [143, 7, 143]
     in_time(time.monotonic() - began, 10.0, "a job whose other ranks are asked to end")
+
+
+def test_survivors_have_time_to_say_why_they_end(tmp_path: Path) -> None:
+    code = f"""
+place = {str(tmp_path / "pid")!r}
+if rank == 1:
+    open(place + ".new", "w").write(str(os.getpid()))
+    os.rename(place + ".new", place)
+    sys.exit(7)
+if rank == 2:
+    time.sleep(60)  # sleep: until it is killed
+while not os.path.exists(place) or os.path.exists("/proc/" + open(place).read()):
+    time.sleep(0.01)  # sleep: between two looks
+for line in range(20):
+    time.sleep(0.01)  # sleep: a long traceback takes its time
+    print("line", line, file=sys.stderr, flush=True)
+sys.exit(3)
+"""
+    with local.start(python(code), 3) as job:
+        assert job.wait(60) == 7
+        assert job.failure == (1, 7) and job.codes == [3, 7, 143]
+        assert job.stderr(0).splitlines() == [f"line {number}" for number in range(20)]
 
 
 def test_ranks_that_ignore_the_request_are_killed() -> None:

@@ -111,8 +111,10 @@ def declare(table: Mapping[str, Row]) -> Callable[[Class], Class]:
     """A class decorator: the parameters of a table, each with `setName` and `getName`."""
 
     def decorate(cls: Class) -> Class:
+        owner = Params()  # as Spark's own classes have it before there is a stage
+        owner.uid = "undefined"
         for name, (default, doc, convert) in table.items():
-            setattr(cls, name, Param(Params._dummy(), name, doc, convert))
+            setattr(cls, name, Param(owner, name, doc, convert))
 
             def put(self: Any, value: Any, name: str = name) -> Any:
                 return self._set(**{name: value})

@@ -10,6 +10,7 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable
 from pyspark.sql import SparkSession
 
 from ...launch.calls import pack, unpack
+from ...private import spark_names
 
 CHUNK = 4 << 20  # bytes of a row: Spark sends rows in messages
 
@@ -25,7 +26,8 @@ class Writer(MLWriter):
         """For Spark."""
         spark = SparkSession.active()
         DefaultParamsWriter.saveMetadata(self.instance, path, spark, paramMap={})
-        values = {param.name: value for param, value in self.instance._paramMap.items()}
+        set_ones = [param for param in self.instance.params if self.instance.isSet(param)]
+        values = {param.name: self.instance.getOrDefault(param) for param in set_ones}
         data = pack(self.instance.freeze(values))
         rows = [(place, data[place : place + CHUNK]) for place in range(0, len(data), CHUNK)]
         spark.createDataFrame(rows, "place long, data binary").coalesce(1).write.parquet(f"{path}/values")
@@ -47,7 +49,7 @@ class Reader(MLReader[Any]):
         if metadata["class"] != found:
             raise ValueError(f"{path} holds a {metadata['class']}, not a {found}")
         rows = spark.read.parquet(f"{path}/values").orderBy("place").collect()
-        stage._resetUid(metadata["uid"])
+        spark_names.take_uid(stage, metadata["uid"])
         stage._set(**stage.thaw(unpack(b"".join(bytes(row["data"]) for row in rows))))
         return stage
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import fsspec
 
+from ...private import spark_names
+
 PRIVATE = ("memory",)  # file systems that exist inside one process
 
 
@@ -109,7 +111,7 @@ class AbstractFilesystemStore(Store):
 
     def local(self, path: str) -> str:
         """A path as the file system itself writes it."""
-        return str(self.fs._strip_protocol(path))
+        return spark_names.local_path(self.fs, path)
 
     @property
     def private(self) -> bool:

@@ -160,9 +160,13 @@ class Collective : public AsyncOpKernel {
     step->done = std::move(done);
     step->kind = kind_;
     step->left = names_.size();
-    // One lock for all: a completion must find what it belongs to.
-    std::lock_guard lock(world().mutex);
-    absl::Status status = submit(*context, step);
+    absl::Status status;
+    {
+      // One lock for all: a completion must find what it belongs to.
+      std::lock_guard lock(world().mutex);
+      status = submit(*context, step);
+    }
+    // `done` runs what comes after the node, which may be another collective that wants the lock.
     if (status.ok()) return;
     context->SetStatus(status);
     step->done();

@@ -17,6 +17,7 @@ from typing import Any
 
 from ... import runtime
 from ...ops import barrier
+from ...private.tensorflow_names import stop_server
 from ...rendezvous import interfaces
 from ...rendezvous.board import Board, Visitor
 from ..framework import tf
@@ -153,7 +154,7 @@ def _dispatcher(config: TfDataServiceConfig, number: int) -> Iterator[str]:
         config.compute_client().register_dispatcher(number, address)
         yield address
     finally:
-        server._stop()
+        stop_server(server)
 
 
 @contextlib.contextmanager
@@ -224,5 +225,5 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
             client.register_worker_for_dispatcher(number, worker)
             client.wait_for_shutdown()
         finally:
-            server._stop()
+            stop_server(server)
         barrier()  # a dispatcher, and where all find each other, outlive the workers that report there

@@ -9,19 +9,28 @@ import secrets
 from typing import Any
 
 from torch import distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
 from ... import errors
 from ...config import Config, environment
 from ...launch.clusters import ClusterError, Found, detect, settle
+from ...private.torch_names import default_store
 from ...runtime import World, runtime
 from .collectives import Members
 from .membership import begin_anew, found
 from .operations import Face, Operations
 
 
+def make(opts: Any, options: Any, far: str) -> Any:
+    """What torch gets; `far`: another backend of torch's beside ours, for CUDA."""
+    if far:
+        from .composed import compose
+
+        return compose(far, opts, options)
+    return create(opts, face())
+
+
 def face() -> type[Operations]:
-    """What torch gets: an object for its own group where it has a base class for that, else a group in Python."""
+    """An object for torch's own group where torch has a base class for that, else a group in Python."""
     if hasattr(dist, "BackendBase"):
         from .device_backend import DeviceBackend
 
@@ -43,7 +52,7 @@ def create(opts: Any, kind: type[Face]) -> Face:
             close = runtime.close if ours else lambda: None
             return kind(world, 0, members, opts.store, opts.timeout, opts.group_id, close)
         default = dist.group.WORLD
-        world = _join(c10d._get_default_store(), default.rank(), default.size())
+        world = _join(default_store(), default.rank(), default.size())
         members = Members(tuple(ranks), opts.group_rank)
         number = found(world, members, opts.store)
         return kind(world, number, members, opts.store, opts.timeout, opts.group_id)

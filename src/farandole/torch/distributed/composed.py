@@ -1,5 +1,5 @@
 # "cpu:farandole,cuda:nccl": a group whose CUDA tensors go by another backend of torch's.
-# Touches torch, group and backend.
+# Touches torch, private, group and backend.
 """Each operation goes where its first tensor lies."""
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from ...private.torch_names import backend_of, coalesce, group_around, set_timeout
 from . import backend
 from .group import Group
 
@@ -48,7 +49,7 @@ class Composed(Group):
 
     def get_backend(self, device: Any) -> Any:
         """Each device has its own."""
-        return self.far._get_backend(device) if torch.device(device).type == "cuda" else self
+        return backend_of(self.far, device) if torch.device(device).type == "cuda" else self
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -56,12 +57,13 @@ class Composed(Group):
 
     def _start_coalescing(self, device: Any = None) -> None:
         if device is not None and device.type == "cuda":
-            return self.far._start_coalescing(device)  # type: ignore[no-any-return]
-        return super()._start_coalescing(device)
+            coalesce(self.far, device, begin=True)
+            return
+        super()._start_coalescing(device)
 
     def _end_coalescing(self, device: Any = None) -> Any:
         if device is not None and device.type == "cuda":
-            return self.far._end_coalescing(device)
+            return coalesce(self.far, device, begin=False)
         return super()._end_coalescing(device)
 
     def split_group(self, *args: Any, **kwargs: Any) -> Any:
@@ -103,14 +105,14 @@ for _name in OPERATIONS:
     setattr(Composed, _name, _by_device(_name, getattr(Group, _name)))
 
 
-def create(far: str, opts: Any, options: Any) -> Composed:
+def compose(far: str, opts: Any, options: Any) -> Composed:
     """The group for torch; the other backend is made as torch makes it."""
     if far == "nccl" and not dist.is_nccl_available():
         raise RuntimeError("Distributed package doesn't have NCCL built in")
     store = dist.PrefixStore("far/", opts.store)
     if far == "nccl":
         chosen = options if options is not None else dist.ProcessGroupNCCL.Options()
-        chosen._timeout = opts.timeout
+        set_timeout(chosen, opts.timeout)
         chosen.global_ranks_in_group = list(opts.global_ranks_in_group)
         chosen.group_name = opts.group_id
         made: Any = dist.ProcessGroupNCCL(store, opts.group_rank, opts.group_size, chosen)
@@ -118,11 +120,8 @@ def create(far: str, opts: Any, options: Any) -> Composed:
     else:
         made = dist.ProcessGroupGloo(store, opts.group_rank, opts.group_size, timeout=opts.timeout)
         kind = dist.ProcessGroup.BackendType.GLOO
-    made._set_sequence_number_for_group()
     beside: Any = dist.ProcessGroup(store, opts.group_rank, opts.group_size)
-    beside._set_default_backend(kind)
-    beside._register_backend(torch.device("cuda"), kind, made)
-    beside._set_group_name(f"{opts.group_id}/{far}")
+    group_around(made, kind, torch.device("cuda"), f"{opts.group_id}/{far}", beside)
     group = backend.create(opts, Composed)
     group.far = beside
     return group

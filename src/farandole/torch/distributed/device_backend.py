@@ -1,5 +1,5 @@
 # The backend in Python: an object that torch puts into a process group of its own, for the devices that it serves.
-# Touches torch and operations; imported where torch has `dist.BackendBase`.
+# Touches torch, private and operations; imported where torch has `dist.BackendBase`.
 """Torch composes "cpu:farandole,cuda:nccl" by itself, and records what its groups do; nothing private is overridden."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import distributed as dist
 
+from ...private.torch_names import timeout_of
 from .operations import Operations
 
 
@@ -32,4 +33,4 @@ class DeviceBackend(Operations, dist.BackendBase):  # type: ignore[misc]
             return None  # the trampoline of torch 2.15, which has no BackendBase, does not survive it
         # The same members twice have the same name and store, unless the caller gives names.
         store = dist.PrefixStore(f"split/{self._splits}", store)
-        return self.part(ranks, store, opts._timeout, opts.group_name)
+        return self.part(ranks, store, timeout_of(opts), opts.group_name)

@@ -7,9 +7,8 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch.distributed import distributed_c10d as c10d
-
 from ...engine import Kind, Request
+from ...private.torch_names import default_store
 from ...runtime import World
 from .collectives import Members
 
@@ -30,7 +29,7 @@ def found(world: World, members: Members, store: Any) -> int:
     beginning = _beginnings[world]
     key = f"farandole/number/{beginning}"
     if members.me == 0:
-        count = int(c10d._get_default_store().add("farandole/groups", 1))
+        count = int(default_store().add("farandole/groups", 1))
         number = FIRST_NUMBER + beginning * MOST_GROUPS + count
         store.set(key, str(number))
     else:

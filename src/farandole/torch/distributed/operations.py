@@ -19,7 +19,7 @@ from ... import errors
 from ...engine import Kind, Request
 from ...runtime import World
 from . import collectives, failures, sharing
-from .backward import Backward, asked_by_backward
+from .backward import Backward
 from .collectives import Members, Plan
 from .membership import found
 from .reduce_ops import reduction_of
@@ -118,17 +118,13 @@ class Operations:
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """In place."""
         tensor = only(tensors, "allreduce")
-        bucket = asked_by_backward()
         large = tensor.is_cpu and tensor.layout == torch.strided and tensor.nbytes >= sharing.LEAST_BYTES
-        shared = large and sharing.share(self.world, tensor, move=bucket)
+        shared = large and sharing.share(self.world, tensor, move=self._backward.was_bucket(tensor))
         plan = collectives.allreduce(tensor, reduction_of(_op(opts)), self.members)
         if large and not shared:
             self._settle(plan.requests[0].output)
         work = self._begin("allreduce", plan, opts)
-        if bucket:
-            work.of_ddp = True
-            if tensor.is_cpu:
-                self._backward.await_at_end(work)
+        self._backward.watch(work, tensor)
         return work
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:

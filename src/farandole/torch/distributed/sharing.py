@@ -1,5 +1,5 @@
 # Tensors in memory that the ranks of a host share: an allreduce works on them where they lie.
-# Touches torch and runtime.
+# Touches torch, private and runtime.
 """`share(world, tensor, move)` tells the engine about a tensor in shared memory, or moves it there first."""
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ... import errors
+from ...private.torch_names import share_storage
 from ...runtime import World
 
 LEAST_BYTES = 2 << 20  # the engine does not ask for less
 FILES = "/dev/shm"  # where torch keeps tensors that processes share
 
-_regions: WeakKeyDictionary[World, dict[int, int]] = WeakKeyDictionary()  # by storage
+_regions: WeakKeyDictionary[World, dict[int, int]] = WeakKeyDictionary()  # by address
 
 
 def share(world: World, tensor: torch.Tensor, move: bool) -> bool:
@@ -29,16 +30,17 @@ def share(world: World, tensor: torch.Tensor, move: bool) -> bool:
     """
     storage = tensor.untyped_storage()
     known = _regions.setdefault(world, {})
-    if storage._cdata in known:
+    if storage.data_ptr() in known:
         return True
     if world.config.local_size == 1 or not (storage.is_shared() or (move and _room(storage.nbytes()))):
         return False
     try:
-        fd, size = storage._share_fd_cpu_()
-        known[storage._cdata] = world.engine.share(fd, storage.data_ptr(), size)
+        fd, size = share_storage(storage)
+        place = storage.data_ptr()
+        known[place] = world.engine.share(fd, place, size)
     except RuntimeError:  # no room after all, a file that torch has closed, or an engine that has ended
         return False
-    weakref.finalize(storage, _gone, weakref.ref(world), storage._cdata).atexit = False
+    weakref.finalize(storage, _gone, weakref.ref(world), place).atexit = False
     return True
 
 
@@ -51,10 +53,10 @@ def _room(size: int) -> bool:
     return (files.f_bavail - files.f_blocks // 2) * files.f_frsize >= size
 
 
-def _gone(reference: Any, storage: int) -> None:
+def _gone(reference: Any, place: int) -> None:
     world = reference()
     if world is None:
         return
-    region = _regions[world].pop(storage)
+    region = _regions[world].pop(place)
     with contextlib.suppress(errors.HorovodInternalError):  # the engine has ended, and what it shared with it
         world.engine.unshare(region)

@@ -162,7 +162,8 @@ class Work(dist.Work):  # type: ignore[misc]
         self._in_order = in_order
         self._future: Any = None
         self._complete: Callable[[], None] | None = None
-        self.of_ddp = False  # C++ looks at the future
+        self.on_future: Callable[[Work], None] | None = None  # called when the future is taken
+        self.for_cpp = False  # C++ looks at the future
         self.awaited = False  # `deliver` is called before anybody waits for the future
 
     def wait(self, timeout: timedelta | None = None, aside: bool = False) -> bool:
@@ -210,6 +211,8 @@ class Work(dist.Work):  # type: ignore[misc]
     def get_future(self) -> Any:
         """A torch Future of the tensors."""
         if self._future is None:
+            if self.on_future is not None:
+                self.on_future(self)
             self._future = torch.futures.Future()
             operation, future, group, timeout = self._operation, self._future, self._group, self._timeout
 
@@ -221,7 +224,7 @@ class Work(dist.Work):  # type: ignore[misc]
                 else:
                     future.set_result(operation.results)
 
-            if self.of_ddp:
+            if self.for_cpp:
                 # An exception that Python has set is a value in C++, where DDP would take it for tensors.
                 self._future = future.then(torch.futures.Future.value)
             if operation.done:

@@ -13,6 +13,7 @@ from torch import nn
 
 from ...elastic.sampler import dealt
 from ...elastic.virtual import Tree, checked_size, widths
+from ...private.torch_names import batch_norms
 from ...runtime import runtime
 from ..autograd import allgather, alltoall
 from .loader import Shard
@@ -33,7 +34,7 @@ class VirtualSteps:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, virtual_size: int | None = None) -> None:
         if hasattr(optimizer, "skip_synchronize"):
             raise ValueError("optimizer is a DistributedOptimizer; VirtualSteps adds the gradients up by itself")
-        norms = [name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        norms = [name for name, module in model.named_modules() if isinstance(module, batch_norms())]
         if norms:
             warnings.warn(
                 f"{', '.join(norms[:3])}: BatchNorm depends on the number of ranks, and so will the weights",

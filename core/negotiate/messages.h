@@ -1,0 +1,42 @@
+// The two messages of negotiation, a member's requests and the coordinator's answer: cut to what a frame can hold.
+// Pure. Touches base/ and wire/.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "negotiate/request.h"
+
+namespace farandole::negotiate {
+
+using Bytes = std::vector<std::byte>;
+
+struct Requests {
+  std::uint32_t group = 0;
+  std::uint32_t epoch = 0;
+  std::vector<Request> requests;
+};
+
+struct Answer {
+  std::uint32_t group = 0;
+  bool last = true;  // false: the same answer goes on in the next message
+  std::vector<Bucket> buckets;
+};
+
+// A message ends with the request or bucket that makes it this large.
+inline constexpr std::size_t kMessageBytes = 1 << 20;
+
+std::vector<Bytes> encode_requests(std::uint32_t group, std::uint32_t epoch, std::span<const Request> requests);
+// False when the bytes are anything but what encode_requests writes.
+bool decode(std::span<const std::byte> bytes, Requests& message);
+
+// Of an alltoall each member gets its row and its column: for all members together that is members x members words
+// twice, and never members x members for each of them.
+Bucket answer_for(const Bucket& bucket, int member, int members);
+// Whether the answer to one member is the answer to all.
+bool same_for_all(std::span<const Bucket> buckets);
+std::vector<Bytes> encode_answer(std::uint32_t group, std::span<const Bucket> buckets, int member, int members);
+bool decode(std::span<const std::byte> bytes, Answer& message);
+
+}  // namespace farandole::negotiate

@@ -1,0 +1,187 @@
+# Every private name of torch that this package uses, with what it is for and what happens without it.
+# Touches torch; imported when torch is, so that it imports nothing else.
+"""Names are looked for when this file is imported; functions stand for them, so that callers know no private name.
+
+Not here, because nothing is asked of torch: methods that torch calls on a process group in Python (`_set_group_name`,
+`_allgather_base` and others of torch/distributed/group.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import find
+
+_number = find(
+    "torch._C:_current_graph_task_id",
+    "telling DDP's buckets from other allreduces",
+    "DDP's buckets are not brought into shared memory, and their failures are raised as RuntimeError",
+)
+_node = find(
+    "torch._C:_current_autograd_node",
+    "telling a backward pass from what follows it",
+    "failures of DDP's buckets are raised as RuntimeError",
+)
+_queue = find(
+    "torch.autograd:Variable._execution_engine.queue_callback",
+    "a call at the end of a backward pass",
+    "the last gradients of a backward pass are sent by step(); failures of DDP's buckets are raised as RuntimeError",
+)
+_copy = find("torch:_foreach_copy_", "copying many gradients in one call", "they are copied one by one")
+_share = find(
+    "torch:UntypedStorage._share_fd_cpu_",
+    "the file of a tensor in shared memory",
+    "DDP's buckets and shared tensors are reduced through copies, as others are",
+)
+_batch_norm = find(
+    "torch.nn.modules.batchnorm:_BatchNorm",
+    "the base class of batch normalisations",
+    "SyncBatchNorm derives from BatchNorm1d, and batch normalisations of other classes than torch's are not recognised",
+)
+_default_store = find(
+    "torch.distributed.distributed_c10d:_get_default_store",
+    "the store in which the members of a new group meet",
+    "new_group raises RuntimeError; the default group works",
+)
+_handlers = find(
+    "torch.distributed.rendezvous:_rendezvous_handlers",
+    "meeting without MASTER_ADDR and MASTER_PORT",
+    "init_process_group needs MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, as with torch's own backends",
+)
+_pairing = [
+    find(
+        f"torch.distributed:ProcessGroup.{name}",
+        "a group with two backends",
+        '"cpu:farandole,cuda:nccl" raises RuntimeError; "farandole" alone takes CUDA tensors too',
+    )
+    for name in ("_register_backend", "_set_default_backend", "_set_group_name", "_get_backend")
+]
+_coalescing = [
+    find(f"torch.distributed:ProcessGroup.{name}", "coalescing on CUDA beside our backend", "it raises RuntimeError")
+    for name in ("_start_coalescing", "_end_coalescing")
+]
+# Since 2.15 torch attaches its flight recorder to each group whose backend does not record by itself, and fails when
+# the group is an object in Python.
+_recording = find(
+    "torch.distributed.distributed_c10d:_FR_SELF_RECORDING_BACKENDS",
+    "keeping torch's flight recorder from groups in Python",
+    "there is no such recorder",
+    expected=False,
+)
+
+
+def backward_pass() -> int:
+    """The number of the backward pass that runs on this thread; -1 without one."""
+    return -1 if _number is None else int(_number())
+
+
+def in_backward_hook() -> bool:
+    """Whether a node of a backward pass runs on this thread, such as one that stores a parameter's gradient."""
+    return _node is not None and _node() is not None
+
+
+def after_backward(call: Callable[[], None]) -> bool:
+    """Calls when the backward pass of this thread has ended, before `backward` returns; False where that cannot be."""
+    if _queue is None:
+        return False
+    _queue(call)
+    return True
+
+
+def copy_each(targets: Sequence[Any], sources: Sequence[Any]) -> None:
+    """Each source into its target."""
+    if _copy is not None:
+        _copy(targets, sources)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def share_storage(storage: Any) -> tuple[int, int]:
+    """The descriptor and size of the storage's shared memory, into which it is brought; RuntimeError where not."""
+    if _share is None:
+        raise RuntimeError("this release of torch does not tell the file of a shared tensor")
+    fd, size = _share(storage)
+    return int(fd), int(size)
+
+
+def batch_norm_class() -> Any:
+    """What batch normalisations have in common."""
+    if _batch_norm is not None:
+        return _batch_norm
+    from torch import nn
+
+    return nn.BatchNorm1d
+
+
+def batch_norms() -> tuple[type, ...]:
+    """Classes whose objects are batch normalisations."""
+    if _batch_norm is not None:
+        return (_batch_norm,)
+    from torch import nn
+
+    return (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def default_store() -> Any:
+    """The store of the default group."""
+    if _default_store is None:
+        raise RuntimeError("this release of torch does not tell the default group's store, which new groups need")
+    return _default_store()
+
+
+def answer_env_first(answer: Callable[[Any], Any]) -> None:
+    """`answer(timeout)` is asked before torch's rendezvous by environment variables; None lets that one answer."""
+    if _handlers is None or "env" not in _handlers:
+        return
+    from torch.distributed import default_pg_timeout
+
+    original = _handlers["env"]
+
+    def meet(url: str, timeout: Any = default_pg_timeout, **more: Any) -> Any:
+        return answer(timeout) or original(url, timeout=timeout, **more)
+
+    _handlers["env"] = meet
+
+
+def group_around(made: Any, kind: Any, device: Any, name: str, group: Any) -> None:
+    """Makes `made` the backend of `group`, a process group of torch's own, for this device."""
+    if None in _pairing:
+        raise RuntimeError("this release of torch makes no group of a backend by hand; use the backend farandole alone")
+    register, set_default, set_name, _ = _pairing
+    if hasattr(made, "_set_sequence_number_for_group"):  # which torch calls for its own groups
+        made._set_sequence_number_for_group()
+    set_default(group, kind)
+    register(group, device, kind, made)
+    set_name(group, name)
+
+
+def backend_of(group: Any, device: Any) -> Any:
+    """The backend that a group of torch's own has for the device."""
+    return _pairing[3](group, device)
+
+
+def coalesce(group: Any, device: Any, begin: bool) -> Any:
+    """Begins or ends a run of operations that torch's own group sends together."""
+    call = _coalescing[0 if begin else 1]
+    if call is None:
+        raise RuntimeError("this release of torch coalesces no operations of a group with two backends")
+    return call(group, device)
+
+
+def set_timeout(options: Any, timeout: Any) -> None:
+    """How long operations of a backend with these options may take."""
+    if hasattr(options, "_timeout"):  # else its own default holds
+        options._timeout = timeout
+
+
+def timeout_of(options: Any) -> Any:
+    """The same, read; None where it is not told."""
+    return getattr(options, "_timeout", None)
+
+
+def leave_unrecorded(backend: str) -> None:
+    """Torch's flight recorder stays away from groups of this backend."""
+    if _recording is not None:
+        _recording.add(backend)
