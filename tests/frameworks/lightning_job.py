@@ -49,7 +49,7 @@ def main() -> None:
         from lightning_own_cases import OWN as cases
     from lightning_models import RANK, SCRATCH
 
-    faulthandler.dump_traceback_later(float(os.environ.get("PATIENCE", "150")), exit=True)  # says where it hangs
+    faulthandler.dump_traceback_later(float(os.environ.get("PATIENCE", "240")), exit=True)  # says where it hangs
     chosen = sys.argv[2:] or list(cases)
     results: dict[str, Any] = {}
     wanted: dict[str, Any] = {}
