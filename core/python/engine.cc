@@ -30,13 +30,19 @@ PyObject* no_such_handle(std::int64_t handle) {
   return nullptr;
 }
 
-PyObject* shut_down(const Engine* self) {
-  Ref arguments(Py_BuildValue("(s)", "Farandole has been shut down"));
-  Ref named(Py_BuildValue("{s:i}", "rank", self->rank));
+// Raises `type(words, **named)`.
+PyObject* raise(PyObject* type, Ref words, Ref named) {
+  Ref arguments(words ? PyTuple_New(1) : nullptr);
   if (!arguments || !named) return nullptr;
-  Ref error(PyObject_Call(package.shut_down, arguments.get(), named.get()));
-  if (error) PyErr_SetObject(package.shut_down, error.get());
+  PyTuple_SetItem(arguments.get(), 0, words.give());
+  Ref error(PyObject_Call(type, arguments.get(), named.get()));
+  if (error) PyErr_SetObject(type, error.get());
   return nullptr;
+}
+
+PyObject* shut_down(const Engine* self) {
+  return raise(package.shut_down, Ref(PyUnicode_FromString("Farandole has been shut down")),
+               Ref(Py_BuildValue("{s:i}", "rank", self->rank)));
 }
 
 // A code that a call of the core gave, for calls that give nothing else.
@@ -86,8 +92,8 @@ PyObject* take(Engine* self, std::int64_t handle) {
 }
 
 PyObject* not_done(const Engine* self, std::int64_t handle, double seconds) {
-  Ref key(PyLong_FromLongLong(handle)), limit(PyFloat_FromDouble(seconds));
-  if (!key || !limit) return nullptr;
+  Ref key(PyLong_FromLongLong(handle));
+  if (!key) return nullptr;
   PyObject* request = PyDict_GetItemWithError(self->pending, key.get());
   Ref kind(request == nullptr ? nullptr : PyObject_GetAttr(request, names.kind));
   Ref title(kind ? PyObject_GetAttr(kind.get(), names.name) : PyUnicode_FromString("the operation"));
@@ -98,12 +104,7 @@ PyObject* not_done(const Engine* self, std::int64_t handle, double seconds) {
   PyOS_snprintf(time, sizeof time, "%g", seconds);
   Ref words(PyUnicode_FromFormat(kind ? "%U %U was not done after %s s" : "%U%U was not done after %s s", title.get(),
                                  name.get(), time));
-  if (!words) return nullptr;
-  Ref arguments(Py_BuildValue("(O)", words.get())), named(Py_BuildValue("{s:O}", "seconds", limit.get()));
-  if (!arguments || !named) return nullptr;
-  Ref error(PyObject_Call(package.timeout, arguments.get(), named.get()));
-  if (error) PyErr_SetObject(package.timeout, error.get());
-  return nullptr;
+  return raise(package.timeout, std::move(words), Ref(Py_BuildValue("{s:d}", "seconds", seconds)));
 }
 
 PyObject* wait_for(Engine* self, std::int64_t handle, double seconds, bool aside) {
@@ -576,10 +577,8 @@ PyObject* chaos_fired(PyObject* object, PyObject* arguments) {
 PyObject* calls(PyObject* object, void*) { return PyLong_FromLongLong(engine_of(object)->calls); }
 PyObject* loans(PyObject* object, void*) { return PyLong_FromLongLong(engine_of(object)->loans); }
 PyObject* pending(PyObject* object, void*) { return PyLong_FromSsize_t(PyDict_Size(engine_of(object)->pending)); }
-PyObject* is_closed(PyObject* object, void*) { return PyBool_FromLong(engine_of(object)->closed); }
 PyObject* is_forked(PyObject* object, void*) { return PyBool_FromLong(forked(engine_of(object))); }
 PyObject* is_freed(PyObject* object, void*) { return PyBool_FromLong(engine_of(object)->engine == nullptr); }
-PyObject* place(PyObject* object, void*) { return PyLong_FromVoidPtr(engine_of(object)->engine); }
 
 PyMethodDef methods[] = {
     {"submit", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(submit)), METH_FASTCALL | METH_KEYWORDS,
@@ -616,10 +615,8 @@ PyGetSetDef members[] = {
     {"calls", calls, nullptr, "Calls of the core that are under way.", nullptr},
     {"loans", loans, nullptr, "Arrays over memory of the core.", nullptr},
     {"pending", pending, nullptr, "Operations whose handles have not been waited for.", nullptr},
-    {"closed", is_closed, nullptr, "Whether no call begins any more.", nullptr},
     {"forked", is_forked, nullptr, "Whether this process is a child of the one that made it.", nullptr},
     {"freed", is_freed, nullptr, "Whether the core's object is gone.", nullptr},
-    {"place", place, nullptr, "Where the core's object lies, for operations of frameworks.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 

@@ -54,7 +54,6 @@ const farandole_functions& core_of(PyObject* object) { return *reinterpret_cast<
 PyObject* version(PyObject* self, void*) { return PyUnicode_FromString(core_of(self).version()); }
 PyObject* kernels(PyObject* self, void*) { return PyUnicode_FromString(core_of(self).kernels()); }
 PyObject* wire(PyObject* self, void*) { return PyLong_FromUnsignedLongLong(core_of(self).wire()); }
-PyObject* table(PyObject* self, void*) { return PyLong_FromVoidPtr(const_cast<farandole_functions*>(&core_of(self))); }
 
 PyObject* add(PyObject* self, PyObject* arguments) {
   int dtype = 0;
@@ -98,7 +97,6 @@ PyTypeObject* make_library_type(PyObject* module) {
       {"version", version, nullptr, "Of the package that the core was built with.", nullptr},
       {"kernels", kernels, nullptr, "Which arithmetic it uses here.", nullptr},
       {"wire", wire, nullptr, "A number of what all ranks of a job must have in common.", nullptr},
-      {"table", table, nullptr, "Where its table of functions lies, for operations of frameworks.", nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr},
   };
   static PyType_Slot slots[] = {
