@@ -34,13 +34,14 @@ def announce() -> None:
     from .private import torch_names
 
     names: dict[str, Any] = {NAME: _create}
-    if not hasattr(dist, "BackendBase"):  # torch puts no group in Python beside another backend: pairs have own names
+    if in_python := not hasattr(dist, "BackendBase"):  # torch puts no such group beside another: pairs have own names
         for far in ("nccl", "gloo"):
             pair = functools.partial(_create, far=far)
             names |= {f"cpu:{NAME},cuda:{far}": pair, f"cuda:{far},cpu:{NAME}": pair}
     for name, create in names.items():
         dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu", "cuda"])
-        torch_names.leave_unrecorded(name)
+        if in_python:  # torch's recorder fails there; its own groups it records
+            torch_names.leave_unrecorded(name)
     torch_names.answer_env_first(_meet)
 
 
