@@ -34,7 +34,8 @@ def command(name: str, seconds: str, libfuzzer: bool) -> list[str]:
 def report(name: str, said: str, code: int) -> None:
     """One line, or the last ones when something was found."""
     lines = said.splitlines()
-    shown = [line for line in lines if line.startswith("Done ")] if code == 0 else lines[-80:]
+    progress = ("#", "\tNEW_FUNC")  # libFuzzer's own; a failure is what follows it
+    shown = [line for line in lines if line.startswith("Done ") or (code != 0 and not line.startswith(progress))][-80:]
     print("\n".join(f"{name}: {line}" for line in shown))
     if code != 0:
         program, found = PLACE / f"{name}_fuzz", PLACE / "found" / name

@@ -33,15 +33,27 @@ class Stage:
 
 @dataclass(frozen=True)
 class Result:
-    """How a stage ended."""
+    """How a stage ended, and the processors' time of all that it started and waited for."""
 
     title: str
     code: int
     seconds: float
+    processors: float
 
     @property
     def verdict(self) -> str:
         return "ok" if self.code == 0 else f"FAILED ({self.code})"
+
+
+def finished(title: str, process: subprocess.Popen[bytes], began: float) -> Result:
+    """Waits for a stage's process."""
+    try:
+        _, status, usage = os.wait4(process.pid, 0)
+    except BaseException:  # Ctrl-C and the like
+        process.kill()
+        raise
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return Result(title, process.returncode, time.monotonic() - began, usage.ru_utime + usage.ru_stime)
 
 
 class Beside:
@@ -94,13 +106,13 @@ class Beside:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            code = self._running.wait()
+            result = finished(stage.title, self._running, began)
             with self._lock:
                 self._running = None
-                if code != 0 and not self._stopped:
+                if result.code != 0 and not self._stopped:
                     said.seek(0)
                     print(f"\n{stage.title}:\n{said.read().decode(errors='replace')}", flush=True)
-                self.results.append(Result(stage.title, code, time.monotonic() - began))
+                self.results.append(result)
             said.close()
 
 
@@ -121,9 +133,9 @@ def run(stages: Sequence[Stage]) -> int:
                 beside.wait()
             began = time.monotonic()
             environment = {**os.environ, **(stage.environment or {})}
-            code = subprocess.run([str(part) for part in stage.command], cwd=ROOT, env=environment).returncode
-            results.append(Result(stage.title, code, time.monotonic() - began))
-            if code != 0 and stage.needed:
+            process = subprocess.Popen([str(part) for part in stage.command], cwd=ROOT, env=environment)
+            results.append(finished(stage.title, process, began))
+            if results[-1].code != 0 and stage.needed:
                 break
         else:
             beside.wait()
@@ -139,9 +151,12 @@ def report(stages: Sequence[Stage], results: Sequence[Result], seconds: float) -
     found = {result.title: result for result in results}
     for stage in stages:
         result = found.get(stage.title)
-        what = f"{result.seconds:6.0f} s  {result.verdict}" if result else "     -    not run"
-        print(f"  {stage.title:<{width}}  {what}")
-    print(f"  {'together':<{width}}  {seconds:6.0f} s")
+        if result is None:
+            print(f"  {stage.title:<{width}}       -    not run")
+        else:
+            print(f"  {stage.title:<{width}}  {result.seconds:6.0f} s {result.processors:6.0f} s  {result.verdict}")
+    processors = sum(result.processors for result in results)
+    print(f"  {'together':<{width}}  {seconds:6.0f} s {processors:6.0f} s of processors")
     good = len(found) == len(stages) and all(result.code == 0 for result in results)
     print("all is well" if good else "something failed: see above", flush=True)
     return 0 if good else 1

@@ -27,9 +27,9 @@ void GiveBack::operator()(std::byte* memory) const { results_->take_back(memory,
 Results::~Results() { std::free(kept_); }
 
 Memory Results::allocate(std::size_t bytes) {
-  if (bytes > os::machine_bytes())
+  if (!os::fits(bytes))
     throw Failure(Code::no_memory,
-                  "a result of " + std::to_string(bytes) + " bytes is larger than the machine's memory");
+                  "a result of " + std::to_string(bytes) + " bytes is more than the machine has available");
   const bool large = bytes >= 2 * os::kHugePage;
   const std::size_t unit = large ? os::kHugePage : 64;
   const std::size_t rounded = std::max((bytes + unit - 1) / unit * unit, unit);

@@ -10,6 +10,8 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
+#include <fstream>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -79,15 +81,30 @@ bool can_shrink(int fd) {
   return true;
 }
 
+// Without the kernel's estimate: all that the machine has.
+std::size_t available_bytes() {
+  std::size_t kibibytes = 0;
+  std::ifstream table("/proc/meminfo");
+  for (std::string line; std::getline(table, line);) {
+    std::size_t found = 0;
+    if (std::sscanf(line.c_str(), "MemAvailable: %zu", &found) == 1 ||
+        std::sscanf(line.c_str(), "SwapFree: %zu", &found) == 1)
+      kibibytes += found;
+  }
+  if (kibibytes > 0) return kibibytes << 10;
+  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
 }  // namespace
 
-std::size_t machine_bytes() {
-  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+bool fits(std::size_t bytes) {
+  constexpr std::size_t kSmall = 64 << 20;  // to look takes longer than the risk is worth
+  return bytes <= largest_allocation && (bytes <= kSmall || bytes <= available_bytes());
 }
 
 SharedMemory SharedMemory::create(std::size_t bytes) {
   // A memory file has no limit of its own: asking for more than the machine has would wake the OOM killer.
-  if (bytes > machine_bytes()) fail_to_allocate(bytes, ENOMEM);
+  if (!fits(bytes)) fail_to_allocate(bytes, ENOMEM);
   SharedMemory memory;
   memory.file_ = create_file(bytes);
   const int error = memory.fill(0, bytes);

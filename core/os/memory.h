@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "os/descriptor.h"
 
@@ -46,8 +47,11 @@ class SharedMemory {
   Descriptor file_;
 };
 
-// That the machine has. Who asks for more is refused before the kernel kills somebody for it.
-std::size_t machine_bytes();
+// Whether one allocation can have that much: a small one always, a large one when the machine has as much available.
+// Who asks for more is refused before the kernel kills somebody for it.
+bool fits(std::size_t bytes);
+// No allocation is larger, however much the machine has: for tests in which a hostile peer chooses the size.
+inline std::size_t largest_allocation = std::numeric_limits<std::size_t>::max();
 
 // Whole pages of it become huge ones where the kernel grants that on request: what is used once and given back costs
 // a fault per 2 MiB instead of one per 4 KiB.

@@ -13,6 +13,7 @@
 #include "job.h"
 #include "negotiate/coordinator.h"
 #include "negotiate/plan.h"
+#include "os/memory.h"
 #include "peer.h"
 
 namespace hostile {
@@ -527,6 +528,8 @@ inline void Game::judge(std::size_t i, const farandole_outcome& outcome) {
 }
 
 inline void play(std::span<const std::byte> bytes, Report& report) {
+  // A rank may truly bring a tensor of many GiB, and one that has joined fills as much with zeros.
+  os::largest_allocation = std::size_t{64} << 20;
   Game game(bytes, report);
   game.play();
 }

@@ -293,6 +293,15 @@ TEST(memory_beyond_reason_says_what_to_do) {
   }
 }
 
+TEST(an_allocation_fits_into_what_the_machine_has) {
+  CHECK(fits(0) && fits(1 << 20));
+  CHECK(!fits(std::size_t{1} << 60));
+  largest_allocation = 4096;
+  CHECK(fits(4096) && !fits(4097));
+  largest_allocation = std::numeric_limits<std::size_t>::max();
+  CHECK(fits(4097));
+}
+
 TEST(poller_reports_readable_and_writable) {
   int ends[2];
   CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
