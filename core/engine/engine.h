@@ -248,7 +248,6 @@ class Engine final : private Services, private link::Listener {
   std::vector<PointToPoint> transfers_;
   std::vector<OperationPtr> unsourced_;  // receives from whoever sends first
   std::vector<OperationPtr> taken_;      // out of the inbox, and in nobody else's hands yet
-  std::map<std::tuple<int, Kind, std::int32_t, std::int64_t>, std::uint32_t> transfer_counts_;
   std::map<int, std::map<std::uint32_t, Progress>> left_;  // rank -> group -> how far it had come
   std::vector<os::Event> ready_;
   std::vector<std::uint32_t> removed_;

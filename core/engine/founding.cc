@@ -61,8 +61,6 @@ void Engine::drop_group(std::uint32_t id) {
   remove_group(id);
   count_unnamed_anew(id);
   dropped_.insert(id);
-  std::erase_if(transfer_counts_,
-                [&](const auto& entry) { return std::get<2>(entry.first) == static_cast<std::int32_t>(id); });
   forget_early(id);
 }
 

@@ -22,9 +22,8 @@ void Engine::begin_transfer(const OperationPtr& operation) {
     return;
   }
   FARANDOLE_FAILPOINT(static_cast<Services*>(this), kind, "enqueue");
-  std::uint32_t number = transfer_counts_[{operation->peer, kind, operation->group, operation->tag}]++;
-  link::Tag tag{kPointToPoint | static_cast<std::uint32_t>(operation->group),
-                static_cast<std::uint64_t>(operation->tag), number};
+  const link::Tag tag{kPointToPoint | static_cast<std::uint32_t>(operation->group),
+                      static_cast<std::uint64_t>(operation->tag), 0};
   link::Tag about = tag;
   about.group |= kAboutPointToPoint;
   std::size_t bytes = operation->request.bytes();
@@ -59,9 +58,7 @@ bool Engine::find_sources() {
       continue;
     }
     for (int rank : group->second.ranks) {
-      auto counted = transfer_counts_.find({rank, Kind::receive, operation->group, operation->tag});
-      std::uint32_t number = counted == transfer_counts_.end() ? 0 : counted->second;
-      link::Tag about{kPointToPoint | kAboutPointToPoint | id, static_cast<std::uint64_t>(operation->tag), number};
+      const link::Tag about{kPointToPoint | kAboutPointToPoint | id, static_cast<std::uint64_t>(operation->tag), 0};
       if (!messenger_->early(rank, about)) continue;
       operation->peer = rank;
       operation->value = rank;

@@ -79,19 +79,14 @@ void Mailbox::start(Channel& channel) {
   while (!channel.sends.empty() && !channel.sends.front()->enqueued) {
     Message& message = *channel.sends.front();
     const std::uint64_t bytes = message.pieces.bytes();
-    const bool granted = !channel.grants.empty();
-    const std::uint64_t expected = granted ? channel.grants.front() : bytes;
-    if (large(bytes) && (!granted || expected != bytes) && !message.announced) {
-      message.announced = true;
-      tell(wire::FrameType::data, message.tag, bytes);
-    }
-    if (large(bytes) && !granted) return;
-    // A small message takes no grant; one that is here can only belong to a receive of another size.
-    if (granted) channel.grants.pop_front();
-    if (large(bytes) && expected != bytes) {
-      message.fail(wrong_size(message, expected));
-      channel.sends.pop_front();
-      continue;
+    if (large(bytes)) {
+      if (message.announced) return;
+      const auto granted = std::find(channel.grants.begin(), channel.grants.end(), bytes);
+      if (granted == channel.grants.end()) {
+        message.announced = channel.unanswered = true;
+        return tell(wire::FrameType::data, message.tag, bytes);
+      }
+      channel.grants.erase(granted);
     }
     message.enqueued = true;
     outbox_.enqueue(message);
@@ -121,6 +116,31 @@ void Mailbox::granted(const wire::Frame& frame) {
   forget_if_empty(frame.tag);
 }
 
+void Mailbox::ungranted(const wire::Frame& frame) {
+  std::deque<std::uint64_t>& grants = channels_[frame.tag].grants;
+  const auto found = std::find(grants.begin(), grants.end(), frame.total);
+  if (found != grants.end()) grants.erase(found);
+  forget_if_empty(frame.tag);
+}
+
+bool Mailbox::answered(const wire::Frame& frame) {
+  Channel& channel = channels_[frame.tag];
+  const bool expected = std::exchange(channel.unanswered, false);
+  if (expected && !channel.truncated) {
+    Message& message = *channel.sends.front();
+    if (frame.total == message.pieces.bytes()) {
+      message.enqueued = true;
+      outbox_.enqueue(message);
+    } else {
+      message.fail(wrong_size(message, frame.total));
+      channel.sends.pop_front();
+      start(channel);
+    }
+  }
+  forget_if_empty(frame.tag);
+  return expected;
+}
+
 void Mailbox::receive(Message& message) {
   const Tag tag = message.tag;
   Channel& channel = channels_[tag];
@@ -130,8 +150,10 @@ void Mailbox::receive(Message& message) {
     match_self(channel);
   } else {
     const std::size_t place = channel.receives.size() - 1;
-    const bool under_way = channel.early.size() > place && channel.early[place].begun;
-    if (large(message.pieces.bytes()) && !under_way) tell(wire::FrameType::grant, tag, message.pieces.bytes());
+    const bool known = channel.early.size() > place;  // it has come, or its announcement will be answered
+    Posted& posted = channel.receives.back();
+    posted.granted = large(posted.bytes) && !known;
+    if (posted.granted) tell(wire::FrameType::grant, tag, posted.bytes);
     match(channel, tag);
   }
   if (state_ != Peer::here && message.state == Message::State::waiting) {
@@ -146,17 +168,24 @@ void Mailbox::reject(Posted& posted, std::uint64_t other) {
   if (message != nullptr) message->fail(wrong_size(*message, other));
 }
 
+void Mailbox::ungrant(Posted& posted, const Tag& tag) {
+  if (std::exchange(posted.granted, false)) tell(wire::FrameType::ungrant, tag, posted.bytes);
+}
+
+void Mailbox::answer(Early& early, const Tag& tag, std::uint64_t expected) {
+  if (std::exchange(early.announced, false)) tell(wire::FrameType::answer, tag, expected);
+}
+
 // The first receive and the first early message differ in size.
 void Mailbox::refuse(Channel& channel, const Tag& tag) {
   Posted& posted = channel.receives.front();
-  const Early& early = channel.early.front();
+  Early& early = channel.early.front();
   reject(posted, early.total);
+  answer(early, tag, posted.bytes);
   if (early.begun && !early.complete()) {  // the rest of it is dropped as it comes
     posted.bytes = early.total;
     posted.moved = early.moved;
   } else {
-    // The sender of a message that was only announced learns by the grant that it was refused.
-    if (!early.begun && !large(posted.bytes)) tell(wire::FrameType::grant, tag, posted.bytes);
     channel.receives.pop_front();
   }
   channel.early.pop_front();
@@ -172,7 +201,7 @@ void Mailbox::match(Channel& channel, const Tag& tag) {
       continue;
     }
     const bool complete = early.complete();
-    if (!early.begun && !large(posted.bytes)) tell(wire::FrameType::grant, tag, posted.bytes);
+    answer(early, tag, posted.bytes);
     if (posted.message != nullptr) posted.message->pieces.copy_in(0, early.bytes.data(), early.moved);
     posted.moved = early.moved;
     channel.early.pop_front();
@@ -216,7 +245,10 @@ bool Mailbox::data_begins(const wire::Frame& frame) {
     if (!more_of_early) channel.early.push_back({frame.total, {}});
     Early& early = channel.early.back();
     if (early.total != frame.total || early.total - early.moved < frame.length) return false;
-    if (announces(frame)) return !more_of_early;
+    if (announces(frame)) {
+      early.announced = true;
+      return !more_of_early;
+    }
     filling_early_ = true;
     early.begun = true;
     early.bytes.resize(early.moved + frame.length);
@@ -227,16 +259,20 @@ bool Mailbox::data_begins(const wire::Frame& frame) {
   if (frame.total != posted.bytes) {
     if (posted.moved > 0) return false;
     reject(posted, frame.total);
+    ungrant(posted, frame.tag);
     if (!announces(frame)) {
       posted.bytes = frame.total;
       return true;
     }
-    if (!large(posted.bytes)) tell(wire::FrameType::grant, frame.tag, posted.bytes);
+    tell(wire::FrameType::answer, frame.tag, posted.bytes);
     channel.receives.pop_front();
     forget_if_empty(frame.tag);
     return true;
   }
-  if (announces(frame) && !large(posted.bytes)) tell(wire::FrameType::grant, frame.tag, posted.bytes);
+  if (announces(frame)) {
+    ungrant(posted, frame.tag);
+    tell(wire::FrameType::answer, frame.tag, posted.bytes);
+  }
   return posted.bytes - posted.moved >= frame.length;
 }
 
@@ -330,6 +366,7 @@ void Mailbox::end_all(const Error* why) {
     channel.sends.clear();
     channel.receives.clear();
     channel.grants.clear();
+    channel.unanswered = false;
     channel.truncated = false;
     std::erase_if(channel.early, [](const Early& early) { return !early.complete(); });
   }

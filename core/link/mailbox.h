@@ -13,9 +13,10 @@
 
 namespace farandole::link {
 
-// Messages of one tag keep their order. Small ones (up to eager_bytes) are sent at once and wait here when nobody has
-// asked for them yet. A large one is announced by an empty frame that tells its size, and sent when the other side has
-// granted it; so a disagreement about the size is noticed by both.
+// Messages of one tag keep their order, and order alone decides which message meets which receive. Small ones (up to
+// eager_bytes) are sent at once and wait here when nobody has asked for them yet. A large receive sends a grant of its
+// size ahead; a large message takes such a grant and goes out. One that finds none is announced by an empty frame that
+// tells its size, and goes out when the answer says the same size: so both sides notice a disagreement.
 class Mailbox {
  public:
   Mailbox(int peer, bool self, const MessengerOptions& options, Outbox& outbox)
@@ -33,6 +34,8 @@ class Mailbox {
   bool early(const Tag& tag) const;
 
   void granted(const wire::Frame& frame);
+  void ungranted(const wire::Frame& frame);
+  bool answered(const wire::Frame& frame);  // false: nothing was announced
   bool data_begins(const wire::Frame& frame);
   Pieces place(const wire::Frame& frame, std::size_t offset);
   void data_arrived(const wire::Frame& frame);
@@ -46,22 +49,27 @@ class Mailbox {
   struct Posted {
     Message* message;  // null: withdrawn or failed, its bytes are not wanted any more
     std::uint64_t bytes;
+    bool granted = false;
     std::uint64_t moved = 0;
   };
   struct Early {
     std::uint64_t total;
     std::vector<std::byte> bytes;  // of whole frames, and room for the one that is being read
     std::uint64_t moved = 0;       // of whole frames
-    bool begun = false;            // false: only announced
+    bool begun = false;            // some of its bytes have come
+    bool announced = false;        // and the announcement was not answered yet
     bool complete() const { return begun && moved == total; }
   };
   struct Channel {
     std::deque<Message*> sends;        // only the first is under way
     std::deque<std::uint64_t> grants;  // that came before their message
+    bool unanswered = false;           // the first send is announced
     std::deque<Posted> receives;
     std::deque<Early> early;  // only the last may be incomplete
     bool truncated = false;   // a message was dropped half-sent: the peer could not tell the next one from it
-    bool empty() const { return sends.empty() && grants.empty() && receives.empty() && early.empty() && !truncated; }
+    bool empty() const {
+      return sends.empty() && grants.empty() && !unanswered && receives.empty() && early.empty() && !truncated;
+    }
   };
   using Channels = std::map<Tag, Channel>;
 
@@ -69,6 +77,8 @@ class Mailbox {
   void tell(wire::FrameType type, Tag tag, std::uint64_t total);
   Error wrong_size(const Message& message, std::uint64_t other) const;
   void start(Channel& channel);
+  void ungrant(Posted& posted, const Tag& tag);
+  void answer(Early& early, const Tag& tag, std::uint64_t expected);
   void abandon(Channel& channel, Message& message);
   void end_all(const Error* why);
   void match(Channel& channel, const Tag& tag);

@@ -162,6 +162,12 @@ bool Messenger::Impl::handle(Lane& lane, const wire::Frame& frame, std::vector<s
                              std::vector<os::Descriptor> descriptors) {
   if (frame.type == wire::FrameType::grant) {
     lane.mailbox.granted(frame);
+  } else if (frame.type == wire::FrameType::ungrant) {
+    lane.mailbox.ungranted(frame);
+  } else if (frame.type == wire::FrameType::answer) {
+    const std::string name = "rank " + std::to_string(lane.peer.rank);
+    if (!lane.mailbox.answered(frame))
+      ended(lane.peer, {Code::peer_lost, name + " sent an answer to nothing", lane.peer.rank});
   } else if (frame.type == wire::FrameType::leave) {
     left(lane);
   } else {

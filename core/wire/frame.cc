@@ -30,6 +30,8 @@ bool plausible(const Frame& frame) {
     case FrameType::control:
       return frame.length <= kLargestControl && frame.total <= kMostDescriptors;
     case FrameType::grant:
+    case FrameType::answer:
+    case FrameType::ungrant:
     case FrameType::leave:
       return frame.length == 0;
   }

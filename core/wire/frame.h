@@ -14,6 +14,8 @@ enum class FrameType : std::uint8_t {
   grant = 2,    // the receiver of a message is ready for it
   control = 3,  // a typed message between the engines; `step` holds its type
   leave = 4,    // the last frame of a rank that leaves in good order
+  answer = 5,   // to the announcement of a message: the receive that it meets
+  ungrant = 6,  // a grant of this size is void: its receive was met by a message that did not take it
 };
 
 // Which message a frame belongs to: the `step`th of collective `sequence` of `group` (its meaning is the collective's).
@@ -26,7 +28,7 @@ struct Tag {
 
 // On the wire: fixed 48 bytes, little-endian: magic u16, type u8, flags u8, generation u32, group u32, step u32,
 // sequence u64, total u64 (bytes of the whole message), length u32 (bytes that follow), payload crc u32, header crc
-// u32, zero u32. In a grant, `total` is the size of the receive; in a control frame, the number of descriptors that
+// u32, zero u32. In a grant, an answer and an ungrant `total` is the size of the receive; in a control frame, the number of descriptors that
 // came along.
 struct Frame {
   FrameType type = FrameType::data;

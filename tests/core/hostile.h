@@ -461,7 +461,9 @@ inline void Game::act() {
   wire::Frame frame;
   frame.tag = {choices_.below(3), choices_.below(8), choices_.below(4)};
   if (kind == kData || kind == kGrant) {
-    frame.type = kind == kData ? wire::FrameType::data : wire::FrameType::grant;
+    using enum wire::FrameType;
+    constexpr std::array kWithoutBytes{grant, answer, ungrant};
+    frame.type = kind == kData ? data : kWithoutBytes[choices_.below(kWithoutBytes.size())];
     frame.total = choices_.number();
     Bytes payload(kind == kData ? choices_.below(200) : 0);
     if (frame.total < payload.size()) payload.resize(frame.total);

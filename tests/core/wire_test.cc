@@ -128,7 +128,7 @@ TEST(impossible_lengths_are_refused) {
   frame.length = 0;
   frame.total = kMostDescriptors + 1;
   CHECK(!decode(encoded(frame)));
-  for (FrameType type : {FrameType::grant, FrameType::leave}) {
+  for (FrameType type : {FrameType::grant, FrameType::answer, FrameType::ungrant, FrameType::leave}) {
     frame = {};
     frame.type = type;
     frame.total = 99;
@@ -136,7 +136,7 @@ TEST(impossible_lengths_are_refused) {
     frame.length = 1;
     CHECK(!decode(encoded(frame)));
   }
-  for (int type : {0, 5, 255}) {
+  for (int type : {0, 7, 255}) {
     frame = {};
     frame.type = static_cast<FrameType>(type);
     CHECK(!decode(encoded(frame)));

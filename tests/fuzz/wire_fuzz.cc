@@ -84,9 +84,9 @@ Bytes framed(std::span<const std::byte> bytes) {
   Bytes out;
   while (bytes.size() >= 4) {
     wire::Frame frame;
-    frame.type = static_cast<wire::FrameType>(std::to_integer<unsigned>(bytes[0]) % 5);
+    frame.type = static_cast<wire::FrameType>(std::to_integer<unsigned>(bytes[0]) % 7);
     frame.tag = {0, 0, std::to_integer<std::uint32_t>(bytes[1]) % 4};
-    frame.total = std::to_integer<std::uint64_t>(bytes[2]) << (std::to_integer<unsigned>(bytes[0]) / 5 % 3 * 8);
+    frame.total = std::to_integer<std::uint64_t>(bytes[2]) << (std::to_integer<unsigned>(bytes[0]) / 7 % 3 * 8);
     frame.length =
         std::min<std::uint32_t>(std::to_integer<std::uint32_t>(bytes[3]), static_cast<std::uint32_t>(bytes.size() - 4));
     std::array<std::byte, wire::kFrameBytes> header;
