@@ -246,8 +246,8 @@ class Engine final : private Services, private link::Listener {
     Error mismatch() const;
   };
   std::vector<PointToPoint> transfers_;
-  std::vector<OperationPtr> unsourced_;  // receives from whoever sends first
-  std::vector<OperationPtr> taken_;      // out of the inbox, and in nobody else's hands yet
+  std::vector<OperationPtr> unsourced_;                    // receives from whoever sends first
+  std::vector<OperationPtr> taken_;                        // out of the inbox, and in nobody else's hands yet
   std::map<int, std::map<std::uint32_t, Progress>> left_;  // rank -> group -> how far it had come
   std::vector<os::Event> ready_;
   std::vector<std::uint32_t> removed_;

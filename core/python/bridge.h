@@ -1,6 +1,8 @@
 // The types of the module: an opened core, an engine in it, a request that is run again, memory on loan, a pulse.
-// Touches core/api/farandole.h and Python.
+// Touches core/api/farandole.h, Python and the clock.
 #pragma once
+
+#include <time.h>
 
 #include <cstdint>
 #include <memory>
@@ -80,6 +82,15 @@ class Visit {
   Engine* engine_ = nullptr;
 };
 
+// Seconds of a clock that no one sets.
+inline double now() {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+inline Engine* engine_of(PyObject* object) { return reinterpret_cast<Engine*>(object); }
+PyObject* shut_down(const Engine* self);  // sets the exception; null
 void destroy_if_unused(Engine* self);
 bool forked(const Engine* self);
 
@@ -131,6 +142,8 @@ PyObject* lend(Engine* engine, std::int64_t handle, void* memory, std::int64_t b
 
 // The outcome of `handle` as an object of Python; the handle goes, unless its memory goes on loan.
 PyObject* tell(Engine* self, std::int64_t handle, PyObject* request, const farandole_outcome& found);
+// Raises `type(words, **named)`; null.
+PyObject* raise(PyObject* type, Ref words, Ref named);
 // Sets the exception for a code of the core; null.
 PyObject* fail(const Engine* self, int code, const char* message);
 

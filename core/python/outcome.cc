@@ -127,6 +127,15 @@ PyObject* tell(Engine* self, std::int64_t handle, PyObject* request, const faran
   return outcome;
 }
 
+PyObject* raise(PyObject* type, Ref words, Ref named) {
+  Ref arguments(words ? PyTuple_New(1) : nullptr);
+  if (!arguments || !named) return nullptr;
+  PyTuple_SetItem(arguments.get(), 0, words.give());
+  Ref error(PyObject_Call(type, arguments.get(), named.get()));
+  if (error) PyErr_SetObject(type, error.get());
+  return nullptr;
+}
+
 PyObject* fail(const Engine* self, int code, const char* message) {
   Ref words(PyUnicode_DecodeUTF8(message, static_cast<Py_ssize_t>(std::char_traits<char>::length(message)), "replace"));
   if (!words) return nullptr;

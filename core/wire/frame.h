@@ -28,8 +28,8 @@ struct Tag {
 
 // On the wire: fixed 48 bytes, little-endian: magic u16, type u8, flags u8, generation u32, group u32, step u32,
 // sequence u64, total u64 (bytes of the whole message), length u32 (bytes that follow), payload crc u32, header crc
-// u32, zero u32. In a grant, an answer and an ungrant `total` is the size of the receive; in a control frame, the number of descriptors that
-// came along.
+// u32, zero u32. In a grant, an answer and an ungrant `total` is the size of the receive; in a control frame, the
+// number of descriptors that came along.
 struct Frame {
   FrameType type = FrameType::data;
   std::uint32_t generation = 0;

@@ -122,8 +122,8 @@ TEST(sizes_that_differ_fail_on_the_sides_that_can_know) {
   }
 }
 
-// Sends and receives of one tag, posted in any order beside each other: the n-th send meets the n-th receive, also after
-// pairs that differ in size, and nothing is left behind that a later message could take for its own.
+// Sends and receives of one tag, posted in any order beside each other: the n-th send meets the n-th receive, also
+// after pairs that differ in size, and nothing is left behind that a later message could take for its own.
 TEST(many_messages_of_one_tag_whatever_is_posted_first) {
   const std::vector<std::size_t> sizes{0, 10, 65'536, 65'537, 100'000};
   for (unsigned seed = 1; seed <= 300; ++seed) {

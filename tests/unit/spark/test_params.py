@@ -62,6 +62,8 @@ MODELS: dict[str, set[str]] = {
 
 
 def the_class(name: str) -> Any:
+    if name.startswith("keras"):
+        pytest.importorskip("keras")
     module, _, cls = name.partition(".")
     return getattr(importlib.import_module(f"farandole.spark.{module}"), cls)
 
