@@ -373,8 +373,10 @@ void Engine::finish(Operation& operation, const Error& error) {
     inbox_.last.name = inbox_.names[operation.group].extract(operation.request.name);
     inbox_.last.group = operation.group;
     inbox_.last.at = now_;
+    inbox_.last.handle.store(operation.handle, std::memory_order_relaxed);
+  } else {
+    inbox_.last.handle.store(0, std::memory_order_relaxed);
   }
-  inbox_.last.handle.store(beside(operation) ? 0 : operation.handle, std::memory_order_relaxed);
   handles_.finish(operation);
 }
 
