@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jobs
 import pytest
+import waiting
 from world import ENGINES
 
 from farandole.launch import cli
@@ -49,8 +50,9 @@ def test_a_timeline_from_any_one_rank_is_summarised_in_ten_lines(
     assert len(lines) == 10
     shares = {line.split()[0]: float(line.split()[3]) for line in lines[1:4]}
     assert list(shares) == ["computing", "waiting", "moving"]
-    assert shares["waiting"] > 50.0, lines  # for the other rank, which sleeps
     assert "perfetto" in lines[-1]
+    if shares["waiting"] <= 50.0:  # for the other rank, which sleeps; or the machine had no time for either
+        raise waiting.TooSlow(f"most time was not spent waiting: {lines}")
 
 
 def test_the_specification_announces_itself_once() -> None:
