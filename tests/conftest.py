@@ -118,16 +118,11 @@ def native_threads() -> set[str]:
 def children() -> set[str]:
     """Child processes, the dead but unburied among them."""
     found = set()
-    for entry in listing("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
-            command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
-        except OSError:
-            continue
-        if int(parent) == os.getpid():
-            found.add(f"{entry} {'dead' if state == 'Z' else 'alive'} {command}")
+    for pid in waiting.children_of(os.getpid()):
+        with contextlib.suppress(OSError):
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
+            found.add(f"{pid} {'dead' if state == 'Z' else 'alive'} {command}")
     return found
 
 
