@@ -24,6 +24,9 @@ TESTED := $(CHECKED) demo tensorflow
 # The second torch: on x86_64 it is the newest, which make test has to run; elsewhere it is for the night.
 SECOND := $(if $(filter x86_64,$(shell uname -m)),other-torch)
 
+# Environments with gigabytes in them: `make clean` leaves them, as it leaves .venv.
+KEPT := other-torch oldest mxnet
+
 .PHONY: help demo check test nightly bench chaos fuzz lint sanitize coverage wheel release clean
 
 help:
@@ -39,7 +42,7 @@ help:
 	@echo "make coverage  how much of Python and of C++ the tests run"
 	@echo "make wheel     wheels for x86_64 and aarch64, and one tried in a bare environment"
 	@echo "make release   sdist, wheels, notes, bill of materials, all checked; PUBLISH=1 uploads them"
-	@echo "make clean     remove what was built (the virtual environment stays)"
+	@echo "make clean     remove what was built (the virtual environments stay)"
 
 demo:
 	@$(PYTHON) scripts/build.py check
@@ -61,8 +64,7 @@ nightly:
 	@$(PYTHON) scripts/build.py check
 	@$(PYTHON) scripts/environment.py $(TESTED) other-torch oldest mxnet
 	@$(VENV_PYTHON) scripts/build.py tests
-	@$(VENV_PYTHON) scripts/nightly.py
-	@$(MAKE) chaos N=$(N)
+	@$(VENV_PYTHON) scripts/nightly.py $(N)
 
 bench:
 	@$(PYTHON) scripts/build.py check
@@ -109,4 +111,5 @@ release:
 	@$(VENV_PYTHON) scripts/release.py $(if $(STRICT),--strict) $(if $(PUBLISH),--publish)
 
 clean:
-	rm -rf build dist src/farandole/_native src/farandole/bridge.abi3.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find build -mindepth 1 -maxdepth 1 $(KEPT:%=! -name %) -exec rm -rf {} + 2>/dev/null || true
+	rm -rf dist src/farandole/_native src/farandole/bridge.abi3.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,8 +14,8 @@ PYTHON = Path(sys.executable)
 PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--durations=10"]
 # One thread of arithmetic per process: the tests start more processes than there are cores.
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-# What starts processes, takes long or needs the frameworks is for `make test`.
-QUICK = "not ranks and not slow and not chaos and not wheel"
+# What starts processes, takes long or needs the frameworks is for `make test`, or for the night.
+QUICK = "not ranks and not slow and not chaos and not nightly"
 
 
 def cores() -> int:

@@ -1,6 +1,6 @@
 """`make nightly`: what takes too long for `make test`: the thread sanitizer, torch 2.13.0 on Arm, the oldest releases
-of the frameworks, more forms of the cases, wheels for both platforms, an hour of fuzzing. Starts the stages below; the
-target runs `make chaos` after them."""
+of the frameworks, more forms of the cases, wheels for both platforms, an hour of fuzzing, and `make chaos`. Starts the
+stages below, each whatever became of the others."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ON_OLDEST = {
 }
 
 
-def stages() -> list[Stage]:
-    """All stages."""
+def stages(chaos: str) -> list[Stage]:
+    """All stages; `chaos`: how often each fault test runs."""
     more: list[str | Path] = [*PYTEST, "-n", "2", "--dist", "loadgroup", "-m", "nightly"]
     more += ["tests/ranks", "tests/frameworks"]
     found = [*sanitize.stages("thread"), Stage("more forms of the cases", more, environment=QUIET)]
@@ -31,8 +31,8 @@ def stages() -> list[Stage]:
     found.append(test.again("oldest", {**test.ON_OTHER_TORCH, **ON_OLDEST}))
     found.append(Stage("wheels for x86_64 and aarch64", [PYTHON, ROOT / "scripts" / "wheel.py"]))
     fuzz: list[str | Path] = [PYTHON, ROOT / "scripts" / "fuzz.py", str(FUZZ_SECONDS)]
-    return [*found, Stage("an hour of fuzzing", fuzz)]
+    return [*found, Stage("an hour of fuzzing", fuzz), Stage("chaos", ["make", "chaos", f"N={chaos}"])]
 
 
 if __name__ == "__main__":
-    sys.exit(run(stages()))
+    sys.exit(run(stages(*sys.argv[1:])))

@@ -133,7 +133,8 @@ BUILT_ON = {
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "mxnet", "lightning", "pytorch_lightning", "ray", "pyspark"}
 
 # A test waits for events. Whatever sleeps says why on the same line: `# sleep: why` (`// sleep: why` in C++).
-SLEEPS = r"\b(?:u|nano)?sleep(?:_for|_until)?\s*\("
+# In a shell too, but for processes that are there to last ("sleep 60").
+SLEEPS = r"\b(?:u|nano)?sleep(?:_for|_until)?(?:\s*\(| [0-9](?![0-9]))"
 SLEEP_REASON = r"(?:#|//) sleep: \w"
 
 # Paths and settings of one machine. Written in halves so that this file keeps its own rule.

@@ -22,12 +22,14 @@ WITH_RANKS = ("ranks", "bed", "clusters", "security", "chaos")
 # On x86_64 the newest torch brings 5 GB of CUDA libraries and is in build/other-torch; elsewhere that has 2.13.0, which
 # is for `make nightly`.
 NEWEST_IS_APART = platform.machine() == "x86_64"
-# What is run again on another release of torch: torch.distributed, the optimizer, Lightning and Accelerate.
+# What is run again on another release of torch: torch.distributed, the optimizer, Lightning and Accelerate,
+# and the names by which torch and Lightning find this package.
 ON_OTHER_TORCH = {
     "test_torch_distributed.py": "not (3 and ranks)",
     "test_torch_optimizer.py": "2-native",
     "test_lightning.py": "test_as_with_ddp",
     "test_torch_parallelism.py": "accelerate_digits",
+    "test_checkout.py": "knows",
 }
 
 

@@ -1,4 +1,4 @@
-# Which release of each framework was tested last, and one line of the log for a newer one.
+# Which release of each framework was tested last, which is the oldest that works, and one line of the log for others.
 # Looks at modules that are imported already; imports none and touches nothing else.
 """`TESTED` is the table, by major and minor number: a newer patch of a tested release is no news."""
 
@@ -21,6 +21,19 @@ TESTED = {
     "pyspark": "4.3",
 }
 
+# The oldest release that each binding takes, as pyproject.toml tells pip; an older one may be installed all the same.
+LEAST = {
+    "torch": "2.9.1",
+    "tensorflow": "2.21.0",
+    "keras": "3.12.0",
+    "jax": "0.10.0",
+    "mxnet": "1.9.1",
+    "lightning": "2.6.0",
+    "pytorch_lightning": "2.6.0",
+    "ray": "2.60.0",
+    "pyspark": "4.0.0",
+}
+
 # A framework's binding, by a module that those who use it import. Executors on Ray and Spark tell by themselves.
 _BINDINGS = {
     "torch": "farandole.torch",
@@ -38,8 +51,13 @@ _told: set[str] = set()
 
 def series(version: str) -> tuple[int, int]:
     """Major and minor number; zeros for what is no version."""
-    found = re.match(r"(\d+)(?:\.(\d+))?", version)
-    return (int(found[1]), int(found[2] or 0)) if found else (0, 0)
+    return _numbers(version)[:2]
+
+
+def _numbers(version: str) -> tuple[int, int, int]:
+    found = re.match(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?", version)
+    major, minor, patch = (int(part or 0) for part in found.groups()) if found else (0, 0, 0)
+    return major, minor, patch
 
 
 def line(name: str, version: str) -> str:
@@ -47,6 +65,13 @@ def line(name: str, version: str) -> str:
     if series(version) <= series(TESTED[name]):
         return ""
     return f"{name} {version} is newer than {TESTED[name]}, the newest release that farandole was tested with"
+
+
+def too_old(name: str, version: str) -> str:
+    """What there is to say about a release older than our binding takes."""
+    if _numbers(version) >= _numbers(LEAST[name]):
+        return ""
+    return f"farandole works with {name} {LEAST[name]} or newer: pip install --upgrade {name}"
 
 
 def used() -> list[str]:

@@ -151,11 +151,20 @@ class Host:
                 return Counters(sent=int(words[8]), received=int(words[0]))
         raise AssertionError(f"{self.name} has no eth{network}")
 
-    def shape(self, rate: str, network: int = 0) -> None:
-        """Limits the link to a rate such as "1gbit", each way."""
+    def shape(self, rate: str, network: int = 0, queue: str = "burst 256kb latency 20ms") -> None:
+        """Limits the link to a rate such as "1gbit", each way. What the queue before it cannot hold is lost, as on a
+        real wire."""
         for pid, interface in ((self.pid, f"eth{network}"), (self._bed.switch, self._port(network))):
-            line = f"qdisc replace dev {interface} root tbf rate {rate} burst 256kb latency 20ms"
+            line = f"qdisc replace dev {interface} root tbf rate {rate} {queue}"
             self._bed.call(pid, "tc", line)
+
+    def lost(self, network: int = 0) -> int:
+        """How many packets a shaped link has dropped, both ways."""
+        found = 0
+        for pid, interface in ((self.pid, f"eth{network}"), (self._bed.switch, self._port(network))):
+            said = self._bed.call(pid, "tc", f"qdisc show dev {interface} root", options=["-s"])
+            found += int(said.partition("dropped ")[2].partition(",")[0])
+        return found
 
     def unshape(self, network: int = 0) -> None:
         """Takes the limit away."""
@@ -307,11 +316,12 @@ class Bed:
             raise RuntimeError(f"a host cannot be made here: {' '.join(lines).strip() or 'see above'}")
         return holder, int((lines - {"ready"}).pop())
 
-    def call(self, pid: int, program: str, *lines: str) -> None:
-        """Runs lines of `ip` or `tc` in the network of a process."""
-        command = ["nsenter", f"--net=/proc/{pid}/ns/net", str(shutil.which(program, path=PATH)), "-batch", "-"]
-        done = subprocess.run(command, input="\n".join(lines) + "\n", capture_output=True, text=True)
+    def call(self, pid: int, program: str, *lines: str, options: Sequence[str] = ()) -> str:
+        """Runs lines of `ip` or `tc` in the network of a process; what it prints."""
+        command = ["nsenter", f"--net=/proc/{pid}/ns/net", str(shutil.which(program, path=PATH)), *options]
+        done = subprocess.run([*command, "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True)
         assert done.returncode == 0, (done.stderr, lines)
+        return done.stdout
 
     def _make(self) -> None:
         while not self.files.exists():

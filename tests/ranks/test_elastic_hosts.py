@@ -123,7 +123,7 @@ def test_row_17_slow_ranks_and_slow_links_are_not_evicted(hosts: tuple[bed.Bed, 
         found[1].shape("10mbit")
         try:
             pid = full[1]["pid"]
-            turn = f"kill -STOP {pid}; sleep 0.45; kill -CONT {pid}; sleep 0.05"
+            turn = f"kill -STOP {pid}; sleep 0.45; kill -CONT {pid}; sleep 0.05"  # sleep: so slow is it
             slow = f"for i in $(seq 14); do {turn}; done"
             found[1].run(["sh", "-c", slow])
         finally:

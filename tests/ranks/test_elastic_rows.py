@@ -66,7 +66,7 @@ hvd.shutdown()
 @contextlib.contextmanager
 def slowed(pid: int, seconds: float = 20.0) -> Iterator[float]:
     """While this goes on, the process runs for a tenth of the time."""
-    turn = f"kill -STOP {pid}; sleep 0.18; kill -CONT {pid}; sleep 0.02"
+    turn = f"kill -STOP {pid}; sleep 0.18; kill -CONT {pid}; sleep 0.02"  # sleep: so slow is it
     words = ["sh", "-c", f"for i in $(seq {int(seconds / 0.2)}); do {turn}; done"]
     began = time.monotonic()
     with subprocess.Popen(words) as turns:

@@ -114,6 +114,16 @@ def test_ranks_of_one_host_send_nothing_over_the_wire(three: bed.Bed) -> None:
             assert all(sent < 64 << 10 and right for sent, _, right in report.values()), report
 
 
+def test_packets_that_are_lost_change_no_result() -> None:
+    """Queues too short for what is sent: the kernel drops packets, and TCP sends them again."""
+    with bed.hosts(2) as hosts:
+        for host in hosts:
+            host.shape("400mbit", queue="burst 8kb limit 64kb")  # so small a burst has packets sent one by one
+        wires(hosts, 2, REDUCE + OTHERS)
+        lost = [host.lost() for host in hosts]
+        assert min(lost) > 10, lost
+
+
 def test_row_04_a_host_dies_and_every_survivor_hears_its_ranks_are_lost() -> None:
     body = """
 hvd.init()

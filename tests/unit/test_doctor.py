@@ -51,14 +51,21 @@ def test_a_horovod_beside_ours_is_unfit(tmp_path: Path) -> None:
     assert "two ranks" not in done.stdout, "no job is started on an unfit host"
 
 
-def test_a_framework_newer_than_tested_is_noted(tmp_path: Path) -> None:
-    info = tmp_path / "torch-99.1.0.dist-info"
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [
+        ("99.1.0", f"torch 99.1.0 is newer than {tested.TESTED['torch']}, the newest release"),
+        ("2.1.0", f"farandole works with torch {tested.LEAST['torch']} or newer"),
+    ],
+)
+def test_a_framework_newer_or_older_than_tested_is_noted(version: str, why: str, tmp_path: Path) -> None:
+    info = tmp_path / f"torch-{version}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 99.1.0\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
     done = tool("doctor", path=str(tmp_path))
     assert done.returncode == 0, done
-    assert "note  frameworks          torch 99.1.0" in done.stdout, done.stdout
-    assert f"-> torch 99.1.0 is newer than {tested.TESTED['torch']}, the newest release" in done.stdout, done.stdout
+    assert f"note  frameworks          torch {version}" in done.stdout, done.stdout
+    assert f"-> {why}" in done.stdout, done.stdout
 
 
 def test_few_descriptors_are_noted_with_the_remedy() -> None:

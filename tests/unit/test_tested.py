@@ -2,11 +2,17 @@
 # Touches the list of installed packages.
 from __future__ import annotations
 
+import itertools
+import re
+import tomllib
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 from farandole import tested
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -32,6 +38,17 @@ def test_a_newer_series_is_news(monkeypatch: pytest.MonkeyPatch, version: str, n
     monkeypatch.setitem(tested.TESTED, "torch", "2.15")
     text = f"torch {version} is newer than 2.15, the newest release that farandole was tested with"
     assert tested.line("torch", version) == (text if newer else "")
+
+
+def test_the_oldest_releases_are_those_that_pip_is_told() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    told: dict[str, set[tuple[int, int]]] = {}
+    for requirement in itertools.chain.from_iterable(extras.values()):
+        found = re.match(r"([a-z_]+)(?:\[.*\])?[>=]=([\d.]+)", requirement)
+        if found and found[1] in tested.LEAST:
+            told.setdefault(found[1], set()).add(tested.series(found[2]))
+    told["pytorch_lightning"] = told["lightning"]
+    assert told == {name: {tested.series(version)} for name, version in tested.LEAST.items()}
 
 
 @pytest.mark.parametrize("name", tested.TESTED)

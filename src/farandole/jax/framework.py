@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from .. import tested
 from ..compat import is_version_greater_equal_than
 from ..private.jax_names import parts
 
-LEAST = "0.10.0"
+LEAST = tested.LEAST["jax"]
 
 
 def require() -> Any:

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from .. import tested
 from ..compat import is_version_greater_equal_than
 from ..engine import Array
 from ..private.tensorflow_names import accumulated
 
-LEAST = "3.0.0"
+LEAST = tested.LEAST["keras"]
 
 
 def present() -> None:

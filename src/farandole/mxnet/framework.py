@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy
 
+from .. import tested
 from ..compat import is_version_greater_equal_than
 
-LEAST, BEYOND = "1.9.1", "2.0.0"
+LEAST, BEYOND = tested.LEAST["mxnet"], "2.0.0"
 INSTALL = "pip install mxnet==1.9.1 'numpy<1.24', in an environment of its own with Python 3.11 or older"
 
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from .. import tested
 from ..compat import is_version_greater_equal_than
 
-LEAST = "2.21.0"
+LEAST = tested.LEAST["tensorflow"]
 
 
 def require() -> Any:

@@ -218,8 +218,8 @@ def clock() -> str:
 def frameworks() -> str:
     versions = {name: version for name in tested.TESTED if (version := env.version_of(name))}
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
-    if "torch" in versions and tested.series(versions["torch"]) < (2, 1):
-        raise Trouble(found, "farandole.torch needs torch 2.1 or newer")
+    if older := [line for name, version in versions.items() if (line := tested.too_old(name, version))]:
+        raise Trouble(found, "; ".join(older), note=True)
     newer = [line for name, version in versions.items() if (line := tested.line(name, version))]
     if newer:
         remedy = f"{'; '.join(newer)}. If it fails, install a tested release, and {REPORT}"

@@ -27,6 +27,12 @@ from farandole.version import package_version
 
 pytestmark = pytest.mark.ranks
 PYTHON = shlex.quote(sys.executable)  # as a shell reads it
+LASTS = "while :; do sleep 0.05; done"  # sleep: in slices, since a shell runs its traps between them
+
+
+def until_there(path: Path) -> str:
+    """A shell waits for this file."""
+    return f"while [ ! -e {shlex.quote(str(path))} ]; do sleep 0.05; done"  # sleep: between two looks
 
 
 def farandole(*words: str, **env: str) -> local.Job:
@@ -52,7 +58,7 @@ def test_run_raw_and_with_options_of_the_command() -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_are_passed_on_and_end_the_job(number: signal.Signals, code: int) -> None:
-    script = f"trap 'echo got {number.name}; exit 3' {number.name[3:]}; echo $$; while :; do sleep 0.05; done"
+    script = f"trap 'echo got {number.name}; exit 3' {number.name[3:]}; echo $$; {LASTS}"
     with farandole("run", "-np", "2", "sh", "-c", script) as job:
         until(lambda: job.stdout(0).count("\n") == 2)
         pids = [int(line.partition(":")[2]) for line in job.stdout(0).splitlines()]
@@ -64,7 +70,7 @@ def test_signals_are_passed_on_and_end_the_job(number: signal.Signals, code: int
 
 
 def test_a_second_signal_kills() -> None:
-    with farandole("run", "-np", "2", "sh", "-c", "trap : INT; echo $$; while :; do sleep 0.05; done") as job:
+    with farandole("run", "-np", "2", "sh", "-c", f"trap : INT; echo $$; {LASTS}") as job:
         until(lambda: job.stdout(0).count("\n") == 2)
         pids = [int(line.partition(":")[2]) for line in job.stdout(0).splitlines()]
         job.kill(0, signal.SIGINT)
@@ -75,16 +81,14 @@ def test_a_second_signal_kills() -> None:
 
 
 def test_ranks_that_do_not_end_in_their_grace_are_killed() -> None:
-    with farandole(
-        "run", "-np", "1", "--grace", "0.2", "sh", "-c", "trap : TERM; echo up; while :; do sleep 1; done"
-    ) as job:
+    with farandole("run", "-np", "1", "--grace", "0.2", "sh", "-c", f"trap : TERM; echo up; {LASTS}") as job:
         until(lambda: "up" in job.stdout(0))
         job.kill(0, signal.SIGTERM)
         assert job.wait(60) == 143
 
 
 def test_a_terminal_has_colours_and_a_status_line_that_goes_away(tmp_path: Path) -> None:
-    script = f"echo one; while [ ! -e {shlex.quote(str(tmp_path))}/go ]; do sleep 0.05; done; echo two"
+    script = f"echo one; {until_there(tmp_path / 'go')}; echo two"
     words = [sys.executable, "-m", "farandole", "run", "-np", "2", "sh", "-c", script]
     child, terminal = pty.fork()
     if child == 0:
@@ -103,9 +107,7 @@ def test_a_terminal_has_colours_and_a_status_line_that_goes_away(tmp_path: Path)
 
 
 def test_an_agent_that_is_asked_to_end_ends_the_job() -> None:
-    with farandole(
-        "run", "-np", "2", "sh", "-c", "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.05; done"
-    ) as job:
+    with farandole("run", "-np", "2", "sh", "-c", f"trap 'echo bye; exit 0' TERM; echo up; {LASTS}") as job:
         until(lambda: job.stdout(0).count("up") == 2)
         [agent] = [
             int(entry) for entry in filter(str.isdigit, os.listdir("/proc")) if _parent_of_ranks(entry, job.pids[0])
@@ -171,7 +173,7 @@ def test_output_that_is_read_slowly_comes_whole() -> None:
 
 def test_signals_that_were_ignored_before_stay_ignored(tmp_path: Path) -> None:
     """As nohup has it for SIGHUP, and the shell of a script for SIGINT of what runs in the background."""
-    script = f"echo up; while [ ! -e {shlex.quote(str(tmp_path))}/go ]; do sleep 0.05; done; echo done"
+    script = f"echo up; {until_there(tmp_path / 'go')}; echo done"
     start = f'trap "" HUP INT; exec {PYTHON} -m farandole run -np 1 sh -c "$0"'
     with local.start(["sh", "-c", start, script], 1) as job:
         until(lambda: "up" in job.stdout(0))
