@@ -22,7 +22,7 @@ SOURCE = 'extern "C" __attribute__((visibility("default"))) int answer() { retur
 COUNTING = """#!/bin/sh
 echo compiled >> "$SCRATCH/compilers"
 inode=$(stat -c %i "$FARANDOLE_CACHE_DIRECTORY"/*.lock)
-while [ "$(grep -c -- "-> FLOCK.*:$inode " /proc/locks)" -lt {waiting} ]; do sleep 0.01; done  # sleep: between two looks
+while [ "$(grep -c -- "-> FLOCK.*:$inode " /proc/locks)" -lt {waiting} ]; do sleep 0.01; done  # sleep: between looks
 exec {compiler} "$@"
 """
 BUILD = """
