@@ -13,7 +13,7 @@
 namespace farandole {
 
 enum class Control : std::uint32_t {
-  hello = 1,  // to a neighbour on the host: my board and my doorbell
+  hello = 1,  // to a neighbour on the host: my board, and the rope of a doorbell for it alone
   segment,    // to a neighbour: my file of a group's rings
   requests,   // to a group's coordinator
   buckets,    // from it: its answer

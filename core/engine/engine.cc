@@ -293,6 +293,7 @@ void Engine::leave(std::int64_t linger_ms) {
   groups_.clear();
   early_segments_.clear();
   neighbours_.clear();
+  far_bells_.clear();
   regions_ = {};
   processes_.clear();
   messenger_.reset();

@@ -368,6 +368,40 @@ TEST(threads_block_signals_and_futex_wakes) {
     futex_wake_all(&word);
   });
   const std::int64_t begin = now_ns();
+// Each side has its own socket alone: what one does to its own, flags and all, is nothing to the other.
+TEST(a_rope_rings_without_waiting_whatever_the_other_side_does) {
+  Poller poller;
+  Farbell bell;
+  Rope rope(bell.give_rope());
+  poller.add(bell.descriptor().get(), 1);
+  std::vector<Event> events;
+  CHECK(poller.wait(0, events).empty());
+  for (int i = 0; i < 1000; ++i) rope.ring();  // without an answer: the bell is full, and no ring waits for room
+  CHECK_EQUAL(poller.wait(0, events).size(), 1u);
+  bell.answer();
+  CHECK(poller.wait(0, events).empty());  // however often it rang
+  for (const int fd : {bell.descriptor().get(), rope.descriptor().get()})
+    CHECK_EQUAL(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK), 0);
+  bell.answer();  // nothing to forget; does not block
+  for (int i = 0; i < 1000; ++i) rope.ring();
+  CHECK_EQUAL(poller.wait(0, events).size(), 1u);
+  bell.answer();
+  shutdown(rope.descriptor().get(), SHUT_RDWR);
+  rope.ring();  // raises no signal
+  CHECK(poller.wait(0, events).empty());
+  bell = Farbell();
+  rope.ring();
+}
+
+TEST(only_a_rope_rings) {
+  int pipe_ends[2], stream_ends[2];
+  CHECK_EQUAL(pipe(pipe_ends), 0);
+  CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM, 0, stream_ends), 0);
+  Doorbell eventfd;
+  for (const int fd : {dup(eventfd.descriptor().get()), pipe_ends[0], pipe_ends[1], stream_ends[0], stream_ends[1]})
+    CHECK_THROWS(Rope(Descriptor(fd)), Failure);
+}
+
   while (word.load() == 0) futex_wait(&word, 0, 1'000'000'000);
   thread.join();
   CHECK(blocked);

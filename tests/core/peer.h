@@ -64,7 +64,7 @@ class Peer {
     if (!neighbour(other)) return;
     std::vector<os::Descriptor> files;
     files.push_back(board_.memory().file().duplicate());
-    files.push_back(bell_.descriptor().duplicate());
+    files.push_back(rope());
     say(other, Control::hello, control::encode(control::Hello{generation_, rank_, kNonce}), std::move(files));
     std::vector<os::Descriptor> file;
     file.push_back(rings_->memory().file().duplicate());
@@ -131,7 +131,7 @@ class Peer {
   }
   link::Rings* rings() { return rings_.get(); }
   const link::Board& board() const { return board_; }
-  const os::Doorbell& bell() const { return bell_; }
+  os::Descriptor rope() { return bells_.emplace_back().give_rope(); }  // of a bell of this rank's
   std::uint32_t generation() const { return generation_; }
   static constexpr std::uint64_t kNonce = 0x1234567;
   static constexpr int kLongestMs = 10'000;  // that an engine may take to read or to say something
@@ -187,7 +187,7 @@ class Peer {
   int local_ = 0;
   std::map<int, int> locals_;  // rank -> place on this host
   link::Board board_;
-  os::Doorbell bell_;
+  std::deque<os::Farbell> bells_;
   std::map<int, std::unique_ptr<link::Neighbour>> neighbours_;
   std::unique_ptr<link::Rings> rings_;
   std::map<int, Link> links_;
