@@ -57,6 +57,7 @@ Bytes encode(const Share& share) {
   wire::Writer writer;
   writer.u64(share.region);
   writer.u64(share.bytes);
+  writer.u32(share.results ? 1 : 0);
   return writer.take();
 }
 
@@ -121,7 +122,9 @@ bool decode(std::span<const std::byte> bytes, Share& share) {
   wire::Reader reader(bytes);
   share.region = reader.u64();
   share.bytes = reader.u64();
-  return reader.finished() && share.region > 0 && share.bytes > 0;
+  const std::uint32_t results = reader.u32();
+  share.results = results == 1;
+  return reader.finished() && share.region > 0 && share.bytes > 0 && results <= 1;
 }
 
 bool decode(std::span<const std::byte> bytes, Unshare& unshare) {

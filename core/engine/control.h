@@ -65,6 +65,7 @@ struct Abandon {
 struct Share {
   std::uint64_t region = 0;  // counted from 1
   std::uint64_t bytes = 0;
+  bool results = false;  // the engine's own memory for results, else tensors of its user's
 };
 struct Unshare {
   std::uint64_t region = 0;

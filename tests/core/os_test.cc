@@ -236,6 +236,37 @@ TEST(quotas_of_control_groups_count_as_cores) {
   std::filesystem::remove_all(root);
 }
 
+// Who has an arena's file can make holes in it, and no more: what is mapped stays.
+TEST(an_arena_cannot_shrink) {
+  Arena arena;
+  const Descriptor file = arena.memory().file().duplicate();
+  CHECK(ftruncate(file.get(), 0) != 0 && ftruncate(file.get(), 1 << 30) != 0);
+  std::byte* block = arena.lend(kMebibyte);
+  SharedMemory seen = SharedMemory::join(file.duplicate(), arena.memory().bytes(), true);
+  block[7] = std::byte{7};
+  CHECK(seen.data()[7] == std::byte{7});
+  CHECK_EQUAL(madvise(seen.data(), kMebibyte, MADV_REMOVE), 0);
+  CHECK(block[7] == std::byte{0});
+}
+
+TEST(what_is_joined_is_memory_and_sealed_where_its_maker_seals) {
+  const Descriptor file(memfd_create("test", MFD_CLOEXEC));
+  CHECK(ftruncate(file.get(), 4096) == 0);
+  CHECK_THROWS(SharedMemory::join(file.duplicate(), 4096, true), Failure);
+  CHECK(static_cast<bool>(SharedMemory::join(file.duplicate(), 4096, false)));
+  // A file of a file system answers when that likes.
+  const int own = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+  struct stat status{};
+  CHECK_EQUAL(fstat(own, &status), 0);
+  try {
+    SharedMemory::join(Descriptor(own), static_cast<std::size_t>(status.st_size), false);
+    CHECK(false);
+  } catch (const Failure& failure) {
+    CHECK(failure.error().code == Code::precondition);
+    CHECK(std::string(failure.what()).find("is no memory") != std::string::npos);
+  }
+}
+
 TEST(an_unsealed_file_is_refused) {
   const int fd = memfd_create("test", MFD_CLOEXEC);
   CHECK(ftruncate(fd, 4096) == 0);
@@ -337,37 +368,6 @@ TEST(doorbell_rings_until_answered) {
   bell.answer();  // nothing to forget; does not block
 }
 
-TEST(a_process_can_be_watched) {
-  const pid_t child = fork();
-  if (child == 0) {
-    pause();
-    _exit(0);
-  }
-  Descriptor watched = watch_process(child);
-  if (watched) {
-    Poller poller;
-    poller.add(watched.get(), 3);
-    std::vector<Event> events;
-    CHECK(poller.wait(0, events).empty());
-    kill(child, SIGKILL);
-    CHECK_EQUAL(poller.wait(5000, events).size(), 1u);
-  } else {
-    kill(child, SIGKILL);
-  }
-  waitpid(child, nullptr, 0);
-}
-
-TEST(threads_block_signals_and_futex_wakes) {
-  std::atomic<std::uint32_t> word{0};
-  std::atomic<bool> blocked{false};
-  std::thread thread = start_thread("a name that is too long", [&] {
-    sigset_t mask;
-    pthread_sigmask(SIG_SETMASK, nullptr, &mask);
-    blocked = sigismember(&mask, SIGINT) == 1 && sigismember(&mask, SIGTERM) == 1 && sigismember(&mask, SIGSEGV) == 0;
-    word = 1;
-    futex_wake_all(&word);
-  });
-  const std::int64_t begin = now_ns();
 // Each side has its own socket alone: what one does to its own, flags and all, is nothing to the other.
 TEST(a_rope_rings_without_waiting_whatever_the_other_side_does) {
   Poller poller;
@@ -402,6 +402,37 @@ TEST(only_a_rope_rings) {
     CHECK_THROWS(Rope(Descriptor(fd)), Failure);
 }
 
+TEST(a_process_can_be_watched) {
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  Descriptor watched = watch_process(child);
+  if (watched) {
+    Poller poller;
+    poller.add(watched.get(), 3);
+    std::vector<Event> events;
+    CHECK(poller.wait(0, events).empty());
+    kill(child, SIGKILL);
+    CHECK_EQUAL(poller.wait(5000, events).size(), 1u);
+  } else {
+    kill(child, SIGKILL);
+  }
+  waitpid(child, nullptr, 0);
+}
+
+TEST(threads_block_signals_and_futex_wakes) {
+  std::atomic<std::uint32_t> word{0};
+  std::atomic<bool> blocked{false};
+  std::thread thread = start_thread("a name that is too long", [&] {
+    sigset_t mask;
+    pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+    blocked = sigismember(&mask, SIGINT) == 1 && sigismember(&mask, SIGTERM) == 1 && sigismember(&mask, SIGSEGV) == 0;
+    word = 1;
+    futex_wake_all(&word);
+  });
+  const std::int64_t begin = now_ns();
   while (word.load() == 0) futex_wait(&word, 0, 1'000'000'000);
   thread.join();
   CHECK(blocked);
