@@ -56,6 +56,7 @@ class Inbox {
   bool begin(Recipient& recipient);
   std::optional<Result> end(Recipient& recipient, Traffic& traffic);
   void take(Recipient& recipient, const std::byte* from, std::size_t bytes);
+  bool unclaimed() const;  // descriptors have come with what cannot have any
   std::size_t gather(Recipient& recipient);
   os::Moved fill(int fd, std::size_t direct);
   void accept(std::size_t bytes, std::size_t direct);
