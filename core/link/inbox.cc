@@ -172,9 +172,10 @@ Inbox::Result Inbox::read(int fd, Recipient& recipient, Traffic& traffic) {
         break;
     }
     total += moved.bytes;
+    bytes_ += moved.bytes;
     if (const auto result = consume(recipient, traffic)) return *result;
-    // A read that did not fill its memory has emptied the socket, or met descriptors: the poller will say so.
     if (unclaimed()) return corrupt("descriptors that belong to nothing");
+    // A read that did not fill its memory has emptied the socket, or met descriptors: the poller will say so.
     if (moved.bytes < asked) return Result::more;
   }
   return Result::more;
