@@ -80,7 +80,8 @@ Bytes encode(const Abandon& abandon);
 Bytes encode(const Share& share);
 Bytes encode(const Unshare& unshare);
 
-// False when the bytes are anything but what encode() writes. A revocation has the code of a failure.
+// False when the bytes are anything but what encode() writes. A revocation has the code of a failure, and
+// a rank when that is a lack of memory.
 bool decode(std::span<const std::byte> bytes, Hello& hello);
 bool decode(std::span<const std::byte> bytes, Segment& segment);
 bool decode(std::span<const std::byte> bytes, Word& word);
