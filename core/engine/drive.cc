@@ -263,10 +263,14 @@ void Engine::remove_group(std::uint32_t id) {
     std::lock_guard lock(inbox_.mutex);
     inbox_.members.erase(static_cast<std::int32_t>(id));
   }
-  auto group = groups_.find(id);
-  if (group == groups_.end()) return;
-  group->second->close({Code::invalid_argument, "process set " + std::to_string(id) + " was removed"});
-  removed_.push_back(id);
+  if (auto group = groups_.find(id); group != groups_.end()) {
+    group->second->close({Code::invalid_argument, "process set " + std::to_string(id) + " was removed"});
+    removed_.push_back(id);
+  }
+  messenger_->forget(id);
+  count_unnamed_anew(id);
+  std::lock_guard lock(inbox_.mutex);
+  inbox_.names.erase(static_cast<std::int32_t>(id));
 }
 
 void Engine::execute_revocation() {

@@ -364,6 +364,8 @@ void Messenger::spread(std::uint32_t group, std::uint64_t sequence, int streams)
   impl_->spreads[group].emplace_back(sequence, static_cast<std::size_t>(std::max(1, streams)));
 }
 
+void Messenger::forget(std::uint32_t group) { impl_->spreads.erase(group); }
+
 void Messenger::control(int peer, std::uint32_t type, std::vector<std::byte> payload,
                         std::vector<os::Descriptor> descriptors) {
   Impl::Peer& to = impl_->at(peer);
