@@ -236,6 +236,10 @@ EXPORT int farandole_leave(farandole_engine* engine, int64_t linger_ms) {
 EXPORT int farandole_revoke(farandole_engine* engine, int32_t code, int32_t rank, const char* message) {
   return code_of(guarded([&]() -> Error {
     if (engine->engine.forked()) return forked_error();
+    if (!farandole::names_failure(code))
+      return {Code::invalid_argument, "a generation is ended with the code of a failure, not " + std::to_string(code)};
+    if (message == nullptr || rank < -1)
+      return {Code::invalid_argument, "who ends a generation says why, and blames a rank or -1"};
     engine->engine.revoke_from_outside({static_cast<Code>(code), message, rank});
     return {};
   }));

@@ -59,7 +59,7 @@ int farandole_start(farandole_engine* engine, int64_t timeout_ms, char* error, s
 /* Leaves in good order: pending operations end with `shut down`, peers are told, bytes under way get `linger_ms`.
  * Threads, descriptors and shared memory are gone after it; outcomes can still be read. */
 int farandole_leave(farandole_engine* engine, int64_t linger_ms);
-/* Ends every operation now and for good with `code`; `rank` is blamed (or -1). Tells the peers. */
+/* Ends every operation now and for good with `code`, one of a failure; `rank` is blamed (or -1). Tells the peers. */
 int farandole_revoke(farandole_engine* engine, int32_t code, int32_t rank, const char* message);
 /* After leave (called if needed). No other call may be running. In a forked child it only forgets the object. */
 void farandole_destroy(farandole_engine* engine);

@@ -23,6 +23,11 @@ enum class Code : int {
   internal = 10,
 };
 
+// Whether such a number is the code of something that went wrong.
+inline bool names_failure(int code) {
+  return code >= static_cast<int>(Code::invalid_argument) && code <= static_cast<int>(Code::internal);
+}
+
 struct Error {
   Code code = Code::ok;
   std::string message;

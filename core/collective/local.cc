@@ -74,7 +74,7 @@ Task allreduce_by_slices(const Context& context, const Pieces& in, const Pieces&
 
 Task allreduce_large(const Context& context, const Pieces& in, const Pieces& out, const Reduction& reduction) {
   SharedTensors tensors;
-  Task asking = find_shared(context, in, out, tensors);
+  Task asking = find_shared(context, in, out, size_of(reduction.dtype), tensors);
   co_await asking;
   Task task = tensors.members.empty() ? allreduce_by_slices(context, in, out, reduction)
                                       : allreduce_shared(context, tensors, reduction);

@@ -69,18 +69,27 @@ Words places_of(const Context& context, const std::vector<Piece>& pieces, link::
   return words;
 }
 
-// The memory at these places of a member's; empty when some of it is not here, or it has other than `bytes`.
-Pieces reach(const Context& context, int local, std::span<const std::uint64_t> words, std::size_t bytes, Held& held) {
+// What places must be like to be used.
+struct Wanted {
+  link::Use use;
+  std::size_t bytes;    // of all of them together
+  std::size_t element;  // no place begins or ends within one
+};
+
+// The memory at these places of a member's; empty when some of it is not here, or it is not as wanted.
+Pieces reach(const Context& context, int local, std::span<const std::uint64_t> words, const Wanted& wanted,
+             Held& held) {
   const Topology& topology = *context.topology;
   const int rank = topology.ranks[index(topology.my_host()[index(local)])];
   Pieces found;
   for (std::size_t i = 0; i + kWordsOfPiece <= words.size(); i += kWordsOfPiece) {
-    auto region = context.regions->with(rank, {words[i], words[i + 1]}, words[i + 2]);
+    if (words[i + 1] % wanted.element != 0 || words[i + 2] % wanted.element != 0) return {};
+    auto region = context.regions->with(rank, {words[i], words[i + 1]}, words[i + 2], wanted.use);
     if (region == nullptr) return {};
     found.add(region->data() + words[i + 1], words[i + 2]);
     held.push_back(std::move(region));
   }
-  return found.bytes() == bytes ? found : Pieces();
+  return found.bytes() == wanted.bytes ? found : Pieces();
 }
 
 bool any_empty(const std::vector<Words>& all) {
@@ -89,16 +98,18 @@ bool any_empty(const std::vector<Words>& all) {
 
 }  // namespace
 
-Task find_shared(const Context& context, const Pieces& in, const Pieces& out, SharedTensors& tensors) {
+Task find_shared(const Context& context, const Pieces& in, const Pieces& out, std::size_t element,
+                 SharedTensors& tensors) {
   std::vector<Words> all;
   Words mine = in_place(in, out) ? places_of(context, in.list(), link::Use::tensors) : Words();
   Task places = show(context, mine, all);
   co_await places;
   if (any_empty(all)) co_return;
   bool complete = true;
+  const Wanted wanted{link::Use::tensors, in.bytes(), element};
   for (int local = 0; local < context.rings->members(); ++local) {
     const bool is_me = local == context.rings->me();
-    tensors.members.push_back(is_me ? in : reach(context, local, all[index(local)], in.bytes(), tensors.held));
+    tensors.members.push_back(is_me ? in : reach(context, local, all[index(local)], wanted, tensors.held));
     complete = complete && !tensors.members.back().empty();
   }
   // A file may still be under way to one of us: then nobody uses any.
@@ -169,7 +180,7 @@ Task alltoall_shared(const Context& context, const std::vector<Pieces>& in, cons
     place = place.first(std::min(place.size(), kWordsOfPiece));
     complete = complete && place.size() == kWordsOfPiece && place.back() == in[member].bytes();
     if (in[member].empty()) continue;
-    to[member] = reach(context, static_cast<int>(member), place, in[member].bytes(), held);
+    to[member] = reach(context, static_cast<int>(member), place, {link::Use::results, in[member].bytes(), 1}, held);
     complete = complete && !to[member].empty();
   }
   const Words ready(complete ? 1 : 0, 1);

@@ -18,8 +18,9 @@ struct SharedTensors {
 };
 
 // Finds every member's tensor when all of them lie, to be reduced in place, in memory that all members have; none when
-// any does not. All members of the host call it and come to the same answer.
-Task find_shared(const Context& context, const Pieces& in, const Pieces& out, SharedTensors& tensors);
+// any does not, or cuts an element. All members of the host call it and come to the same answer.
+Task find_shared(const Context& context, const Pieces& in, const Pieces& out, std::size_t element,
+                 SharedTensors& tensors);
 // Each member reduces its slice of all tensors and writes the result into each of them.
 Task allreduce_shared(const Context& context, const SharedTensors& tensors, const Reduction& reduction);
 // As local_alltoall, when every member's engine has put the result into such memory: each writes its blocks where they

@@ -57,6 +57,7 @@ Bytes encode(const Share& share) {
   wire::Writer writer;
   writer.u64(share.region);
   writer.u64(share.bytes);
+  writer.u32(share.results ? 1 : 0);
   return writer.take();
 }
 
@@ -105,9 +106,11 @@ bool decode(std::span<const std::byte> bytes, Revocation& revocation) {
   revocation.error.rank = reader.i32();
   revocation.error.message = reader.text();
   // Neither success nor progress ends a generation.
-  const bool failure = code >= static_cast<int>(Code::invalid_argument) && code <= static_cast<int>(Code::internal);
+  const bool failure = names_failure(code);
   revocation.error.code = failure ? static_cast<Code>(code) : Code::internal;
-  return reader.finished() && failure && revocation.error.rank >= -1;
+  // Who has too little memory says who he is: without a rank its receiver would take the shortage for its own.
+  const bool nobody_s = revocation.error.code == Code::no_memory && revocation.error.rank < 0;
+  return reader.finished() && failure && revocation.error.rank >= -1 && !nobody_s;
 }
 
 bool decode(std::span<const std::byte> bytes, Abandon& abandon) {
@@ -121,7 +124,9 @@ bool decode(std::span<const std::byte> bytes, Share& share) {
   wire::Reader reader(bytes);
   share.region = reader.u64();
   share.bytes = reader.u64();
-  return reader.finished() && share.region > 0 && share.bytes > 0;
+  const std::uint32_t results = reader.u32();
+  share.results = results == 1;
+  return reader.finished() && share.region > 0 && share.bytes > 0 && results <= 1;
 }
 
 bool decode(std::span<const std::byte> bytes, Unshare& unshare) {

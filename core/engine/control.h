@@ -13,7 +13,7 @@
 namespace farandole {
 
 enum class Control : std::uint32_t {
-  hello = 1,  // to a neighbour on the host: my board and my doorbell
+  hello = 1,  // to a neighbour on the host: my board, and the rope of a doorbell for it alone
   segment,    // to a neighbour: my file of a group's rings
   requests,   // to a group's coordinator
   buckets,    // from it: its answer
@@ -65,6 +65,7 @@ struct Abandon {
 struct Share {
   std::uint64_t region = 0;  // counted from 1
   std::uint64_t bytes = 0;
+  bool results = false;  // the engine's own memory for results, else tensors of its user's
 };
 struct Unshare {
   std::uint64_t region = 0;
@@ -79,7 +80,8 @@ Bytes encode(const Abandon& abandon);
 Bytes encode(const Share& share);
 Bytes encode(const Unshare& unshare);
 
-// False when the bytes are anything but what encode() writes. A revocation has the code of a failure.
+// False when the bytes are anything but what encode() writes. A revocation has the code of a failure, and
+// a rank when that is a lack of memory.
 bool decode(std::span<const std::byte> bytes, Hello& hello);
 bool decode(std::span<const std::byte> bytes, Segment& segment);
 bool decode(std::span<const std::byte> bytes, Word& word);

@@ -92,6 +92,8 @@ bool Engine::look_at_sockets() {
   for (const os::Event& event : ready_) {
     if (event.key == kBellKey) {
       bell_.answer();
+    } else if (event.key >= kFarBellKey) {
+      far_bells_.at(static_cast<int>(event.key - kFarBellKey)).answer();
     } else if (event.key >= kProcessKey) {
       int peer = static_cast<int>(event.key - kProcessKey);
       auto found = processes_.find(peer);
@@ -164,7 +166,9 @@ void Engine::welcome(Inbox::NewLink& link) {
     if (link.kind != link::StreamKind::local || !same_host) return;
     std::vector<os::Descriptor> descriptors;
     descriptors.push_back(board_.memory().file().duplicate());
-    descriptors.push_back(bell_.descriptor().duplicate());
+    os::Farbell& bell = far_bells_[link.peer];
+    poller_.add(bell.descriptor().get(), kFarBellKey + static_cast<std::uint64_t>(link.peer));
+    descriptors.push_back(bell.give_rope());
     tell(link.peer, Control::hello, control::encode(control::Hello{options_.generation, options_.rank, nonce_}),
          std::move(descriptors));
     for (const auto& [id, group] : groups_) send_segment(*group, link.peer);
@@ -259,10 +263,14 @@ void Engine::remove_group(std::uint32_t id) {
     std::lock_guard lock(inbox_.mutex);
     inbox_.members.erase(static_cast<std::int32_t>(id));
   }
-  auto group = groups_.find(id);
-  if (group == groups_.end()) return;
-  group->second->close({Code::invalid_argument, "process set " + std::to_string(id) + " was removed"});
-  removed_.push_back(id);
+  if (auto group = groups_.find(id); group != groups_.end()) {
+    group->second->close({Code::invalid_argument, "process set " + std::to_string(id) + " was removed"});
+    removed_.push_back(id);
+  }
+  messenger_->forget(id);
+  count_unnamed_anew(id);
+  std::lock_guard lock(inbox_.mutex);
+  inbox_.names.erase(static_cast<std::int32_t>(id));
 }
 
 void Engine::execute_revocation() {

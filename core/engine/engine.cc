@@ -293,6 +293,7 @@ void Engine::leave(std::int64_t linger_ms) {
   groups_.clear();
   early_segments_.clear();
   neighbours_.clear();
+  far_bells_.clear();
   regions_ = {};
   processes_.clear();
   messenger_.reset();
@@ -370,7 +371,9 @@ void Engine::finish(Operation& operation, const Error& error) {
   if (error.failed()) operation.owned.get_deleter().retire();
   if (!beside(operation)) {
     std::lock_guard lock(inbox_.mutex);
-    inbox_.last.name = inbox_.names[operation.group].extract(operation.request.name);
+    auto names = inbox_.names.find(operation.group);  // none: the group was removed
+    inbox_.last.name =
+        names == inbox_.names.end() ? Inbox::Names::node_type() : names->second.extract(operation.request.name);
     inbox_.last.group = operation.group;
     inbox_.last.at = now_;
     inbox_.last.handle.store(operation.handle, std::memory_order_relaxed);

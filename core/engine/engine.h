@@ -206,6 +206,7 @@ class Engine final : private Services, private link::Listener {
   // Keys of the poller; the messenger's are peers.
   static constexpr std::uint64_t kBellKey = 1ull << 40;
   static constexpr std::uint64_t kProcessKey = 1ull << 41;
+  static constexpr std::uint64_t kFarBellKey = 1ull << 42;
 
   const Options options_;
   Tuning tuning_;                      // guarded by the seat
@@ -221,6 +222,7 @@ class Engine final : private Services, private link::Listener {
   std::mutex seat_;  // whoever holds it drives; guards everything below
   os::Poller poller_;
   os::Doorbell bell_;
+  std::map<int, os::Farbell> far_bells_;  // by the neighbour that rings it
   std::uint64_t nonce_;
   link::Board board_;
   std::unique_ptr<link::Messenger> messenger_;

@@ -59,7 +59,6 @@ void Engine::drop_group(std::uint32_t id) {
   end_transfers(static_cast<std::int32_t>(id),
                 {Code::invalid_argument, "process set " + std::to_string(id) + " was removed"});
   remove_group(id);
-  count_unnamed_anew(id);
   dropped_.insert(id);
   forget_early(id);
 }

@@ -11,6 +11,7 @@ namespace {
 
 // Files, which hold descriptors, and ends that quicker peers may send for groups that are not made here yet.
 constexpr std::size_t kMostEarly = 4096;
+constexpr std::size_t kMostRegions = 4096;  // of one neighbour: the kernel limits how many mappings we may have
 
 std::string group_text(std::uint32_t id) { return "process set " + std::to_string(id); }
 
@@ -78,7 +79,8 @@ void Engine::hear(int peer, Control type, std::span<const std::byte> payload, st
 Group* Engine::group_with(std::uint32_t id, int peer, const char* what) {
   if (id >= kLastFounded) throw control::violation(peer, std::string("sent ") + what + " for " + group_text(id));
   auto known = all_groups_.find(id);
-  if (known != all_groups_.end() && (known->second.me < 0 || known->second.member_of(peer) < 0))
+  if (known == all_groups_.end()) return nullptr;  // one that was just removed is in groups_ until the pass ends
+  if (known->second.me < 0 || known->second.member_of(peer) < 0)
     throw control::violation(peer, std::string("sent ") + what + " for " + group_text(id) +
                                        ", in which it and this rank are not both members");
   auto found = groups_.find(id);
@@ -202,8 +204,12 @@ void Engine::on_abandon(int peer, const control::Abandon& abandon) {
 void Engine::on_share(int peer, const control::Share& share, os::Descriptor file) {
   if (neighbours_.count(peer) == 0) throw control::violation(peer, "shared memory before its greeting");
   if (regions_.knows(peer, share.region)) throw control::violation(peer, "shared the same memory twice");
+  const auto use = share.results ? link::Use::results : link::Use::tensors;
   try {
-    regions_.attach(peer, share.region, os::SharedMemory::join(std::move(file), share.bytes));
+    if (regions_.of(peer) >= kMostRegions)
+      throw Failure(Code::precondition, "it shares more than " + std::to_string(kMostRegions) + " files");
+    // Files of results are engines', which seal them; those of tensors can be torch's, which does not.
+    regions_.attach(peer, share.region, os::SharedMemory::join(std::move(file), share.bytes, share.results), use);
   } catch (const Failure& failure) {
     log(Level::warning, "memory of rank " + std::to_string(peer) + " is not used in place: " + failure.error().message);
   }

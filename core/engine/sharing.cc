@@ -32,8 +32,9 @@ void Engine::spread(Inbox::Sharing& sharing) {
     regions_.remove(sharing.region);
   else
     regions_.add(sharing.region, sharing.data, sharing.bytes, sharing.use);
-  const control::Bytes message = ends ? control::encode(control::Unshare{sharing.region})
-                                      : control::encode(control::Share{sharing.region, sharing.bytes});
+  const control::Bytes message =
+      ends ? control::encode(control::Unshare{sharing.region})
+           : control::encode(control::Share{sharing.region, sharing.bytes, sharing.use == link::Use::results});
   for (const auto& [rank, neighbour] : neighbours_) {
     if (!messenger_->has(rank)) continue;
     std::vector<os::Descriptor> files;

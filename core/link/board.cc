@@ -28,11 +28,10 @@ void Board::sleep_soon(Sleep how) {
 
 void Board::awake() { page_->sleeping.store(0, std::memory_order_relaxed); }
 
-Neighbour::Neighbour(os::Descriptor board, os::Descriptor doorbell, std::uint32_t generation, int rank,
-                     std::uint64_t nonce)
+Neighbour::Neighbour(os::Descriptor board, os::Descriptor rope, std::uint32_t generation, int rank, std::uint64_t nonce)
     : memory_(os::SharedMemory::open(std::move(board), kBoardBytes)),
       page_(reinterpret_cast<const BoardPage*>(memory_.data())),
-      bell_(std::move(doorbell)),
+      bell_(std::move(rope)),
       rank_(rank) {
   memory_.close_file();
   if (page_->magic != kBoardMagic || page_->nonce != nonce || page_->generation != generation ||

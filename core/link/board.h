@@ -45,9 +45,9 @@ class Board {
 // A neighbour's board and doorbell.
 class Neighbour {
  public:
-  // Throws Failure(precondition) when magic, nonce, generation or rank are not what the neighbour said, or the doorbell
-  // is none.
-  Neighbour(os::Descriptor board, os::Descriptor doorbell, std::uint32_t generation, int rank, std::uint64_t nonce);
+  // Throws Failure(precondition) when magic, nonce, generation or rank are not what the neighbour said, or the rope of
+  // its doorbell is none.
+  Neighbour(os::Descriptor board, os::Descriptor rope, std::uint32_t generation, int rank, std::uint64_t nonce);
   int rank() const { return rank_; }
   // Call after publishing; rings only when the neighbour sleeps. The caller has issued a seq_cst fence since its store.
   void notify(bool urgent = false) const {
@@ -63,7 +63,7 @@ class Neighbour {
  private:
   os::SharedMemory memory_;
   const BoardPage* page_;
-  os::Doorbell bell_;
+  os::Rope bell_;
   int rank_;
 };
 

@@ -51,6 +51,13 @@ void Inbox::take(Recipient& recipient, const std::byte* from, std::size_t bytes)
   got_ += bytes;
 }
 
+// They come with the first byte of the frame that claims them, so that frame is not far: what is unread begins or goes
+// on with it, or is bytes that were read together with it. Behind it stand at most those of the next one.
+bool Inbox::unclaimed() const {
+  const bool control = frame_ && frame_->type == wire::FrameType::control;
+  return arrived_.size() > 2 * wire::kMostDescriptors || (!arrived_.empty() && begin_ == end_ && !control);
+}
+
 std::optional<Inbox::Result> Inbox::end(Recipient& recipient, Traffic& traffic) {
   const wire::Frame frame = *frame_;
   frame_.reset();
@@ -165,7 +172,9 @@ Inbox::Result Inbox::read(int fd, Recipient& recipient, Traffic& traffic) {
         break;
     }
     total += moved.bytes;
+    bytes_ += moved.bytes;
     if (const auto result = consume(recipient, traffic)) return *result;
+    if (unclaimed()) return corrupt("descriptors that belong to nothing");
     // A read that did not fill its memory has emptied the socket, or met descriptors: the poller will say so.
     if (moved.bytes < asked) return Result::more;
   }

@@ -44,6 +44,7 @@ class Inbox {
 
   // Reads what the socket holds, but not for ever: the others should have a turn.
   Result read(int fd, Recipient& recipient, Traffic& traffic);
+  std::uint64_t bytes() const { return bytes_; }  // that were read
   // After `failed`: what went wrong, and the errno when it was a system call.
   const std::string& reason() const { return reason_; }
   int error() const { return error_; }
@@ -55,6 +56,7 @@ class Inbox {
   std::optional<Result> consume(Recipient& recipient, Traffic& traffic);  // what is in the buffer
   bool begin(Recipient& recipient);
   std::optional<Result> end(Recipient& recipient, Traffic& traffic);
+  bool unclaimed() const;  // descriptors have come with what cannot have any
   void take(Recipient& recipient, const std::byte* from, std::size_t bytes);
   std::size_t gather(Recipient& recipient);
   os::Moved fill(int fd, std::size_t direct);
@@ -73,6 +75,7 @@ class Inbox {
   std::vector<std::byte> payload_;       // of a control frame
   std::vector<os::Descriptor> arrived_;  // that no frame has claimed yet
   std::vector<iovec> parts_;
+  std::uint64_t bytes_ = 0;
   std::string reason_;
   int error_ = 0;
 };

@@ -23,6 +23,9 @@ namespace farandole::link {
 namespace {
 
 constexpr int kDrainReads = 64;
+// What has left a rank that is said to be dead is in buffers of the kernel. One that goes on writing is not dead.
+constexpr int kMostReadsToTheEnd = 1 << 16;
+constexpr std::uint64_t kMostBytesToTheEnd = std::uint64_t{1} << 30;
 
 // Bytes that nobody reads would make close() reset a TCP connection, and what was sent last could be lost with it.
 void close_in_good_order(os::Descriptor& socket) {
@@ -186,9 +189,12 @@ Inbox::Result Messenger::Impl::read(Lane& lane, bool to_the_end) {
   if (lane.reading || lane.left || lane.over || !lane.socket || lane.peer.state != State::here) return result;
   lane.reading = true;
   const Guard guard{lane.reading};
+  int reads = 0;
+  const std::uint64_t before = lane.inbox->bytes();
   do {
     result = lane.inbox->read(lane.socket.get(), lane, traffic);
-  } while ((to_the_end || lane.peer.burial) && result == Inbox::Result::more);
+  } while ((to_the_end || lane.peer.burial) && result == Inbox::Result::more && ++reads < kMostReadsToTheEnd &&
+           lane.inbox->bytes() - before < kMostBytesToTheEnd);
   lane.over = result == Inbox::Result::ended || result == Inbox::Result::failed;
   return result;
 }
@@ -357,6 +363,8 @@ bool Messenger::early(int peer, Tag tag) { return impl_->lane_of(impl_->at(peer)
 void Messenger::spread(std::uint32_t group, std::uint64_t sequence, int streams) {
   impl_->spreads[group].emplace_back(sequence, static_cast<std::size_t>(std::max(1, streams)));
 }
+
+void Messenger::forget(std::uint32_t group) { impl_->spreads.erase(group); }
 
 void Messenger::control(int peer, std::uint32_t type, std::vector<std::byte> payload,
                         std::vector<os::Descriptor> descriptors) {

@@ -78,6 +78,7 @@ class Messenger {
   // A group's messages from this sequence on take so many of a peer's streams, or all there are. Both sides say the
   // same before they send or receive such a message.
   void spread(std::uint32_t group, std::uint64_t sequence, int streams);
+  void forget(std::uint32_t group);  // it is no more: neither side sends or receives for it
   void control(int peer, std::uint32_t type, std::vector<std::byte> payload,
                std::vector<os::Descriptor> descriptors = {});
   std::function<void(int peer)> wanted;

@@ -2,6 +2,8 @@
 // Touches os/.
 #include "link/regions.h"
 
+#include <iterator>
+
 namespace farandole::link {
 
 Place Regions::find(const std::byte* data, std::size_t bytes, Use use) const {
@@ -13,11 +15,15 @@ Place Regions::find(const std::byte* data, std::size_t bytes, Use use) const {
   return {};
 }
 
-std::shared_ptr<const os::SharedMemory> Regions::with(int owner, const Place& place, std::size_t bytes) const {
+std::size_t Regions::of(int owner) const {
+  return static_cast<std::size_t>(std::distance(theirs_.lower_bound({owner, 0}), theirs_.lower_bound({owner + 1, 0})));
+}
+
+std::shared_ptr<const os::SharedMemory> Regions::with(int owner, const Place& place, std::size_t bytes, Use use) const {
   const auto found = theirs_.find({owner, place.region});
-  if (found == theirs_.end()) return nullptr;
-  const std::size_t all = found->second->bytes();
-  return place.offset > all || bytes > all - place.offset ? nullptr : found->second;
+  if (found == theirs_.end() || found->second.use != use) return nullptr;
+  const std::size_t all = found->second.memory->bytes();
+  return place.offset > all || bytes > all - place.offset ? nullptr : found->second.memory;
 }
 
 }  // namespace farandole::link

@@ -25,18 +25,20 @@ class Regions {
  public:
   void add(std::uint64_t id, std::byte* data, std::size_t bytes, Use use) { mine_[id] = {data, bytes, use}; }
   void remove(std::uint64_t id) { mine_.erase(id); }
-  void attach(int owner, std::uint64_t id, os::SharedMemory memory) {
+  void attach(int owner, std::uint64_t id, os::SharedMemory memory, Use use) {
     memory.close_file();
-    theirs_[{owner, id}] = std::make_shared<os::SharedMemory>(std::move(memory));
+    theirs_[{owner, id}] = {std::make_shared<os::SharedMemory>(std::move(memory)), use};
   }
   bool knows(int owner, std::uint64_t id) const { return theirs_.count({owner, id}) != 0; }
+  std::size_t of(int owner) const;  // how many of this neighbour's are here
   void detach(int owner, std::uint64_t id) { theirs_.erase({owner, id}); }
 
   // Of memory of mine; in no region unless it lies in one of that use as a whole.
   Place find(const std::byte* data, std::size_t bytes, Use use) const;
-  // The neighbour's region with this memory; null when it has not arrived here, or does not reach so far. Whoever
-  // holds it may use it, also when its owner is through with it: an operation that failed there may still run here.
-  std::shared_ptr<const os::SharedMemory> with(int owner, const Place& place, std::size_t bytes) const;
+  // The neighbour's region of that use with this memory; null when it has not arrived here, or does not reach so far.
+  // Whoever holds it may use it, also when its owner is through with it: an operation that failed there may still run
+  // here.
+  std::shared_ptr<const os::SharedMemory> with(int owner, const Place& place, std::size_t bytes, Use use) const;
 
  private:
   struct Region {
@@ -45,7 +47,11 @@ class Regions {
     Use use;
   };
   std::map<std::uint64_t, Region> mine_;
-  std::map<std::pair<int, std::uint64_t>, std::shared_ptr<const os::SharedMemory>> theirs_;
+  struct Theirs {
+    std::shared_ptr<const os::SharedMemory> memory;
+    Use use;
+  };
+  std::map<std::pair<int, std::uint64_t>, Theirs> theirs_;
 };
 
 }  // namespace farandole::link

@@ -12,6 +12,7 @@ namespace farandole::link {
 namespace {
 
 constexpr std::size_t kPage = 4096;
+constinit const Words kNothingSaid{};
 
 // A counter alone on its cache line, so that its readers are disturbed only by its own growth.
 struct alignas(64) Counter {
@@ -182,7 +183,7 @@ Words& Rings::my_words() { return *reinterpret_cast<Words*>(mine_.data()); }
 
 const Words& Rings::words_of(int member) const {
   const os::SharedMemory& file = member == me_ ? mine_ : files_[size(member)];
-  return *reinterpret_cast<const Words*>(file.data());
+  return file ? *reinterpret_cast<const Words*>(file.data()) : kNothingSaid;
 }
 
 void Rings::notify(int member) const {

@@ -38,7 +38,7 @@ class Rings {
   Rings(RingShape shape, int me);  // creates my file; at least two members
   ~Rings();
   const os::SharedMemory& memory() const;
-  // A neighbour's file; all of them are needed before the first claim.
+  // A neighbour's file; all of them are needed before the first claim. Words can be read and written before.
   void attach(int member, os::Descriptor file, const Neighbour* neighbour);
   bool attached(int member) const {
     return member == me_ || static_cast<bool>(files_[static_cast<std::size_t>(member)]);
@@ -63,8 +63,8 @@ class Rings {
   void consume(int writer, bool from_everyone);
 
   Words& my_words();
-  const Words& words_of(int member) const;
-  void notify(int member) const;  // wakes it if it sleeps; fences first
+  const Words& words_of(int member) const;  // zeros until its file has come
+  void notify(int member) const;            // wakes it if it sleeps; fences first
   void notify_all(bool urgent = false) const;
 
  private:

@@ -70,15 +70,19 @@ void seal(int fd) {
   fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL);
 }
 
-// Somebody who could shrink the file could make us die of SIGBUS.
-bool can_shrink(int fd) {
+// What others map may neither end before it nor grow; holes can still be made in it.
+void seal_size(int fd) { fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL); }
+
+// A file that is no memory could be a file system's in another process, which answers when it likes; and somebody who
+// could shrink a file could make us die of SIGBUS.
+const char* fault_in(int fd, bool sealed) {
   const int seals = fcntl(fd, F_GET_SEALS);
-  if (seals >= 0 && (seals & F_SEAL_SHRINK) != 0) return false;
+  if (seals >= 0 && (!sealed || (seals & F_SEAL_SHRINK) != 0)) return nullptr;
   // Without seals it is accepted only where this process, too, could have made no other kind.
   const int probe = create_memfd();
-  if (probe < 0) return !without_memfd(errno);
+  if (probe < 0 && without_memfd(errno)) return nullptr;
   close(probe);
-  return true;
+  return seals < 0 ? "is no memory" : "is not sealed against shrinking";
 }
 
 // Without the kernel's estimate: all that the machine has.
@@ -118,6 +122,7 @@ SharedMemory SharedMemory::create(std::size_t bytes) {
 SharedMemory SharedMemory::reserve(std::size_t bytes) {
   SharedMemory memory;
   memory.file_ = create_file(bytes);
+  seal_size(memory.file_.get());
   memory.data_ = map(memory.file_.get(), bytes, PROT_READ | PROT_WRITE);
   memory.bytes_ = bytes;
   return memory;
@@ -131,27 +136,22 @@ int SharedMemory::fill(std::size_t offset, std::size_t bytes) const {
   return error;
 }
 
-SharedMemory SharedMemory::open(Descriptor file, std::size_t bytes) {
-  return adopt(std::move(file), bytes, false, true);
-}
+SharedMemory SharedMemory::open(Descriptor file, std::size_t bytes) { return adopt(std::move(file), bytes, false); }
 
-SharedMemory SharedMemory::write(Descriptor file, std::size_t bytes) {
-  return adopt(std::move(file), bytes, true, true);
-}
+SharedMemory SharedMemory::write(Descriptor file, std::size_t bytes) { return adopt(std::move(file), bytes, true); }
 
-SharedMemory SharedMemory::join(Descriptor file, std::size_t bytes) {
-  return adopt(std::move(file), bytes, true, false);
+SharedMemory SharedMemory::join(Descriptor file, std::size_t bytes, bool sealed) {
+  return adopt(std::move(file), bytes, true, sealed);
 }
 
 SharedMemory SharedMemory::adopt(Descriptor file, std::size_t bytes, bool writable, bool sealed) {
+  if (const char* fault = fault_in(file.get(), sealed); fault != nullptr)
+    throw Failure(Code::precondition, std::string("a shared memory file ") + fault);
   struct stat status{};
   if (fstat(file.get(), &status) != 0) fail("cannot look at a shared memory file", errno);
   if (!S_ISREG(status.st_mode) || static_cast<std::size_t>(status.st_size) != bytes) {
     throw Failure(Code::precondition, "a shared memory file has " + std::to_string(status.st_size) + " bytes where " +
                                           std::to_string(bytes) + " were announced");
-  }
-  if (sealed && can_shrink(file.get())) {
-    throw Failure(Code::precondition, "a shared memory file is not sealed against shrinking");
   }
   SharedMemory memory;
   memory.data_ = map_for_this_process(file.get(), bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ);

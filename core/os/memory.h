@@ -17,16 +17,18 @@ class SharedMemory {
   // against further writable mappings (F_SEAL_FUTURE_WRITE where the kernel has it). Zero-filled; MADV_DONTFORK.
   // Throws Failure(no_memory) with what to do (ulimit, /dev/shm size, memory limit of the container).
   static SharedMemory create(std::size_t bytes);
-  // A new file of which nothing is allocated, for its owner and those who `join` it. Children of a fork have it too.
+  // A new file of which nothing is allocated, sealed against resizing, for its owner and those who `join` it. Children
+  // of a fork have it too.
   static SharedMemory reserve(std::size_t bytes);
   // Somebody else's file, read-only. Throws Failure(precondition) when its size is not `bytes` or it could still
   // shrink.
   static SharedMemory open(Descriptor file, std::size_t bytes);
   // A file that somebody else has made for this process to write. Throws as `open` does.
   static SharedMemory write(Descriptor file, std::size_t bytes);
-  // A file in which a neighbour keeps its tensors, to be read and written. Such files cannot be sealed: their owner is
-  // of this job and has mapped as much himself. Throws when its size is not `bytes`.
-  static SharedMemory join(Descriptor file, std::size_t bytes);
+  // A file in which a neighbour keeps its tensors or its results, to be read and written. Throws Failure(precondition)
+  // when its size is not `bytes`, or it is no memory. Only what nobody else has made need not be `sealed`: whoever has
+  // such a file can shrink it, and make us die of SIGBUS.
+  static SharedMemory join(Descriptor file, std::size_t bytes, bool sealed);
   ~SharedMemory();
   SharedMemory(SharedMemory&&) noexcept;
   SharedMemory& operator=(SharedMemory&&) noexcept;
@@ -40,7 +42,7 @@ class SharedMemory {
   explicit operator bool() const { return data_ != nullptr; }
 
  private:
-  static SharedMemory adopt(Descriptor file, std::size_t bytes, bool writable, bool sealed);
+  static SharedMemory adopt(Descriptor file, std::size_t bytes, bool writable, bool sealed = true);
 
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;

@@ -1,11 +1,10 @@
-// epoll, eventfd and pidfd.
+// epoll, eventfd, pairs of sockets and pidfd.
 // Touches the operating system.
 #include "os/poller.h"
 
-#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/stat.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -22,6 +21,7 @@ namespace farandole::os {
 namespace {
 
 constexpr int kEventsAtOnce = 64;
+constexpr unsigned kRingsAtOnce = 16;  // more than fit into a bell
 
 epoll_event interest(std::uint64_t key, bool writable) {
   epoll_event event{};
@@ -73,14 +73,6 @@ Doorbell::Doorbell() {
   fd_ = Descriptor(fd);
 }
 
-// A pipe or a socket in its place could hold up whoever rings. The kernel's own objects, like eventfds, have no type.
-Doorbell::Doorbell(Descriptor received) : fd_(std::move(received)) {
-  struct stat status{};
-  const bool object = fstat(fd_.get(), &status) == 0 && (status.st_mode & S_IFMT) == 0;
-  if (!object || (fcntl(fd_.get(), F_GETFL) & O_NONBLOCK) == 0)
-    throw Failure(Code::precondition, "a descriptor that should be a doorbell is something else");
-}
-
 void Doorbell::ring() const {
   // Fails only when it rings already 2^64 - 2 times over.
   [[maybe_unused]] const auto written = eventfd_write(fd_.get(), 1);
@@ -89,6 +81,35 @@ void Doorbell::ring() const {
 void Doorbell::answer() const {
   eventfd_t rings = 0;
   [[maybe_unused]] const auto read = eventfd_read(fd_.get(), &rings);
+}
+
+Farbell::Farbell() {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, ends) != 0) fail("cannot create a doorbell", errno);
+  fd_ = Descriptor(ends[0]);
+  rope_ = Descriptor(ends[1]);
+  // One ring that waits is as good as many: the kernel's least is room for a few.
+  const int least = 1;
+  setsockopt(rope_.get(), SOL_SOCKET, SO_SNDBUF, &least, sizeof least);
+}
+
+void Farbell::answer() const {
+  mmsghdr rings[kRingsAtOnce] = {};
+  [[maybe_unused]] const int heard = recvmmsg(fd_.get(), rings, kRingsAtOnce, MSG_DONTWAIT, nullptr);
+}
+
+// A stream could be one that somebody reads as frames; any other descriptor could hold up whoever writes to it.
+Rope::Rope(Descriptor received) : fd_(std::move(received)) {
+  int domain = 0, type = 0;
+  socklen_t size = sizeof domain;
+  const bool pair = getsockopt(fd_.get(), SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX &&
+                    getsockopt(fd_.get(), SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_DGRAM;
+  if (!pair) throw Failure(Code::precondition, "a descriptor that should ring a doorbell is something else");
+}
+
+void Rope::ring() const {
+  // Fails when it rings already, or when nobody is there to hear it.
+  [[maybe_unused]] const auto sent = send(fd_.get(), "", 0, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 Descriptor watch_process(int pid) {

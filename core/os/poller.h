@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "os/descriptor.h"
@@ -30,13 +31,37 @@ class Poller {
   Descriptor epoll_;
 };
 
-// An eventfd: anyone who holds it may ring; only its owner answers.
+// Rung by the threads of this process: an eventfd, which nobody else may have. Its O_NONBLOCK would be theirs too, and
+// who clears it makes the next ring wait for ever.
 class Doorbell {
  public:
   Doorbell();
-  explicit Doorbell(Descriptor received);  // throws Failure(precondition) when ringing it could block
-  void ring() const;                       // never blocks
-  void answer() const;                     // forgets all rings so far
+  void ring() const;    // never blocks
+  void answer() const;  // forgets all rings so far
+  const Descriptor& descriptor() const { return fd_; }
+
+ private:
+  Descriptor fd_;
+};
+
+// Rung by one other process, which holds the rope: a pair of datagram sockets, of which each side has but its own, and
+// can do nothing to the other's.
+class Farbell {
+ public:
+  Farbell();
+  Descriptor give_rope() { return std::move(rope_); }  // once
+  void answer() const;                                 // forgets the rings so far; if too many, rings on
+  const Descriptor& descriptor() const { return fd_; }
+
+ private:
+  Descriptor fd_, rope_;
+};
+
+// The other end of a bell that a neighbour has made.
+class Rope {
+ public:
+  explicit Rope(Descriptor received);  // throws Failure(precondition) when it is none
+  void ring() const;                   // never blocks, whatever its maker does
   const Descriptor& descriptor() const { return fd_; }
 
  private:

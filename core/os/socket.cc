@@ -17,8 +17,8 @@ namespace farandole::os {
 
 namespace {
 
-constexpr std::size_t kDescriptorsAtOnce = 64;
-constexpr int kSilenceMs = 60'000;  // unacknowledged data for this long ends a connection
+constexpr std::size_t kDescriptorsAtOnce = 253;  // the kernel's own limit: what a peer sends is cut short by ours alone
+constexpr int kSilenceMs = 60'000;               // unacknowledged data for this long ends a connection
 constexpr int kLocalBuffer = 1 << 20;
 
 void set_option(int fd, int level, int name, int value) { setsockopt(fd, level, name, &value, sizeof value); }

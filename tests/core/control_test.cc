@@ -45,9 +45,11 @@ TEST(frames_come_back) {
 
 TEST(a_revocation_is_a_failure) {
   for (int code = -2; code < 20; ++code)
-    CHECK_EQUAL(readable(Revocation{{static_cast<Code>(code), "", -1}}), code >= 2 && code <= 10);
+    CHECK_EQUAL(readable(Revocation{{static_cast<Code>(code), "", 0}}), code >= 2 && code <= 10);
+  CHECK(readable(Revocation{{Code::revoked, "", -1}}));
   CHECK(!readable(Revocation{{static_cast<Code>(256), "", -1}}));
   CHECK(!readable(Revocation{{Code::peer_lost, "", -2}}));
+  CHECK(!readable(Revocation{{Code::no_memory, "whose?", -1}}));
 }
 
 TEST(numbers_that_nobody_has_are_refused) {

@@ -350,6 +350,14 @@ TEST(revoking_ends_all_operations_on_all_ranks) {
   });
 }
 
+TEST(what_does_not_say_why_revokes_nothing) {
+  Job job({0, 0});
+  for (const int code : {-1, 0, 1, 11, 1 << 20}) CHECK_EQUAL(farandole_revoke(job.engine(0), code, -1, "enough"), 2);
+  CHECK_EQUAL(farandole_revoke(job.engine(0), 7, -1, nullptr), 2);
+  CHECK_EQUAL(farandole_revoke(job.engine(0), 7, -2, "enough"), 2);
+  job.run([&](int rank) { allreduce_once(job, rank, "x", 1000); });
+}
+
 TEST(stalls_are_reported_by_name_and_rank) {
   farandole_options options = job::default_options();
   options.stall_note_ms = 50;

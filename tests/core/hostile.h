@@ -426,7 +426,7 @@ inline std::vector<os::Descriptor> Game::files_for(Control type) {
     } else if (which == 0) {
       files.push_back(peer_->board().memory().file().duplicate());
     } else if (which == 1) {
-      files.push_back(peer_->bell().descriptor().duplicate());
+      files.push_back(peer_->rope());
     } else if (which == 2) {
       never(pipe(ends) != 0, "no pipe");
       files.emplace_back(ends[1]);

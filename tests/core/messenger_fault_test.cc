@@ -151,3 +151,21 @@ TEST(failpoints_fire_once_after_their_passes) {
   CHECK_EQUAL(farandole_chaos_fired(name, "*.pack"), 1);
   farandole_chaos_set(name, "*.pack", "off", 0);
 }
+
+// What is left of a rank that is said to be dead is read to its end; a living one never comes to it.
+TEST(who_goes_on_writing_is_buried_all_the_same) {
+  Side b(1, 2);
+  auto [mine, theirs] = connected(StreamKind::local);
+  b.messenger.add(0, std::move(theirs), StreamKind::local);
+  const auto head = header(wire::FrameType::control, {0, 0, 1}, 0, 0);
+  int said = 0;
+  b.hook = [&] {
+    ++said;
+    b.heard.clear();
+    if (b.lost.empty()) raw_write(mine.get(), head.data(), head.size());
+  };
+  raw_write(mine.get(), head.data(), head.size());
+  b.messenger.bury(0, {Code::peer_lost, "it is said to be dead", 0});
+  CHECK_EQUAL(b.lost.size(), 1u);
+  CHECK(said > 1000);
+}

@@ -236,6 +236,37 @@ TEST(quotas_of_control_groups_count_as_cores) {
   std::filesystem::remove_all(root);
 }
 
+// Who has an arena's file can make holes in it, and no more: what is mapped stays.
+TEST(an_arena_cannot_shrink) {
+  Arena arena;
+  const Descriptor file = arena.memory().file().duplicate();
+  CHECK(ftruncate(file.get(), 0) != 0 && ftruncate(file.get(), 1 << 30) != 0);
+  std::byte* block = arena.lend(kMebibyte);
+  SharedMemory seen = SharedMemory::join(file.duplicate(), arena.memory().bytes(), true);
+  block[7] = std::byte{7};
+  CHECK(seen.data()[7] == std::byte{7});
+  CHECK_EQUAL(madvise(seen.data(), kMebibyte, MADV_REMOVE), 0);
+  CHECK(block[7] == std::byte{0});
+}
+
+TEST(what_is_joined_is_memory_and_sealed_where_its_maker_seals) {
+  const Descriptor file(memfd_create("test", MFD_CLOEXEC));
+  CHECK(ftruncate(file.get(), 4096) == 0);
+  CHECK_THROWS(SharedMemory::join(file.duplicate(), 4096, true), Failure);
+  CHECK(static_cast<bool>(SharedMemory::join(file.duplicate(), 4096, false)));
+  // A file of a file system answers when that likes.
+  const int own = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+  struct stat status{};
+  CHECK_EQUAL(fstat(own, &status), 0);
+  try {
+    SharedMemory::join(Descriptor(own), static_cast<std::size_t>(status.st_size), false);
+    CHECK(false);
+  } catch (const Failure& failure) {
+    CHECK(failure.error().code == Code::precondition);
+    CHECK(std::string(failure.what()).find("is no memory") != std::string::npos);
+  }
+}
+
 TEST(an_unsealed_file_is_refused) {
   const int fd = memfd_create("test", MFD_CLOEXEC);
   CHECK(ftruncate(fd, 4096) == 0);
@@ -335,6 +366,40 @@ TEST(doorbell_rings_until_answered) {
   bell.answer();
   CHECK(poller.wait(0, events).empty());
   bell.answer();  // nothing to forget; does not block
+}
+
+// Each side has its own socket alone: what one does to its own, flags and all, is nothing to the other.
+TEST(a_rope_rings_without_waiting_whatever_the_other_side_does) {
+  Poller poller;
+  Farbell bell;
+  Rope rope(bell.give_rope());
+  poller.add(bell.descriptor().get(), 1);
+  std::vector<Event> events;
+  CHECK(poller.wait(0, events).empty());
+  for (int i = 0; i < 1000; ++i) rope.ring();  // without an answer: the bell is full, and no ring waits for room
+  CHECK_EQUAL(poller.wait(0, events).size(), 1u);
+  bell.answer();
+  CHECK(poller.wait(0, events).empty());  // however often it rang
+  for (const int fd : {bell.descriptor().get(), rope.descriptor().get()})
+    CHECK_EQUAL(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK), 0);
+  bell.answer();  // nothing to forget; does not block
+  for (int i = 0; i < 1000; ++i) rope.ring();
+  CHECK_EQUAL(poller.wait(0, events).size(), 1u);
+  bell.answer();
+  shutdown(rope.descriptor().get(), SHUT_RDWR);
+  rope.ring();  // raises no signal
+  CHECK(poller.wait(0, events).empty());
+  bell = Farbell();
+  rope.ring();
+}
+
+TEST(only_a_rope_rings) {
+  int pipe_ends[2], stream_ends[2];
+  CHECK_EQUAL(pipe(pipe_ends), 0);
+  CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM, 0, stream_ends), 0);
+  Doorbell eventfd;
+  for (const int fd : {dup(eventfd.descriptor().get()), pipe_ends[0], pipe_ends[1], stream_ends[0], stream_ends[1]})
+    CHECK_THROWS(Rope(Descriptor(fd)), Failure);
 }
 
 TEST(a_process_can_be_watched) {

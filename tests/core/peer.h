@@ -64,7 +64,7 @@ class Peer {
     if (!neighbour(other)) return;
     std::vector<os::Descriptor> files;
     files.push_back(board_.memory().file().duplicate());
-    files.push_back(bell_.descriptor().duplicate());
+    files.push_back(rope());
     say(other, Control::hello, control::encode(control::Hello{generation_, rank_, kNonce}), std::move(files));
     std::vector<os::Descriptor> file;
     file.push_back(rings_->memory().file().duplicate());
@@ -79,15 +79,25 @@ class Peer {
     send(other, frame, payload, std::move(files));
   }
 
+  // Two in one write: who reads the first reads the second with it.
+  void say_both(int other, Control first, const Bytes& one, Control second, const Bytes& two) {
+    wire::Frame frame;
+    frame.type = wire::FrameType::control;
+    frame.tag.step = static_cast<std::uint32_t>(first);
+    Bytes bytes = framed(other, frame, one);
+    frame.tag.step = static_cast<std::uint32_t>(second);
+    const Bytes more = framed(other, frame, two);
+    bytes.insert(bytes.end(), more.begin(), more.end());
+    write(other, std::move(bytes), {});
+  }
+
   // With a right header and right checksums, whatever the rest is. False when the engine does not read any more.
-  bool send(int other, wire::Frame frame, const Bytes& payload, std::vector<os::Descriptor> files = {}) {
+  bool send(int other, const wire::Frame& frame, const Bytes& payload, std::vector<os::Descriptor> files = {}) {
+    return write(other, framed(other, frame, payload), std::move(files));
+  }
+
+  bool write(int other, Bytes bytes, std::vector<os::Descriptor> files) {
     Link& link = links_.at(other);
-    frame.generation = generation_;
-    frame.length = static_cast<std::uint32_t>(payload.size());
-    frame.crc = link.local ? 0 : wire::crc32c(0, payload.data(), payload.size());
-    Bytes bytes(wire::kFrameBytes);
-    wire::encode(frame, std::span<std::byte, wire::kFrameBytes>(bytes.data(), wire::kFrameBytes));
-    bytes.insert(bytes.end(), payload.begin(), payload.end());
     for (std::size_t sent = 0; sent < bytes.size();) {
       const iovec part{bytes.data() + sent, bytes.size() - sent};
       const os::Moved moved = os::send_some(link.socket.get(), {&part, 1}, files);
@@ -131,7 +141,7 @@ class Peer {
   }
   link::Rings* rings() { return rings_.get(); }
   const link::Board& board() const { return board_; }
-  const os::Doorbell& bell() const { return bell_; }
+  os::Descriptor rope() { return bells_.emplace_back().give_rope(); }  // of a bell of this rank's
   std::uint32_t generation() const { return generation_; }
   static constexpr std::uint64_t kNonce = 0x1234567;
   static constexpr int kLongestMs = 10'000;  // that an engine may take to read or to say something
@@ -144,6 +154,16 @@ class Peer {
     std::vector<os::Descriptor> files;
     std::deque<Heard> heard;
   };
+
+  Bytes framed(int other, wire::Frame frame, const Bytes& payload) const {
+    frame.generation = generation_;
+    frame.length = static_cast<std::uint32_t>(payload.size());
+    frame.crc = links_.at(other).local ? 0 : wire::crc32c(0, payload.data(), payload.size());
+    Bytes bytes(wire::kFrameBytes);
+    wire::encode(frame, std::span<std::byte, wire::kFrameBytes>(bytes.data(), wire::kFrameBytes));
+    bytes.insert(bytes.end(), payload.begin(), payload.end());
+    return bytes;
+  }
 
   bool listen(int other, int longest_ms = kLongestMs) {
     Link& link = links_.at(other);
@@ -175,7 +195,9 @@ class Peer {
       if (frame.tag.step == static_cast<std::uint32_t>(Control::hello) && decode(payload, hello))
         neighbours_[other] = std::make_unique<link::Neighbour>(std::move(files.at(0)), std::move(files.at(1)),
                                                                generation_, other, hello.nonce);
-      if (frame.tag.step == static_cast<std::uint32_t>(Control::segment))
+      control::Segment segment;
+      if (frame.tag.step == static_cast<std::uint32_t>(Control::segment) && decode(payload, segment) &&
+          segment.group == 0)
         rings_->attach(locals_.at(other), std::move(files.at(0)), neighbours_.at(other).get());
     }
     link.heard.push_back({frame, std::move(payload)});
@@ -187,7 +209,7 @@ class Peer {
   int local_ = 0;
   std::map<int, int> locals_;  // rank -> place on this host
   link::Board board_;
-  os::Doorbell bell_;
+  std::deque<os::Farbell> bells_;
   std::map<int, std::unique_ptr<link::Neighbour>> neighbours_;
   std::unique_ptr<link::Rings> rings_;
   std::map<int, Link> links_;

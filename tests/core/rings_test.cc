@@ -19,21 +19,23 @@ namespace {
 struct Host {
   std::vector<std::unique_ptr<Rings>> rings;
   std::vector<std::unique_ptr<Board>> boards;
-  std::vector<std::unique_ptr<os::Doorbell>> bells;
+  std::vector<std::unique_ptr<os::Farbell>> bells;
+  std::vector<os::Descriptor> ropes;
   std::vector<std::unique_ptr<Neighbour>> neighbours;
 
   explicit Host(RingShape shape) {
     for (int m = 0; m < shape.members; ++m) {
       rings.push_back(std::make_unique<Rings>(shape, m));
       boards.push_back(std::make_unique<Board>(7, m, 1000 + static_cast<std::uint64_t>(m)));
-      bells.push_back(std::make_unique<os::Doorbell>());
+      bells.push_back(std::make_unique<os::Farbell>());
+      ropes.push_back(bells.back()->give_rope());
     }
     for (int m = 0; m < shape.members; ++m) {
       for (int other = 0; other < shape.members; ++other) {
         if (other == m) continue;
         auto o = static_cast<std::size_t>(other);
-        neighbours.push_back(std::make_unique<Neighbour>(boards[o]->memory().file().duplicate(),
-                                                         bells[o]->descriptor().duplicate(), 7, other, 1000 + o));
+        neighbours.push_back(std::make_unique<Neighbour>(boards[o]->memory().file().duplicate(), ropes[o].duplicate(),
+                                                         7, other, 1000 + o));
         CHECK(!rings[static_cast<std::size_t>(m)]->complete());
         rings[static_cast<std::size_t>(m)]->attach(other, rings[o]->memory().file().duplicate(),
                                                    neighbours.back().get());
@@ -44,7 +46,7 @@ struct Host {
   }
 };
 
-bool rung(const os::Doorbell& bell) {
+bool rung(const os::Farbell& bell) {
   os::Poller poller;
   poller.add(bell.descriptor().get(), 1);
   std::vector<os::Event> events;
@@ -206,9 +208,19 @@ TEST(words_and_boards) {
   CHECK(rung(*host.bells[1]));
   host.rings[0]->notify_all();
   CHECK(rung(*host.bells[1]));
-  CHECK_THROWS(Neighbour(host.boards[0]->memory().file().duplicate(), host.bells[0]->descriptor().duplicate(), 7, 0, 1),
-               Failure);
-  CHECK_THROWS(
-      Neighbour(host.boards[0]->memory().file().duplicate(), host.bells[0]->descriptor().duplicate(), 8, 0, 1000),
-      Failure);
+  CHECK_THROWS(Neighbour(host.boards[0]->memory().file().duplicate(), host.ropes[0].duplicate(), 7, 0, 1), Failure);
+  CHECK_THROWS(Neighbour(host.boards[0]->memory().file().duplicate(), host.ropes[0].duplicate(), 8, 0, 1000), Failure);
+}
+
+// A group may follow a plan before the memory of all its members has come.
+TEST(who_has_not_come_has_said_nothing) {
+  Rings rings(RingShape{3, 4096, 2}, 1);
+  CHECK(!rings.attached(0) && !rings.complete());
+  for (int member : {0, 2}) {
+    CHECK_EQUAL(rings.words_of(member).own.load(), 0u);
+    CHECK_EQUAL(rings.words_of(member).remote.load(), 0u);
+  }
+  rings.my_words().own.store(42);
+  CHECK_EQUAL(rings.words_of(1).own.load(), 42u);
+  rings.notify_all(true);
 }
