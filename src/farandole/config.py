@@ -502,10 +502,7 @@ class Config:
         """
         environ = os.environ if environ is None else environ
         _warn_of_unknown(environ)
-        config = cls(**{setting.name: setting.read(environ) for setting in SETTINGS.values()})
-        if config.rank == 0:  # one rank is enough
-            _warn_of_ignored(environ)
-        return config
+        return cls(**{setting.name: setting.read(environ) for setting in SETTINGS.values()})
 
 
 def given(environ: Mapping[str, str] | None = None) -> list[str]:
@@ -538,19 +535,29 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
+_told: set[str] = set()  # variables that this process has warned of
+
+
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:
     known = {setting.variable for setting in SETTINGS.values()}
     for variable in sorted(environ):
         if variable.startswith(PREFIX) and variable not in known:
             close = difflib.get_close_matches(variable, known, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            # Python shows the same warning once, however often init is called.
-            warnings.warn(f"{variable} is no setting of Farandole and has no effect{hint}", stacklevel=3)
+            _warn_once(variable, f"{variable} is no setting of Farandole and has no effect{hint}")
 
 
-def _warn_of_ignored(environ: Mapping[str, str]) -> None:
-    """Of settings without effect that ask for something else than what is done anyway."""
+def warn_of_ignored(environ: Mapping[str, str] | None = None) -> None:
+    """Of settings without effect that `environ` has, whatever they say. For rank 0, once it knows that it is."""
+    environ = os.environ if environ is None else environ
     for setting in SETTINGS.values():
-        if setting.no_effect and setting.read(environ) != setting.default:
-            variable = next(each for each in setting.variables if environ.get(each, "").strip())
-            warnings.warn(f"{variable}={environ[variable]} has no effect: {setting.no_effect}", stacklevel=3)
+        variable = next((each for each in setting.variables if environ.get(each, "").strip()), None)
+        if setting.no_effect and variable is not None:
+            _warn_once(variable, f"{variable}={environ[variable]} has no effect: {setting.no_effect}")
+
+
+def _warn_once(variable: str, text: str) -> None:
+    """Once in this process: Python's own rule is once for each line that called us."""
+    if variable not in _told:
+        _told.add(variable)
+        warnings.warn(text, stacklevel=4)

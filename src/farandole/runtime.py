@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import errors, tested
-from .config import Config, cache_directory, environment, given
+from .config import Config, cache_directory, environment, given, warn_of_ignored
 from .elastic.policy import Times
 from .engine import Engine, Outcome
 from .groups import GroupTable, ProcessSet, as_sets, global_process_set
@@ -201,7 +201,8 @@ class Runtime:
             if not self._registered:
                 self._registered = True
                 atexit.register(self.at_exit, config.report_fd, os.getpid())
-            if self._world.engine.rank == 0:
+            if self._world.engine.rank == 0:  # one rank is enough
+                warn_of_ignored()
                 tested.tell(tested.used())
 
     def close(self) -> None:

@@ -104,6 +104,20 @@ def test_the_demo_runs_as_it_is(launcher: str) -> None:
     assert not left()
 
 
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_rank_0_alone_warns_of_settings_without_effect(launcher: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import farandole\nfarandole.init()\nfarandole.barrier()\n")
+    words = command(launcher, 3, str(script))
+    held, port = sockets.hold_port()
+    if launcher == "torchrun":
+        words[words.index("--nproc_per_node") : 0] = ["--master_port", str(port)]
+    with held, started(words, HOROVOD_HIERARCHICAL_ALLREDUCE="0") as job:
+        said, complained = job.communicate(timeout=100)
+    assert job.returncode == 0, said + complained
+    assert complained.count("HOROVOD_HIERARCHICAL_ALLREDUCE=0 has no effect") == 1, complained
+
+
 SUM = """
 import json, os, torch, torch.distributed as dist
 import farandole.torch.distributed

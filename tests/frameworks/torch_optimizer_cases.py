@@ -1,6 +1,6 @@
 # What a DistributedOptimizer must do, as functions that all ranks of one job run one after the other.
 # Touches farandole.torch as users see it. Started by test_torch_optimizer.py.
-"""`python torch_optimizer_cases.py [NAME ...]`: these cases and those of torch_script_cases.py."""
+"""`python torch_optimizer_cases.py [NAME ...]`: these cases, and those of the files of cases beside it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 import torch
+import torch_scaler_cases  # noqa: F401 (adds its cases)
 import torch_script_cases  # noqa: F401 (adds its cases)
 from torch import nn
 from torch_job import (

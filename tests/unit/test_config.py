@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+import farandole.config as settings
 from farandole.config import SETTINGS, Config, MiB, Setting
 
 
@@ -23,7 +24,6 @@ def test_the_defaults_are_a_world_of_one_with_the_contracts_numbers() -> None:
     assert (config.engine, config.flush_us) == ("native", 20_000)
 
 
-@pytest.mark.filterwarnings("ignore:.* has no effect")
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=list(SETTINGS))
 def test_every_variable_and_alias_sets_its_setting(setting: Setting) -> None:
     good = {"int": "1", "float": "7.5", "bool": "1", "str": "x"}[setting.base]
@@ -87,32 +87,51 @@ def test_a_bad_value_is_refused_with_its_name(environ: dict[str, str], message: 
         assert message in str(caught.value)
 
 
-def test_an_unknown_variable_warns_once_with_a_suggestion() -> None:
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
+    """What this process warns of, as if it had not warned of anything before."""
+    monkeypatch.setattr(settings, "_told", set())
     with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("default")
-        for _ in range(3):
-            Config.from_environment({"FARANDOLE_FUSION_TRESHOLD": "1", "HOROVOD_WHATEVER": "1"})
-    assert [str(warning.message) for warning in seen] == [
+        warnings.simplefilter("always")
+        yield lambda: [str(warning.message) for warning in seen]
+
+
+def test_an_unknown_variable_warns_once_with_a_suggestion(told: Callable[[], list[str]]) -> None:
+    def elsewhere() -> None:
+        Config.from_environment({"FARANDOLE_FUSION_TRESHOLD": "1"})
+
+    for _ in range(3):
+        Config.from_environment({"FARANDOLE_FUSION_TRESHOLD": "1", "HOROVOD_WHATEVER": "1"})
+    elsewhere()
+    assert told() == [
         "FARANDOLE_FUSION_TRESHOLD is no setting of Farandole and has no effect; "
         "did you mean FARANDOLE_FUSION_THRESHOLD?"
     ]
 
 
-def test_settings_without_effect_warn_once_with_the_reason() -> None:
+def test_settings_without_effect_warn_once_with_the_reason(told: Callable[[], list[str]]) -> None:
     ignored = [setting for setting in SETTINGS.values() if setting.no_effect]
     assert len(ignored) == 15
     other: dict[str, Callable[[Any], str]] = {"bool": lambda value: str(int(not value)), "str": lambda _: "mpi"}
     environ = {setting.aliases[0]: other.get(setting.base, lambda _: "37")(setting.default) for setting in ignored}
-    usual = {setting.aliases[0]: str(setting.default) for setting in ignored if setting.default is not None}
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("default")
-        Config.from_environment(usual)  # asks for nothing else than what is done
-        Config.from_environment({**environ, "HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"})  # rank 0 says it
-        for _ in range(3):
-            Config.from_environment(environ)
-    assert [str(warning.message) for warning in seen] == [
+
+    def elsewhere() -> None:
+        settings.warn_of_ignored(environ)
+
+    Config.from_environment(environ)  # it is rank 0's to say, and nobody knows who that is yet
+    assert told() == []
+    for _ in range(3):
+        settings.warn_of_ignored(environ)
+    elsewhere()
+    assert told() == [
         f"{setting.aliases[0]}={environ[setting.aliases[0]]} has no effect: {setting.no_effect}" for setting in ignored
     ]
+
+
+def test_a_setting_without_effect_warns_also_when_it_says_what_is_done_anyway(told: Callable[[], list[str]]) -> None:
+    settings.warn_of_ignored({"HOROVOD_HIERARCHICAL_ALLREDUCE": "0", "HOROVOD_CONTROLLER": " "})
+    [text] = told()
+    assert text.startswith("HOROVOD_HIERARCHICAL_ALLREDUCE=0 has no effect: ")
 
 
 def test_the_object_is_frozen_and_checks_what_code_gives_it() -> None:

@@ -93,6 +93,9 @@ class AdasumSteps:
         if self.process_set.included() is not False:
             agree_on_infinity((param.grad for param in self._params()), self._reduction, self.process_set)
 
+    def after_scaler(self) -> None:
+        """Nothing: no gradients are reduced, and so none are left."""
+
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """So that GradScaler calls step() on every rank, also where the gradients are infinite."""

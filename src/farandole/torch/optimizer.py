@@ -163,6 +163,10 @@ class ReducedSteps:
             self.synchronize()
             self._for_scaler = True
 
+    def after_scaler(self) -> None:
+        """Called by GradScaler when it has stepped, or has found infinities and not stepped: what comes now is new."""
+        self._synchronized = False
+
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def __copy__(self) -> Any:

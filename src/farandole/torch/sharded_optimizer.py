@@ -25,6 +25,14 @@ class ShardedSteps(ReducedSteps):
     _gradients: Shares  # type: ignore[assignment]
     state: Any  # the wrapped class's, of shares
     _param_names: list[Any]  # of each group, where the wrapped optimizer had them
+    _agreed: bool  # on whether there are infinities, since the gradients were reduced
+
+    def synchronize(self) -> None:
+        """As the other distributed optimizers'; not again once a GradScaler has looked: it may have unscaled them."""
+        if self._agreed and self._synchronized and not self._gradients.pending:
+            return
+        self._agreed = False
+        super().synchronize()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronizes the gradients, steps this rank's share, and gives every rank the new parameters."""
@@ -153,13 +161,16 @@ class ShardedSteps(ReducedSteps):
         return [param for params in self._gradients.groups for param in params]
 
     def before_scaler(self) -> None:
-        """As the other distributed optimizers'; a rank has seen its share alone, and so asks the others."""
-        before = self._for_scaler
+        """As the other distributed optimizers'; a rank has seen its share alone, and so asks the others.
+
+        Once after each reduction, whoever asked for that: scripts may have called `synchronize()` themselves.
+        """
         super().before_scaler()
-        if self._for_scaler and not before:
+        if not self._agreed:
             shares = self._gradients
             grads = [bucket.shard.grad for bucket in shares.buckets]
             agree_on_infinity(grads, shares.buckets[0].name, shares.process_set)
+            self._agreed = True
 
     def __copy__(self) -> Any:
         raise TypeError("an optimizer with shard_optimizer_state=True cannot be copied; use its state_dict()")
@@ -214,6 +225,7 @@ def shard(
     shares = Shares(groups, named, compression=compression, passes=passes, op=op, process_set=process_set)
     distributed._gradients = shares
     distributed._should_synchronize, distributed._synchronized, distributed._for_scaler = True, False, False
+    distributed._agreed = False
     distributed._param_names = [group.pop("param_names", None) for group in optimizer.param_groups]
     for number, group in enumerate(distributed.param_groups):
         group["params"] = shares.shards(number)

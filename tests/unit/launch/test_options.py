@@ -54,7 +54,6 @@ def test_values_of_flags_reach_the_ranks_in_units_of_the_variable() -> None:
     assert parse(["--stall-check", "x"], {}).settings["stall_check_disable"].value is False
 
 
-@pytest.mark.filterwarnings("ignore:.* has no effect")
 def test_the_contracts_file(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(FILE)
