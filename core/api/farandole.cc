@@ -62,9 +62,19 @@ Error forked_error() {
   return {Code::internal, "this process was forked from a rank; only the rank itself can call its engine", -1};
 }
 
+Error other_build(uint64_t theirs) {
+  char words[192];
+  std::snprintf(
+      words, sizeof words,
+      "the library's interface is %016llx, its caller was compiled for %016llx: they are of different builds; "
+      "install farandole again",
+      static_cast<unsigned long long>(FARANDOLE_INTERFACE), static_cast<unsigned long long>(theirs));
+  return {Code::invalid_argument, words};
+}
+
 Error read_options(const farandole_options* given, farandole::Options& options) {
   if (given == nullptr || given->interface != FARANDOLE_INTERFACE)
-    return {Code::invalid_argument, "the library and its caller are of different builds; install farandole again"};
+    return other_build(given == nullptr ? 0 : given->interface);
   if (given->size < 1 || given->rank < 0 || given->rank >= given->size || given->hosts == nullptr)
     return {Code::invalid_argument,
             "rank " + std::to_string(given->rank) + " of " + std::to_string(given->size) + " is not possible"};
@@ -75,7 +85,7 @@ Error read_options(const farandole_options* given, farandole::Options& options) 
     return {Code::invalid_argument, "chunk_bytes must be a multiple of 64 up to 1 GiB"};
   if (given->tcp_streams < 1 || given->tcp_streams > 64)
     return {Code::invalid_argument, "tcp_streams must be from 1 to 64"};
-  if (given->allreduce_algorithm < 0 || given->allreduce_algorithm > 4)
+  if (given->allreduce_algorithm < 0 || given->allreduce_algorithm > FARANDOLE_ALGORITHM_TREE)
     return {Code::invalid_argument, "there is no allreduce algorithm " + std::to_string(given->allreduce_algorithm)};
   options.rank = given->rank;
   options.size = given->size;

@@ -16,8 +16,43 @@ uint64_t farandole_interface(void); /* the library's */
 /* A hash of what all ranks of a job must have in common: messages, shared memory, the choice of algorithms. */
 uint64_t farandole_wire(void);
 
-/* Codes: 0 ok, 1 in progress, 2 invalid argument, 3 precondition, 4 aborted, 5 shut down, 6 peer lost, 7 revoked,
- * 8 timed out, 9 no memory, 10 internal (base/error.h). Functions that return int return one of them. */
+/* The numbers that both sides of the seam know, once: X(the core's name, NAME, number), a data type also with the bytes
+ * of an element. api/numbers.cc holds the core's own enums against them, native.py those of Python. */
+/* clang-format off */
+#define FARANDOLE_CODES(X)                                                                                          \
+  X(ok, OK, 0) X(in_progress, IN_PROGRESS, 1) X(invalid_argument, INVALID_ARGUMENT, 2)                              \
+  X(precondition, PRECONDITION, 3) X(aborted, ABORTED, 4) X(shut_down, SHUT_DOWN, 5) X(peer_lost, PEER_LOST, 6)     \
+  X(revoked, REVOKED, 7) X(timed_out, TIMED_OUT, 8) X(no_memory, NO_MEMORY, 9) X(internal, INTERNAL, 10)
+#define FARANDOLE_KINDS(X)                                                                                          \
+  X(allreduce, ALLREDUCE, 0) X(allgather, ALLGATHER, 1) X(broadcast, BROADCAST, 2) X(alltoall, ALLTOALL, 3)         \
+  X(reducescatter, REDUCESCATTER, 4) X(barrier, BARRIER, 5) X(join, JOIN, 6) X(add_group, ADD_GROUP, 7)             \
+  X(remove_group, REMOVE_GROUP, 8) X(send, SEND, 9) X(receive, RECEIVE, 10) X(tune, TUNE, 11)
+#define FARANDOLE_DTYPES(X)                                                                                         \
+  X(boolean, BOOL, 0, 1) X(uint8, UINT8, 1, 1) X(int8, INT8, 2, 1) X(uint16, UINT16, 3, 2) X(int16, INT16, 4, 2)    \
+  X(int32, INT32, 5, 4) X(int64, INT64, 6, 8) X(float16, FLOAT16, 7, 2) X(float32, FLOAT32, 8, 4)                   \
+  X(float64, FLOAT64, 9, 8) X(bfloat16, BFLOAT16, 10, 2)
+#define FARANDOLE_OPS(X) /* Horovod's */                                                                            \
+  X(average, AVERAGE, 0) X(sum, SUM, 1) X(adasum, ADASUM, 2) X(min, MIN, 3) X(max, MAX, 4) X(product, PRODUCT, 5)
+#define FARANDOLE_ALGORITHMS(X)                                                                                     \
+  X(automatic, AUTO, 0) X(ring, RING, 1) X(direct, DIRECT, 2) X(doubling, DOUBLING, 3) X(tree, TREE, 4)
+/* clang-format on */
+#define FARANDOLE_ENUMERATOR(name, NAME, number) FARANDOLE_CODE_##NAME = number,
+enum farandole_code { FARANDOLE_CODES(FARANDOLE_ENUMERATOR) };
+#undef FARANDOLE_ENUMERATOR
+#define FARANDOLE_ENUMERATOR(name, NAME, number) FARANDOLE_KIND_##NAME = number,
+enum farandole_kind { FARANDOLE_KINDS(FARANDOLE_ENUMERATOR) };
+#undef FARANDOLE_ENUMERATOR
+#define FARANDOLE_ENUMERATOR(name, NAME, number, bytes) FARANDOLE_DTYPE_##NAME = number,
+enum farandole_dtype { FARANDOLE_DTYPES(FARANDOLE_ENUMERATOR) };
+#undef FARANDOLE_ENUMERATOR
+#define FARANDOLE_ENUMERATOR(name, NAME, number) FARANDOLE_OP_##NAME = number,
+enum farandole_op { FARANDOLE_OPS(FARANDOLE_ENUMERATOR) };
+#undef FARANDOLE_ENUMERATOR
+#define FARANDOLE_ENUMERATOR(name, NAME, number) FARANDOLE_ALGORITHM_##NAME = number,
+enum farandole_algorithm { FARANDOLE_ALGORITHMS(FARANDOLE_ENUMERATOR) };
+#undef FARANDOLE_ENUMERATOR
+
+/* Functions that return int return a code unless they say otherwise. */
 
 typedef struct farandole_engine farandole_engine;
 
@@ -27,7 +62,7 @@ typedef struct farandole_options {
   int32_t size;
   const int32_t* hosts; /* `size` host numbers: ranks with one number share memory */
   uint32_t generation;
-  int32_t allreduce_algorithm; /* 0 automatic, 1 ring, 2 direct, 3 doubling, 4 tree */
+  int32_t allreduce_algorithm; /* farandole_algorithm */
   int64_t fusion_threshold;    /* bytes */
   int64_t plan_capacity;       /* tensors of a step that is planned; 0 switches plans off */
   int64_t flush_us;            /* the longest a request waits in an incomplete planned bucket */
@@ -77,10 +112,9 @@ int64_t farandole_pulse_silence(farandole_pulse* pulse); /* milliseconds since t
 void farandole_pulse_stop(farandole_pulse* pulse);       /* not in a forked child */
 
 typedef struct farandole_request {
-  int32_t kind;   /* base/kind.h: 0 allreduce 1 allgather 2 broadcast 3 alltoall 4 reducescatter 5 barrier 6 join
-                     7 add_group 8 remove_group 9 send 10 receive 11 tune */
-  int32_t dtype;  /* base/dtype.h */
-  int32_t op;     /* Horovod's: 0 average 1 sum 2 adasum 3 min 4 max 5 product */
+  int32_t kind;   /* farandole_kind */
+  int32_t dtype;  /* farandole_dtype */
+  int32_t op;     /* farandole_op */
   int32_t group;  /* 0: everyone */
   int32_t peer;   /* broadcast: root; send, receive: the other side. A rank in the job; receive: -1, whoever sends */
   int32_t device; /* where the user's tensor lies, -1: CPU; all ranks must agree. `input` and `output` are CPU memory */

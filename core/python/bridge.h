@@ -15,12 +15,14 @@ namespace farandole::python {
 
 constexpr int kErrorBytes = 1024;
 constexpr std::int64_t kSliceMs = 100;  // so that Python's signal handlers run while a thread waits
-// Codes of the C interface.
-constexpr int kOk = 0, kInProgress = 1, kInvalidArgument = 2, kTimedOut = 8, kInternal = 10;
+constexpr int kOk = FARANDOLE_CODE_OK, kInProgress = FARANDOLE_CODE_IN_PROGRESS,
+              kInvalidArgument = FARANDOLE_CODE_INVALID_ARGUMENT, kTimedOut = FARANDOLE_CODE_TIMED_OUT,
+              kInternal = FARANDOLE_CODE_INTERNAL;
 constexpr int kTold = -1;  // farandole_run's word that the outcome is there
 // Kinds whose results depend on all ranks.
-constexpr int kAllgather = 1, kAlltoall = 3;
-inline bool rows_vary(int kind) { return kind == kAllgather || kind == kAlltoall; }
+inline bool rows_vary(int kind) { return kind == FARANDOLE_KIND_ALLGATHER || kind == FARANDOLE_KIND_ALLTOALL; }
+// Bytes of an element; 0: there is no such data type.
+std::int64_t element_bytes(int dtype);
 
 // What the package in Python lends: classes, functions and names, found once.
 struct Package {
@@ -32,6 +34,8 @@ struct Package {
   PyObject* shut_down = nullptr;    // errors.ShutDown
   PyObject* internal = nullptr;     // errors.HorovodInternalError
   PyObject* timeout = nullptr;      // errors.FarandoleTimeout
+  PyTypeObject* ndarray = nullptr;  // numpy.ndarray
+  PyObject* newest = nullptr;       // {"max_version": (1, 0)}: the newest DLPack that is read here
 };
 extern Package package;
 bool find_package();
@@ -41,7 +45,8 @@ struct Names {
   // clang-format off
 #define FARANDOLE_NAMES(X)                                                                                     \
   X(kind) X(name) X(input) X(output) X(dtype) X(op) X(group) X(peer) X(splits) X(prescale) X(postscale) X(tag) \
-  X(pieces) X(device) X(address) X(shape) X(elements) X(data) X(strides) X(__array_interface__) X(__dlpack__)
+  X(pieces) X(device) X(address) X(shape) X(elements) X(data) X(strides) X(typestr) X(__array_interface__)     \
+  X(__dlpack__)
   // clang-format on
 #define FARANDOLE_NAME(name) PyObject* name = nullptr;
   FARANDOLE_NAMES(FARANDOLE_NAME)
@@ -56,27 +61,31 @@ struct Library {
 
 struct Engine {
   PyObject_HEAD PyObject* library;
-  PyObject* pending;  // a dict of handles: what keeps the memory alive until the core is done with it
+  PyObject* pending;  // a dict of handles: what keeps the memory until the core is done with it (Packed::kept)
   const farandole_functions* core;
   farandole_engine* engine;  // null when it is destroyed
   std::int32_t rank;
   std::uint32_t generation;
-  std::int64_t calls;  // of the core, under way
-  std::int64_t loans;  // arrays over memory of the core
-  unsigned forks;      // how often this process had been forked from another when it was made
-  bool closed;         // no call begins any more
-  bool left;           // nothing of the core runs any more
+  std::int64_t calls;   // of the core, under way
+  std::int64_t loans;   // arrays over memory of the core
+  std::int64_t guards;  // pulses that may revoke it
+  unsigned forks;       // how often this process had been forked from another when it was made
+  bool closed;          // no call begins any more
+  bool left;            // nothing of the core runs any more
 };
 
 // A call of the core while it is under way: a closed engine waits for the last of them. Made and ended with the GIL.
 class Visit {
  public:
-  explicit Visit(Engine* engine);  // refused, with an error set, when the engine is closed or another process's
+  explicit Visit(Engine* engine) { enter(engine); }
   ~Visit() { leave(); }
   Visit(const Visit&) = delete;
   Visit& operator=(const Visit&) = delete;
   explicit operator bool() const { return engine_ != nullptr; }
+  bool enter(Engine* engine);  // refused, with an error set, when the engine is closed or another process's
   void leave();
+  // Runs Python's signal handlers, which may close the engine; false, with an error set, when the call must end.
+  bool signals(Engine* engine);
 
  private:
   Engine* engine_ = nullptr;
@@ -105,34 +114,42 @@ class Words {
   std::vector<std::unique_ptr<std::int64_t[]>> many_;
 };
 
+// Where memory lies, what shape it has, and what is known of its elements.
+struct Memory {
+  void* address = nullptr;
+  const std::int64_t* shape = nullptr;
+  int dimensions = 0;
+  std::int64_t item_bytes = 0;  // 0: nobody says
+  int dtype = -1;               // where a tensor of DLPack says it
+  Ref held;                     // an export of it, for as long as it is used; null: its object keeps it where it is
+
+  std::int64_t elements() const;
+  bool fits(int wanted) const;  // false, with an error set, when its elements are of another type
+};
+
 // A request of Python as the struct of the C interface, with what that points to.
 class Packed {
  public:
   bool read(PyObject* request);  // false with an error set
   farandole_request request{};
+  // What keeps the memory: the request, or where memory is exported a tuple of it and the exports.
+  PyObject* kept() const { return kept_.get(); }
 
  private:
   bool read_memory(PyObject* given);
   bool read_splits(PyObject* splits);
   bool read_pieces(PyObject* pieces);
+  bool keep(PyObject* request);
   Words words_;
   Ref name_;
-  std::vector<Ref> exports_;  // of memory that is held by others until they are told that it is free
-};
-
-// Where memory lies and what shape it has.
-struct Memory {
-  void* address = nullptr;
-  const std::int64_t* shape = nullptr;
-  int dimensions = 0;
-  Ref held;  // what keeps an export of it
+  Ref kept_;
+  std::array<Ref, 3> exports_;  // of the input, the output and the pieces, until `kept_` has them
 };
 // Of None, a Span, an object with a buffer, an array, or an object with DLPack. `words`: where the shape goes.
 bool read_memory(PyObject* object, bool writable, Words& words, Memory& memory);
 
 struct Prepared {
-  PyObject_HEAD PyObject* engine;
-  PyObject* request;
+  PyObject_HEAD PyObject* engine;  // null: it has been cleared
   Packed* packed;
 };
 extern PyTypeObject* prepared_type;
@@ -144,6 +161,8 @@ PyObject* lend(Engine* engine, std::int64_t handle, void* memory, std::int64_t b
 PyObject* tell(Engine* self, std::int64_t handle, PyObject* request, const farandole_outcome& found);
 // Raises `type(words, **named)`; null.
 PyObject* raise(PyObject* type, Ref words, Ref named);
+// Sets the exception for something that was compiled against another header; `theirs` is 0 where it does not say.
+void other_build(const char* what, std::uint64_t theirs, const char* remedy);
 // Sets the exception for a code of the core; null.
 PyObject* fail(const Engine* self, int code, const char* message);
 

@@ -17,7 +17,7 @@ PyObject* no_such_handle(std::int64_t handle) {
 enum class Ended { yes, no, error };
 
 // Whether the operation has ended before `deadline` (none when it is negative). Python's signal handlers may run.
-Ended ended(Engine* self, std::int64_t handle, double deadline, bool aside) {
+Ended ended(Engine* self, Visit& visit, std::int64_t handle, double deadline, bool aside) {
   auto* wait = aside ? self->core->wait_aside : self->core->wait;
   while (true) {
     std::int64_t slice = kSliceMs;
@@ -29,31 +29,31 @@ Ended ended(Engine* self, std::int64_t handle, double deadline, bool aside) {
     Py_END_ALLOW_THREADS;
     if (code == kOk) return Ended::yes;
     if (code == kInvalidArgument) no_such_handle(handle);
-    if (code == kInvalidArgument || PyErr_CheckSignals() != 0) return Ended::error;
-    if (self->closed) {
-      shut_down(self);
-      return Ended::error;
-    }
+    if (code == kInvalidArgument || !visit.signals(self)) return Ended::error;
     if (deadline >= 0 && now() >= deadline) return Ended::no;
   }
 }
+
+// The request in what `pending` keeps: the beginning of a tuple, or all of it.
+PyObject* request_in(PyObject* kept) { return PyTuple_CheckExact(kept) ? PyTuple_GetItem(kept, 0) : kept; }
 
 // The outcome of a finished operation. Of several threads that wait for one handle, who takes the request takes it all.
 PyObject* take(Engine* self, std::int64_t handle) {
   Ref key(PyLong_FromLongLong(handle));
   if (!key) return nullptr;
-  Ref request = Ref::borrowed(PyDict_GetItemWithError(self->pending, key.get()));
-  if (!request) return PyErr_Occurred() ? nullptr : no_such_handle(handle);
+  Ref kept = Ref::borrowed(PyDict_GetItemWithError(self->pending, key.get()));
+  if (!kept) return PyErr_Occurred() ? nullptr : no_such_handle(handle);
   if (PyDict_DelItem(self->pending, key.get()) != 0) return nullptr;
   farandole_outcome found{};
   if (self->core->outcome_of(self->engine, handle, &found) != kOk) return no_such_handle(handle);
-  return tell(self, handle, request.get(), found);
+  return tell(self, handle, request_in(kept.get()), found);
 }
 
 PyObject* not_done(const Engine* self, std::int64_t handle, double seconds) {
   Ref key(PyLong_FromLongLong(handle));
   if (!key) return nullptr;
-  PyObject* request = PyDict_GetItemWithError(self->pending, key.get());
+  PyObject* kept = PyDict_GetItemWithError(self->pending, key.get());
+  PyObject* request = kept == nullptr ? nullptr : request_in(kept);
   Ref kind(request == nullptr ? nullptr : PyObject_GetAttr(request, names.kind));
   Ref title(kind ? PyObject_GetAttr(kind.get(), names.name) : PyUnicode_FromString("the operation"));
   Ref name(kind ? PyObject_GetAttr(request, names.name) : PyUnicode_FromString(""));
@@ -69,7 +69,7 @@ PyObject* not_done(const Engine* self, std::int64_t handle, double seconds) {
 PyObject* wait_for(Engine* self, std::int64_t handle, double seconds, bool aside) {
   Visit visit(self);
   if (!visit) return nullptr;
-  switch (ended(self, handle, seconds < 0 ? -1 : now() + seconds, aside)) {
+  switch (ended(self, visit, handle, seconds < 0 ? -1 : now() + seconds, aside)) {
     case Ended::yes:
       return take(self, handle);
     case Ended::no:
@@ -80,15 +80,13 @@ PyObject* wait_for(Engine* self, std::int64_t handle, double seconds, bool aside
   return nullptr;
 }
 
-bool keep(Engine* self, std::int64_t handle, PyObject* request, PyObject* handles, Py_ssize_t place) {
-  PyObject* key = PyLong_FromLongLong(handle);
-  if (key == nullptr) return false;
-  const bool kept = PyDict_SetItem(self->pending, key, request) == 0;
-  if (handles != nullptr)
-    PyList_SetItem(handles, place, key);
-  else
-    Py_DECREF(key);
-  return kept;
+// What keeps the memory of an operation stays until its outcome is taken; the handle, as an object. Null with an error
+// set when there is no memory for that: then it stays for ever, for the core works on what it keeps.
+Ref keep(Engine* self, std::int64_t handle, PyObject* kept) {
+  Ref key(PyLong_FromLongLong(handle));
+  if (key && PyDict_SetItem(self->pending, key.get(), kept) == 0) return key;
+  Py_INCREF(kept);
+  return Ref();
 }
 
 PyObject* submit_all(Engine* self, PyObject* requests, Py_ssize_t count, int flags) {
@@ -109,15 +107,18 @@ PyObject* submit_all(Engine* self, PyObject* requests, Py_ssize_t count, int fla
                             error, sizeof error);
   Py_END_ALLOW_THREADS;
   if (code != kOk) return fail(self, code, error);
-  for (Py_ssize_t i = 0; i < count; ++i)
-    if (!keep(self, handles[static_cast<std::size_t>(i)], PyTuple_GetItem(requests, i), result.get(), i))
-      return nullptr;
-  return result.give();
+  bool all = true;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
+    Ref key = keep(self, handles[i], packed[i].kept());
+    all = all && key;
+    if (key) PyList_SetItem(result.get(), static_cast<Py_ssize_t>(i), key.give());
+  }
+  return all ? result.give() : nullptr;
 }
 
-// What is under way is waited for; `request` keeps its memory, whatever a signal handler does.
-PyObject* go_on(Engine* self, Visit& visit, std::int64_t handle, PyObject* request) {
-  if (!keep(self, handle, request, nullptr, 0)) return nullptr;
+// What is under way is waited for; its memory is kept, whatever a signal handler does.
+PyObject* go_on(Engine* self, Visit& visit, std::int64_t handle, PyObject* kept) {
+  if (!keep(self, handle, kept)) return nullptr;
   visit.leave();
   if (PyErr_CheckSignals() != 0) return nullptr;
   return wait_for(self, handle, -1, false);
@@ -132,16 +133,30 @@ Ref with_spans(PyObject* request, PyObject* spans, PyObject* owners) {
   return Ref(PyObject_CallFunctionObjArgs(package.with_memory, request, first.get(), output.get(), nullptr));
 }
 
+// A tuple of a request, what it was prepared as, and what owns its memory; kept for ever when there is no memory for
+// it.
+Ref kept_with(PyObject* request, PyObject* prepared, PyObject* owners) {
+  Ref all(PyTuple_Pack(3, request, prepared, owners));
+  if (!all) Py_INCREF(owners);
+  return all;
+}
+
 // The outcome of a prepared call that is not simply done.
-PyObject* look_closer(Engine* self, Visit& visit, const farandole_call& call, bool told, PyObject* request,
+PyObject* look_closer(Engine* self, Visit& visit, const farandole_call& call, bool told, Prepared* prepared,
                       PyObject* spans, PyObject* owners) {
+  PyObject* const request = request_in(prepared->packed->kept());
+  PyObject* const itself = reinterpret_cast<PyObject*>(prepared);
   // Python's signal handlers may raise in the next call: what is under way has its memory kept before.
-  if (!told && !keep(self, call.handle, owners, nullptr, 0)) return nullptr;
+  if (!told) {
+    Ref kept = kept_with(request, itself, owners);
+    if (!kept || !keep(self, call.handle, kept.get())) return nullptr;
+  }
   Ref whole = with_spans(request, spans, owners);
   if (whole && told) return tell(self, call.handle, whole.get(), *call.outcome);
-  if (whole) return go_on(self, visit, call.handle, whole.get());
   if (told) self->core->release(self->engine, call.handle);
-  return nullptr;
+  if (!whole) return nullptr;
+  Ref kept = kept_with(whole.get(), itself, owners);
+  return kept ? go_on(self, visit, call.handle, kept.get()) : nullptr;
 }
 
 }  // namespace
@@ -170,7 +185,7 @@ PyObject* poll(PyObject* object, PyObject* const* given, Py_ssize_t places, PyOb
     return nullptr;
   Visit visit(self);
   if (!visit) return nullptr;
-  if (seconds > 0 && ended(self, handle, now() + seconds, false) == Ended::error) return nullptr;
+  if (seconds > 0 && ended(self, visit, handle, now() + seconds, false) == Ended::error) return nullptr;
   int state = 0;
   Py_BEGIN_ALLOW_THREADS;
   state = self->core->poll(self->engine, handle);
@@ -210,7 +225,7 @@ PyObject* run(PyObject* object, PyObject* request) {
   code = self->core->run(&call);
   Py_END_ALLOW_THREADS;
   if (code == kTold) return tell(self, call.handle, request, found);
-  if (code == kInProgress) return go_on(self, visit, call.handle, request);
+  if (code == kInProgress) return go_on(self, visit, call.handle, packed.kept());
   if (code != kOk) return fail(self, code, error);
   Ref output(PyObject_GetAttr(request, names.output));
   return output ? PyObject_CallFunctionObjArgs(package.outcome, output.get(), nullptr) : nullptr;
@@ -221,8 +236,8 @@ PyObject* prepare(PyObject* object, PyObject* request) {
   if (made == nullptr) return nullptr;
   Ref owner(reinterpret_cast<PyObject*>(made));
   made->engine = Ref::borrowed(object).give();
-  made->request = Ref::borrowed(request).give();
   made->packed = new (std::nothrow) Packed;
+  PyObject_GC_Track(made);
   if (made->packed == nullptr) return PyErr_NoMemory();
   return made->packed->read(request) ? owner.give() : nullptr;
 }
@@ -254,10 +269,14 @@ PyObject* run_again(PyObject* object, PyObject* const* given, Py_ssize_t places)
   if (code == kOk) Py_RETURN_NONE;
   if (code != kTold && code != kInProgress) return fail(self, code, error);
   Ref owners(PyTuple_New(places - 4));
-  for (Py_ssize_t i = 4; owners && i < places; ++i)
-    PyTuple_SetItem(owners.get(), i - 4, Ref::borrowed(given[i]).give());
-  if (!owners) return nullptr;
-  return look_closer(self, visit, call, code == kTold, prepared->request, given[3], owners.get());
+  for (Py_ssize_t i = 4; i < places; ++i) {
+    Ref owner = Ref::borrowed(given[i]);
+    if (owners)
+      PyTuple_SetItem(owners.get(), i - 4, owner.give());
+    else
+      owner.give();  // for ever: the core works on its memory
+  }
+  return owners ? look_closer(self, visit, call, code == kTold, prepared, given[3], owners.get()) : nullptr;
 }
 
 }  // namespace farandole::python

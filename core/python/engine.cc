@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <new>
 
 #include "python/calls.h"
 
@@ -37,15 +39,21 @@ PyObject* engine_new(PyTypeObject* type, PyObject*, PyObject*) {
   return self->pending == nullptr ? nullptr : owner.give();
 }
 
-bool read_hosts(PyObject* given, std::vector<std::int32_t>& hosts) {
+bool read_hosts(PyObject* given, std::unique_ptr<std::int32_t[]>& hosts, std::int32_t& count) {
   const Py_ssize_t size = PySequence_Size(given);
+  if (size < 0) return false;
+  if (size <= std::numeric_limits<std::int32_t>::max())
+    hosts.reset(new (std::nothrow) std::int32_t[static_cast<std::size_t>(size)]);
+  if (!hosts) {
+    PyErr_NoMemory();
+    return false;
+  }
+  count = static_cast<std::int32_t>(size);
   for (Py_ssize_t i = 0; i < size; ++i) {
     Ref item(PySequence_GetItem(given, i));
-    int host = 0;
-    if (!item || !read_number(item.get(), host)) return false;
-    hosts.push_back(host);
+    if (!item || !read_number(item.get(), hosts[static_cast<std::size_t>(i)])) return false;
   }
-  return size >= 0;
+  return true;
 }
 
 int engine_init(PyObject* object, PyObject* arguments, PyObject* named) {
@@ -64,10 +72,9 @@ int engine_init(PyObject* object, PyObject* arguments, PyObject* named) {
                                    &options.stall_shutdown_ms, &options.slot_bytes, &options.slots,
                                    &options.fuse_bundles, &options.chunk_bytes, &options.tcp_streams))
     return -1;
-  std::vector<std::int32_t> hosts;
-  if (!read_hosts(given, hosts)) return -1;
-  options.size = static_cast<std::int32_t>(hosts.size());
-  options.hosts = hosts.data();
+  std::unique_ptr<std::int32_t[]> hosts;
+  if (!read_hosts(given, hosts, options.size)) return -1;
+  options.hosts = hosts.get();
   if (self->engine != nullptr) {
     PyErr_SetString(PyExc_TypeError, "an engine is made once");
     return -1;
@@ -90,7 +97,8 @@ int engine_traverse(PyObject* object, visitproc visit, void* arg) {
   Engine* self = engine_of(object);
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(self->library);
-  Py_VISIT(self->pending);
+  // Not while the core works on it: a cycle that nobody reaches would be cleared, and the memory with it.
+  if (self->engine == nullptr) Py_VISIT(self->pending);
   return 0;
 }
 
@@ -215,7 +223,8 @@ PyObject* unshare(PyObject* object, PyObject* region) {
 PyObject* next_event(PyObject* object, PyObject*) {
   Engine* self = engine_of(object);
   if (self->engine == nullptr) Py_RETURN_NONE;
-  auto event = std::make_unique<farandole_event>();
+  std::unique_ptr<farandole_event> event(new (std::nothrow) farandole_event);
+  if (!event) return PyErr_NoMemory();
   int code = kInProgress;
   Py_BEGIN_ALLOW_THREADS;
   while (code == kInProgress) code = self->core->next_event(self->engine, event.get(), -1);
@@ -263,13 +272,18 @@ PyObject* trace_drain(PyObject* object, PyObject*) {
   Visit visit(self);
   if (!visit) return nullptr;
   constexpr std::int64_t kBytes = 1 << 20;
-  std::vector<char> buffer(kBytes), all;
-  Py_BEGIN_ALLOW_THREADS;
+  Ref all(PyByteArray_FromStringAndSize(nullptr, 0));
   std::int64_t bytes = 0;
-  while ((bytes = self->core->trace_drain(self->engine, buffer.data(), kBytes)) > 0)
-    all.insert(all.end(), buffer.begin(), buffer.begin() + bytes);
-  Py_END_ALLOW_THREADS;
-  return PyBytes_FromStringAndSize(all.data(), static_cast<Py_ssize_t>(all.size()));
+  do {
+    const Py_ssize_t before = all ? PyByteArray_Size(all.get()) : 0;
+    if (!all || PyByteArray_Resize(all.get(), before + kBytes) != 0) return nullptr;
+    char* place = PyByteArray_AsString(all.get()) + before;
+    Py_BEGIN_ALLOW_THREADS;
+    bytes = self->core->trace_drain(self->engine, place, kBytes);
+    Py_END_ALLOW_THREADS;
+    if (PyByteArray_Resize(all.get(), before + std::max<Py_ssize_t>(bytes, 0)) != 0) return nullptr;
+  } while (bytes > 0);
+  return PyBytes_FromObject(all.get());
 }
 
 bool has_chaos(const Engine* self) {
@@ -350,7 +364,7 @@ PyObject* shut_down(const Engine* self) {
                Ref(Py_BuildValue("{s:i}", "rank", self->rank)));
 }
 
-Visit::Visit(Engine* engine) {
+bool Visit::enter(Engine* engine) {
   if (forked(engine)) {
     PyErr_Format(package.internal, "this process was forked from rank %d; the engine belongs to the parent process",
                  engine->rank);
@@ -360,6 +374,12 @@ Visit::Visit(Engine* engine) {
     engine_ = engine;
     ++engine->calls;
   }
+  return engine_ != nullptr;
+}
+
+bool Visit::signals(Engine* engine) {
+  leave();
+  return PyErr_CheckSignals() == 0 && enter(engine);
 }
 
 void Visit::leave() {
@@ -370,7 +390,7 @@ void Visit::leave() {
 bool forked(const Engine* self) { return self->forks != forks; }
 
 void destroy_if_unused(Engine* self) {
-  if (!self->left || self->calls > 0 || self->loans > 0 || self->engine == nullptr) return;
+  if (!self->left || self->calls > 0 || self->loans > 0 || self->guards > 0 || self->engine == nullptr) return;
   self->core->destroy(std::exchange(self->engine, nullptr));
 }
 

@@ -8,6 +8,16 @@ namespace farandole::python {
 
 PyTypeObject* library_type = nullptr;
 
+namespace {}  // namespace
+
+void other_build(const char* what, std::uint64_t theirs, const char* remedy) {
+  char words[1200];
+  PyOS_snprintf(words, sizeof words,
+                "%s is %016llx, that of the extension module is %016llx: they are of different builds; %s", what,
+                static_cast<unsigned long long>(theirs), static_cast<unsigned long long>(FARANDOLE_INTERFACE), remedy);
+  PyErr_SetString(PyExc_ImportError, words);
+}
+
 namespace {
 
 const farandole_functions* open_core(const char* path) {
@@ -20,14 +30,7 @@ const farandole_functions* open_core(const char* path) {
   auto number = reinterpret_cast<decltype(&farandole_interface)>(dlsym(image, "farandole_interface"));
   auto table = reinterpret_cast<decltype(&farandole_table)>(dlsym(image, "farandole_table"));
   const farandole_functions* found = table == nullptr ? nullptr : table(FARANDOLE_INTERFACE);
-  if (found == nullptr) {
-    char words[160];
-    PyOS_snprintf(words, sizeof words,
-                  "its interface is %016llx, that of the extension module is %016llx: they are of different builds",
-                  number == nullptr ? 0ull : static_cast<unsigned long long>(number()),
-                  static_cast<unsigned long long>(FARANDOLE_INTERFACE));
-    PyErr_SetString(PyExc_ImportError, words);
-  }
+  if (found == nullptr) other_build("its interface", number == nullptr ? 0 : number(), "they must be built together");
   return found;
 }
 
@@ -64,15 +67,23 @@ PyObject* add(PyObject* self, PyObject* arguments) {
   if (!read_memory(left, false, words, memory[0]) || !read_memory(right, false, words, memory[1]) ||
       !read_memory(out, true, words, memory[2]))
     return nullptr;
-  std::int64_t elements = 1;
-  for (int i = 0; i < memory[0].dimensions; ++i) elements *= memory[0].shape[i];
+  if (element_bytes(dtype) == 0) {
+    PyErr_Format(PyExc_ValueError, "the kernel knows no data type %d", dtype);
+    return nullptr;
+  }
+  const std::int64_t elements = memory[0].elements();
+  for (const Memory& one : memory) {
+    if (!one.fits(dtype)) return nullptr;
+    if (one.elements() == elements && (one.address != nullptr || elements == 0)) continue;
+    PyErr_SetString(PyExc_ValueError, "left, right and out must have the same number of elements");
+    return nullptr;
+  }
   int code = 0;
   Py_BEGIN_ALLOW_THREADS;
   code = core_of(self).add(dtype, memory[0].address, memory[1].address, memory[2].address, elements);
   Py_END_ALLOW_THREADS;
   if (code == kOk) Py_RETURN_NONE;
-  PyErr_Format(PyExc_ValueError, "the kernel knows no data type %d", dtype);
-  return nullptr;
+  return fail(nullptr, code, "the kernel refused the addition");
 }
 
 PyObject* settle(PyObject* self, PyObject* arguments) {

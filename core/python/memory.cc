@@ -1,5 +1,7 @@
 // Where memory that Python names lies: spans, buffers, arrays that export none, tensors by DLPack.
 // Touches Python alone.
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "python/bridge.h"
@@ -21,6 +23,15 @@ struct DLTensor {
   std::uint64_t byte_offset;
 };
 constexpr std::int32_t kCpu = 1;
+// Since version 1.0 the tensor comes with words about it.
+struct DLVersioned {
+  std::uint32_t major, minor;
+  void* manager;
+  void (*deleter)(DLVersioned*);
+  std::uint64_t flags;
+  DLTensor tensor;
+};
+constexpr std::uint64_t kReadOnly = 1, kCopied = 2;  // of its flags
 
 bool not_contiguous() {
   PyErr_SetString(PyExc_ValueError, "the array is not contiguous; pass numpy.ascontiguousarray(array)");
@@ -64,11 +75,18 @@ bool read_span(PyObject* span, Words& words, Memory& memory) {
   return address && shape && read_address(address.get(), memory) && keep_shape(shape.get(), words, memory);
 }
 
-// The export ends at once: whoever made the request keeps the array, and NumPy's do not move.
+// Of NumPy's arrays the export ends at once: whoever made the request keeps the array, and they do not move. Others do
+// when nobody holds an export of them: bytearrays grow, mappings are closed.
 bool read_buffer(PyObject* object, bool writable, Words& words, Memory& memory) {
+  if (!PyObject_TypeCheck(object, package.ndarray)) {
+    memory.held = Ref(PyMemoryView_FromObject(object));
+    if (!memory.held) return false;
+    object = memory.held.get();
+  }
   Py_buffer view;
   if (PyObject_GetBuffer(object, &view, PyBUF_ND | (writable ? PyBUF_WRITABLE : 0)) != 0) return false;
   memory.address = view.buf;
+  memory.item_bytes = view.itemsize;
   std::int64_t shape[64] = {};
   const int dimensions = view.ndim;
   for (int i = 0; i < dimensions; ++i) shape[i] = view.shape == nullptr ? view.len : view.shape[i];
@@ -92,6 +110,11 @@ bool read_interface(PyObject* object, PyObject* interface, bool writable, Words&
     PyErr_SetString(PyExc_ValueError, "the array cannot be written to");
     return false;
   }
+  // "<f4": an order of bytes, a kind, and the bytes of an element.
+  PyObject* type = PyDict_GetItemWithError(interface, names.typestr);
+  const char* text = type == nullptr ? nullptr : PyUnicode_AsUTF8AndSize(type, nullptr);
+  if (text == nullptr && PyErr_Occurred()) return false;
+  if (text != nullptr && std::strlen(text) > 2) memory.item_bytes = std::strtoll(text + 2, nullptr, 10);
   return read_address(PyTuple_GetItem(data, 0), memory) && keep_shape(shape, words, memory);
 }
 
@@ -104,16 +127,60 @@ bool contiguous(const DLTensor& tensor) {
   return true;
 }
 
-bool read_dlpack(PyObject* object, Words& words, Memory& memory) {
-  memory.held = Ref(PyObject_CallMethodObjArgs(object, names.__dlpack__, nullptr));
-  if (!memory.held) return false;
-  auto* tensor = static_cast<DLTensor*>(PyCapsule_GetPointer(memory.held.get(), "dltensor"));
+// DLPack's code and bits as a data type; -1: none that is known here.
+int dtype_of(const DLTensor& tensor) {
+  constexpr struct {
+    std::uint8_t code, bits;
+    int dtype;
+  } known[] = {{0, 8, FARANDOLE_DTYPE_INT8},      {0, 16, FARANDOLE_DTYPE_INT16},   {0, 32, FARANDOLE_DTYPE_INT32},
+               {0, 64, FARANDOLE_DTYPE_INT64},    {1, 8, FARANDOLE_DTYPE_UINT8},    {1, 16, FARANDOLE_DTYPE_UINT16},
+               {2, 16, FARANDOLE_DTYPE_FLOAT16},  {2, 32, FARANDOLE_DTYPE_FLOAT32}, {2, 64, FARANDOLE_DTYPE_FLOAT64},
+               {4, 16, FARANDOLE_DTYPE_BFLOAT16}, {6, 8, FARANDOLE_DTYPE_BOOL}};
+  for (const auto& one : known)
+    if (one.code == tensor.code && one.bits == tensor.bits && tensor.lanes == 1) return one.dtype;
+  return -1;
+}
+
+// The capsule: of the newest version that its owner knows. Before 1.0 nobody says what may be written to.
+const DLTensor* open_dlpack(PyObject* object, bool writable, Ref& capsule) {
+  Ref export_it(PyObject_GetAttr(object, names.__dlpack__)), nothing(PyTuple_New(0));
+  if (!export_it || !nothing) return nullptr;
+  capsule = Ref(PyObject_Call(export_it.get(), nothing.get(), package.newest));
+  if (!capsule && PyErr_ExceptionMatches(PyExc_TypeError)) {
+    PyErr_Clear();
+    capsule = Ref(PyObject_CallObject(export_it.get(), nullptr));
+  }
+  if (!capsule) return nullptr;
+  if (!PyCapsule_IsValid(capsule.get(), "dltensor_versioned"))
+    return static_cast<DLTensor*>(PyCapsule_GetPointer(capsule.get(), "dltensor"));
+  auto* found = static_cast<DLVersioned*>(PyCapsule_GetPointer(capsule.get(), "dltensor_versioned"));
+  if (found->major != 1) {
+    PyErr_Format(PyExc_BufferError, "a tensor of DLPack %u.%u is not known here, only up to 1", found->major,
+                 found->minor);
+    return nullptr;
+  }
+  if (writable && (found->flags & (kReadOnly | kCopied)) != 0) {
+    PyErr_SetString(PyExc_ValueError, "the tensor cannot be written to: it is read-only, or a copy");
+    return nullptr;
+  }
+  return &found->tensor;
+}
+
+bool read_dlpack(PyObject* object, bool writable, Words& words, Memory& memory) {
+  const DLTensor* tensor = open_dlpack(object, writable, memory.held);
   if (tensor == nullptr) return false;
   if (tensor->device_type != kCpu) {
     PyErr_SetString(PyExc_ValueError, "the engine works on memory of the CPU alone");
     return false;
   }
   if (!contiguous(*tensor)) return not_contiguous();
+  memory.dtype = dtype_of(*tensor);
+  if (memory.dtype < 0) {
+    PyErr_Format(PyExc_ValueError, "elements of DLPack's code %d with %d bits and %d lanes are not supported",
+                 tensor->code, tensor->bits, tensor->lanes);
+    return false;
+  }
+  memory.item_bytes = element_bytes(memory.dtype);
   memory.address = static_cast<char*>(tensor->data) + tensor->byte_offset;
   return keep_shape(tensor->shape, tensor->dimensions, words, memory);
 }
@@ -127,14 +194,43 @@ bool read_memory(PyObject* object, bool writable, Words& words, Memory& memory) 
     if (read_buffer(object, writable, words, memory)) return true;
     if (!PyErr_ExceptionMatches(PyExc_BufferError) && !PyErr_ExceptionMatches(PyExc_ValueError)) return false;
     PyErr_Clear();
+    memory.held = Ref();
   }
   Ref interface(PyObject_GetAttr(object, names.__array_interface__));
   if (interface) return read_interface(object, interface.get(), writable, words, memory);
   PyErr_Clear();
-  if (PyObject_HasAttr(object, names.__dlpack__)) return read_dlpack(object, words, memory);
+  if (PyObject_HasAttr(object, names.__dlpack__)) return read_dlpack(object, writable, words, memory);
+  if (PyObject_CheckBuffer(object)) {
+    PyErr_Format(PyExc_ValueError, "the memory of %R is not contiguous%s", Py_TYPE(object),
+                 writable ? ", or cannot be written to" : "");
+    return false;
+  }
   PyErr_Format(PyExc_TypeError, "%R has no memory that can be read: pass an array, a buffer or a DLPack tensor",
                Py_TYPE(object));
   return false;
+}
+
+std::int64_t Memory::elements() const {
+  std::int64_t count = 1;
+  for (int i = 0; i < dimensions; ++i) count *= shape[i];
+  return count;
+}
+
+bool Memory::fits(int wanted) const {
+  const std::int64_t bytes = element_bytes(wanted);
+  if (item_bytes == 0 || bytes == 0) return true;  // what the core does not know it refuses itself
+  if (item_bytes != bytes) {
+    PyErr_Format(
+        PyExc_ValueError,
+        "the request's elements have %lld bytes (dtype %d), those of the memory have %lld: pass it as an array "
+        "of the request's type",
+        static_cast<long long>(bytes), wanted, static_cast<long long>(item_bytes));
+    return false;
+  }
+  // Types that a framework may not know travel as plain bits.
+  const bool same = dtype < 0 || dtype == wanted || dtype == FARANDOLE_DTYPE_UINT8 || dtype == FARANDOLE_DTYPE_UINT16;
+  if (!same) PyErr_Format(PyExc_ValueError, "the request's dtype is %d, that of the tensor %d", wanted, dtype);
+  return same;
 }
 
 std::int64_t* Words::take(std::size_t count) {

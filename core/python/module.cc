@@ -21,7 +21,6 @@ void prepared_dealloc(PyObject* object) {
   PyObject_GC_UnTrack(object);
   delete self->packed;
   Py_XDECREF(self->engine);
-  Py_XDECREF(self->request);
   PyObject_GC_Del(object);
   Py_DECREF(type);
 }
@@ -30,15 +29,41 @@ int prepared_traverse(PyObject* object, visitproc visit, void* arg) {
   auto* self = reinterpret_cast<Prepared*>(object);
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(self->engine);
-  Py_VISIT(self->request);
+  if (self->packed != nullptr) Py_VISIT(self->packed->kept());
   return 0;
 }
 
 int prepared_clear(PyObject* object) {
   auto* self = reinterpret_cast<Prepared*>(object);
   Py_CLEAR(self->engine);
-  Py_CLEAR(self->request);
+  delete std::exchange(self->packed, nullptr);
   return 0;
+}
+
+bool add_number(PyObject* tables, const char* table, const char* name, int number) {
+  PyObject* found = PyDict_GetItemString(tables, table);
+  Ref made(found == nullptr ? PyDict_New() : nullptr), value(PyLong_FromLong(number));
+  if (found == nullptr && (!made || PyDict_SetItemString(tables, table, made.get()) != 0)) return false;
+  return value && PyDict_SetItemString(found == nullptr ? made.get() : found, name, value.get()) == 0;
+}
+
+// NUMBERS: those of the C interface, by their names; native.py holds Python's against them.
+bool add_numbers(PyObject* module) {
+  constexpr struct {
+    const char *table, *name;
+    int number;
+  } numbers[] = {
+#define FARANDOLE_CODE(name, NAME, number) {"Code", #NAME, number},
+#define FARANDOLE_KIND(name, NAME, number) {"Kind", #NAME, number},
+#define FARANDOLE_OP(name, NAME, number) {"ReduceOp", #NAME, number},
+#define FARANDOLE_ALGORITHM(name, NAME, number) {"Algorithm", #NAME, number},
+#define FARANDOLE_DTYPE(name, NAME, number, bytes) {"DType", #NAME, number}, {"bytes", #NAME, bytes},
+      FARANDOLE_CODES(FARANDOLE_CODE) FARANDOLE_KINDS(FARANDOLE_KIND) FARANDOLE_OPS(FARANDOLE_OP)
+          FARANDOLE_ALGORITHMS(FARANDOLE_ALGORITHM) FARANDOLE_DTYPES(FARANDOLE_DTYPE)};
+  Ref tables(PyDict_New());
+  for (const auto& one : numbers)
+    if (!tables || !add_number(tables.get(), one.table, one.name, one.number)) return false;
+  return PyModule_AddObjectRef(module, "NUMBERS", tables.get()) == 0;
 }
 
 bool add_type(PyObject* module, PyTypeObject* type) { return type != nullptr && PyModule_AddType(module, type) == 0; }
@@ -54,6 +79,8 @@ bool find_package() {
   package.shut_down = attribute("farandole.errors", "ShutDown");
   package.internal = attribute("farandole.errors", "HorovodInternalError");
   package.timeout = attribute("farandole.errors", "FarandoleTimeout");
+  package.ndarray = reinterpret_cast<PyTypeObject*>(attribute("numpy", "ndarray"));
+  package.newest = Py_BuildValue("{s:(ii)}", "max_version", 1, 0);
   return !PyErr_Occurred();
 }
 
@@ -93,7 +120,7 @@ PyMODINIT_FUNC PyInit_bridge(void) {
                                    nullptr};
   Ref module(PyModule_Create(&definition));
   if (!module || !find_names() || !find_package()) return nullptr;
-  if (!add_type(module.get(), make_library_type(module.get())) ||
+  if (!add_numbers(module.get()) || !add_type(module.get(), make_library_type(module.get())) ||
       !add_type(module.get(), make_engine_type(module.get())) ||
       !add_type(module.get(), make_prepared_type(module.get())) ||
       !add_type(module.get(), make_loan_type(module.get())) ||

@@ -23,10 +23,17 @@ bool attach(Operations* self, const char* path, Engine* engine, int size) {
     PyErr_Format(PyExc_ImportError, "the operations in %s cannot be used: %s", path, dlerror());
     return false;
   }
+  auto number = reinterpret_cast<std::uint64_t (*)()>(dlsym(image, "farandole_compiled_for"));
+  if (number == nullptr || number() != FARANDOLE_INTERFACE) {
+    char what[1100];
+    PyOS_snprintf(what, sizeof what, "the interface of the operations in %.1000s", path);
+    other_build(what, number == nullptr ? 0 : number(), "remove that file, and it is made again");
+    return false;
+  }
   self->serve = reinterpret_cast<void (*)(farandole_engine*)>(dlsym(image, "farandole_serve"));
   self->detach = reinterpret_cast<void (*)(farandole_engine*)>(dlsym(image, "farandole_detach"));
   if (begin(FARANDOLE_INTERFACE, engine->core, engine->engine, engine->rank, size) == kOk) return true;
-  PyErr_Format(PyExc_ImportError, "the operations in %s are of another build of farandole; remove that file", path);
+  PyErr_Format(PyExc_ImportError, "the operations in %s cannot use this engine: memory is short", path);
   return false;
 }
 

@@ -12,6 +12,7 @@ struct Pulse {
   PyObject_HEAD PyObject* library;
   const farandole_functions* core;
   farandole_pulse* pulse;  // null when it has ended
+  PyObject* guarded;       // an engine, which is not destroyed meanwhile; null: none
   pid_t process;
 };
 
@@ -37,6 +38,14 @@ PyObject* pulse_new(PyTypeObject* type, PyObject* arguments, PyObject* named) {
   return code == kOk ? owner.give() : fail(nullptr, code, error);
 }
 
+// The engine that was guarded may go.
+void let_go(Pulse* self) {
+  Ref engine(std::exchange(self->guarded, nullptr));
+  if (!engine) return;
+  --engine_of(engine.get())->guards;
+  destroy_if_unused(engine_of(engine.get()));
+}
+
 bool ours(const Pulse* self) { return self->pulse != nullptr && self->process == getpid(); }
 
 void end(Pulse* self) {
@@ -45,12 +54,14 @@ void end(Pulse* self) {
   Py_BEGIN_ALLOW_THREADS;
   self->core->pulse_stop(pulse);
   Py_END_ALLOW_THREADS;
+  let_go(self);
 }
 
 void pulse_dealloc(PyObject* object) {
   auto* self = reinterpret_cast<Pulse*>(object);
   PyTypeObject* type = Py_TYPE(object);
   end(self);
+  let_go(self);
   Py_XDECREF(self->library);
   PyObject_Free(object);
   Py_DECREF(type);
@@ -63,10 +74,12 @@ PyObject* guard(PyObject* object, PyObject* arguments) {
   if (!PyArg_ParseTuple(arguments, "O|L", &engine, &lease_ms)) return nullptr;
   if (!ours(self)) Py_RETURN_NONE;
   const bool native = PyObject_TypeCheck(engine, engine_type) != 0;  // the engine in Python cannot be guarded
-  farandole_engine* guarded = native ? reinterpret_cast<Engine*>(engine)->engine : nullptr;
-  Py_BEGIN_ALLOW_THREADS;
-  self->core->pulse_guard(self->pulse, guarded, lease_ms);
-  Py_END_ALLOW_THREADS;
+  Engine* next = native && engine_of(engine)->engine != nullptr ? engine_of(engine) : nullptr;
+  // With the GIL, so that what is guarded and what is held are one: nobody does much while the pulse is locked.
+  self->core->pulse_guard(self->pulse, next == nullptr ? nullptr : next->engine, lease_ms);
+  if (next != nullptr) ++next->guards;
+  let_go(self);
+  if (next != nullptr) self->guarded = Ref::borrowed(engine).give();
   Py_RETURN_NONE;
 }
 

@@ -1,5 +1,6 @@
 // A request of Python (farandole/engine.py) as the struct of the C interface.
 // Touches core/api/farandole.h and Python.
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -8,10 +9,6 @@
 namespace farandole::python {
 
 namespace {
-
-// Bytes of an element, in the order of base/dtype.h.
-constexpr std::int64_t kElementBytes[] = {1, 1, 1, 2, 2, 4, 8, 2, 4, 8, 2};
-constexpr int kDTypes = sizeof kElementBytes / sizeof kElementBytes[0];
 
 bool out_of_range() {
   PyErr_SetString(PyExc_ValueError, "a number in the request is out of range");
@@ -61,6 +58,18 @@ bool read_real(PyObject* object, double& number) {
   return number != -1.0 || !PyErr_Occurred();
 }
 
+std::int64_t element_bytes(int dtype) {
+  switch (dtype) {
+#define FARANDOLE_BYTES(name, NAME, number, bytes) \
+  case FARANDOLE_DTYPE_##NAME:                     \
+    return bytes;
+    FARANDOLE_DTYPES(FARANDOLE_BYTES)
+#undef FARANDOLE_BYTES
+    default:
+      return 0;
+  }
+}
+
 bool Packed::read(PyObject* given) {
   long long tag = 0;
   if (!read_attribute(given, names.kind, request.kind) || !read_dtype(given, request.dtype) ||
@@ -81,7 +90,7 @@ bool Packed::read(PyObject* given) {
       return false;
     }
   }
-  return read_memory(given);
+  return read_memory(given) && keep(given);
 }
 
 bool Packed::read_memory(PyObject* given) {
@@ -92,19 +101,18 @@ bool Packed::read_memory(PyObject* given) {
   const bool in_place = input.get() == output.get();
   if (!python::read_memory(input.get(), in_place, words_, first)) return false;
   if (!in_place && !python::read_memory(output.get(), true, words_, second)) return false;
+  if (!first.fits(request.dtype) || !second.fits(request.dtype)) return false;
   const Memory& shaped = input.get() == Py_None ? second : first;
   request.input = first.address;
   request.output = in_place ? first.address : second.address;
   request.shape = shaped.shape;
   request.dimensions = shaped.dimensions;
   if (rows_vary(request.kind) && output.get() != Py_None) {
-    if (request.dtype < 0 || request.dtype >= kDTypes) return out_of_range();
-    const Memory& offered = in_place ? first : second;
-    request.output_bytes = kElementBytes[request.dtype];
-    for (int i = 0; i < offered.dimensions; ++i) request.output_bytes *= offered.shape[i];
+    if (element_bytes(request.dtype) == 0) return out_of_range();
+    request.output_bytes = element_bytes(request.dtype) * (in_place ? first : second).elements();
   }
-  if (first.held) exports_.push_back(std::move(first.held));
-  if (second.held) exports_.push_back(std::move(second.held));
+  exports_[0] = std::move(first.held);
+  exports_[1] = std::move(second.held);
   return read_splits(splits.get()) && read_pieces(pieces.get());
 }
 
@@ -135,8 +143,21 @@ bool Packed::read_pieces(PyObject* pieces) {
     PyErr_SetString(PyExc_ValueError, "pieces are rows of an address and a number of bytes");
     return false;
   }
+  if (!rows.fits(FARANDOLE_DTYPE_INT64)) return false;
   request.pieces = static_cast<const std::int64_t*>(rows.address);
   request.pieces_count = rows.shape[0];
+  exports_[2] = std::move(rows.held);
+  return true;
+}
+
+bool Packed::keep(PyObject* given) {
+  const auto exported = std::count_if(exports_.begin(), exports_.end(), [](const Ref& one) { return bool(one); });
+  kept_ = exported == 0 ? Ref::borrowed(given) : Ref(PyTuple_New(1 + exported));
+  if (exported == 0 || !kept_) return bool(kept_);
+  Py_ssize_t place = 0;
+  PyTuple_SetItem(kept_.get(), place++, Ref::borrowed(given).give());
+  for (Ref& one : exports_)
+    if (one) PyTuple_SetItem(kept_.get(), place++, one.give());
   return true;
 }
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from .engine import Array, Outcome, Request, Spans
 
+NUMBERS: dict[str, dict[str, int]]
+
 class Library:
     def __new__(cls, path: str) -> Library: ...
     @property

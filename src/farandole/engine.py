@@ -93,6 +93,15 @@ def dtype_of(array: Array) -> DType:
     raise ValueError(f"arrays of dtype {array.dtype} are not supported; supported are {supported}")
 
 
+def _found_in(memory: Any) -> DType:
+    """The element type that other memory than an array says; ValueError where it says none, as tensors of DLPack."""
+    try:
+        seen = memory if hasattr(memory, "__array_interface__") else memoryview(memory)
+    except TypeError:
+        raise ValueError(f"{type(memory).__name__} does not say what its elements are: say dtype=DType....") from None
+    return dtype_of(np.asarray(seen))
+
+
 # The order is that of the core (farandole_counter).
 COUNTERS: tuple[str, ...] = (
     "bytes_sent",
@@ -171,11 +180,13 @@ class Request:
     device: int = -1  # where the user's tensor lies, -1: on the CPU. Ranks must agree; the memory is the CPU's anyhow
 
     def elements(self) -> DType:
-        """The element type, said or found; uint8 where no array is involved (barrier, join)."""
+        """The element type, said or found; uint8 where no memory is involved (barrier, join)."""
         if self.dtype is not None:
             return self.dtype
         memory = self.input if self.input is not None else self.output
-        return dtype_of(memory) if isinstance(memory, np.ndarray) else DType.UINT8
+        if isinstance(memory, np.ndarray):
+            return dtype_of(memory)
+        return DType.UINT8 if memory is None else _found_in(memory)
 
     def with_arrays(self) -> Request:
         """The same, with arrays where it has spans."""

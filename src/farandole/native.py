@@ -10,12 +10,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import errors
 from .config import ALGORITHMS, Config
-from .engine import COUNTERS, Span
+from .engine import COUNTERS, STORAGE, DType, Kind, ReduceOp, Span
 from .version import package_version
 
 LIBRARY = Path(__file__).with_name("_native") / "libfarandole.so"
@@ -24,9 +25,37 @@ _FALLBACK = "FARANDOLE_ENGINE=python selects the slow engine that needs no libra
 
 _log = logging.getLogger("farandole")
 
+
+def _numbers() -> dict[str, dict[str, int]]:
+    """Python's copies of the numbers of the C interface (core/api/farandole.h)."""
+    names = ("OK", "IN_PROGRESS", "INVALID_ARGUMENT", "PRECONDITION", "ABORTED", "SHUT_DOWN", "PEER_LOST", "REVOKED")
+    codes = {name: int(getattr(errors, name)) for name in (*names, "TIMED_OUT", "NO_MEMORY", "INTERNAL")}
+    enums: tuple[type[IntEnum], ...] = (Kind, DType, ReduceOp)
+    return {
+        **{kind.__name__: {one.name: one.value for one in kind} for kind in enums},
+        "Code": codes,
+        "Algorithm": {name.upper(): number for number, name in enumerate(ALGORITHMS)},
+        "bytes": {dtype.name: STORAGE[dtype].itemsize for dtype in DType},
+    }
+
+
+def check_numbers(theirs: dict[str, dict[str, int]]) -> None:
+    """ImportError when the extension was compiled for other numbers than the package has; it says which."""
+    ours = _numbers()
+    differ = [
+        f"{table}.{name} is {ours.get(table, {}).get(name)} here and {theirs.get(table, {}).get(name)} there"
+        for table in sorted({*ours, *theirs})
+        for name in sorted({*ours.get(table, {}), *theirs.get(table, {})})
+        if ours.get(table, {}).get(name) != theirs.get(table, {}).get(name)
+    ]
+    if differ:
+        raise ImportError(f"it is of another build than the package: {'; '.join(differ[:3])}. Install farandole again")
+
+
 try:
     from . import bridge
 
+    check_numbers(getattr(bridge, "NUMBERS", {}))
     _missing: ImportError | None = None
 except ImportError as error:  # told when an engine is wanted: the one in Python needs no extension
     _missing = error

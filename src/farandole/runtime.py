@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import itertools
 import logging
 import os
@@ -17,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import errors, tested
@@ -43,6 +45,7 @@ SAVING_AT = 8  # of the memory file with signs of life: launch/watch.py reads it
 ALONE_AT = 9  # of the agent's: launch/watch.py writes it
 ALONE_S = 10.0  # for the agent, which may be kept from running, to see that the launcher is gone, once a rank has
 PLACE = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")  # what changes with the generation
+PYTHON_WIRE = ("engine.py", "reference.py", "specification.py")  # what makes and reads the messages of that engine
 
 _log = logging.getLogger("farandole")
 
@@ -333,7 +336,7 @@ class Runtime:
 def _connect(config: Config, found: Found | None, commit: int, owner: Runtime) -> World:
     """Meets the other ranks and starts the engine; closes what it opened when something fails."""
     meeting: Meeting | None = None
-    wire = "python" if config.engine == "python" else f"{load(config.library).wire:016x}"
+    wire = _wire(config)
     if found is None:
         from .rendezvous.mesh import join  # `import farandole` stays quick
 
@@ -377,6 +380,14 @@ def _begin_timeline(world: World, config: Config) -> None:
         # A later generation of an elastic job keeps what earlier ones have written.
         later = f".{world.session.generation}" if config.worker >= 0 and world.session.generation > 1 else ""
         world.trace(config.timeline + later, config.timeline_mark_cycles)
+
+
+def _wire(config: Config) -> str:
+    """What all ranks of a job must have in common: the core's number, or a hash of the engine in Python."""
+    if config.engine != "python":
+        return f"{load(config.library).wire:016x}"
+    texts = [hashlib.sha256(Path(__file__).with_name(name).read_bytes()).digest() for name in PYTHON_WIRE]
+    return f"python-{hashlib.sha256(b''.join(texts)).hexdigest()[:16]}"
 
 
 def _make_engine(config: Config, rank: int, hosts: Sequence[int], generation: int) -> Engine:

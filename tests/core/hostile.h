@@ -2,6 +2,7 @@
 // byte, by a fuzzer or by a test that draws the bytes. Touches api/ and what peer.h touches.
 #pragma once
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <optional>
 
+#include "beside.h"
 #include "engine/words.h"
 #include "job.h"
 #include "negotiate/coordinator.h"
@@ -72,7 +74,8 @@ class Game {
   static constexpr int kPatienceMs = 200;  // an engine that has revoked the generation asks for nothing any more
 
   Game(std::span<const std::byte> bytes, Report& report) : choices_(bytes), report_(report) {
-    const unsigned shape = choices_.below(4);
+    const unsigned drawn = choices_.below(4 * (Beside::kWhats + 3)), shape = drawn % 4;
+    what_ = drawn / 4 < Beside::kWhats ? drawn / 4 : unsigned{Beside::kNothing};
     me_ = shape % 2 == 0 ? 0 : 2;  // the coordinator, or one who asks it
     const int mine = shape < 2 ? 0 : 1;
     hosts_ = me_ == 0 ? std::vector<int32_t>{mine, 0, 0} : std::vector<int32_t>{0, 0, mine};
@@ -94,6 +97,7 @@ class Game {
     farandole_add_link(engines_[1], honest_[0], ends[1], 0);
     peer_.emplace(me_, std::vector<int>(hosts_.begin(), hosts_.end()), options);
     for (std::size_t i = 0; i < 2; ++i) peer_->connect(honest_[i], engines_[i]);
+    beside_.emplace(engines_, honest_, me_);
   }
   Game(const Game&) = delete;
   Game& operator=(const Game&) = delete;
@@ -111,6 +115,7 @@ class Game {
     const bool one_host = hosts_[static_cast<std::size_t>(me_)] == 0;
     for (unsigned left = choices_.below(5); left > 0 && one_host && !early; --left) honest_round();
     submit(choices_.below(4) == 0 ? Kind::allreduce : static_cast<Kind>(choices_.below(6)));
+    beside_->begin(what_);
     const bool first = choices_.below(2) == 0;
     if (first) take_part(true);
     do act();
@@ -187,7 +192,13 @@ class Game {
     if (mutated && choices_.below(2) == 0) change(request);
     for (const Bytes& message : negotiate::encode_requests(0, 0, std::span(&request, 1)))
       peer_->say(0, Control::requests, message);
-    if (mutated) return;
+    if (mutated) {
+      std::vector<negotiate::Request> more = beside_->same(what_);
+      if (!more.empty() && choices_.below(2) == 0) change(more.back());
+      for (const Bytes& message : negotiate::encode_requests(Beside::group_of(what_), 0, more))
+        peer_->say(0, Control::requests, message);
+      return;
+    }
     Bytes payload;
     negotiate::Answer heard;
     never(!peer_->hear(0, Control::buckets, payload) || !decode(payload, heard), "no answer to an honest request");
@@ -202,14 +213,17 @@ class Game {
       negotiate::Requests heard;
       if (!peer_->hear(other, Control::requests, payload, mutated ? kPatienceMs : peer::Peer::kLongestMs)) return;
       never(!decode(payload, heard), "an engine's requests cannot be read");
-      for (negotiate::Request& one : heard.requests) coordinator.submit(other, std::move(one), 0);
+      for (negotiate::Request& one : heard.requests) {
+        if (one.name != request_.name && other == honest_[0]) coordinator.submit(0, one, 0);
+        coordinator.submit(other, std::move(one), 0);
+      }
     }
     std::vector<negotiate::Bucket> buckets = coordinator.take_ready();
     remember(buckets);
     for (int other : honest_) {
       std::vector<negotiate::Bucket> told;
       for (const negotiate::Bucket& bucket : buckets) told.push_back(negotiate::answer_for(bucket, other, 3));
-      if (mutated && choices_.below(2) == 0) change(told.front());
+      if (mutated && choices_.below(2) == 0) change(told[choices_.below(static_cast<unsigned>(told.size()))]);
       wire::Writer writer;
       writer.u32(0);
       writer.u32(1);
@@ -260,6 +274,7 @@ class Game {
   void scribble();
   void finish();
   void judge(std::size_t i, const farandole_outcome& outcome);
+  void look_at(const farandole_outcome& outcome);
 
   Choices choices_;
   Report& report_;
@@ -268,6 +283,8 @@ class Game {
   std::array<int, 2> honest_{};
   std::array<farandole_engine*, 2> engines_{};
   std::optional<peer::Peer> peer_;
+  unsigned what_ = Beside::kNothing;
+  std::optional<Beside> beside_;
   negotiate::Recorder recorder_{1024};
   negotiate::Request request_;
   Tensors tensors_;
@@ -356,7 +373,10 @@ inline void Game::change(negotiate::Bucket& bucket) {
 }
 
 inline Bytes Game::payload_of(Control type) {
-  const auto group = choices_.below(4) == 0 ? static_cast<std::uint32_t>(choices_.number()) : 0;
+  const unsigned whose = choices_.below(4);
+  const auto group = whose == 0   ? static_cast<std::uint32_t>(choices_.number())
+                     : whose == 1 ? (what_ == Beside::kNegotiated ? 1 : Beside::group_of(what_))
+                                  : 0;
   switch (type) {
     case Control::hello:
       return control::encode(control::Hello{peer_->generation(), me_, peer::Peer::kNonce});
@@ -390,7 +410,8 @@ inline Bytes Game::payload_of(Control type) {
     case Control::abandon:
       return control::encode(control::Abandon{static_cast<std::uint32_t>(choices_.number()), "why"});
     case Control::share:
-      return control::encode(control::Share{choices_.number(), choices_.below(2) == 0 ? 4096 : choices_.number()});
+      return control::encode(
+          control::Share{choices_.number(), choices_.below(2) == 0 ? 4096 : choices_.number(), choices_.below(2) == 0});
     case Control::unshare:
       return control::encode(control::Unshare{choices_.number()});
   }
@@ -432,8 +453,9 @@ inline std::vector<os::Descriptor> Game::files_for(Control type) {
       files.emplace_back(ends[1]);
       close(ends[0]);
     } else {
-      files.emplace_back(memfd_create("hostile", MFD_CLOEXEC));  // which could shrink
+      files.emplace_back(memfd_create("hostile", MFD_CLOEXEC | MFD_ALLOW_SEALING));
       never(ftruncate(files.back().get(), which == 3 ? 4096 : 100) != 0, "no memory file");
+      if (choices_.below(2) == 0) fcntl(files.back().get(), F_ADD_SEALS, F_SEAL_SHRINK);  // else it could shrink
     }
   }
   return files;
@@ -493,17 +515,22 @@ inline void Game::finish() {
     never(farandole_outcome_of(engines_[i], tensors_.handles[i], &outcome) != 0, "an operation has no outcome");
     judge(i, outcome);
   }
+  beside_->finish([&](const farandole_outcome& outcome) { look_at(outcome); });
   const std::chrono::duration<double, std::milli> spent = std::chrono::steady_clock::now() - began;
   report_.slowest_ms = std::max(report_.slowest_ms, spent.count());
 }
 
-// Between the two engines nothing but the truth may pass; what the hostile rank brings is its own affair.
-inline void Game::judge(std::size_t i, const farandole_outcome& outcome) {
+inline void Game::look_at(const farandole_outcome& outcome) {
   const std::string text = outcome.message;
   never(outcome.code == 1 || outcome.code < 0 || outcome.code > 10, "an outcome of no known code");
   never(text.find("breaks the protocol") != std::string::npos && outcome.rank != me_,
         "the wrong rank is blamed: " + text);
   report_.blamed += outcome.code != 0 && outcome.rank == me_ ? 1 : 0;
+}
+
+// Between the two engines nothing but the truth may pass; what the hostile rank brings is its own affair.
+inline void Game::judge(std::size_t i, const farandole_outcome& outcome) {
+  look_at(outcome);
   if (outcome.code != 0) return;
   ++report_.ended_well;
   const auto* result = static_cast<const float*>(outcome.output);

@@ -35,7 +35,7 @@ TEST(row_40_ten_thousand_mutated_frames) {
     const hostile::Report one = play(seed);
     for (std::size_t kind = 0; kind < one.done.size(); ++kind) {
       all.done[kind] += one.done[kind];
-      done += one.done[kind];
+      if (kind != hostile::kMemory) done += one.done[kind];
     }
     all.ended_well += one.ended_well;
     all.blamed += one.blamed;

@@ -20,12 +20,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 const bool kRunsNear = false;  // a game takes milliseconds; hostile_test draws thousands of others
 
-// One game of every shape, with each kind of frame in it. The first byte chooses the shape, the second whether there is
-// an act before the greeting, the third how many honest rounds come first (on one host).
+// One game of every shape, with each kind of frame in it, and of those with something beside it a few. The first byte
+// chooses the shape, the second whether there is an act before the greeting, the third how many honest rounds come
+// first (on one host).
 void make_corpus(const std::filesystem::path& directory) {
-  for (int shape = 0; shape < 4; ++shape)
-    for (int kind = 0; kind < hostile::kActs; ++kind) {
-      const bool one_host = shape < 2;
+  for (int shape = 0; shape < 4 * hostile::Beside::kWhats; ++shape)
+    for (int kind = 0; kind < hostile::kActs; kind += shape < 4 ? 1 : 4) {
+      const bool one_host = shape % 4 < 2;
       std::string input{static_cast<char>(shape), 0};
       if (one_host) input += static_cast<char>(kind % 5);
       input += std::string{1, static_cast<char>(kind % 6), static_cast<char>(kind % 2), 0, static_cast<char>(kind)};

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import gc
 import os
 import signal
 import socket
 import threading
 import weakref
+from collections.abc import Callable
 from types import FrameType
 
 import numpy as np
@@ -17,7 +19,7 @@ import pytest
 from farandole.config import Config
 from farandole.engine import DType, Kind, ReduceOp, Request, Span
 from farandole.errors import ShutDown
-from farandole.native import LIBRARY, NativeEngine
+from farandole.native import LIBRARY, NativeEngine, start_pulse
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the native library is not built")
 
@@ -90,6 +92,61 @@ def test_a_prepared_request_runs_on_any_memory_and_an_interrupt_keeps_the_memory
             assert values.tolist() == [2 * start] * 3
     finally:
         alone.close()
+
+
+@pytest.mark.parametrize("call", ["wait", "wait with a limit", "poll", "run"])
+def test_a_signal_handler_may_close_the_engine_in_the_middle_of_a_call(call: str) -> None:
+    engine = NativeEngine(Config(), 0, [0, 0])  # the other rank never comes
+    values = np.ones(3, np.float32)
+    request = Request(Kind.ALLREDUCE, "x", values, values)
+    [handle] = engine.submit([request])
+    calls: dict[str, Callable[[], object]] = {
+        "wait": lambda: engine.wait(handle),
+        "wait with a limit": lambda: engine.wait(handle, 60.0),
+        "poll": lambda: engine.poll(handle, 60.0),
+        "run": lambda: engine.run(dataclasses.replace(request, name="y")),
+    }
+    freed: list[bool] = []
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        engine.close()  # waits until no call uses it: not for the one that it interrupts
+        freed.append(engine.freed)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(ShutDown):
+            calls[call]()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        engine.close()
+    assert freed == [True]
+
+
+@pytest.mark.parametrize("way", ["nobody", "another", "stop"])
+def test_a_guarded_engine_is_freed_when_nobody_guards_it(way: str) -> None:
+    mine = os.memfd_create("pulse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(mine, 4096)
+    fcntl.fcntl(mine, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    engine, other = NativeEngine(Config(), 0, [0]), NativeEngine(Config(), 0, [0])
+    try:
+        pulse = start_pulse(mine, None, 1000)
+        pulse.guard(engine, 1000)
+        alive = weakref.ref(engine)
+        engine.close()
+        assert not engine.freed  # the pulse may be about to revoke it
+        del engine
+        gc.collect()
+        kept = alive()
+        assert kept is not None
+        pulse.stop() if way == "stop" else pulse.guard(other if way == "another" else None)
+        assert kept.freed
+        pulse.stop()
+        other.close()
+        assert other.freed
+    finally:
+        os.close(mine)
 
 
 def test_a_closed_engine_closes_the_links_it_is_given() -> None:

@@ -7,22 +7,24 @@
 
 namespace farandole {
 
-constexpr int kAllreduce = 0, kAllgather = 1, kBroadcast = 2, kAlltoall = 3, kReducescatter = 4;
+constexpr int kAllreduce = FARANDOLE_KIND_ALLREDUCE, kAllgather = FARANDOLE_KIND_ALLGATHER,
+              kBroadcast = FARANDOLE_KIND_BROADCAST, kAlltoall = FARANDOLE_KIND_ALLTOALL,
+              kReducescatter = FARANDOLE_KIND_REDUCESCATTER;
 constexpr const char* kNotInitialized = "NotInitialized: Farandole has not been initialized; call init() first.";
 
 inline const char* exception_of(int code) {
   switch (code) {
-    case 2:
+    case FARANDOLE_CODE_INVALID_ARGUMENT:
       return "ValueError";
-    case 3:
+    case FARANDOLE_CODE_PRECONDITION:
       return "Mismatch";
-    case 5:
+    case FARANDOLE_CODE_SHUT_DOWN:
       return "ShutDown";
-    case 6:
+    case FARANDOLE_CODE_PEER_LOST:
       return "PeerLost";
-    case 7:
+    case FARANDOLE_CODE_REVOKED:
       return "Revoked";
-    case 8:
+    case FARANDOLE_CODE_TIMED_OUT:
       return "FarandoleTimeout";
     default:
       return "HorovodInternalError";

@@ -257,6 +257,10 @@ class Coordinator(Places):
         if wrong:
             self.acts.append(Say(wrong))
             return [(member, Sorry(wrong))]
+        other = self._other_wire(hello)
+        if other:
+            self.acts.append(Say(other))
+            return [(member, Sorry(other)), *self._refuse_the_waiting(other), *self._go_on()]
         worker = self.workers.get(hello.worker)
         slot = self._slot(worker) if worker is not None else None
         if worker is not None and worker.life is not Life.GONE and slot is not None and slot.worker is None:
@@ -284,6 +288,9 @@ class Coordinator(Places):
                 f"worker {hello.worker} on {hello.host} has farandole {hello.package}, the launcher {self.package}: "
                 "install the same version on every host"
             )
+        return ""
+
+    def _other_wire(self, hello: Hello) -> str:
         known = (
             worker for worker in self.workers.values() if worker.hello is not None and worker.life is not Life.GONE
         )
@@ -292,6 +299,18 @@ class Coordinator(Places):
             if worker.hello.wire != hello.wire:
                 return different_wires(f"worker {hello.worker}", hello, f"worker {worker.number}", worker.hello)
         return ""
+
+    def _refuse_the_waiting(self, text: str) -> Sends:
+        """Before anything has run nobody knows whose build is the right one: all are told. A job that runs goes on."""
+        if self.runs or any(worker.life is Life.IN for worker in self.workers.values()):
+            return []
+        sends: Sends = []
+        for worker in self.workers.values():
+            if worker.life is Life.READY and worker.member is not None:
+                sends.append((worker.member, Sorry(text)))
+                worker.member = None
+                worker.become(Life.OUT, self._now)
+        return sends
 
     def _leave(self, one: Round, rank: int, again: int) -> Sends:
         worker = self._member(one, rank)

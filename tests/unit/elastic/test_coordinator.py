@@ -59,11 +59,11 @@ class Game:
         self.acts = [act for act in self.acts if not isinstance(act, Start)]
         return found
 
-    def hello(self, worker: int, commit: int = 0, package: str = "1") -> list[tuple[int, Message]]:
+    def hello(self, worker: int, commit: int = 0, package: str = "1", wire: str = "") -> list[tuple[int, Message]]:
         self.times[worker] = self.times.get(worker, -1) + 1
         known = self.coordinator.workers.get(worker)
         host = known.host if known is not None else "?"
-        hello = Hello(0, 1, host, 100 + worker, package, 1, 1000, 2, "l", "r", worker, commit)
+        hello = Hello(0, 1, host, 100 + worker, package, 1, 1000, 2, "l", "r", worker, commit, wire=wire)
         return self.say(worker, hello)
 
     def say(self, worker: int, message: Message) -> list[tuple[int, Message]]:
@@ -429,6 +429,41 @@ def test_row_31_another_version_is_refused() -> None:
     game = Game()
     [(_, sorry)] = game.hello(0, package="2")
     assert isinstance(sorry, Sorry) and "farandole 2" in sorry.text
+
+
+def test_another_wire_at_the_start_is_told_to_all_who_wait() -> None:
+    game = Game(hosts="a:1,b:1,c:1")
+    assert game.hello(0, wire="aa") == []
+    sends = game.hello(1, wire="bb")
+    assert sorted(worker for worker, _ in sends) == [0, 1]
+    for _, message in sends:
+        assert isinstance(message, Sorry)
+        for word in ("worker 1 on b", "wire bb", "worker 0 on a", "wire aa", "install the same build"):
+            assert word in message.text
+    assert any(isinstance(act, Say) and "wire bb" in act.text for act in game.acts)
+    assert not any(isinstance(act, Drop) for act in game.acts)  # it would overtake the words
+    assert game.coordinator.generation == 0
+
+
+def test_a_newcomer_of_another_wire_is_refused_and_the_job_goes_on() -> None:
+    game = Game(np=2, hosts="a:1,b:1", least=1)
+    for worker in (0, 1):
+        sends = game.hello(worker, wire="aa")
+    assert game.link(sends) == {0: 0, 1: 1}
+    game.ended(1)
+    assert game.say(0, Leave(1, 1)) == []
+    assert game.link(game.hello(0, 3, wire="aa")) == {0: 0}  # it goes on alone
+    game.started()
+    [(worker, message)] = game.hello(2, wire="bb")
+    assert worker == 2 and isinstance(message, Sorry)
+    for word in ("worker 2 on b", "wire bb", "worker 0 on a", "wire aa"):
+        assert word in message.text
+    game.ended(2, 1)
+    assert [one.number for one in game.coordinator.members] == [0] and game.over is None
+    game.pass_time(60)
+    [number] = game.started()
+    [(worker, updated)] = game.hello(number, wire="aa")  # one of the right build is let in
+    assert worker == 0 and isinstance(updated, Updated)
 
 
 def test_a_second_connection_of_one_worker_ends_the_first() -> None:

@@ -53,33 +53,33 @@ class Visit {
 
 ffi::Error failure(int code, const std::string& message) {
   const std::string words = std::string(exception_of(code)) + ": " + message;
-  return code == 2 ? ffi::Error::InvalidArgument(words) : ffi::Error::Internal(words);
+  return code == FARANDOLE_CODE_INVALID_ARGUMENT ? ffi::Error::InvalidArgument(words) : ffi::Error::Internal(words);
 }
 
 int dtype_of(ffi::DataType type) {
   switch (type) {
     case ffi::DataType::PRED:
-      return 0;
+      return FARANDOLE_DTYPE_BOOL;
     case ffi::DataType::U8:
-      return 1;
+      return FARANDOLE_DTYPE_UINT8;
     case ffi::DataType::S8:
-      return 2;
+      return FARANDOLE_DTYPE_INT8;
     case ffi::DataType::U16:
-      return 3;
+      return FARANDOLE_DTYPE_UINT16;
     case ffi::DataType::S16:
-      return 4;
+      return FARANDOLE_DTYPE_INT16;
     case ffi::DataType::S32:
-      return 5;
+      return FARANDOLE_DTYPE_INT32;
     case ffi::DataType::S64:
-      return 6;
+      return FARANDOLE_DTYPE_INT64;
     case ffi::DataType::F16:
-      return 7;
+      return FARANDOLE_DTYPE_FLOAT16;
     case ffi::DataType::F32:
-      return 8;
+      return FARANDOLE_DTYPE_FLOAT32;
     case ffi::DataType::F64:
-      return 9;
+      return FARANDOLE_DTYPE_FLOAT64;
     case ffi::DataType::BF16:
-      return 10;
+      return FARANDOLE_DTYPE_BFLOAT16;
     default:
       return -1;
   }
@@ -182,6 +182,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(farandole_collective, collective,
                                   .Attr<double>("prescale")
                                   .Attr<double>("postscale")
                                   .Attr<std::string_view>("name"));
+
+// The interface of the core that this was compiled against.
+extern "C" __attribute__((visibility("default"))) std::uint64_t farandole_compiled_for() { return FARANDOLE_INTERFACE; }
 
 // From now on calls use this engine. 0, or 1 when they were compiled against another interface of the core.
 extern "C" __attribute__((visibility("default"))) int farandole_attach(std::uint64_t interface,

@@ -60,27 +60,27 @@ World& world() {
 int dtype_of(DataType type) {
   switch (type) {
     case tensorflow::DT_BOOL:
-      return 0;
+      return FARANDOLE_DTYPE_BOOL;
     case tensorflow::DT_UINT8:
-      return 1;
+      return FARANDOLE_DTYPE_UINT8;
     case tensorflow::DT_INT8:
-      return 2;
+      return FARANDOLE_DTYPE_INT8;
     case tensorflow::DT_UINT16:
-      return 3;
+      return FARANDOLE_DTYPE_UINT16;
     case tensorflow::DT_INT16:
-      return 4;
+      return FARANDOLE_DTYPE_INT16;
     case tensorflow::DT_INT32:
-      return 5;
+      return FARANDOLE_DTYPE_INT32;
     case tensorflow::DT_INT64:
-      return 6;
+      return FARANDOLE_DTYPE_INT64;
     case tensorflow::DT_HALF:
-      return 7;
+      return FARANDOLE_DTYPE_FLOAT16;
     case tensorflow::DT_FLOAT:
-      return 8;
+      return FARANDOLE_DTYPE_FLOAT32;
     case tensorflow::DT_DOUBLE:
-      return 9;
+      return FARANDOLE_DTYPE_FLOAT64;
     case tensorflow::DT_BFLOAT16:
-      return 10;
+      return FARANDOLE_DTYPE_BFLOAT16;
     default:
       return -1;
   }
@@ -88,7 +88,7 @@ int dtype_of(DataType type) {
 
 absl::Status failure(int code, const std::string& message) {
   const std::string words = std::string(farandole::exception_of(code)) + ": " + message;
-  return code == 2 ? absl::InvalidArgumentError(words) : absl::UnknownError(words);
+  return code == FARANDOLE_CODE_INVALID_ARGUMENT ? absl::InvalidArgumentError(words) : absl::UnknownError(words);
 }
 
 absl::Status take_received(Step& step, size_t place, const farandole_outcome& outcome) {
@@ -335,6 +335,9 @@ REGISTER_KERNEL_BUILDER(Name("FarandoleAlltoall").Device(tensorflow::DEVICE_CPU)
 
 }  // namespace
 
+// The interface of the core that this was compiled against.
+extern "C" __attribute__((visibility("default"))) std::uint64_t farandole_compiled_for() { return FARANDOLE_INTERFACE; }
+
 // From now on nodes use this engine, and wait for it to be served. 0, or 1 when they were compiled against another
 // interface of the core, or memory is short.
 extern "C" __attribute__((visibility("default"))) int farandole_attach(std::uint64_t interface,
@@ -374,7 +377,7 @@ extern "C" __attribute__((visibility("default"))) void farandole_serve(farandole
   }
   for (auto& [_, entry] : rest) {
     auto& step = entry.first;
-    if (step->status.ok()) step->status = failure(5, "Farandole has been shut down");
+    if (step->status.ok()) step->status = failure(FARANDOLE_CODE_SHUT_DOWN, "Farandole has been shut down");
     if (--step->left == 0) finish(step);
   }
 }
