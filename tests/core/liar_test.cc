@@ -71,14 +71,14 @@ class Lies {
   static Bytes answer(std::uint32_t group, negotiate::Bucket bucket, int members) {
     return negotiate::encode_answer(group, std::span(&bucket, 1), 1, members).at(0);
   }
-  int ask(int kind, const std::vector<std::int64_t>& splits = {}, std::int64_t tag = 0) {
+  void ask(int kind, const std::vector<std::int64_t>& splits = {}, std::int64_t tag = 0) {
     job::Tensor nothing(0);
-    farandole_request made = job::request(kind, std::to_string(++asked_).c_str(), nothing);
+    const std::string name = std::to_string(++asked_);
+    farandole_request made = job::request(kind, name.c_str(), nothing);
     made.splits = splits.data();
     made.splits_count = static_cast<int32_t>(splits.size());
     made.tag = tag;
     handle_ = job::submit(engine_, made);
-    return asked_;
   }
   std::int64_t finish() {
     std::int64_t value = -1;
