@@ -349,8 +349,8 @@ class Config:
     )
     survivor_grace_seconds: float = _setting(
         1.0,
-        "after a rank has failed, or was lost with its agent, or when an elastic job cannot go on, the others may take "
-        "this long to end by themselves before they get SIGTERM",
+        "after a rank has failed, or was lost with its agent, the others may take this long to end by themselves "
+        "before they get SIGTERM; in an elastic job, as long as they need",
         unit="seconds",
         minimum=0,
     )
