@@ -289,6 +289,7 @@ void Engine::execute_revocation() {
   for (const OperationPtr& operation : taken_)
     if (operation != nullptr && operation->done.load(std::memory_order_relaxed) == 0) finish(*operation, revoked_);
   taken_.clear();
+  finish_lost();
   messenger_->fail_all(revoked_);
   if (!started_) {
     std::lock_guard lock(started_mutex_);
@@ -296,6 +297,21 @@ void Engine::execute_revocation() {
     started_ = true;
     started_changed_.notify_all();
   }
+}
+
+// Whoever moved an operation when there was no memory may have dropped it; its waiters still have its handle. Only when
+// no collective and no transfer is left, whose memory it might be.
+void Engine::finish_lost() {
+  std::vector<OperationPtr> waiting, lost;
+  {
+    std::lock_guard lock(inbox_.mutex);  // who submits from now on finds that everything has ended
+    lost = handles_.unfinished();
+    waiting.swap(inbox_.submitted);
+  }
+  for (const OperationPtr& operation : lost)
+    if (operation->done.load(std::memory_order_relaxed) == 0) finish(*operation, revoked_);
+  for (const OperationPtr& operation : waiting)  // those whose handles have been given back
+    if (operation->done.load(std::memory_order_relaxed) == 0) finish(*operation, revoked_);
 }
 
 void Engine::tell_revocation() {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <string_view>
 
+#include "base/failpoint.h"
 #include "os/clock.h"
 #include "os/fork.h"
 
@@ -168,25 +169,13 @@ Error Engine::submit(std::vector<OperationPtr> operations, bool bundle, bool pro
         error = {Code::invalid_argument, "two tensors of one group are both named " + operations[i]->request.name};
       if (error.failed()) return error;
     }
-    std::int64_t now = os::now_ns();
-    std::int64_t handle = handles_.reserve(static_cast<int>(operations.size()));
-    for (const OperationPtr& operation : operations) {
-      negotiate::Request& request = operation->request;
-      operation->handle = handle++;
-      operation->submitted_ns = now;
-      bytes += request.bytes();
-      if (!beside(*operation)) {
-        if (request.unnamed)
-          request.name =
-              unnamed_prefix(request.kind) + std::to_string(++inbox_.unnamed[{operation->group, request.kind}]);
-        inbox_.names[operation->group].insert(request.name);
-        if (bundle) {
-          request.bundle = operations.front()->request.name;
-          request.bundle_size = static_cast<std::uint32_t>(operations.size());
-        }
-      }
-      handles_.insert(operation);
-      inbox_.submitted.push_back(operation);
+    const std::size_t before = inbox_.submitted.size();
+    try {
+      bytes = enter(operations, bundle);
+    } catch (...) {  // no memory: as if nothing had been asked
+      inbox_.submitted.resize(before);
+      for (const OperationPtr& operation : operations) take_back(*operation);
+      throw;
     }
     inbox_.full.store(true, std::memory_order_release);
   }
@@ -199,6 +188,45 @@ Error Engine::submit(std::vector<OperationPtr> operations, bool bundle, bool pro
   }
   wake();
   return {};
+}
+
+// Into the inbox, with its mutex held. How many bytes they have.
+std::size_t Engine::enter(const std::vector<OperationPtr>& operations, bool bundle) {
+  std::size_t bytes = 0;
+  std::int64_t now = os::now_ns();
+  std::int64_t handle = handles_.reserve(static_cast<int>(operations.size()));
+  for (const OperationPtr& operation : operations) {
+    negotiate::Request& request = operation->request;
+    operation->submitted_ns = now;
+    bytes += request.bytes();
+    if (!beside(*operation)) {
+      if (request.unnamed) {
+        std::uint64_t& count = inbox_.unnamed[{operation->group, request.kind}];
+        request.name = unnamed_prefix(request.kind) + std::to_string(count + 1);
+        ++count;
+      }
+      operation->handle = handle;  // from here on take_back() undoes what there is of it
+      inbox_.names[operation->group].insert(request.name);
+      if (bundle) {
+        request.bundle = operations.front()->request.name;
+        request.bundle_size = static_cast<std::uint32_t>(operations.size());
+      }
+    }
+    operation->handle = handle++;
+    handles_.insert(operation);
+    FARANDOLE_FAILPOINT(static_cast<Services*>(this), request.kind, "submit");
+    inbox_.submitted.push_back(operation);
+  }
+  return bytes;
+}
+
+void Engine::take_back(const Operation& operation) {
+  if (operation.handle == 0) return;  // it was not its turn yet
+  handles_.release(operation.handle);
+  if (beside(operation)) return;
+  auto names = inbox_.names.find(operation.group);
+  if (names != inbox_.names.end()) names->second.erase(operation.request.name);
+  if (operation.request.unnamed) --inbox_.unnamed.at({operation.group, operation.request.kind});
 }
 
 bool Engine::poll(const OperationPtr& operation) {

@@ -183,6 +183,7 @@ class Engine final : private Services, private link::Listener {
   bool look_at_sockets();
   void execute_revocation();
   void tell_revocation();
+  void finish_lost();
   void begin_leaving();
   std::int64_t next_deadline() const;
   void wake();
@@ -199,8 +200,11 @@ class Engine final : private Services, private link::Listener {
   bool awaits_founding(std::uint32_t id) const { return id >= next_group_ && dropped_.count(id) == 0; }
   void note_milestones();
   std::vector<int> neighbours_missing() const;
+  // With inbox_.mutex held.
   Error check(const Operation& operation) const;
-  bool name_taken(const Operation& operation) const;  // with inbox_.mutex held
+  std::size_t enter(const std::vector<OperationPtr>& operations, bool bundle);
+  void take_back(const Operation& operation);
+  bool name_taken(const Operation& operation) const;
 
   static constexpr std::int64_t kShortSpin = 30'000;  // where others compute, or nothing will come soon
   // Keys of the poller; the messenger's are peers.

@@ -2,6 +2,7 @@
 // Touches negotiate/, link/ and trace/.
 #include <algorithm>
 
+#include "base/failpoint.h"
 #include "engine/group.h"
 
 namespace farandole {
@@ -13,6 +14,7 @@ void Group::activate() {
   for (auto& [name, operation] : pending_) unanswered.push_back(std::move(operation));
   std::sort(unanswered.begin(), unanswered.end(), [](const auto& a, const auto& b) { return a->handle < b->handle; });
   pending_.clear();
+  FARANDOLE_FAILPOINT(&services_, Kind::allreduce, "activate");
   outbox_.clear();
   if (coordinator_ != nullptr) coordinator_->forget_pending();
   join_ = nullptr;

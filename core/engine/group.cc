@@ -170,6 +170,7 @@ bool Group::agree(Bucket bucket) {
     services_.trace().negotiate_end(item.name);
     if (operations.back() != nullptr) planned.requests.push_back(operations.back()->request);
   }
+  FARANDOLE_FAILPOINT(&services_, bucket.kind, "agree");
   if (const char* fault = fault_in(bucket, operations); fault != nullptr) {
     const std::string names = bucket.items.empty() ? "" : " (tensor '" + bucket.items.front().name + "')";
     const Failure failure = violation(0, std::string("answered with a bucket that ") + fault + names);
@@ -321,6 +322,7 @@ void Group::complete(Job& job) {
       services_.trace().end(operation->request.name, operation->request.dtype, operation->shape);
     }
     services_.finish(*operation, {});
+    FARANDOLE_FAILPOINT(&services_, job.bucket.kind, "finished");
   }
 }
 
@@ -358,7 +360,8 @@ void Group::fail_queue_after(std::uint64_t sequence, const Error& error) {
     queue_.pop_back();
     job->running.reset();  // before its operations' memory is given back
     for (const OperationPtr& operation : job->operations) {
-      if (operation == nullptr) continue;
+      // Where complete() has failed halfway some of them are done, and their waiters have gone on.
+      if (operation == nullptr || operation->done.load(std::memory_order_relaxed) != 0) continue;
       operation->phase = job->phase;
       services_.finish(*operation, error);
     }
@@ -407,6 +410,7 @@ void Group::close(const Error& error) {
   if (!closed_.failed()) closed_ = error;
   fail_queue_after(0, error);
   std::vector<OperationPtr> left;
+  left.reserve(pending_.size() + planned_.size() + waiting_.size());  // what fails later loses operations
   for (auto& [name, operation] : pending_) left.push_back(std::move(operation));
   for (auto& [ticket, operation] : planned_) left.push_back(std::move(operation));
   for (OperationPtr& operation : waiting_) left.push_back(std::move(operation));
@@ -423,7 +427,8 @@ void Group::close(const Error& error) {
   recorder_.reset();
   if (coordinator_ != nullptr) coordinator_->forget_pending();
   for (const OperationPtr& operation : left)
-    if (operation->done.load(std::memory_order_relaxed) == 0) services_.finish(*operation, error);
+    if (operation != nullptr && operation->done.load(std::memory_order_relaxed) == 0)
+      services_.finish(*operation, error);
 }
 
 }  // namespace farandole

@@ -26,6 +26,14 @@ OperationPtr Handles::find(std::int64_t handle) const {
   return found == operations_.end() ? nullptr : found->second;
 }
 
+std::vector<OperationPtr> Handles::unfinished() const {
+  std::vector<OperationPtr> found;
+  std::lock_guard lock(mutex_);
+  for (const auto& [handle, operation] : operations_)
+    if (operation->done.load(std::memory_order_relaxed) == 0) found.push_back(operation);
+  return found;
+}
+
 void Handles::release(std::int64_t handle) {
   OperationPtr dropped;  // declared before the lock: freed after it
   std::lock_guard lock(mutex_);

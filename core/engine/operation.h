@@ -67,6 +67,7 @@ class Handles {
   std::int64_t reserve(int count);  // the first of `count` consecutive handles
   void insert(const OperationPtr& operation);
   OperationPtr find(std::int64_t handle) const;
+  std::vector<OperationPtr> unfinished() const;
   void release(std::int64_t handle);
   void finish(Operation& operation);  // wakes its waiters
   std::int64_t open_queue();

@@ -15,6 +15,8 @@ from typing import Any
 KiB = 1 << 10
 MiB = 1 << 20
 PREFIX = "FARANDOLE_"
+# Some scripts look at these two, so that our launchers set them for each rank.
+OF_OUR_LAUNCHERS = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 
 
 @dataclass(frozen=True)
@@ -347,7 +349,8 @@ class Config:
     )
     survivor_grace_seconds: float = _setting(
         1.0,
-        "after a rank has failed the others may take this long to end by themselves before they get SIGTERM",
+        "after a rank has failed, or was lost with its agent, the others may take this long to end by themselves "
+        "before they get SIGTERM; in an elastic job, as long as they need",
         unit="seconds",
         minimum=0,
     )
@@ -550,8 +553,10 @@ def _warn_of_unknown(environ: Mapping[str, str]) -> None:
 def warn_of_ignored(environ: Mapping[str, str] | None = None) -> None:
     """Of settings without effect that `environ` has, whatever they say. For rank 0, once it knows that it is."""
     environ = os.environ if environ is None else environ
+    ours = OF_OUR_LAUNCHERS if environ.get(SETTINGS["rendezvous"].variable) else {}
     for setting in SETTINGS.values():
-        variable = next((each for each in setting.variables if environ.get(each, "").strip()), None)
+        said = [each for each in setting.variables if environ.get(each, "").strip()]
+        variable = next((each for each in said if ours.get(each) != environ[each]), None)
         if setting.no_effect and variable is not None:
             _warn_once(variable, f"{variable}={environ[variable]} has no effect: {setting.no_effect}")
 

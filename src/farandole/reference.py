@@ -342,6 +342,7 @@ class ReferenceEngine:
             about = {"dtype": pending.dtype, "shape": list(request.input.shape)}
             self.tell(request.peer, ["parcel", request.group, request.tag, about], request.input.tobytes())
             pending.outcome = Outcome()
+            self.last = None  # it has no name that could linger; that of an earlier one does no more
         else:
             self.receivers[key].append(pending)
             self.hand_out(key)
@@ -448,6 +449,7 @@ class ReferenceEngine:
             pending = self.receivers[key].popleft()
             output = pending.request.output
             assert output is not None
+            self.last = None  # as after a send
             if about["dtype"] != pending.dtype or len(data) != output.nbytes:
                 text = f"rank {key[0]} sent {about}, but {pending.dtype.name} of shape {output.shape} was expected"
                 pending.error = errors.Mismatch(f"Mismatched SEND and RECEIVE: {text}", name=pending.name, rank=key[0])

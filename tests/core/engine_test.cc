@@ -1,5 +1,8 @@
 // The engine through the C interface: ranks as threads, real sockets and shared memory between them.
 // Touches api/ through job.h.
+#include <sched.h>
+#include <sys/syscall.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -14,6 +17,18 @@ using job::Job;
 using job::request;
 using job::submit;
 using job::Tensor;
+
+namespace {
+
+thread_local int64_t moves = 0;  // how often the thread was told where it may run
+
+}  // namespace
+
+// In the C library's place.
+extern "C" int sched_setaffinity(pid_t thread, std::size_t bytes, const cpu_set_t* set) noexcept {
+  ++moves;
+  return static_cast<int>(syscall(SYS_sched_setaffinity, thread, bytes, set)) < 0 ? -1 : 0;
+}
 
 namespace {
 
@@ -201,6 +216,97 @@ TEST(a_name_is_taken_until_somebody_knows_that_its_operation_has_ended) {
     int64_t last = submit(engine, request(kAllreduce, "x", c));
     for (int64_t handle : {polled, forgotten, last}) CHECK_EQUAL(finish(engine, handle), 0);
   });
+}
+
+TEST(a_name_is_free_again_when_it_was_released_or_a_transfer_has_finished_or_a_second_has_passed) {
+  enum class Rule { released, sent, received, a_second };
+  for (Rule rule : {Rule::released, Rule::sent, Rule::received, Rule::a_second}) {
+    Job job({0, 0});
+    job.run([&](int rank) {
+      farandole_engine* engine = job.engine(rank);
+      Tensor a(10, 1), b(10, 1), parcel(10, 1);
+      if (rank == 0) {
+        CHECK_EQUAL(finish(engine, submit(engine, request(kAllreduce, "x", a))), 0);
+        farandole_request other = request(rule == Rule::sent ? kReceive : kSend, nullptr, parcel);
+        other.peer = 1;
+        if (rule == Rule::sent || rule == Rule::received) CHECK_EQUAL(finish(engine, submit(engine, other)), 0);
+        CHECK_EQUAL(finish(engine, submit(engine, request(kAllreduce, "x", b))), 0);
+        return;
+      }
+      const auto began = std::chrono::steady_clock::now();
+      const auto age = [&] { return std::chrono::steady_clock::now() - began; };
+      const int64_t queue = farandole_open_queue(engine);
+      const farandole_request x = request(kAllreduce, "x", a);
+      char error[512];
+      int64_t first = 0;
+      CHECK_EQUAL(farandole_submit(engine, &x, 1, 0, queue, &first, error, sizeof error), 0);
+      // That it has ended is known here by the queue alone, which is not the user's look at it.
+      CHECK_EQUAL(farandole_next_completion(engine, queue, 20'000), first);
+      if (rule == Rule::released) farandole_release(engine, first);
+      if (rule == Rule::sent || rule == Rule::received) {
+        farandole_request other = request(rule == Rule::sent ? kSend : kReceive, nullptr, parcel);
+        other.peer = 0;
+        CHECK_EQUAL(finish(engine, submit(engine, other)), 0);
+      }
+      const farandole_request again = request(kAllreduce, "x", b);
+      int64_t second = 0;
+      int code = farandole_submit(engine, &again, 1, 0, 0, &second, error, sizeof error);
+      if (rule == Rule::a_second) {
+        for (; code != 0 && age() < std::chrono::seconds(60); std::this_thread::yield())
+          code = farandole_submit(engine, &again, 1, 0, 0, &second, error, sizeof error);
+        CHECK(age() > std::chrono::seconds(1));
+      }
+      CHECK_EQUAL(code, 0);
+      CHECK_EQUAL(finish(engine, second), 0);
+    });
+  }
+}
+
+// Both begin on one processor: there a driver of the user's sees who shares it, and yields instead of leaving.
+TEST(waiting_leaves_the_users_thread_where_it_may_run) {
+  farandole_options options = job::default_options();
+  options.spin_us = 1'000'000;
+  Job job({0, 0}, options);
+  cpu_set_t all, one;
+  CHECK_EQUAL(sched_getaffinity(0, sizeof all, &all), 0);
+  CPU_ZERO(&one);
+  CPU_SET(sched_getcpu(), &one);
+  std::atomic<pid_t> waiting[2] = {0, 0};
+  Tensor tensors[4] = {Tensor(10, 1), Tensor(10, 1), Tensor(10, 1), Tensor(10, 1)};
+  const auto stays = [&](pid_t thread) {
+    cpu_set_t now;
+    return sched_getaffinity(thread, sizeof now, &now) == 0 && CPU_EQUAL(&now, &all);
+  };
+  // Waits for what another thread completes, driving meanwhile.
+  const auto user = [&](int rank) {
+    CHECK_EQUAL(sched_setaffinity(0, sizeof one, &one), 0);
+    CHECK_EQUAL(sched_setaffinity(0, sizeof all, &all), 0);
+    const int64_t handle =
+        submit(job.engine(rank), request(kAllreduce, rank == 0 ? "x" : "y", tensors[static_cast<std::size_t>(rank)]));
+    const int64_t before = moves;
+    waiting[rank] = gettid();
+    CHECK_EQUAL(finish(job.engine(rank), handle), 0);
+    CHECK_EQUAL(moves, before);
+    CHECK(stays(0));
+    waiting[rank] = 0;
+  };
+  bool stayed = true;
+  std::thread other([&] {
+    while (waiting[0].load() == 0 || waiting[1].load() == 0) std::this_thread::yield();
+    const pid_t threads[] = {waiting[0], waiting[1]};
+    const auto began = std::chrono::steady_clock::now();  // many looks at the cores, of which there is one in 100 us
+    while (std::chrono::steady_clock::now() - began < std::chrono::milliseconds(200)) {
+      stayed = stayed && stays(threads[0]) && stays(threads[1]);
+      std::this_thread::yield();
+    }
+    const int64_t x = submit(job.engine(1), request(kAllreduce, "x", tensors[2]));
+    const int64_t y = submit(job.engine(0), request(kAllreduce, "y", tensors[3]));
+    finish(job.engine(1), x);
+    finish(job.engine(0), y);
+  });
+  job.run(user);
+  other.join();
+  CHECK(stayed);
 }
 
 TEST(join_stands_in_with_zeros) {

@@ -60,6 +60,80 @@ TEST(an_exception_while_the_seat_is_left_does_not_keep_it_taken) {
   }
 }
 
+TEST(no_memory_between_an_answer_and_the_queue_ends_what_was_answered) {
+  Job job({0, 0});
+  Fault fault(job.engine(1), "allreduce.agree", "no_memory");
+  std::vector<int> codes(2);
+  job.run([&](int rank) {
+    Tensor tensor(1000, 1);
+    const auto index = static_cast<std::size_t>(rank);
+    codes[index] =
+        finish(job.engine(rank), submit(job.engine(rank), request(kAllreduce, "x", tensor)), nullptr, nullptr, 20);
+  });
+  CHECK_EQUAL(fault.fired(), 1);
+  CHECK_EQUAL(codes[1], kNoMemory);
+  CHECK_EQUAL(codes[0], kRevoked);
+}
+
+TEST(no_memory_when_a_plan_begins_ends_what_was_not_answered) {
+  Job job({0, 0});
+  Fault fault(job.engine(1), "allreduce.activate", "no_memory");
+  Tensor lonely(10, 1);
+  const int64_t unanswered = submit(job.engine(1), request(kAllreduce, "only here", lonely));
+  job.run([&](int rank) {
+    Tensor tensor(1000, 1);
+    for (int step = 0, code = 0; step < 100 && code == 0; ++step)
+      code = finish(job.engine(rank), submit(job.engine(rank), request(kAllreduce, "x", tensor)), nullptr, nullptr, 20);
+  });
+  CHECK_EQUAL(fault.fired(), 1);
+  CHECK_EQUAL(finish(job.engine(1), unanswered, nullptr, nullptr, 20), kNoMemory);
+}
+
+TEST(no_memory_after_some_of_a_bucket_are_done_ends_each_of_them_once) {
+  Job job({0, 0});
+  const int64_t queue = farandole_open_queue(job.engine(1));
+  Fault fault(job.engine(1), "allreduce.finished", "no_memory");
+  std::vector<std::size_t> ended(2);
+  job.run([&](int rank) {
+    Tensor one(100, 1), two(100, 1);
+    const farandole_request both[] = {request(kAllreduce, "a", one), request(kAllreduce, "b", two)};
+    int64_t handles[2];
+    char error[512];
+    CHECK_EQUAL(farandole_submit(job.engine(rank), both, 2, 1, rank == 1 ? queue : 0, handles, error, sizeof error), 0);
+    const int first = finish(job.engine(rank), handles[0]), second = finish(job.engine(rank), handles[1]);
+    if (rank == 1) {
+      CHECK_EQUAL(first, 0);
+      CHECK_EQUAL(second, kNoMemory);
+    }
+  });
+  CHECK_EQUAL(fault.fired(), 1);
+  int told = 0;
+  while (farandole_next_completion(job.engine(1), queue, 100) > 0) ++told;
+  CHECK_EQUAL(told, 2);
+}
+
+TEST(no_memory_while_submitting_is_as_if_nothing_had_been_asked) {
+  Job job({0, 0});
+  constexpr const char* kNames[2][2] = {{"x", "y"}, {nullptr, nullptr}};
+  for (const auto& names : kNames) {
+    Fault fault(job.engine(1), "allreduce.submit", "no_memory");
+    Tensor one(100, 1), two(100, 1);
+    const farandole_request both[] = {request(kAllreduce, names[0], one), request(kAllreduce, names[1], two)};
+    int64_t handles[2];
+    char error[512];
+    CHECK_EQUAL(farandole_submit(job.engine(1), both, 2, 0, 0, handles, error, sizeof error), kNoMemory);
+    CHECK_EQUAL(fault.fired(), 1);
+    job.run([&](int rank) {
+      Tensor again(100, 1), more(100, 1);
+      const int64_t first = submit(job.engine(rank), request(kAllreduce, names[0], again));
+      const int64_t second = submit(job.engine(rank), request(kAllreduce, names[1], more));
+      CHECK_EQUAL(finish(job.engine(rank), first, nullptr, nullptr, 20), 0);
+      CHECK_EQUAL(finish(job.engine(rank), second, nullptr, nullptr, 20), 0);
+      CHECK_EQUAL(again.data[0], 2.0f);
+    });
+  }
+}
+
 TEST(a_full_queue_loses_no_wish_for_a_link) {
   farandole::Events events;
   constexpr int kLines = 10'000, kWishes = 300;

@@ -174,10 +174,18 @@ def test_it_may_begin_again_in_the_same_world(installed: dict[str, str]) -> None
         assert [job.stdout(rank).split() for rank in range(2)] == [["2", "2"]] * 2
 
 
+# Whether torch knows the backend, whether an import is awaited, and who answers env://.
+CHANGED = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.rendezvous import _rendezvous_handlers
+finders = any(type(finder).__module__.startswith("farandole.") for finder in sys.meta_path)
+print(dist.is_backend_available("farandole"), finders, _rendezvous_handlers["env"].__module__.split(".")[0])
+"""
+
+
 def test_autoload_can_be_switched_off(installed: dict[str, str]) -> None:
-    program = "import torch, torch.distributed as dist; print(dist.is_backend_available('farandole'))"
-    assert python(program, installed).stdout == "True\n"
-    assert python(program, {**installed, "FARANDOLE_AUTOLOAD": "0"}).stdout == "False\n"
+    assert python(CHANGED, installed).stdout == "True True farandole\n"
+    assert python(CHANGED, {**installed, "FARANDOLE_AUTOLOAD": "0"}).stdout == "False False torch\n"
 
 
 ALONE = """

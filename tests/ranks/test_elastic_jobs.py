@@ -388,6 +388,33 @@ def test_limits_end_the_job_with_a_reason(tmp_path: Path) -> None:
         assert dance.process.wait(60) == 3 and dance.said("-np"), dance.tail()
 
 
+SAYS_WHY = """
+import os, signal, sys, time
+import farandole, numpy
+farandole.init()
+signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which ends it at once
+farandole.allreduce(numpy.ones(4), name="all are here")
+if farandole.rank() == 1:
+    os._exit(7)
+try:
+    while True:
+        farandole.allreduce(numpy.ones(4), name="for ever")
+except farandole.HorovodInternalError:
+    for line in range(20):
+        time.sleep(0.01)  # sleep: a long traceback takes its time
+        print("line", line, file=sys.stderr, flush=True)
+os._exit(3)
+"""
+
+
+def test_survivors_of_a_job_that_cannot_go_on_have_time_to_say_why(tmp_path: Path) -> None:
+    words = ["-np", "2", "--min-np", "1", "--reset-limit", "0", "--survivor-grace-seconds", "0"]
+    with Dance(words, tmp_path, program=SAYS_WHY) as dance:
+        assert dance.process.wait(40) == 7, dance.tail()
+        assert sum("line " in line for line in dance.lines) == 20, dance.tail()
+        assert dance.said("failed first"), dance.tail()
+
+
 def test_signs_of_life_cost_a_static_job_nothing(tmp_path: Path) -> None:
     """A job that is not elastic has no pulse, no ticks, no memory file for them."""
     code = "import os; print([one for one in os.environ if 'PULSE' in one or one == 'FARANDOLE_WORKER'], flush=True)"

@@ -173,6 +173,43 @@ def test_a_host_that_answers_after_the_timeout() -> None:
         hosts[1].kill()  # the slow program itself is the host's: it never became an agent
 
 
+SAYS_WHY = """
+import os, sys, time
+import farandole, numpy
+farandole.init()
+farandole.allreduce(numpy.ones(4), name="all are here")
+print("up", flush=True)
+try:
+    while True:
+        farandole.allreduce(numpy.ones(4), name="for ever")
+except farandole.PeerLost as error:
+    for line in range(20):
+        time.sleep(0.01)  # sleep: a long traceback takes its time
+        print("line", line, type(error).__name__, flush=True)
+os._exit(3)
+"""
+
+
+def test_when_an_agent_is_lost_ranks_on_other_hosts_have_time_to_say_why() -> None:
+    with bed.hosts(2, ssh=True) as hosts:
+        words = [*RUN, "-np", "3", "--survivor-grace-seconds", "50", "-H", "host1:1,host2:2"]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with hosts[0].start([*words, sys.executable, "-c", SAYS_WHY], ENVIRONMENT, **pipes) as launcher:
+            try:
+                assert launcher.stdout is not None
+                assert all("up" in launcher.stdout.readline() for _ in range(3))
+                [agent] = victims(hosts, "agent")
+                os.kill(agent, signal.SIGKILL)
+                said, complained = launcher.communicate(timeout=40)
+            finally:
+                launcher.kill()
+        assert launcher.returncode == 1, complained
+        assert [line.partition("line ")[2] for line in said.splitlines()] == [f"{one} PeerLost" for one in range(20)]
+        assert "the agent on host2 was lost, and its ranks 1, 2 with it" in complained
+        assert "failed first" not in complained
+        gone(hosts)
+
+
 def victims(hosts: bed.Bed, who: str) -> list[int]:
     found = {pid: (host.name, words) for host in hosts for pid, words in host.processes().items()}
     names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in found if Path(f"/proc/{pid}").exists()}

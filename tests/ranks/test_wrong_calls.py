@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from waiting import in_time
+from waiting import in_time, until
 from world import ENGINES, World, add_groups, allreduce, barrier, do
 
 from farandole import errors
 from farandole.engine import Engine, Kind, ReduceOp, Request
+from farandole.reference import ReferenceEngine
 
 LINKS = {"shm": [0, 0, 0], "both": [0, 1, 1]}
 ONES = np.ones(4, np.float32)
@@ -328,13 +329,35 @@ def test_a_barrier_before_leaving_loses_nothing(engine: str, links: str) -> None
 def test_a_second_one_of_a_name_is_refused_however_quick_the_first_was(engine: str) -> None:
     with World([0, 0], engine) as world:
         ahead, behind = world.engines
-        for _ in range(100 if engine == "native" else 5):
+        for _ in range(100):
             [first] = ahead.submit([request(Kind.ALLGATHER)])
             [last] = behind.submit([request(Kind.ALLGATHER)])
             with pytest.raises(ValueError, match=r"\bt\b.*(first one)"):
                 behind.submit([request(Kind.ALLGATHER)])
             ahead.wait(first, 5.0)
             behind.wait(last, 5.0)
+
+
+@pytest.mark.parametrize("later", ["send", "receive"])
+def test_a_name_is_free_again_when_a_later_send_or_receive_has_finished(later: str) -> None:
+    """By the specification; engine_test.cc has it of the core."""
+    with World([0, 0], "python") as world:
+        ahead, behind = world.engines
+        assert isinstance(behind, ReferenceEngine)
+        for _ in range(10):
+            [first] = ahead.submit([request(Kind.ALLGATHER)])
+            [last] = behind.submit([request(Kind.ALLGATHER)])
+            until(lambda last=last: behind.handles[last].done)  # type: ignore[misc]  # polling it would free the name
+            there, here = (ahead, behind) if later == "receive" else (behind, ahead)
+            parcel = Request(Kind.SEND, None, ONES, None, peer=1 if later == "receive" else 0)
+            [sent] = there.submit([parcel])
+            do(here, Request(Kind.RECEIVE, None, None, np.empty_like(ONES), peer=1 - parcel.peer), 5.0)
+            there.wait(sent, 5.0)
+            ahead.wait(first, 5.0)
+            [again] = behind.submit([request(Kind.ALLGATHER)])
+            do(ahead, request(Kind.ALLGATHER), 5.0)
+            behind.wait(last, 5.0)
+            behind.wait(again, 5.0)
 
 
 @pytest.mark.parametrize("links", LINKS)

@@ -1,5 +1,5 @@
 # Settings: each variable and alias is read, each bad value is refused with its name, each field is declared.
-# Touches farandole.config alone.
+# Touches farandole.config, and what the launcher sets.
 """config.py."""
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import pytest
 
 import farandole.config as settings
 from farandole.config import SETTINGS, Config, MiB, Setting
+from farandole.launch.environment import of_place
+from farandole.launch.slots import Place
 
 
 def test_the_defaults_are_a_world_of_one_with_the_contracts_numbers() -> None:
@@ -132,6 +134,15 @@ def test_a_setting_without_effect_warns_also_when_it_says_what_is_done_anyway(to
     settings.warn_of_ignored({"HOROVOD_HIERARCHICAL_ALLREDUCE": "0", "HOROVOD_CONTROLLER": " "})
     [text] = told()
     assert text.startswith("HOROVOD_HIERARCHICAL_ALLREDUCE=0 has no effect: ")
+
+
+def test_what_our_launchers_set_for_each_rank_is_no_wish_of_the_user(told: Callable[[], list[str]]) -> None:
+    place = of_place(Place(0, 2, 0, 2, 0, 1, "here"), ("127.0.0.1", 1)) | {"FARANDOLE_RENDEZVOUS": "unix:/somewhere"}
+    settings.warn_of_ignored(place)
+    assert told() == []
+    settings.warn_of_ignored({**place, "FARANDOLE_CONTROLLER": "gloo"})  # which the launcher makes of a user's own
+    [text] = told()
+    assert text.startswith("FARANDOLE_CONTROLLER=gloo has no effect: ")
 
 
 def test_the_object_is_frozen_and_checks_what_code_gives_it() -> None:

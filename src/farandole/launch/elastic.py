@@ -485,10 +485,11 @@ class ElasticJob(Job):
             return
         if over.failed:
             verdict = self.verdict
-            guilty, code = (verdict.rank, verdict.code) if verdict is not None else (-1, 1)
-            self._fail(guilty, code, over.text)
-        if not self._stopped:  # those that are left wait for ranks that will not come
-            self._stop(GRACE_SECONDS, signal.SIGTERM)
+            self.failure = (verdict.rank, verdict.code) if verdict is not None else (-1, 1)
+            self.reason = over.text
+        # The coordinator has let each rank of the last generation say what it had to say and end: those that are left
+        # wait for ranks that will not come.
+        self._stop(GRACE_SECONDS, signal.SIGTERM)
 
     def _stop(self, grace: float, number: int) -> None:
         self._stop_looking.set()

@@ -77,6 +77,8 @@ def _largest_on_heap() -> bytes:
 
 def of_place(place: Place, master: tuple[str, int]) -> dict[str, str]:
     """What tells a rank its place: our names, Horovod's, and those that torch.distributed looks for."""
+    from farandole.config import OF_OUR_LAUNCHERS  # the agent imports this file and needs no settings
+
     address, port = master
     return {
         **place.environment(),
@@ -86,7 +88,6 @@ def of_place(place: Place, master: tuple[str, int]) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(place.local_size),
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
-        "HOROVOD_CONTROLLER": "gloo",  # some scripts look at these two
-        "HOROVOD_CPU_OPERATIONS": "gloo",
+        **OF_OUR_LAUNCHERS,
         "PYTHONUNBUFFERED": "1",
     }

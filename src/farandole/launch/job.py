@@ -94,7 +94,8 @@ class Job:
         self._stopped = False
         self._hurried = False  # somebody wants it to end, read or not
         self._waiting_for_confession = False
-        self._survivors_may_end = False  # by themselves, for a while, because a rank has failed
+        self._survivors_may_end = False  # by themselves, for a while, because a rank has failed or was lost
+        self._decided = False  # why it failed is known, whatever those say that fall with it
         self._closed = False
         self._trouble: StartError | None = None
         self._waiting_for: set[object] = set()  # what starting still needs
@@ -392,27 +393,35 @@ class Job:
         ranks = [rank for rank in self._running() if self._plan.hosts[rank] == line.host]
         for rank in ranks:
             self.codes[rank] = 128 + signal.SIGKILL
+            if self._hub is not None:
+                self._hub.absent(rank, f"was lost with the agent on {line.name}")
         if self._thread is None:
             self._trouble_with(StartError(f"the agent on {line.name} was lost while the job started: {reason}"))
         elif ranks and not self._stopped:
+            self._decided = True
             text = f"the agent on {line.name} was lost, and its ranks {_list(ranks)} with it: {reason}"
-            self._fail(-1, 1, text + line.last_words())
+            self._fail(-1, 1, text + line.last_words(), told=True)
 
     def _was_asked(self, line: Line, number: int) -> None:
         if not self._stopped:
             self.asked = number
             self._fail(-1, 128 + number, f"the agent on {line.name} got {signal.Signals(number).name}")
 
-    def _fail(self, rank: int, code: int, reason: str) -> None:
+    def _fail(self, rank: int, code: int, reason: str, told: bool = False) -> None:
+        """`told`: the ranks hear of it themselves, though none of them is guilty."""
         if self._stopped:
             return
-        if self.failure is None or self.failure[0] != rank:
+        if self.failure is None or (self.failure[0] != rank and (rank < 0 or not self._decided)):
             self.failure = (rank, code)
             self.reason = reason
-        if rank < 0:
+        if rank < 0 and not (told and self._plan.stop_on_failure):
             self._stop(GRACE_SECONDS, signal.SIGTERM)
-        elif self._plan.stop_on_failure and not self._survivors_may_end:
-            # They hear of the failure themselves: a signal now would cut what they have to say about it.
+        elif self._plan.stop_on_failure:
+            self._let_survivors_end()
+
+    def _let_survivors_end(self) -> None:
+        """They hear of the failure themselves: a signal now would cut what they have to say about it."""
+        if not self._survivors_may_end:
             self._survivors_may_end = True
             end = time.monotonic() + self._plan.survivor_grace
             self._loop.at("survivors", end, lambda: self._stop(GRACE_SECONDS, signal.SIGTERM))
@@ -439,7 +448,7 @@ class Job:
             self.failure = (-1, 1)
             self.reason = f"the launcher itself has failed; please report this:\n{traceback.format_exc().rstrip()}"
         finally:
-            if not self._stopped and (verdict := self.verdict) is not None:
+            if not self._stopped and not self._decided and (verdict := self.verdict) is not None:
                 self.failure = (verdict.rank, verdict.code)
             self._over.set()
             self._on_over()

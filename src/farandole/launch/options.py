@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from farandole.config import SETTINGS, Setting
+from farandole.config import OF_OUR_LAUNCHERS, SETTINGS, Setting
 
 NOT_FOR_FLAGS = ("launcher", "meet_at", "secret_file", "job_size")  # for ranks that somebody else starts
 
@@ -117,7 +117,10 @@ class Options:
 
     def variables(self) -> dict[str, str]:
         """What ranks get for settings that flags or the file have set, under all their names."""
+        covered = {f"variable {name}" for name in OF_OUR_LAUNCHERS}  # ranks get our value there; rank 0 tells of theirs
         return {
+            SETTINGS[name].variable: chosen.text() for name, chosen in self.settings.items() if chosen.source in covered
+        } | {
             variable: chosen.text()
             for name, chosen in self.settings.items()
             if not chosen.source.startswith(("default", "variable")) and chosen.value is not None

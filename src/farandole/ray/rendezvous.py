@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from farandole.config import OF_OUR_LAUNCHERS
 from farandole.launch import environment
 from farandole.launch.slots import Place, places
 from farandole.ray.settings import names_of
@@ -72,8 +73,7 @@ class Coordinator:
         self._hub.start()
         return {
             "FARANDOLE_RENDEZVOUS": self._hub.address,
-            "HOROVOD_CONTROLLER": "gloo",
-            "HOROVOD_CPU_OPERATIONS": "gloo",
+            **OF_OUR_LAUNCHERS,
         }
 
     def variables(self, rank: int, master: tuple[str, int]) -> dict[str, str]:

@@ -137,3 +137,8 @@ def test_no_word_means_two_things() -> None:
 def test_double_dash_and_options_of_the_command() -> None:
     assert parse(["-np", "2", "--", "-x", "--np"], {}).command == ["-x", "--np"]
     assert parse(["-np", "2", "a", "-np", "3"], {}).np == 2
+
+
+def test_a_users_controller_reaches_rank_0_though_ranks_get_ours() -> None:
+    variables = parse(["x"], {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CYCLE_TIME": "2"}).variables()
+    assert variables == {"FARANDOLE_CONTROLLER": "mpi"}
