@@ -99,6 +99,7 @@ void Group::on_requests(int member, std::uint32_t epoch, std::vector<Request> re
   for (Request& request : requests) {
     services_.trace().negotiate_tick(request.name, topology_.ranks[static_cast<std::size_t>(member)]);
     coordinator_->submit(member, std::move(request), now);
+    if (coordinator_->asks_too_much(member)) throw violation(member, "asked for more at once than any program does");
   }
   if (next_stall_check_ == kNever) next_stall_check_ = now;
 }
