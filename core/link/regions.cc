@@ -13,6 +13,18 @@ Place Regions::find(const std::byte* data, std::size_t bytes, Use use) const {
   return {};
 }
 
+bool Regions::takes(int owner, std::size_t bytes) const {
+  constexpr std::size_t kMost = 4096;
+  const std::size_t machine = os::machine_bytes();
+  std::size_t regions = 0, all = 0;
+  for (auto region = theirs_.lower_bound({owner, 0}); region != theirs_.end() && region->first.first == owner;
+       ++region) {
+    ++regions;
+    all += region->second->bytes();
+  }
+  return regions < kMost && bytes <= machine && all <= machine - bytes;
+}
+
 std::shared_ptr<const os::SharedMemory> Regions::with(int owner, const Place& place, std::size_t bytes) const {
   const auto found = theirs_.find({owner, place.region});
   if (found == theirs_.end()) return nullptr;

@@ -29,6 +29,9 @@ class Regions {
     memory.close_file();
     theirs_[{owner, id}] = std::make_shared<os::SharedMemory>(std::move(memory));
   }
+  // Whether the owner may share so much more: a mapping each, of which a process has some 65,000, and no more than the
+  // machine has.
+  bool takes(int owner, std::size_t bytes) const;
   bool knows(int owner, std::uint64_t id) const { return theirs_.count({owner, id}) != 0; }
   void detach(int owner, std::uint64_t id) { theirs_.erase({owner, id}); }
 

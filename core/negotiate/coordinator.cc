@@ -10,14 +10,6 @@ namespace farandole::negotiate {
 namespace {
 
 constexpr std::size_t kNamed = 8;  // tensors that a message lists before it says how many more there are
-// What one member may have waiting here. Programs stay far below: the largest have some 100,000 tensors.
-constexpr std::int64_t kMostRequests = 1 << 19;
-constexpr std::int64_t kMostBytes = 256 << 20;
-
-std::size_t words_of(const Request& request) {
-  return request.name.size() + request.bundle.size() +
-         sizeof(std::int64_t) * (request.shape.size() + request.splits.size());
-}
 
 std::string title(Kind kind) {
   switch (kind) {
@@ -144,18 +136,12 @@ void Coordinator::submit(int member, Request request, std::int64_t now_ns) {
 // What is kept of the member's request counts, or counts no more.
 void Coordinator::weigh(const Pending& pending, std::size_t member, int sign) {
   const Submitted& said = pending.said;
-  const auto count = [&](const Request& request) {
-    loads_[member].requests += sign;
-    loads_[member].bytes += sign * static_cast<std::int64_t>(words_of(request));
-  };
-  if (said.count() > 0 && said.opener() == member) count(said.common());
-  if (const auto own = said.whole().find(member); own != said.whole().end()) count(own->second);
+  Load& load = loads_[member];
+  if (said.count() > 0 && said.opener() == member) load.add(said.common(), sign);
+  if (const auto own = said.whole().find(member); own != said.whole().end()) load.add(own->second, sign);
 }
 
-bool Coordinator::asks_too_much(int member) const {
-  const Load& load = loads_[static_cast<std::size_t>(member)];
-  return load.requests > kMostRequests || load.bytes > kMostBytes;
-}
+bool Coordinator::asks_too_much(int member) const { return loads_[static_cast<std::size_t>(member)].too_much(); }
 
 bool Coordinator::covered(const Pending& pending) const {
   const int members = static_cast<int>(ranks_.size());

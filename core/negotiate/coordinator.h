@@ -56,11 +56,6 @@ class Coordinator {
     std::string bundle;     // of a complete one: the name under which it waits
     Submitted said;
   };
-  // The requests of a member that are kept as a whole: how many, and the bytes of their words.
-  struct Load {
-    std::int64_t requests = 0;
-    std::int64_t bytes = 0;
-  };
   struct Ready {
     Bucket bucket;
     std::uint64_t bundle = 0;  // 0: alone
@@ -84,7 +79,7 @@ class Coordinator {
   // Tensors that are complete, by the name that their first member gave the bundle.
   std::unordered_map<std::string, std::vector<std::string>> bundles_;
   std::vector<Ready> ready_;
-  std::vector<Load> loads_;  // by member
+  std::vector<Load> loads_;  // by member: what is kept of it as a whole
   std::vector<bool> has_joined_;
   int joined_ = 0;
   int last_joined_ = -1;
