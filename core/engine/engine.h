@@ -114,6 +114,7 @@ class Engine final : private Services, private link::Listener {
   // Listener, for the messenger.
   void on_control(int peer, std::uint32_t type, std::span<const std::byte> payload,
                   std::vector<os::Descriptor> descriptors) override;
+  bool may_send(int peer, std::uint32_t group) override;
   void on_lost(int peer, const Error& why) override;
   void on_left(int peer) override;
 

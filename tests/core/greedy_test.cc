@@ -193,4 +193,35 @@ TEST(zeros_for_others_are_counted_together) {
   os::largest_allocation = std::numeric_limits<std::size_t>::max();
 }
 
+wire::Frame of_message(std::uint32_t group, std::uint64_t sequence, std::uint64_t total,
+                       wire::FrameType type = wire::FrameType::data) {
+  wire::Frame frame;
+  frame.type = type;
+  frame.tag = {group, sequence, 0};
+  frame.total = total;
+  return frame;
+}
+
+TEST(large_messages_that_nobody_asked_for) {
+  Prey prey(false);
+  prey.liar.send(0, of_message(0, 7, 1 << 20), Bytes(1000));
+  prey.blames("sent a large message that this rank was not ready for");
+}
+
+TEST(large_messages_that_were_announced_and_not_answered) {
+  Prey prey(false);
+  prey.liar.send(0, of_message(0, 7, 1 << 20), {});
+  prey.liar.send(0, of_message(0, 7, 1 << 20), Bytes(1000));
+  prey.blames("sent a corrupted frame (impossible header)");
+}
+
+TEST(messages_of_groups_that_cannot_be) {
+  using enum wire::FrameType;
+  for (wire::FrameType type : {data, grant, ungrant}) {
+    Prey prey(false);
+    prey.liar.send(0, of_message(kLastFounded, 7, 10, type), Bytes(type == data ? 10 : 0));
+    prey.blames("exchanges messages of a process set that it and this rank are not both in");
+  }
+}
+
 }  // namespace
