@@ -114,6 +114,7 @@ class Engine final : private Services, private link::Listener {
   // Listener, for the messenger.
   void on_control(int peer, std::uint32_t type, std::span<const std::byte> payload,
                   std::vector<os::Descriptor> descriptors) override;
+  bool may_send(int peer, std::uint32_t group) override;
   void on_lost(int peer, const Error& why) override;
   void on_left(int peer) override;
 
@@ -132,7 +133,9 @@ class Engine final : private Services, private link::Listener {
   // Null when there is none yet, or no more. Throws when this rank and the peer are not both in it.
   Group* group_with(std::uint32_t id, int peer, const char* what);
   bool neighbour(int peer) const;  // it is on this host
+  std::size_t most_early_segments() const;
   void attach_segment(Group& group, int peer, os::Descriptor file);
+  void keep_early(int peer, negotiate::Requests message);
   void take_early(Group& group);
   void forget_early(std::uint32_t id);
 
@@ -238,6 +241,7 @@ class Engine final : private Services, private link::Listener {
   std::uint32_t next_group_ = 1;
   std::map<std::pair<std::uint32_t, int>, os::Descriptor> early_segments_;  // (group, rank): group not made here yet
   std::vector<std::pair<int, negotiate::Requests>> early_requests_;         // by peer
+  std::map<int, negotiate::Load> early_loads_;                              // of these requests, by peer
   std::map<std::pair<std::uint32_t, int>, Error> early_abandoned_;          // (group, rank)
   struct PointToPoint {  // a send or a receive: its bytes, and a word beside them that says what they are
     OperationPtr operation;

@@ -1,11 +1,13 @@
 // Laying out the memory of each kind of collective. Buckets come here verified (negotiate/verify.h).
-// Touches collective/ and negotiate/.
+// Touches collective/, negotiate/ and os/.
 #include "engine/execute.h"
 
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "collective/select.h"
+#include "os/memory.h"
 
 namespace farandole {
 namespace {
@@ -48,6 +50,29 @@ collective::Reduction reduction_of(const Bucket& bucket, int members) {
   reduction.postscale = bucket.postscale;
   reduction.divisor = bucket.op == ReduceOp::average ? members : 1;
   return reduction;
+}
+
+// Of the whole bucket, before any of it is taken: what this rank holds for others because it has joined, or receives of
+// them, is as much as they say. Each tensor by itself may seem small.
+void check_room(const Job& job) {
+  const Bucket& bucket = job.bucket;
+  if (bucket.joined == 0 && bucket.kind != Kind::allgather) return;
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < bucket.items.size(); ++i) {
+    const Item& item = bucket.items[i];
+    std::size_t more = 0;
+    if (bucket.kind == Kind::allgather)
+      more = row_bytes(item) *
+             static_cast<std::size_t>(std::accumulate(item.first_dims.begin(), item.first_dims.end(), std::int64_t{0}));
+    else if (job.operations[i] == nullptr)
+      more = bytes_of(item);
+    if (!__builtin_add_overflow(bytes, more, &bytes)) continue;
+    bytes = std::numeric_limits<std::size_t>::max();
+    break;
+  }
+  if (os::fits(bytes)) return;
+  throw Failure(Code::no_memory, "tensor '" + bucket.items.front().name + "' and what is fused with it, " +
+                                     std::to_string(bytes) + " bytes, are more than the machine has available");
 }
 
 Task allreduce(Job& job, const collective::Context& context) {
@@ -162,6 +187,7 @@ void prepare(Job& job, collective::Context context) {
   context.phase = &job.phase;
   context.in_place = &job.in_place;
   context.sequence = job.sequence;
+  check_room(job);
   Task task;
   switch (job.bucket.kind) {
     case Kind::allreduce:

@@ -19,6 +19,7 @@ using negotiate::Request;
 
 namespace {
 
+constexpr const char* kTooMuch = "asked for more at once than any program does";
 constexpr std::size_t kMostEarly = 1024;  // answers that wait until a plan has been left
 // An answer that a member had before it left has been sent to this one too, and comes within this time.
 constexpr std::int64_t kLatestAnswer = 10'000'000'000;
@@ -92,6 +93,10 @@ void Group::on_requests(int member, std::uint32_t epoch, std::vector<Request> re
   if (epoch > epoch_) {
     // It has left the plan that this member is about to leave.
     if (epoch != epoch_ + 1 || !following()) throw violation(member, "sent requests from a plan that never was");
+    if (held_.empty()) held_loads_.clear();
+    negotiate::Load& load = held_loads_[member];
+    for (const Request& request : requests) load.add(request);
+    if (load.too_much()) throw violation(member, kTooMuch);
     held_.push_back({member, epoch, std::move(requests)});
     return;
   }
@@ -99,6 +104,7 @@ void Group::on_requests(int member, std::uint32_t epoch, std::vector<Request> re
   for (Request& request : requests) {
     services_.trace().negotiate_tick(request.name, topology_.ranks[static_cast<std::size_t>(member)]);
     coordinator_->submit(member, std::move(request), now);
+    if (coordinator_->asks_too_much(member)) throw violation(member, kTooMuch);
   }
   if (next_stall_check_ == kNever) next_stall_check_ = now;
 }

@@ -164,9 +164,10 @@ class Group {
   std::unique_ptr<negotiate::Coordinator> coordinator_;  // on member 0
   std::unordered_map<std::string, OperationPtr> pending_;
   std::vector<negotiate::Request> outbox_;
-  std::vector<Held> held_;                // requests of members that are an epoch ahead
-  std::vector<negotiate::Bucket> early_;  // answers of a first member that is
-  OperationPtr join_;                     // set while this member has joined
+  std::vector<Held> held_;                     // requests of members that are an epoch ahead
+  std::map<int, negotiate::Load> held_loads_;  // by member
+  std::vector<negotiate::Bucket> early_;       // answers of a first member that is
+  OperationPtr join_;                          // set while this member has joined
   std::int64_t next_stall_check_ = kNever;
   std::unordered_map<std::string, int> stall_reports_;  // name -> 1 noted, 2 warned
 

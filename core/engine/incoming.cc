@@ -5,13 +5,20 @@
 #include "engine/engine.h"
 #include "negotiate/messages.h"
 #include "os/clock.h"
+#include "os/descriptor.h"
 
 namespace farandole {
 namespace {
 
-// Files, which hold descriptors, and ends that quicker peers may send for groups that are not made here yet.
+// What a quicker peer may send for groups that are not made here yet: files, which hold descriptors, and ends.
 constexpr std::size_t kMostEarly = 4096;
-constexpr std::size_t kMostRegions = 4096;  // of one neighbour: the kernel limits how many mappings we may have
+constexpr std::size_t kLongestReason = 4096;  // bytes of what it says of an end
+
+template <class Early>
+std::size_t count_of(const std::map<std::pair<std::uint32_t, int>, Early>& early, int peer) {
+  return static_cast<std::size_t>(
+      std::count_if(early.begin(), early.end(), [&](const auto& entry) { return entry.first.second == peer; }));
+}
 
 std::string group_text(std::uint32_t id) { return "process set " + std::to_string(id); }
 
@@ -109,11 +116,18 @@ void Engine::on_segment(int peer, const control::Segment& segment, os::Descripto
   if (neighbours_.count(peer) == 0) throw control::violation(peer, "sent memory before its greeting");
   if (Group* group = group_with(segment.group, peer, "memory")) return attach_segment(*group, peer, std::move(file));
   if (!awaits_founding(segment.group)) return;  // it was removed here meanwhile
-  if (early_segments_.size() >= kMostEarly)
-    throw control::violation(peer, "sent memory for more than " + std::to_string(kMostEarly) +
-                                       " process sets that this rank does not have yet");
+  const std::size_t most = most_early_segments();
+  if (count_of(early_segments_, peer) >= most)
+    throw control::violation(
+        peer, "sent memory for more than " + std::to_string(most) + " process sets that this rank does not have yet");
   if (!early_segments_.try_emplace({segment.group, peer}, std::move(file)).second)
     throw control::violation(peer, "sent memory twice for " + group_text(segment.group));
+}
+
+// Of one peer: half of the descriptors that this process can have are for all neighbours together.
+std::size_t Engine::most_early_segments() const {
+  constexpr std::size_t kLeast = 64;
+  return std::clamp(os::most_descriptors() / 2 / neighbours_.size(), kLeast, kMostEarly);
 }
 
 void Engine::attach_segment(Group& group, int peer, os::Descriptor file) {
@@ -132,7 +146,16 @@ void Engine::on_requests(int peer, negotiate::Requests message) {
   if (Group* group = group_with(message.group, peer, "requests"))
     group->on_requests(group->topology().member_of(peer), message.epoch, std::move(message.requests), os::now_ns());
   else if (awaits_founding(message.group))
-    early_requests_.emplace_back(peer, std::move(message));
+    keep_early(peer, std::move(message));
+}
+
+void Engine::keep_early(int peer, negotiate::Requests message) {
+  negotiate::Load& load = early_loads_[peer];
+  for (const negotiate::Request& request : message.requests) load.add(request);
+  if (load.too_much())
+    throw control::violation(
+        peer, "asked for more at once than any program does, of process sets that this rank does not have yet");
+  early_requests_.emplace_back(peer, std::move(message));
 }
 
 // What quicker members have sent for a group before it was made here.
@@ -141,11 +164,12 @@ void Engine::take_early(Group& group) {
   try {
     std::vector<std::pair<int, negotiate::Requests>> early = std::move(early_requests_);
     early_requests_.clear();
+    early_loads_.clear();
     for (auto& [peer, message] : early) {
       if (message.group == id)
         on_requests(peer, std::move(message));
       else
-        early_requests_.emplace_back(peer, std::move(message));
+        keep_early(peer, std::move(message));
     }
     for (auto segment = early_segments_.lower_bound({id, 0});
          segment != early_segments_.end() && segment->first.first == id; segment = early_segments_.erase(segment))
@@ -160,7 +184,11 @@ void Engine::take_early(Group& group) {
 }
 
 void Engine::forget_early(std::uint32_t id) {
-  std::erase_if(early_requests_, [&](const auto& early) { return early.second.group == id; });
+  std::erase_if(early_requests_, [&](const auto& early) {
+    if (early.second.group != id) return false;
+    for (const negotiate::Request& request : early.second.requests) early_loads_[early.first].add(request, -1);
+    return true;
+  });
   std::erase_if(early_segments_, [&](const auto& entry) { return entry.first.first == id; });
   std::erase_if(early_abandoned_, [&](const auto& entry) { return entry.first.first == id; });
 }
@@ -189,12 +217,12 @@ void Engine::on_leaving(int peer, control::Leaving leaving) {
 void Engine::on_revoke(int, const Error& error) { revoke(error); }
 
 void Engine::on_abandon(int peer, const control::Abandon& abandon) {
-  const Error error{Code::revoked, abandon.why, peer};
+  const Error error{Code::revoked, abandon.why.substr(0, kLongestReason), peer};
   if (Group* group = group_with(abandon.group, peer, "an end")) {
     group->close(error);
     end_transfers(static_cast<std::int32_t>(abandon.group), error);
   } else if (awaits_founding(abandon.group)) {
-    if (early_abandoned_.size() >= kMostEarly)
+    if (count_of(early_abandoned_, peer) >= kMostEarly)
       throw control::violation(peer, "ended more than " + std::to_string(kMostEarly) + " unknown process sets");
     early_abandoned_.try_emplace({abandon.group, peer}, error);
   }
@@ -206,8 +234,8 @@ void Engine::on_share(int peer, const control::Share& share, os::Descriptor file
   if (regions_.knows(peer, share.region)) throw control::violation(peer, "shared the same memory twice");
   const auto use = share.results ? link::Use::results : link::Use::tensors;
   try {
-    if (regions_.of(peer) >= kMostRegions)
-      throw Failure(Code::precondition, "it shares more than " + std::to_string(kMostRegions) + " files");
+    if (!regions_.takes(peer, share.bytes))
+      throw Failure(Code::no_memory, "it has shared more than the machine has, or more pieces than any program does");
     // Files of results are engines', which seal them; those of tensors can be torch's, which does not.
     regions_.attach(peer, share.region, os::SharedMemory::join(std::move(file), share.bytes, share.results), use);
   } catch (const Failure& failure) {

@@ -14,6 +14,15 @@ constexpr std::uint32_t kAboutPointToPoint = 0x40000000u;
 
 }  // namespace
 
+// As control frames are judged: a process set that is not known was removed here meanwhile, or is still to be founded.
+bool Engine::may_send(int peer, std::uint32_t group) {
+  const bool transfer = (group & kPointToPoint) != 0;
+  const std::uint32_t id = transfer ? group & ~(kPointToPoint | kAboutPointToPoint) : group;
+  const auto known = all_groups_.find(id);
+  if (known == all_groups_.end()) return id < kLastFounded;
+  return known->second.me >= 0 && known->second.member_of(peer) >= 0;
+}
+
 void Engine::begin_transfer(const OperationPtr& operation) {
   Kind kind = operation->request.kind;
   if (operation->peer == kAnySource) {

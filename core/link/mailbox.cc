@@ -18,6 +18,9 @@ void copy(const Pieces& from, const Pieces& to) {
   }
 }
 
+// What a grant or a message that nobody has asked for takes here besides its bytes.
+constexpr std::uint64_t kEach = 512;
+
 bool announces(const wire::Frame& frame) { return frame.length == 0 && frame.total > 0; }
 
 }  // namespace
@@ -87,16 +90,22 @@ void Mailbox::start(Channel& channel) {
         return tell(wire::FrameType::data, message.tag, bytes);
       }
       channel.grants.erase(granted);
+      early_bytes_ -= kEach;
     }
     message.enqueued = true;
     outbox_.enqueue(message);
   }
 }
 
+void Mailbox::remove(Queue<Message*>& sends, const Message& message) {
+  if (!sends.empty() && sends.front() == &message) return sends.pop_front();
+  sends.erase_if([&](const Message* other) { return other == &message; });
+}
+
 void Mailbox::sent(Message& message) {
   const Tag tag = message.tag;
   Channel& channel = channels_[tag];
-  std::erase(channel.sends, &message);
+  remove(channel.sends, message);
   message.finish();
   start(channel);
   forget_if_empty(tag);
@@ -109,17 +118,22 @@ bool Mailbox::early(const Tag& tag) const {
   return channel.receives.empty() && (!channel.early.empty() || (self_ && !channel.sends.empty()));
 }
 
-void Mailbox::granted(const wire::Frame& frame) {
+bool Mailbox::granted(const wire::Frame& frame) {
   Channel& channel = channels_[frame.tag];
   channel.grants.push_back(frame.total);
+  early_bytes_ += kEach;
   start(channel);
   forget_if_empty(frame.tag);
+  return room();
 }
 
 void Mailbox::ungranted(const wire::Frame& frame) {
-  std::deque<std::uint64_t>& grants = channels_[frame.tag].grants;
+  Queue<std::uint64_t>& grants = channels_[frame.tag].grants;
   const auto found = std::find(grants.begin(), grants.end(), frame.total);
-  if (found != grants.end()) grants.erase(found);
+  if (found != grants.end()) {
+    grants.erase(found);
+    early_bytes_ -= kEach;
+  }
   forget_if_empty(frame.tag);
 }
 
@@ -157,7 +171,7 @@ void Mailbox::receive(Message& message) {
     match(channel, tag);
   }
   if (state_ != Peer::here && message.state == Message::State::waiting) {
-    std::erase_if(channel.receives, [&](const Posted& posted) { return posted.message == &message; });
+    channel.receives.erase_if([&](const Posted& posted) { return posted.message == &message; });
     message.fail(lost_);
   }
   forget_if_empty(tag);
@@ -188,6 +202,11 @@ void Mailbox::refuse(Channel& channel, const Tag& tag) {
   } else {
     channel.receives.pop_front();
   }
+  end_early(channel);
+}
+
+void Mailbox::end_early(Channel& channel) {
+  early_bytes_ -= kEach + channel.early.front().bytes.size();
   channel.early.pop_front();
 }
 
@@ -204,7 +223,7 @@ void Mailbox::match(Channel& channel, const Tag& tag) {
     answer(early, tag, posted.bytes);
     if (posted.message != nullptr) posted.message->pieces.copy_in(0, early.bytes.data(), early.moved);
     posted.moved = early.moved;
-    channel.early.pop_front();
+    end_early(channel);
     if (!complete) return;
     if (posted.message != nullptr) posted.message->finish();
     channel.receives.pop_front();
@@ -218,7 +237,8 @@ void Mailbox::match_self(Channel& channel) {
     const std::size_t bytes = from.pieces.bytes();
     if (channel.receives.empty()) {
       if (large(bytes)) return;
-      Early& early = channel.early.emplace_back(Early{bytes, std::vector<std::byte>(bytes), bytes, true});
+      Early& early = channel.early.push_back(Early{bytes, std::vector<std::byte>(bytes), bytes, true});
+      early_bytes_ += kEach + bytes;
       from.pieces.copy_out(0, early.bytes.data(), bytes);
       from.finish();
     } else {
@@ -237,28 +257,55 @@ void Mailbox::match_self(Channel& channel) {
   }
 }
 
+bool Mailbox::room() {
+  if (early_bytes_ <= options_.most_early) return true;
+  fault_ = "is too far ahead: so many of its messages wait for receives of this rank that they fill 2 GiB";
+  return false;
+}
+
+// It took a grant that was made void while it was on its way.
+bool Mailbox::was_granted(const wire::Frame& frame) {
+  const auto found = void_grants_.find({frame.tag, frame.total});
+  if (found == void_grants_.end()) return false;
+  if (--found->second == 0) void_grants_.erase(found);
+  return true;
+}
+
+// Nobody has asked for it. Nothing that is large comes without a grant or an answer.
+bool Mailbox::begin_early(Channel& channel, const wire::Frame& frame) {
+  const bool more = !channel.early.empty() && !channel.early.back().complete();
+  if (!more) {
+    if (large(frame.total) && !announces(frame) && !was_granted(frame)) {
+      fault_ = "sent a large message that this rank was not ready for";
+      return false;
+    }
+    channel.early.push_back({frame.total, {}});
+    early_bytes_ += kEach;
+  }
+  Early& early = channel.early.back();
+  if (early.announced || early.total != frame.total || early.total - early.moved < frame.length) return false;
+  if (announces(frame)) {
+    early.announced = true;
+    return !more && room();
+  }
+  filling_early_ = true;
+  early.begun = true;
+  early_bytes_ += early.moved + frame.length - early.bytes.size();
+  early.bytes.resize(early.moved + frame.length);
+  return room();
+}
+
 bool Mailbox::data_begins(const wire::Frame& frame) {
   Channel& channel = channels_[frame.tag];
   const bool more_of_early = !channel.early.empty() && !channel.early.back().complete();
   filling_ = announces(frame) ? nullptr : &channel;
-  if (more_of_early || channel.receives.empty()) {
-    if (!more_of_early) channel.early.push_back({frame.total, {}});
-    Early& early = channel.early.back();
-    if (early.total != frame.total || early.total - early.moved < frame.length) return false;
-    if (announces(frame)) {
-      early.announced = true;
-      return !more_of_early;
-    }
-    filling_early_ = true;
-    early.begun = true;
-    early.bytes.resize(early.moved + frame.length);
-    return true;
-  }
+  if (more_of_early || channel.receives.empty()) return begin_early(channel, frame);
   filling_early_ = false;
   Posted& posted = channel.receives.front();
   if (frame.total != posted.bytes) {
     if (posted.moved > 0) return false;
     reject(posted, frame.total);
+    if (posted.granted && !announces(frame)) ++void_grants_[{frame.tag, posted.bytes}];
     ungrant(posted, frame.tag);
     if (!announces(frame)) {
       posted.bytes = frame.total;
@@ -308,7 +355,7 @@ void Mailbox::data_arrived(const wire::Frame& frame) {
 void Mailbox::abandon(Channel& channel, Message& message) {
   if (!message.sends) {
     if (self_) {
-      std::erase_if(channel.receives, [&](const Posted& posted) { return posted.message == &message; });
+      channel.receives.erase_if([&](const Posted& posted) { return posted.message == &message; });
     } else {
       for (Posted& posted : channel.receives) {
         if (posted.message == &message) posted.message = nullptr;
@@ -316,7 +363,7 @@ void Mailbox::abandon(Channel& channel, Message& message) {
     }
     return;
   }
-  std::erase(channel.sends, &message);
+  remove(channel.sends, message);
   const bool unnoticed = !message.announced || message.enqueued;
   if (!outbox_.drop(message) || !unnoticed) channel.truncated = true;
 }
@@ -336,11 +383,11 @@ void Mailbox::withdraw(Message& message) {
 
 void Mailbox::fail(const Error& why) {
   for (auto& [tag, channel] : channels_) {
-    for (Message* message : std::deque<Message*>(channel.sends)) {
+    for (Message* message : Queue<Message*>(channel.sends)) {
       abandon(channel, *message);
       message->fail(why);
     }
-    for (const Posted& posted : std::deque<Posted>(channel.receives)) {
+    for (const Posted& posted : Queue<Posted>(channel.receives)) {
       if (posted.message == nullptr) continue;
       abandon(channel, *posted.message);
       posted.message->fail(why);
@@ -365,10 +412,13 @@ void Mailbox::end_all(const Error* why) {
     }
     channel.sends.clear();
     channel.receives.clear();
+    early_bytes_ -= kEach * channel.grants.size();
     channel.grants.clear();
     channel.unanswered = false;
     channel.truncated = false;
-    std::erase_if(channel.early, [](const Early& early) { return !early.complete(); });
+    if (channel.early.empty() || channel.early.back().complete()) continue;  // only the last may be incomplete
+    early_bytes_ -= kEach + channel.early.back().bytes.size();
+    channel.early.erase(channel.early.end() - 1);
   }
   std::erase_if(channels_, [](const auto& entry) { return entry.second.empty(); });
 }

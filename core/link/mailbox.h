@@ -3,12 +3,13 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "link/message.h"
 #include "link/outbox.h"
+#include "link/queue.h"
 #include "wire/frame.h"
 
 namespace farandole::link {
@@ -19,8 +20,9 @@ namespace farandole::link {
 // tells its size, and goes out when the answer says the same size: so both sides notice a disagreement.
 class Mailbox {
  public:
-  Mailbox(int peer, bool self, const MessengerOptions& options, Outbox& outbox)
-      : peer_(peer), self_(self), options_(options), outbox_(outbox) {}
+  // `early_bytes`: of all mailboxes of the peer.
+  Mailbox(int peer, bool self, const MessengerOptions& options, Outbox& outbox, std::uint64_t& early_bytes)
+      : peer_(peer), self_(self), options_(options), outbox_(outbox), early_bytes_(early_bytes) {}
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
@@ -33,10 +35,11 @@ class Mailbox {
   // Whether a message with this tag has come, or been announced, that no receive has asked for.
   bool early(const Tag& tag) const;
 
-  void granted(const wire::Frame& frame);
+  bool granted(const wire::Frame& frame);  // false: too much waits
   void ungranted(const wire::Frame& frame);
   bool answered(const wire::Frame& frame);  // false: nothing was announced
   bool data_begins(const wire::Frame& frame);
+  const char* fault() const { return fault_; }  // after it has said false: in words that go on from "rank 3"; or null
   Pieces place(const wire::Frame& frame, std::size_t offset);
   void data_arrived(const wire::Frame& frame);
 
@@ -47,13 +50,13 @@ class Mailbox {
 
  private:
   struct Posted {
-    Message* message;  // null: withdrawn or failed, its bytes are not wanted any more
-    std::uint64_t bytes;
+    Message* message = nullptr;  // null: withdrawn or failed, its bytes are not wanted any more
+    std::uint64_t bytes = 0;
     bool granted = false;
     std::uint64_t moved = 0;
   };
   struct Early {
-    std::uint64_t total;
+    std::uint64_t total = 0;
     std::vector<std::byte> bytes;  // of whole frames, and room for the one that is being read
     std::uint64_t moved = 0;       // of whole frames
     bool begun = false;            // some of its bytes have come
@@ -61,16 +64,17 @@ class Mailbox {
     bool complete() const { return begun && moved == total; }
   };
   struct Channel {
-    std::deque<Message*> sends;        // only the first is under way
-    std::deque<std::uint64_t> grants;  // that came before their message
-    bool unanswered = false;           // the first send is announced
-    std::deque<Posted> receives;
-    std::deque<Early> early;  // only the last may be incomplete
-    bool truncated = false;   // a message was dropped half-sent: the peer could not tell the next one from it
+    Queue<Message*> sends;        // only the first is under way
+    Queue<std::uint64_t> grants;  // that came before their message
+    bool unanswered = false;      // the first send is announced
+    Queue<Posted> receives;
+    Queue<Early> early;      // only the last may be incomplete
+    bool truncated = false;  // a message was dropped half-sent: the peer could not tell the next one from it
     bool empty() const {
       return sends.empty() && grants.empty() && !unanswered && receives.empty() && early.empty() && !truncated;
     }
   };
+  static_assert(sizeof(Channel) <= 144, "a frame of 48 bytes can make one");
   using Channels = std::map<Tag, Channel>;
 
   bool large(std::uint64_t bytes) const { return bytes > options_.eager_bytes; }
@@ -86,12 +90,22 @@ class Mailbox {
   void refuse(Channel& channel, const Tag& tag);
   void match_self(Channel& channel);
   void forget_if_empty(const Tag& tag);
+  bool begin_early(Channel& channel, const wire::Frame& frame);
+  void end_early(Channel& channel);  // the first
+  bool was_granted(const wire::Frame& frame);
+  bool room();  // for what waits
+  static void remove(Queue<Message*>& sends, const Message& message);
 
   const int peer_;
   const bool self_;
   const MessengerOptions& options_;
   Outbox& outbox_;
+  std::uint64_t& early_bytes_;
+  const char* fault_ = nullptr;
   Channels channels_;
+  // Sizes of grants that a message of another size has made void: one that took such a grant before it heard of that
+  // may still come. Each belongs to a receive that has failed.
+  std::map<std::pair<Tag, std::uint64_t>, std::size_t> void_grants_;
   Channel* filling_ = nullptr;  // a frame of this channel is being read ...
   bool filling_early_ = false;  // ... into its last early message, or into its first receive
   enum class Peer { here, left, lost } state_ = Peer::here;

@@ -27,6 +27,8 @@ constexpr int kDrainReads = 64;
 constexpr int kMostReadsToTheEnd = 1 << 16;
 constexpr std::uint64_t kMostBytesToTheEnd = std::uint64_t{1} << 30;
 
+constexpr const char* kStrange = "exchanges messages of a process set that it and this rank are not both in";
+
 // Bytes that nobody reads would make close() reset a TCP connection, and what was sent last could be lost with it.
 void close_in_good_order(os::Descriptor& socket) {
   os::stop_writing(socket.get());
@@ -52,9 +54,14 @@ struct Messenger::Impl {
           peer(whose),
           key(number),
           outbox(owner.options, number, owner.waiting),
-          mailbox(whose.rank, whose.rank == owner.rank, owner.options, outbox) {}
+          mailbox(whose.rank, whose.rank == owner.rank, owner.options, outbox, whose.early_bytes) {}
 
-    bool data_begins(const wire::Frame& frame) override { return mailbox.data_begins(frame); }
+    bool data_begins(const wire::Frame& frame) override {
+      const bool strange = !impl.may_send(peer, frame);
+      if (!strange && mailbox.data_begins(frame)) return true;
+      fault = strange ? kStrange : mailbox.fault();
+      return false;
+    }
     Pieces place(const wire::Frame& frame, std::size_t offset) override { return mailbox.place(frame, offset); }
     void data_arrived(const wire::Frame& frame) override { mailbox.data_arrived(frame); }
     bool frame_arrived(const wire::Frame& frame, std::vector<std::byte> payload,
@@ -69,10 +76,11 @@ struct Messenger::Impl {
     Mailbox mailbox;
     std::unique_ptr<Inbox> inbox;  // from add() on
     os::Descriptor socket;
-    bool writing = false;  // the poller watches for room to write
-    bool reading = false;  // its frames are being handled: callbacks may come back here
-    bool left = false;     // the peer said `leave` on it
-    bool over = false;     // it ended or broke: what follows, if anything, is not to be believed
+    bool writing = false;         // the poller watches for room to write
+    bool reading = false;         // its frames are being handled: callbacks may come back here
+    bool left = false;            // the peer said `leave` on it
+    const char* fault = nullptr;  // of a message, once one was refused; null when its frame is impossible
+    bool over = false;            // it ended or broke: what follows, if anything, is not to be believed
   };
 
   struct Peer {
@@ -83,8 +91,10 @@ struct Messenger::Impl {
     std::vector<Lane*> lanes;
     StreamKind kind = StreamKind::local;
     State state = State::here;
-    bool asked_for = false;       // `wanted` was called
-    std::optional<Error> burial;  // it has died: after what is left to read it is lost
+    bool asked_for = false;             // `wanted` was called
+    std::uint64_t early_bytes = 0;      // of messages and grants that wait for this rank
+    std::uint64_t known_group = ~0ull;  // the last one that a message was of
+    std::optional<Error> burial;        // it has died: after what is left to read it is lost
   };
 
   // A control frame of this rank to itself, until flush().
@@ -131,6 +141,14 @@ struct Messenger::Impl {
     tell(peer.rank);
   }
 
+  bool may_send(Peer& peer, const wire::Frame& frame) {
+    if (frame.tag.group == peer.known_group) return true;
+    if (!listener.may_send(peer.rank, frame.tag.group)) return false;
+    peer.known_group = frame.tag.group;
+    return true;
+  }
+
+  static Error refused(const Peer& peer, const char* what);
   static bool writable(const Lane& lane) { return lane.socket && !lane.left && lane.peer.state == State::here; }
   bool handle(Lane& lane, const wire::Frame& frame, std::vector<std::byte> payload,
               std::vector<os::Descriptor> descriptors);
@@ -160,17 +178,22 @@ struct Messenger::Impl {
   bool leaving = false;
 };
 
+Error Messenger::Impl::refused(const Peer& peer, const char* what) {
+  return {Code::peer_lost, "rank " + std::to_string(peer.rank) + " " + what, peer.rank};
+}
+
 // False when nothing more of this lane is to be read.
 bool Messenger::Impl::handle(Lane& lane, const wire::Frame& frame, std::vector<std::byte> payload,
                              std::vector<os::Descriptor> descriptors) {
-  if (frame.type == wire::FrameType::grant) {
-    lane.mailbox.granted(frame);
+  const bool of_message = frame.type == wire::FrameType::grant || frame.type == wire::FrameType::ungrant;
+  if (of_message && !may_send(lane.peer, frame)) {
+    ended(lane.peer, refused(lane.peer, kStrange));
+  } else if (frame.type == wire::FrameType::grant) {
+    if (!lane.mailbox.granted(frame)) ended(lane.peer, refused(lane.peer, lane.mailbox.fault()));
   } else if (frame.type == wire::FrameType::ungrant) {
     lane.mailbox.ungranted(frame);
   } else if (frame.type == wire::FrameType::answer) {
-    const std::string name = "rank " + std::to_string(lane.peer.rank);
-    if (!lane.mailbox.answered(frame))
-      ended(lane.peer, {Code::peer_lost, name + " sent an answer to nothing", lane.peer.rank});
+    if (!lane.mailbox.answered(frame)) ended(lane.peer, refused(lane.peer, "sent an answer to nothing"));
   } else if (frame.type == wire::FrameType::leave) {
     left(lane);
   } else {
@@ -212,6 +235,8 @@ void Messenger::Impl::ready_to_read(Lane& lane) {
   const std::string name = "rank " + std::to_string(peer.rank);
   if (result == Inbox::Result::ended) {
     ended(peer, {Code::peer_lost, name + " closed its connection without leaving", peer.rank});
+  } else if (result == Inbox::Result::failed && lane.inbox->error() == 0 && lane.fault != nullptr) {
+    ended(peer, refused(peer, lane.fault));
   } else if (result == Inbox::Result::failed && lane.inbox->error() == 0) {
     ended(peer, {Code::peer_lost, name + " sent " + lane.inbox->reason(), peer.rank});
   } else if (result == Inbox::Result::failed) {

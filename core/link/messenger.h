@@ -34,6 +34,8 @@ class Listener {
   virtual ~Listener() = default;
   virtual void on_control(int peer, std::uint32_t type, std::span<const std::byte> payload,
                           std::vector<os::Descriptor> descriptors) = 0;
+  // Whether messages of this group (wire::Tag) may come from the peer, or go to it.
+  virtual bool may_send(int, std::uint32_t) { return true; }
   virtual void on_lost(int peer, const Error& why) = 0;  // end of file without `leave`, reset, a bad frame
   virtual void on_left(int peer) = 0;                    // `leave` arrived; all its earlier frames have been handled
 };
@@ -44,6 +46,9 @@ struct MessengerOptions {
   std::uint32_t generation = 0;
   std::size_t eager_bytes = 64 << 10;  // up to here a message is sent without waiting for its grant
   std::size_t frame_bytes = 256 << 10;
+  // Of messages and grants that a peer has sent and nobody has asked for, with what it takes to keep them. It is no
+  // program's aim to have that much waiting, and a peer that sends without end must not fill the machine.
+  std::uint64_t most_early = 2ull << 30;
   std::vector<int> streams;      // to each peer; empty: one to everybody
   bool checksum_local = false;   // tests may ask for CRCs on unix links too
   const void* engine = nullptr;  // for failpoints

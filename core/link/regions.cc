@@ -15,8 +15,16 @@ Place Regions::find(const std::byte* data, std::size_t bytes, Use use) const {
   return {};
 }
 
-std::size_t Regions::of(int owner) const {
-  return static_cast<std::size_t>(std::distance(theirs_.lower_bound({owner, 0}), theirs_.lower_bound({owner + 1, 0})));
+bool Regions::takes(int owner, std::size_t bytes) const {
+  constexpr std::size_t kMost = 4096;
+  const std::size_t machine = os::machine_bytes();
+  std::size_t regions = 0, all = 0;
+  for (auto region = theirs_.lower_bound({owner, 0}); region != theirs_.end() && region->first.first == owner;
+       ++region) {
+    ++regions;
+    all += region->second.memory->bytes();
+  }
+  return regions < kMost && bytes <= machine && all <= machine - bytes;
 }
 
 std::shared_ptr<const os::SharedMemory> Regions::with(int owner, const Place& place, std::size_t bytes, Use use) const {

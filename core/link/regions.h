@@ -29,8 +29,10 @@ class Regions {
     memory.close_file();
     theirs_[{owner, id}] = {std::make_shared<os::SharedMemory>(std::move(memory)), use};
   }
+  // Whether the owner may share so much more: a mapping each, of which a process has some 65,000, and no more than the
+  // machine has.
+  bool takes(int owner, std::size_t bytes) const;
   bool knows(int owner, std::uint64_t id) const { return theirs_.count({owner, id}) != 0; }
-  std::size_t of(int owner) const;  // how many of this neighbour's are here
   void detach(int owner, std::uint64_t id) { theirs_.erase({owner, id}); }
 
   // Of memory of mine; in no region unless it lies in one of that use as a whole.

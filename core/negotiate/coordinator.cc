@@ -11,19 +11,6 @@ namespace {
 
 constexpr std::size_t kNamed = 8;  // tensors that a message lists before it says how many more there are
 
-const Request* first_of(const std::vector<std::optional<Request>>& by_member) {
-  for (const std::optional<Request>& request : by_member) {
-    if (request) return &*request;
-  }
-  return nullptr;
-}
-
-int first_rank(const std::vector<std::optional<Request>>& by_member, const std::vector<int>& ranks) {
-  const auto first =
-      std::find_if(by_member.begin(), by_member.end(), [](const auto& request) { return request.has_value(); });
-  return ranks[static_cast<std::size_t>(first - by_member.begin())];
-}
-
 std::string title(Kind kind) {
   switch (kind) {
     case Kind::allgather:
@@ -55,19 +42,43 @@ std::uint64_t digest_of(const std::vector<std::int64_t>& splits) {
   return digest;
 }
 
-void fill_rows(Item& item, const std::vector<std::optional<Request>>& by_member, Kind kind) {
-  const auto members = static_cast<std::int64_t>(by_member.size());
-  if (kind == Kind::alltoall) item.splits.reserve(by_member.size() * by_member.size());
-  for (const std::optional<Request>& request : by_member) {
-    if (kind != Kind::alltoall) {
-      item.first_dims.push_back(request->shape.front());
-    } else if (request->splits.empty()) {
-      item.splits.insert(item.splits.end(), by_member.size(), request->shape.front() / members);
-    } else {
-      item.splits.insert(item.splits.end(), request->splits.begin(), request->splits.end());
-    }
+void fill_rows(Item& item, const Submitted& said, Kind kind) {
+  std::vector<std::int64_t> rows = said.rows();
+  const std::size_t members = rows.size();
+  item.shape.front() = rows[said.first()];
+  if (kind != Kind::alltoall) {
+    item.first_dims = std::move(rows);
+    return;
   }
-  if (kind == Kind::alltoall) item.digest = digest_of(item.splits);
+  item.splits.reserve(members * members);
+  for (std::size_t member = 0; member < members; ++member) {
+    const std::vector<std::int64_t>& splits = said.about(member).splits;
+    if (splits.empty())
+      item.splits.insert(item.splits.end(), members, rows[member] / static_cast<std::int64_t>(members));
+    else
+      item.splits.insert(item.splits.end(), splits.begin(), splits.end());
+  }
+  item.digest = digest_of(item.splits);
+}
+
+// Everybody's request beside the others', and each by itself.
+Error check(const Submitted& said, const std::vector<int>& ranks) {
+  Error error;
+  const auto alone = [&](const Request& request) {
+    if (!error.failed()) error = validate_alone(request, ranks);
+  };
+  if (said.whole().empty()) {  // what may differ then needs no comparing
+    error = validate({&said.common()}, ranks);
+    said.for_each_number_of_rows(alone);
+    return error;
+  }
+  std::deque<Request> room;
+  const std::vector<const Request*> everybody = said.everybody(room);
+  error = validate(everybody, ranks);
+  for (const Request* request : everybody) {
+    if (request != nullptr) alone(*request);
+  }
+  return error;
 }
 
 // No member could count the bytes of what all of them bring together.
@@ -83,7 +94,7 @@ Error check_rows(Item& item, Kind kind) {
 }  // namespace
 
 Coordinator::Coordinator(std::vector<int> ranks, CoordinatorOptions options)
-    : ranks_(std::move(ranks)), options_(options), has_joined_(ranks_.size(), false) {}
+    : ranks_(std::move(ranks)), options_(options), loads_(ranks_.size()), has_joined_(ranks_.size(), false) {}
 
 void Coordinator::submit(int member, Request request, std::int64_t now_ns) {
   if (member < 0 || static_cast<std::size_t>(member) >= ranks_.size()) {
@@ -108,26 +119,37 @@ void Coordinator::submit(int member, Request request, std::int64_t now_ns) {
     return;
   }
   const std::string name = request.name;
-  const auto [place, added] = pending_.try_emplace(name);
+  const auto [place, added] = pending_.try_emplace(name, ranks_.size());
   Pending& pending = place->second;
   if (added) {
     pending.order = ++arrivals_;
     pending.since_ns = now_ns;
-    pending.by_member.resize(ranks_.size());
   }
   // A member may ask again under a name that failed with its bundle while the first request was under way.
   if (pending.complete) leave_bundle(name, pending);
-  if (!pending.by_member[index]) ++pending.count;
-  pending.by_member[index] = std::move(request);
+  weigh(pending, index, -1);
+  pending.said.put(index, std::move(request));
+  weigh(pending, index, 1);
   settle(name);
 }
 
+// What is kept of the member's request counts, or counts no more.
+void Coordinator::weigh(const Pending& pending, std::size_t member, int sign) {
+  const Submitted& said = pending.said;
+  Load& load = loads_[member];
+  if (said.count() > 0 && said.opener() == member) load.add(said.common(), sign);
+  if (const auto own = said.whole().find(member); own != said.whole().end()) load.add(own->second, sign);
+}
+
+bool Coordinator::asks_too_much(int member) const { return loads_[static_cast<std::size_t>(member)].too_much(); }
+
 bool Coordinator::covered(const Pending& pending) const {
   const int members = static_cast<int>(ranks_.size());
-  if (pending.count == members) return true;
-  if (pending.count == 0 || pending.count + joined_ < members) return false;
+  const int count = pending.said.count();
+  if (count == members) return true;
+  if (count == 0 || count + joined_ < members) return false;
   for (std::size_t m = 0; m < ranks_.size(); ++m) {
-    if (!pending.by_member[m] && !has_joined_[m]) return false;
+    if (!pending.said.has(m) && !has_joined_[m]) return false;
   }
   return true;
 }
@@ -135,11 +157,8 @@ bool Coordinator::covered(const Pending& pending) const {
 void Coordinator::settle(const std::string& name) {
   Pending& pending = pending_.at(name);
   if (pending.complete || !covered(pending)) return;
-  const Request& first = *first_of(pending.by_member);
-  const bool one_size = std::all_of(pending.by_member.begin(), pending.by_member.end(), [&](const auto& request) {
-    return !request || request->bundle_size == first.bundle_size;
-  });
-  if (!one_size) {
+  const Request& first = pending.said.about(pending.said.first());
+  if (!pending.said.one_bundle_size()) {
     // Its companions may never come on the ranks that know of no bundle: nobody waits for them.
     Bucket failed = single(pending);
     fail_bundle(companions(name), failed.error);
@@ -150,37 +169,36 @@ void Coordinator::settle(const std::string& name) {
     settle_bundle(first.bundle);
   } else {
     ready_.push_back({single(pending), 0});
-    pending_.erase(name);
+    erase(name);
   }
 }
 
 void Coordinator::settle_bundle(const std::string& name) {
   const auto entry = bundles_.find(name);
-  const Request& first = *first_of(pending_.at(entry->second.front()).by_member);
-  if (entry->second.size() < first.bundle_size) return;
+  const Submitted& leader = pending_.at(entry->second.front()).said;
+  if (entry->second.size() < leader.about(leader.first()).bundle_size) return;
   const std::vector<std::string> names = std::move(entry->second);
   bundles_.erase(entry);
 
   std::vector<Bucket> singles;
   Error error;
-  const Pending& leader = pending_.at(names.front());
   for (const std::string& tensor : names) {
     const Pending& pending = pending_.at(tensor);
+    const Submitted& said = pending.said;
     singles.push_back(single(pending));
     if (!error.failed()) error = singles.back().error;
+    if (leader.all_in(leader.common().bundle) && said.all_in(leader.common().bundle)) continue;
     for (std::size_t m = 0; m < ranks_.size() && !error.failed(); ++m) {
-      const bool both = pending.by_member[m] && leader.by_member[m];
-      if (!both || pending.by_member[m]->bundle == leader.by_member[m]->bundle) continue;
+      if (!said.has(m) || !leader.has(m) || said.about(m).bundle == leader.about(m).bundle) continue;
       error = {Code::precondition, "Mismatched groups: Tensors '" + names.front() + "' and '" + tensor +
-                                       "' are in one group on rank " +
-                                       std::to_string(first_rank(leader.by_member, ranks_)) + ", but in two on rank " +
-                                       std::to_string(ranks_[m]) + "."};
+                                       "' are in one group on rank " + std::to_string(ranks_[leader.first()]) +
+                                       ", but in two on rank " + std::to_string(ranks_[m]) + "."};
     }
   }
   if (error.failed()) return fail_bundle(names, std::move(error));
   ++bundle_numbers_;
   for (Bucket& bucket : singles) ready_.push_back({std::move(bucket), bundle_numbers_});
-  for (const std::string& tensor : names) pending_.erase(tensor);
+  for (const std::string& tensor : names) erase(tensor);
 }
 
 // A joining member completes all that waited for it alone, in the order of arrival.
@@ -195,13 +213,15 @@ void Coordinator::settle_everything() {
 
 // The tensors that some member has put into a bundle with this one, and itself, in the order of arrival.
 std::vector<std::string> Coordinator::companions(const std::string& name) const {
-  const Pending& mine = pending_.at(name);
+  const Submitted& mine = pending_.at(name).said;
   std::vector<std::pair<std::uint64_t, std::string>> found;
   for (const auto& [other, pending] : pending_) {
+    const Submitted& said = pending.said;
     bool together = other == name;
-    for (std::size_t m = 0; m < ranks_.size() && !together; ++m) {
-      together = mine.by_member[m] && pending.by_member[m] && !mine.by_member[m]->bundle.empty() &&
-                 mine.by_member[m]->bundle == pending.by_member[m]->bundle;
+    const bool alone = said.all_in("");
+    for (std::size_t m = 0; m < ranks_.size() && !together && !alone; ++m) {
+      together =
+          mine.has(m) && said.has(m) && !mine.about(m).bundle.empty() && mine.about(m).bundle == said.about(m).bundle;
     }
     if (together) found.emplace_back(pending.order, other);
   }
@@ -214,7 +234,8 @@ std::vector<std::string> Coordinator::companions(const std::string& name) const 
 void Coordinator::fail_bundle(const std::vector<std::string>& names, Error error) {
   Bucket failed;
   for (const std::string& name : names) {
-    const Request& first = *first_of(pending_.at(name).by_member);
+    const Submitted& said = pending_.at(name).said;
+    const Request& first = said.about(said.first());
     failed.kind = first.kind;
     Item item;
     item.name = name;
@@ -244,40 +265,42 @@ void Coordinator::leave_bundle(const std::string& name, Pending& pending) {
 void Coordinator::forget(const std::string& name) {
   Pending& pending = pending_.at(name);
   if (pending.complete) leave_bundle(name, pending);
-  pending_.erase(name);
+  erase(name);
+}
+
+void Coordinator::erase(const std::string& name) {
+  const auto found = pending_.find(name);
+  const Submitted& said = found->second.said;
+  weigh(found->second, said.opener(), -1);
+  for (const auto& [member, request] : said.whole()) {
+    if (member != said.opener()) weigh(found->second, member, -1);
+  }
+  pending_.erase(found);
 }
 
 Bucket Coordinator::single(const Pending& pending) const {
-  const Request& first = *first_of(pending.by_member);
-  const int absent = static_cast<int>(ranks_.size()) - pending.count;
-  std::vector<const Request*> by_member;
-  bool unnamed = true;
-  for (const std::optional<Request>& request : pending.by_member) {
-    by_member.push_back(request ? &*request : nullptr);
-    if (request) unnamed = unnamed && request->unnamed;
-  }
+  const Submitted& said = pending.said;
+  const Request& first = said.about(said.first());
+  const int absent = static_cast<int>(ranks_.size()) - said.count();
   Bucket bucket;
   bucket.kind = first.kind;
   bucket.op = first.op;
   bucket.root = first.root;
-  bucket.device = first.device;
+  bucket.device = said.device(said.first());
   bucket.prescale = first.prescale;
   bucket.postscale = first.postscale;
   bucket.joined = absent;
-  bucket.error = validate(by_member, ranks_);
-  for (const Request* request : by_member) {
-    if (!bucket.error.failed() && request != nullptr) bucket.error = validate_alone(*request, ranks_);
-  }
+  bucket.error = check(said, ranks_);
   if (!bucket.error.failed()) bucket.error = joined_error(first, absent);
 
   Item item;
   item.name = first.name;
-  item.unnamed = unnamed;
+  item.unnamed = said.unnamed();
   item.dtype = first.dtype;
   item.shape = first.shape;
   if (first.kind == Kind::add_group || first.kind == Kind::remove_group) item.splits = first.splits;
   if (rows_vary(first.kind) && !bucket.error.failed()) {
-    fill_rows(item, pending.by_member, first.kind);
+    fill_rows(item, said, first.kind);
     bucket.error = check_rows(item, first.kind);
   }
   bucket.items.push_back(std::move(item));
@@ -314,6 +337,7 @@ std::vector<Bucket> Coordinator::take_ready() {
 void Coordinator::forget_pending() {
   pending_.clear();
   bundles_.clear();
+  loads_.assign(ranks_.size(), {});
   // Joins are sent again too, behind the requests that came before them.
   has_joined_.assign(ranks_.size(), false);
   joined_ = 0;
@@ -326,7 +350,7 @@ std::vector<Stall> Coordinator::stalls(std::int64_t now_ns, std::int64_t older_t
     if (pending.complete || now_ns - pending.since_ns < older_than_ns) continue;
     Stall stall{name, pending.since_ns, {}, {}};
     for (std::size_t m = 0; m < ranks_.size(); ++m) {
-      if (pending.by_member[m]) {
+      if (pending.said.has(m)) {
         stall.present.push_back(ranks_[m]);
       } else if (!has_joined_[m]) {
         stall.missing.push_back(ranks_[m]);

@@ -3,12 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "negotiate/request.h"
+#include "negotiate/submitted.h"
 
 namespace farandole::negotiate {
 
@@ -43,15 +43,18 @@ class Coordinator {
   std::vector<Stall> stalls(std::int64_t now_ns, std::int64_t older_than_ns) const;
   bool anything_pending() const;
   int joined() const;
+  // What waits because of this member, who asked for it first or for something else than the others, is more than any
+  // program asks for before it waits.
+  bool asks_too_much(int member) const;
 
  private:
   struct Pending {
+    explicit Pending(std::size_t members) : said(members) {}
     std::uint64_t order = 0;  // of arrival
     std::int64_t since_ns = 0;
-    int count = 0;          // members that have submitted it
-    bool complete = false;  // everybody has; it waits for the rest of its bundle
+    bool complete = false;  // everybody has submitted it; it waits for the rest of its bundle
     std::string bundle;     // of a complete one: the name under which it waits
-    std::vector<std::optional<Request>> by_member;
+    Submitted said;
   };
   struct Ready {
     Bucket bucket;
@@ -67,6 +70,8 @@ class Coordinator {
   Bucket single(const Pending& pending) const;
   void forget(const std::string& name);
   void leave_bundle(const std::string& name, Pending& pending);
+  void weigh(const Pending& pending, std::size_t member, int sign);
+  void erase(const std::string& name);
 
   std::vector<int> ranks_;
   CoordinatorOptions options_;
@@ -74,6 +79,7 @@ class Coordinator {
   // Tensors that are complete, by the name that their first member gave the bundle.
   std::unordered_map<std::string, std::vector<std::string>> bundles_;
   std::vector<Ready> ready_;
+  std::vector<Load> loads_;  // by member: what is kept of it as a whole
   std::vector<bool> has_joined_;
   int joined_ = 0;
   int last_joined_ = -1;

@@ -99,6 +99,19 @@ bool Request::same_but_name(const Request& other) const {
          splits == other.splits;
 }
 
+void Load::add(const Request& request, int sign) {
+  const std::size_t words = request.shape.size() + request.splits.size();
+  requests += sign;
+  bytes += sign * static_cast<std::int64_t>(request.name.size() + request.bundle.size() + sizeof(std::int64_t) * words);
+}
+
+// The largest programs have some 100,000 tensors.
+bool Load::too_much() const {
+  constexpr std::int64_t kMostRequests = 1 << 19;
+  constexpr std::int64_t kMostBytes = 256 << 20;
+  return requests > kMostRequests || bytes > kMostBytes;
+}
+
 std::size_t Bucket::bytes() const {
   std::int64_t sum = 0;
   for (const Item& item : items) {

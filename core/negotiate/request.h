@@ -37,6 +37,15 @@ struct Request {
   bool same_but_name(const Request& other) const;
 };
 
+// What is kept of one member's requests until the others have come as far as it.
+struct Load {
+  std::int64_t requests = 0;
+  std::int64_t bytes = 0;  // of their names and lists
+
+  void add(const Request& request, int sign = 1);
+  bool too_much() const;  // more than any program asks for before it waits
+};
+
 // One tensor of a bucket, as all members agreed on it.
 struct Item {
   std::string name;

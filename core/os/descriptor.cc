@@ -3,6 +3,7 @@
 #include "os/descriptor.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -29,6 +30,12 @@ Descriptor Descriptor::duplicate() const {
   const int copy = fcntl(fd_, F_DUPFD_CLOEXEC, 0);
   if (copy < 0) fail("cannot duplicate a descriptor", errno);
   return Descriptor(copy);
+}
+
+std::size_t most_descriptors() {
+  constexpr std::size_t kUsual = 1024;
+  rlimit limit{};
+  return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? static_cast<std::size_t>(limit.rlim_cur) : kUsual;
 }
 
 }  // namespace farandole::os

@@ -2,6 +2,7 @@
 // Touches the operating system.
 #pragma once
 
+#include <cstddef>
 #include <utility>
 
 namespace farandole::os {
@@ -29,5 +30,8 @@ class Descriptor {
  private:
   int fd_ = -1;
 };
+
+// That this process may have (ulimit -n).
+std::size_t most_descriptors();
 
 }  // namespace farandole::os

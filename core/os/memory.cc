@@ -96,10 +96,14 @@ std::size_t available_bytes() {
       kibibytes += found;
   }
   if (kibibytes > 0) return kibibytes << 10;
-  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return machine_bytes();
 }
 
 }  // namespace
+
+std::size_t machine_bytes() {
+  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
 
 bool fits(std::size_t bytes) {
   constexpr std::size_t kSmall = 64 << 20;  // to look takes longer than the risk is worth

@@ -52,6 +52,8 @@ class SharedMemory {
 // Whether one allocation can have that much: a small one always, a large one when the machine has as much available.
 // Who asks for more is refused before the kernel kills somebody for it.
 bool fits(std::size_t bytes);
+// All that the machine has, in use or not.
+std::size_t machine_bytes();
 // No allocation is larger, however much the machine has: for tests in which a hostile peer chooses the size.
 inline std::size_t largest_allocation = std::numeric_limits<std::size_t>::max();
 

@@ -1,0 +1,96 @@
+// Requests of one name, member by member: what is kept of each, and how it is read again.
+// Pure. Touches base/ and wire/.
+#include "negotiate/submitted.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace farandole::negotiate {
+
+namespace {
+
+std::int64_t rows_of(const Request& request) { return request.shape.empty() ? 0 : request.shape.front(); }
+
+}  // namespace
+
+// Also true of equal requests.
+bool Submitted::differs_little(const Request& request) const {
+  const Request& a = common_;
+  const Request& b = request;
+  const std::ptrdiff_t rows = rows_vary(a.kind) && !a.shape.empty() ? 1 : 0;
+  return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.root == b.root &&
+         (a.device < 0) == (b.device < 0) && a.prescale == b.prescale && a.postscale == b.postscale &&
+         a.unnamed == b.unnamed && a.bundle_size == b.bundle_size && a.shape.size() == b.shape.size() &&
+         std::equal(a.shape.begin() + rows, a.shape.end(), b.shape.begin() + rows) && a.splits == b.splits &&
+         a.bundle == b.bundle;
+}
+
+void Submitted::put(std::size_t member, Request request) {
+  if (present_[member]) {
+    std::erase_if(small_, [&](const Small& small) { return small.member == member; });
+    whole_.erase(member);
+  } else {
+    present_[member] = true;
+    ++count_;
+  }
+  if (count_ == 1) {
+    opener_ = member;
+    common_ = std::move(request);
+  } else if (!differs_little(request)) {
+    whole_.emplace(member, std::move(request));
+  } else if (request.device != common_.device || rows_of(request) != rows_of(common_)) {
+    small_.push_back({static_cast<std::uint32_t>(member), request.device, rows_of(request)});
+  }
+}
+
+std::size_t Submitted::first() const {
+  return static_cast<std::size_t>(std::find(present_.begin(), present_.end(), true) - present_.begin());
+}
+
+const Request& Submitted::about(std::size_t member) const {
+  const auto own = whole_.find(member);
+  return own == whole_.end() ? common_ : own->second;
+}
+
+std::vector<std::int64_t> Submitted::rows() const {
+  std::vector<std::int64_t> rows(present_.size(), rows_of(common_));
+  for (const Small& small : small_) rows[small.member] = small.rows;
+  for (const auto& [member, request] : whole_) rows[member] = rows_of(request);
+  return rows;
+}
+
+std::int32_t Submitted::device(std::size_t member) const {
+  for (const Small& small : small_) {
+    if (small.member == member) return small.device;
+  }
+  return about(member).device;
+}
+
+bool Submitted::unnamed() const {
+  const bool nobody_else = static_cast<std::size_t>(count_) == whole_.size();
+  return (nobody_else || common_.unnamed) &&
+         std::all_of(whole_.begin(), whole_.end(), [](const auto& entry) { return entry.second.unnamed; });
+}
+
+bool Submitted::one_bundle_size() const {
+  const bool nobody_else = static_cast<std::size_t>(count_) == whole_.size();
+  const std::uint32_t size = about(first()).bundle_size;
+  return (nobody_else || common_.bundle_size == size) &&
+         std::all_of(whole_.begin(), whole_.end(), [&](const auto& entry) { return entry.second.bundle_size == size; });
+}
+
+std::vector<const Request*> Submitted::everybody(std::deque<Request>& room) const {
+  std::vector<const Request*> requests(present_.size(), nullptr);
+  for (std::size_t member = 0; member < present_.size(); ++member) {
+    if (present_[member]) requests[member] = &about(member);
+  }
+  for (const Small& small : small_) {
+    Request& made = room.emplace_back(common_);
+    made.device = small.device;
+    if (rows_vary(made.kind) && !made.shape.empty()) made.shape.front() = small.rows;
+    requests[small.member] = &made;
+  }
+  return requests;
+}
+
+}  // namespace farandole::negotiate

@@ -1,0 +1,72 @@
+// What the members have submitted under one name: one request as a whole, and of the others what differs from it.
+// Pure. Touches base/ and wire/.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <vector>
+
+#include "negotiate/request.h"
+
+namespace farandole::negotiate {
+
+// A whole request of each of 1,024 members would take 170 KB for every name that waits. Nearly always they are equal,
+// or differ in nothing but their rows (allgather) and the numbers of their GPUs.
+class Submitted {
+ public:
+  explicit Submitted(std::size_t members) : present_(members, false) {}
+
+  // In the place of what the member has said before.
+  void put(std::size_t member, Request request);
+
+  std::size_t members() const { return present_.size(); }
+  int count() const { return count_; }  // of members that have submitted it
+  bool has(std::size_t member) const { return present_[member]; }
+  std::size_t first() const;  // of these members
+  // A member's request, but perhaps with another's rows and the number of another's GPU.
+  const Request& about(std::size_t member) const;
+  std::vector<std::int64_t> rows() const;  // by member
+  std::int32_t device(std::size_t member) const;
+  bool unnamed() const;  // on all of them
+  bool one_bundle_size() const;
+  // All have put it into a bundle of this name, or into none when it is empty. False when that is not known at a
+  // glance.
+  bool all_in(const std::string& bundle) const { return whole_.empty() && common_.bundle == bundle; }
+
+  // Requests that are kept as a whole: by whom (the one who came first), and the others' that differ in more.
+  std::size_t opener() const { return opener_; }
+  const Request& common() const { return common_; }
+  const std::map<std::size_t, Request>& whole() const { return whole_; }
+  // One request for each of the numbers of rows that members have.
+  template <class Body>
+  void for_each_number_of_rows(Body body) const {
+    body(common_);
+    if (small_.empty()) return;
+    Request other = common_;
+    for (const Small& small : small_) {
+      if (!rows_vary(other.kind) || small.rows == other.shape.front()) continue;
+      other.shape.front() = small.rows;
+      body(other);
+    }
+  }
+  // By member, null for those that have not submitted it; some are made for it, and lie in `room`.
+  std::vector<const Request*> everybody(std::deque<Request>& room) const;
+
+ private:
+  struct Small {
+    std::uint32_t member;
+    std::int32_t device;
+    std::int64_t rows;
+  };
+  bool differs_little(const Request& request) const;
+
+  int count_ = 0;
+  std::vector<bool> present_;
+  std::size_t opener_ = 0;
+  Request common_;
+  std::vector<Small> small_;              // members whose rows or device are not the common ones
+  std::map<std::size_t, Request> whole_;  // members whose requests differ in more
+};
+
+}  // namespace farandole::negotiate
