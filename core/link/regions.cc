@@ -2,7 +2,6 @@
 // Touches os/.
 #include "link/regions.h"
 
-#include <iterator>
 
 namespace farandole::link {
 
