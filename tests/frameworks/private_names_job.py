@@ -40,6 +40,7 @@ def take_away(path: str) -> None:
     *before, last = attributes.split(".")
     owner: Any = functools.reduce(getattr, before, importlib.import_module(module))
     if isinstance(owner, type):
+        vars(owner).get("__annotations__", {}).pop(last, None)
         setattr(owner, last, Gone())
     else:
         try:
@@ -140,6 +141,13 @@ def objects_of_lightning() -> None:
 CASES: dict[str, Callable[[str], None]] = {"torch": with_torch, "jax": with_jax, "ray": with_ray}
 
 
+# What the cases make the framework import by itself, once for all: with all of its names.
+LATE = {
+    "torch": ("torch.distributed", "torch.nn.parallel", "torch._dynamo", "torch.distributed.tensor"),
+    "jax": ("jax.extend.core", "jax.interpreters.mlir", "jax.interpreters.batching", "jax.numpy", "jax.ffi"),
+}
+
+
 def alone(run: Callable[[], Any]) -> Any:
     """What `run` gives, in a fork of this process."""
     reader, writer = os.pipe()
@@ -175,7 +183,7 @@ def without(framework: str, path: str) -> dict[str, Any]:
             CASES[framework](path)
         except Exception as error:
             raised = f"{type(error).__name__}: {error}"
-    return {"raised": raised, "warned": [str(one.message) for one in seen if path in str(one.message)]}
+    return {"raised": raised, "warned": [str(one.message) for one in seen if f"{path} is missing" in str(one.message)]}
 
 
 if __name__ == "__main__":
@@ -184,8 +192,7 @@ if __name__ == "__main__":
     if chosen == "lightning":
         objects_of_lightning()
         sys.exit()
-    if chosen == "torch":  # what DDP imports when it is made, once for all
-        for module in ("torch.distributed", "torch.nn.parallel", "torch._dynamo", "torch.distributed.tensor"):
-            importlib.import_module(module)
+    for module in LATE.get(chosen, ()):
+        importlib.import_module(module)
     table = alone(functools.partial(names_of, chosen))
     print(json.dumps({path: [table[path], alone(functools.partial(without, chosen, path))] for path in table}))
