@@ -27,7 +27,12 @@ def run(framework: str) -> subprocess.CompletedProcess[str]:
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")
     # What the entry point does in torch's import would find the names before they are taken away.
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "FARANDOLE_AUTOLOAD": "0"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(SOURCE),
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    }
     command = [sys.executable, str(HERE / "private_names_job.py"), framework]
     with tempfile.TemporaryDirectory() as place:  # torch's compiler makes a directory when it is imported
         environment["TMPDIR"] = place

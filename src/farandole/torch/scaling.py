@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..autoload import allowed
 from ..groups import ProcessSet
 from ..reductions import Max
 from .ops import allreduce_
@@ -21,6 +22,8 @@ from .ops import allreduce_
 
 def prepare_scalers() -> None:
     """From now on GradScaler asks distributed optimizers for their reduced gradients; again is once."""
+    if not allowed():
+        return
     for name in ("unscale_", "step"):
         method = getattr(torch.amp.GradScaler, name)
         if not hasattr(method, "asks_first"):
