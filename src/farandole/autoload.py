@@ -53,9 +53,8 @@ def _quietly(call: Any, *given: Any) -> Any:
 
 
 class Awaiting:
-    """In the import system, until farandole.lightning takes its place when Lightning is imported."""
+    """Of the import system: finds nothing, and gives its place to farandole.lightning when Lightning is imported."""
 
     @staticmethod
     def find_spec(*name: Any) -> Any:
-        """None, unless farandole.lightning knows more."""
         return _quietly(_ours, "lightning.registration", "take_over", *name) if name[0].startswith(LIGHTNING) else None
