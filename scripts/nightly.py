@@ -13,10 +13,11 @@ from check import PYTEST, PYTHON, QUIET
 from stages import ROOT, Stage, run
 
 FUZZ_SECONDS = 3600
-# What is run on the oldest releases besides the tests of torch: JAX, Keras and Spark.
+# What is run on the oldest releases besides the tests of torch: JAX, Keras and Spark, and the private names of all.
 ON_OLDEST = {
     "test_jax.py": "battery or training",
     "test_keras.py": "test_cases and (torch or jax)",
+    "test_private_names.py": "(without or connector) and not mxnet",
     "test_spark.py": "run",
 }
 

@@ -61,7 +61,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "ops": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions"},
     "objects": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops"},
     "__init__": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects", "launch"},
-    "autoload": {"torch", "lightning", "private"},
+    "autoload": set(),
     "elastic": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions", "ops", "objects"},
     "torch": _RUNTIME
     | {
@@ -90,7 +90,16 @@ PYTHON_ROOMS: dict[str, set[str]] = {
         "torch",
     },
     "ray": _RUNTIME
-    | {"runtime", "compat", "launch", "elastic/coordinator", "elastic/members", "elastic/policy", "lightning"},
+    | {
+        "runtime",
+        "compat",
+        "launch",
+        "elastic/coordinator",
+        "elastic/members",
+        "elastic/policy",
+        "lightning",
+        "autoload",
+    },
     "spark": _RUNTIME | {"launch", "elastic/policy"},
     "spark/common": _WORDS | {"launch", "spark"},
     "spark/torch": _WORDS | {"launch", "spark/common", "torch"},
@@ -104,7 +113,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "tensorflow": _ARRAYS | {"compat", "elastic", "keras", "work", "compiled"},
     "jax": _ARRAYS | {"compat", "elastic", "work", "compiled"},
     "tensorflow/keras": _ARRAYS | {"compat", "elastic", "keras", "tensorflow"},
-    "mxnet": _ARRAYS | {"compat"},
+    "mxnet": _ARRAYS | {"compat", "autoload"},
     # Keras runs on other frameworks: each backend's gradients are reduced by that framework's own binding.
     "keras": _ARRAYS | {"compat", "elastic"},
     "compat": _RUNTIME | {"runtime", "groups", "arrays", "pending", "reductions"},

@@ -1,60 +1,60 @@
 # What torch runs at the end of its own import: a name for torch.distributed's backend, and Lightning's import awaited.
-# Touches torch.distributed's registries alone; what stands behind the names is loaded when a group is made.
+# Touches torch.distributed's registries and the import system; what stands behind is loaded when it is used.
 """The entry point of `torch.backends`: it never raises, and FARANDOLE_AUTOLOAD=0 switches all of it off."""
 
-from __future__ import annotations
-
-import functools
+import importlib
 import os
+import sys
 import warnings
+from functools import partial
 from typing import Any
 
-NAME = "farandole"
+NAME, LIGHTNING = "farandole", ("lightning.", "pytorch_lightning.", "lightning_fabric.")
+
+
+def allowed() -> bool:
+    """Whether anything of other packages may be replaced: docs/private-names.md says what that is."""
+    return os.environ.get("FARANDOLE_AUTOLOAD", "1").strip().lower() not in ("0", "false", "no", "off")
 
 
 def register() -> None:
     """For the entry point."""
-    if os.environ.get("FARANDOLE_AUTOLOAD", "1").strip().lower() in ("0", "false", "no", "off"):
-        return
-    try:
-        announce()
-        from .lightning import registration
-
-        registration.watch()
-    except Exception as error:
-        warnings.warn(f"torch.distributed and Lightning do not know farandole: {error}", stacklevel=2)
+    if allowed():
+        _quietly(announce)
+        sys.meta_path.insert(0, Awaiting)
+        if any(name.startswith(LIGHTNING) for name in sys.modules):
+            Awaiting.find_spec(LIGHTNING[0])
 
 
 def announce() -> None:
-    """Registers the backend; again is once."""
+    """Registers the backend, and what meets without MASTER_ADDR where that is allowed; again is once."""
     from torch import distributed as dist
 
-    if not dist.is_available() or NAME in dist.Backend.backend_list:
-        return
-    from .private import torch_names
-
-    names: dict[str, Any] = {NAME: _create}
-    if in_python := not hasattr(dist, "BackendBase"):  # torch puts no such group beside another: pairs have own names
-        for far in ("nccl", "gloo"):
-            pair = functools.partial(_create, far=far)
-            names |= {f"cpu:{NAME},cuda:{far}": pair, f"cuda:{far},cpu:{NAME}": pair}
-    for name, create in names.items():
-        dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu", "cuda"])
-        if in_python:  # torch's recorder fails there; its own groups it records
-            torch_names.leave_unrecorded(name)
-    torch_names.answer_env_first(_meet)
+    if dist.is_available() and NAME not in dist.Backend.backend_list:
+        pairs = {} if hasattr(dist, "BackendBase") else {f"cpu:{NAME},cuda:{far}": far for far in ("nccl", "gloo")}
+        for name, far in {NAME: "", **pairs}.items():
+            create = partial(_ours, "torch.distributed.backend", "make", far)
+            dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu", "cuda"])
+        # The one private name that stands here too: private/torch_names.py tells its story.
+        schemes = vars(importlib.import_module("torch.distributed.rendezvous")).get("_rendezvous_handlers", {})
+        if allowed() and "env" in schemes:
+            schemes["env"] = partial(_ours, "torch.distributed.rendezvous", "answer", schemes["env"])
 
 
-def _meet(timeout: Any) -> Any:
-    """Where torch's own variables are not set torch could only fail: there our launcher knows who is who."""
-    if all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")):
-        return None
-    from .torch.distributed import rendezvous
-
-    return rendezvous.meet(timeout) if rendezvous.launched() else None
+def _ours(module: str, function: str, *given: Any, **named: Any) -> Any:
+    return getattr(importlib.import_module(f"{__package__}.{module}"), function)(*given, **named)
 
 
-def _create(opts: Any, options: Any, far: str = "") -> Any:
-    from .torch.distributed.backend import make
+def _quietly(call: Any, *given: Any) -> Any:
+    try:
+        return call(*given)
+    except Exception as error:
+        return warnings.warn(f"torch or Lightning does not know farandole: {error}", stacklevel=3)
 
-    return make(opts, options, far)
+
+class Awaiting:
+    """Of the import system: finds nothing, and gives its place to farandole.lightning when Lightning is imported."""
+
+    @staticmethod
+    def find_spec(*name: Any) -> Any:
+        return _quietly(_ours, "lightning.registration", "take_over", *name) if name[0].startswith(LIGHTNING) else None

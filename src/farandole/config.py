@@ -198,7 +198,11 @@ class Config:
     agent_pulse_fd: int | None = _worker(None, "descriptor of the one with its agent's signs of life", minimum=0)
     worker: int = _worker(-1, "this process's number in the life of an elastic job", minimum=-1)
 
-    autoload: bool = _setting(True, "torch's own import makes the torch.distributed backend known")
+    autoload: bool = _setting(
+        True,
+        "0: nothing of other packages is replaced, but for what a distributed optimizer needs of torch's GradScaler, and "
+        "torch's import does not make the backend known; docs/private-names.md lists what there is",
+    )
 
     # Speed.
     engine: str = _setting(

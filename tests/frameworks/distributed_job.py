@@ -3,7 +3,8 @@
 """`python distributed_job.py MODULE BACKEND FOLDER`: FOLDER/RANK has a dictionary of results by case.
 
 With BASE behind it torch has a base class for backends as its next release documents it: the private one of today. That
-needs FARANDOLE_AUTOLOAD=0, since the backend is registered as torch then is. Names behind that are cases to leave out.
+needs TORCH_DEVICE_BACKEND_AUTOLOAD=0, since the backend is registered as torch then is. Names behind that are cases to
+leave out.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def run(
     command = [python, str(HERE / "distributed_job.py"), module, backend, str(folder), *way]
     environment = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
     if way:
-        environment["FARANDOLE_AUTOLOAD"] = "0"
+        environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder)  # torch makes it, even an empty one
     with local.start(command, ranks, env=environment, stop_on_failure=False) as job:
         job.wait(seconds)

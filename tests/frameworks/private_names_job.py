@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import json
@@ -11,7 +12,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -40,6 +41,7 @@ def take_away(path: str) -> None:
     *before, last = attributes.split(".")
     owner: Any = functools.reduce(getattr, before, importlib.import_module(module))
     if isinstance(owner, type):
+        vars(owner).get("__annotations__", {}).pop(last, None)
         setattr(owner, last, Gone())
     else:
         try:
@@ -82,12 +84,36 @@ def with_torch(path: str) -> None:
         assert (shared == 1).all()
         wrapped = torch.nn.parallel.DistributedDataParallel(model())
         trains(wrapped, stepping(wrapped))
+        if path.endswith("._get_default_store"):
+            raises(RuntimeError, "which new groups need", lambda: dist.new_group([0]))
+        if any(path.endswith(name) for name in ("._register_backend", "._set_group_name", "._get_backend")):
+            pairs_are_refused()
+            hvd.init()  # that has ended torch's
+    if path.endswith("_coalescing"):
+        raises(RuntimeError, "coalesces no operations", lambda: coalesce_by(path))
     assert dist.is_backend_available("farandole")
     plain = model()
     trains(plain, hvd.DistributedOptimizer(stepping(plain)))
     if dist.is_initialized():
         dist.destroy_process_group()
     hvd.shutdown()
+
+
+def coalesce_by(path: str) -> None:
+    from farandole.private import torch_names
+
+    torch_names.coalesce(None, None, begin=path.endswith("._start_coalescing"))
+
+
+def pairs_are_refused() -> None:
+    """Where ours is a group in Python; other releases of torch compose by themselves."""
+    import torch.distributed as dist
+
+    if hasattr(dist, "BackendBase"):
+        return
+    dist.destroy_process_group()
+    begin = functools.partial(dist.init_process_group, store=dist.HashStore(), rank=0, world_size=1)
+    raises(RuntimeError, "use the backend farandole alone", lambda: begin("cpu:farandole,cuda:gloo"))
 
 
 def with_jax(path: str) -> None:
@@ -114,30 +140,227 @@ def with_ray(path: str) -> None:
         ray_names.wrap_reports(Reports)  # outside of a train function it would raise
 
 
-def objects_of_lightning() -> None:
-    """A trainer without what ElasticCallback needs of it: it says so."""
-    from lightning.pytorch import Trainer
+def raises(kind: type[Exception], text: str, call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), (text, error)
+    else:
+        raise AssertionError(f"nothing was raised that says {text!r}")
 
+
+@contextlib.contextmanager
+def missing(owner: Any, name: str, words: str) -> Iterator[None]:
+    """Inside, the owner has no such name; what is announced is warned of once, and with these words."""
+    held = vars(owner).get(name)
+    if isinstance(owner, type):
+        vars(owner).get("__annotations__", {}).pop(name, None)
+        setattr(owner, name, Gone())
+    else:
+        delattr(owner, name)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        yield
+    told = [str(one.message) for one in seen if f"{name} is missing" in str(one.message)]
+    assert len(told) == 1 and words in told[0], (name, [str(one.message) for one in seen])
+    if isinstance(owner, type) and held is None:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, held)
+
+
+def overridden(kind: Any) -> set[str]:
+    """Private methods of the framework's that a class of ours has as well: it calls them, and they need a probe."""
+    ours = [one for one in kind.__mro__ if one.__module__.startswith("farandole")]
+    names = {name for one in ours for name in vars(one) if name.startswith("_") and not name.endswith("__")}
+    theirs = [one for one in kind.__mro__ if one not in ours and one.__module__ not in ("abc", "builtins")]
+    return {name for name in names if any(callable(vars(one).get(name)) for one in theirs)}
+
+
+def without_names_of_lightning() -> None:
+    """Each that its classes, its modules and its objects have; they are independent, so one process is enough."""
+    import lightning.fabric
+    import lightning.fabric.fabric
+    import lightning.fabric.utilities.distributed
+    import lightning.pytorch
+    import torch
+    from lightning.fabric.strategies import ParallelStrategy as FabricBase
+    from lightning.pytorch.loops.fit_loop import _FitLoop
+    from lightning.pytorch.strategies import ParallelStrategy
+
+    from farandole.lightning import trees
     from farandole.private import lightning_names
 
-    trainer = Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-    for call, owner, name in (
-        (lightning_names.checkpoint, trainer, "_checkpoint_connector"),
-        (lightning_names.loader_states, trainer.fit_loop, "_combined_loader_states_to_load"),
+    def again(call: Callable[[], Any]) -> Any:
+        lightning_names.look.cache_clear()
+        return call()
+
+    for tree, base, kind in (
+        ("lightning.pytorch", ParallelStrategy, "FarandoleStrategy"),
+        ("lightning.fabric", FabricBase, "FabricStrategy"),
     ):
-        delattr(owner, name)
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            try:
-                call(owner)
-            except RuntimeError as error:
-                assert name in str(error)
-            else:
-                raise AssertionError(f"nothing was raised without {name}")
-        assert any("ElasticCallback raises RuntimeError" in str(one.message) for one in seen), name
+        with missing(base, "_configure_launcher", "cannot be made: ImportError"):
+            make = functools.partial(trees.build, tree, kind)
+            again(functools.partial(raises, ImportError, "_configure_launcher", make))
+    silent: dict[str, Any] = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
+    trainer: Any = lightning.pytorch.Trainer(accelerator="cpu", **silent)
+    loop = trainer.fit_loop
+
+    with missing(type(trainer), "_teardown", "its loaders stay"):
+        again(lambda: lightning_names.look("lightning.pytorch"))
+        lightning_names.forget_fit(trainer)
+    with missing(_FitLoop, "_should_accumulate", "ElasticCallback raises RuntimeError"):
+        again(lambda: lightning_names.look("lightning.pytorch"))
+        raises(RuntimeError, "_should_accumulate", lambda: lightning_names.look_at(trainer))
+        raises(RuntimeError, "_should_accumulate", lambda: lightning_names.accumulates(loop))
+    for owner, name, call in (
+        (trainer, "_checkpoint_connector", lambda: lightning_names.checkpoint(trainer)),
+        (loop, "_combined_loader_states_to_load", lambda: lightning_names.loader_states(loop)),
+        (loop, "_combined_loader", lambda: lightning_names.loaders(loop)),
+        (loop, "_data_fetcher", lambda: lightning_names.look_at(trainer)),
+    ):
+        with missing(owner, name, "ElasticCallback raises RuntimeError"):
+            raises(RuntimeError, name, lambda: lightning_names.look_at(trainer))
+            raises(RuntimeError, name, call)
+    lightning_names.look_at(trainer)
+
+    module = sys.modules["lightning.fabric.utilities.distributed"]
+    with missing(module, "_set_num_threads_if_needed", "each uses all cores"):
+        again(lambda: lightning_names.look("lightning.fabric"))
+        lightning_names.share_cores("lightning.fabric", 2)
+    module = sys.modules["lightning.fabric.fabric"]
+    placeholder = functools.partial(print, module.__dict__["_do_nothing"])
+    assert lightning_names.does_nothing("lightning.fabric", placeholder)
+    assert not lightning_names.does_nothing("lightning.fabric", functools.partial(print, print))
+    with missing(module, "_do_nothing", "use `fabric.launch(function)`"):
+        again(lambda: lightning_names.look("lightning.fabric"))
+        assert not lightning_names.does_nothing("lightning.fabric", placeholder)
+
+    strategy: Any = trees.build("lightning.pytorch", "FarandoleStrategy")(parallel_devices=[torch.device("cpu")])
+    with missing(strategy, "_layer_sync", "each rank normalises its own batches"):
+        assert lightning_names.layer_sync(strategy) is None
+    strategy = trees.build("lightning.fabric", "FabricStrategy")(parallel_devices=[torch.device("cpu")])
+    with missing(strategy, "_backward_sync_control", "results are the same"):
+        lightning_names.block_syncs_by(strategy, object())
+    lightning_names.go_on_with(object(), 3)
+    for tree, kind in (("lightning.pytorch", "FarandoleStrategy"), ("lightning.fabric", "FabricStrategy")):
+        made = trees.build(tree, kind)
+        assert overridden(made) == {"_configure_launcher"}, f"private methods of Lightning's: {overridden(made)}"
 
 
+def without_names_of_spark() -> None:
+    """Without a cluster: who is asked is not there, or stands for one that lacks something."""
+    import types
+
+    import pyspark
+    from pyspark.ml.param import Params
+
+    from farandole.private import MISSING
+
+    with missing(pyspark.SparkContext, "_active_spark_context", "makes a SparkSession of it first"):
+        from farandole.private import spark_names
+        from farandole.spark import session
+
+        assert spark_names.active_context() is None
+        raises(RuntimeError, "there is no Spark session", session.active)
+    stage: Any = Params()
+    with missing(Params, "_resetUid", "it gets a new one"):
+        import farandole.spark.common.persistence  # noqa: F401
+
+        spark_names.take_uid(stage, "uid")
+    context = types.SimpleNamespace(_jsc=None)
+    with missing(context, "_jsc", "a job that is too large waits for Spark"):
+        assert spark_names.task_slots(types.SimpleNamespace(sparkContext=context)) is None
+        assert spark_names.task_slots(types.SimpleNamespace(sparkContext=context)) is None
+    files = types.SimpleNamespace(_strip_protocol=None)
+    with missing(files, "_strip_protocol", "without what stands before ://"):
+        assert spark_names.local_path(files, "s3://bucket/key") == "bucket/key"
+    assert len(MISSING) == 4, MISSING
+
+
+def without_names_of_tensorflow() -> None:
+    """TensorFlow, and Keras 3 on it."""
+    import keras
+    import tensorflow as tf
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+    from farandole.private import tensorflow_names
+
+    service = tf.data.experimental.service
+    del service.DispatchServer.__del__  # it would be asked of an object that is no server
+    with missing(service.DispatchServer, "_stop", "it ends with its process"):
+        import farandole.tensorflow.data.compute_service  # noqa: F401
+
+        tensorflow_names.stop_server(object.__new__(service.DispatchServer))
+    layer = keras.layers.BatchNormalization
+    with missing(layer, "_moments", "it cannot be made: NotImplementedError"):
+        sys.modules.pop("farandole.tensorflow.sync_batch_norm", None)
+        synchronized = importlib.import_module("farandole.tensorflow.sync_batch_norm").SyncBatchNormalization
+        raises(NotImplementedError, "take an older Keras", synchronized)
+
+    import farandole.keras as hvd
+
+    assert overridden(type(hvd.DistributedOptimizer(keras.optimizers.SGD()))) == {"_clip_gradients"}
+    gradient = [tf.ones(2)]
+    weight = keras.Variable([1.0, 2.0])
+    accumulating: Any = hvd.DistributedOptimizer(keras.optimizers.SGD(gradient_accumulation_steps=2))
+    accumulating.build([weight])
+    with missing(BaseOptimizer, "_clip_gradients", "raise RuntimeError"):
+        made = functools.partial(hvd.DistributedOptimizer, keras.optimizers.SGD(), backward_passes_per_step=2)
+        raises(RuntimeError, "train without gradient_accumulation_steps", made)
+        raises(RuntimeError, "train without", lambda: accumulating.apply(gradient, [weight]))
+    optimizer: Any = keras.optimizers.SGD(gradient_accumulation_steps=2)
+    optimizer.build([weight])
+    assert len(tensorflow_names.accumulated(optimizer)) == 1
+    with missing(optimizer, "_accumulated_gradients", "they count as its state"):
+        assert tensorflow_names.accumulated(optimizer) == []
+    plain: Any = keras.optimizers.SGD()
+    with missing(plain, "_trainable_variables", "give them to it"):
+        tensorflow_names.look_at_variables(plain)
+        raises(RuntimeError, "give them to apply()", lambda: tensorflow_names.trainable(plain.__getattribute__))
+
+
+def without_names_of_mxnet() -> None:
+    """In MXNet's own environment."""
+    import mxnet as mx
+
+    later = mx.gluon.nn.Dense(2)
+    later.initialize()
+    with missing(mx.gluon.Parameter, "_init_impl", "call it after the first forward pass"):
+        from farandole.private import mxnet_names
+
+        raises(RuntimeError, "first values", lambda: mxnet_names.after_first_values(later.weight, print))
+    array = mx.nd.zeros(2)
+    with missing(mx.nd.NDArray, "_sync_copyfrom", "through a second array"):
+        mxnet_names.fill(array, [1.0, 2.0], lambda values: 7.0)
+    assert array.asnumpy().tolist() == [7.0, 7.0]
+    os.environ["FARANDOLE_AUTOLOAD"] = "0"
+    import farandole.mxnet as hvd
+
+    raises(RuntimeError, "FARANDOLE_AUTOLOAD=0", lambda: hvd.broadcast_parameters({"weight": later.weight}))
+    reload = functools.partial(importlib.reload, mxnet_names)
+    with missing(mx.gluon.Trainer, "_allreduce_grads", "it cannot be made: RuntimeError"):
+        raises(RuntimeError, "train each rank by itself", lambda: reload().begin_trainer(object(), 1.0))
+    with missing(mx.base, "_LIB", "`import farandole.mxnet` raises ImportError"):
+        raises(ImportError, "mxnet.base._LIB", lambda: reload().library())
+
+
+TOGETHER: dict[str, Callable[[], None]] = {
+    "lightning": without_names_of_lightning,
+    "pyspark": without_names_of_spark,
+    "tensorflow": without_names_of_tensorflow,
+    "mxnet": without_names_of_mxnet,
+}
 CASES: dict[str, Callable[[str], None]] = {"torch": with_torch, "jax": with_jax, "ray": with_ray}
+
+
+# What the cases make the framework import by itself, once for all: with all of its names.
+LATE = {
+    "torch": ("torch.distributed", "torch.nn.parallel", "torch._dynamo", "torch.distributed.tensor"),
+    "jax": ("jax.extend.core", "jax.interpreters.mlir", "jax.interpreters.batching", "jax.numpy", "jax.ffi"),
+}
 
 
 def alone(run: Callable[[], Any]) -> Any:
@@ -175,17 +398,16 @@ def without(framework: str, path: str) -> dict[str, Any]:
             CASES[framework](path)
         except Exception as error:
             raised = f"{type(error).__name__}: {error}"
-    return {"raised": raised, "warned": [str(one.message) for one in seen if path in str(one.message)]}
+    return {"raised": raised, "warned": [str(one.message) for one in seen if f"{path} is missing" in str(one.message)]}
 
 
 if __name__ == "__main__":
     chosen = sys.argv[1]
     importlib.import_module(chosen)
-    if chosen == "lightning":
-        objects_of_lightning()
+    if chosen in TOGETHER:
+        TOGETHER[chosen]()
         sys.exit()
-    if chosen == "torch":  # what DDP imports when it is made, once for all
-        for module in ("torch.distributed", "torch.nn.parallel", "torch._dynamo", "torch.distributed.tensor"):
-            importlib.import_module(module)
+    for module in LATE.get(chosen, ()):
+        importlib.import_module(module)
     table = alone(functools.partial(names_of, chosen))
     print(json.dumps({path: [table[path], alone(functools.partial(without, chosen, path))] for path in table}))

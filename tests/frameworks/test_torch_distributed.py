@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -112,9 +113,7 @@ def test_beyond_gloo(ours: list[dict[str, Any]], name: str) -> None:
 ENTRY = "[torch.backends]\nfarandole = farandole.autoload:register\n"
 SUM = """
 import os, sys, torch, torch.distributed as dist
-light = {"autoload", "private", "private.torch_names", "private.lightning_names", "lightning"}
-light.add("lightning.registration")
-assert {name for name in sys.modules if name.startswith("farandole.")} <= {f"farandole.{name}" for name in light}
+assert [name for name in sys.modules if name.startswith("farandole.")] == ["farandole.autoload"]
 dist.init_process_group("farandole")
 tensor = torch.full((4,), float(dist.get_rank() + 1))
 dist.all_reduce(tensor)
@@ -136,7 +135,7 @@ def installed(tmp_path: Path) -> dict[str, str]:
 def python(program: str, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     path = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     command = [sys.executable, *arguments, *(["-c", program] if program else [])]
-    return subprocess.run(command, env={**path, **environment}, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env={**path, **environment}, capture_output=True, text=True, timeout=280)
 
 
 def test_under_torchrun(installed: dict[str, str], tmp_path: Path) -> None:
@@ -174,18 +173,62 @@ def test_it_may_begin_again_in_the_same_world(installed: dict[str, str]) -> None
         assert [job.stdout(rank).split() for rank in range(2)] == [["2", "2"]] * 2
 
 
-# Whether torch knows the backend, whether an import is awaited, and who answers env://.
-CHANGED = """
+IMPORTED = """
 import sys, torch, torch.distributed as dist
-from torch.distributed.rendezvous import _rendezvous_handlers
-finders = any(type(finder).__module__.startswith("farandole.") for finder in sys.meta_path)
-print(dist.is_backend_available("farandole"), finders, _rendezvous_handlers["env"].__module__.split(".")[0])
+ours = sorted(name for name in sys.modules if name.partition(".")[0] in ("farandole", "horovod", "lightning"))
+print(dist.is_backend_available("farandole"), *ours)
+"""
+
+
+def test_the_import_of_torch_loads_one_file(installed: dict[str, str]) -> None:
+    done = python(IMPORTED, installed, "-W", "error::UserWarning")
+    assert done.stdout == "True farandole farandole.autoload\n", done.stderr
+
+
+# What is replaced in torch and in the import system, looked at before and after.
+TORCH_UNTOUCHED = """
+import sys, torch, torch.distributed as dist
+schemes = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+def look():
+    ours = [finder for finder in sys.meta_path if "farandole" in str(finder)]
+    return [dict(schemes), torch.amp.GradScaler.step, torch.amp.GradScaler.unscale_, ours]
+before = look()
+import farandole.torch as hvd, farandole.torch.distributed, farandole.lightning
+assert dist.is_backend_available("farandole")
+hvd.init()
+hvd.DistributedOptimizer(torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=0.1))
+changed = [now != then for now, then in zip(look(), before)]
+print(*changed)
+"""
+LIGHTNING_UNTOUCHED = """
+import sys, farandole.lightning
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import StrategyRegistry
+assert "farandole" not in StrategyRegistry
+silent = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+trainer = Trainer(accelerator="cpu", strategy=farandole.lightning.FarandoleStrategy(), devices=1, **silent)
+assert trainer.strategy.cluster_environment.world_size() == 1
+connectors = ("lightning.pytorch.trainer.connectors.accelerator_connector", "_AcceleratorConnector")
+choose = getattr(sys.modules[connectors[0]], connectors[1])._choose_and_init_cluster_environment
+print(hasattr(choose, "__wrapped__"), any("farandole" in str(finder) for finder in sys.meta_path))
 """
 
 
 def test_autoload_can_be_switched_off(installed: dict[str, str]) -> None:
-    assert python(CHANGED, installed).stdout == "True True farandole\n"
-    assert python(CHANGED, {**installed, "FARANDOLE_AUTOLOAD": "0"}).stdout == "False False torch\n"
+    off = {**installed, "FARANDOLE_AUTOLOAD": "0"}
+    assert python(IMPORTED, off).stdout == "False farandole farandole.autoload\n"
+    assert python(TORCH_UNTOUCHED, off).stdout == "False True True False\n"  # GradScaler: the optimizer needs it
+    by_hand = {**installed, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    assert python(TORCH_UNTOUCHED, by_hand).stdout == "True True True True\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_with_the_switch_off_lightning_takes_objects_alone(installed: dict[str, str]) -> None:
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("Lightning is not installed")
+    done = python(LIGHTNING_UNTOUCHED, {**installed, "FARANDOLE_AUTOLOAD": "0"})
+    assert done.stdout == "False False\n", done.stderr
 
 
 ALONE = """
@@ -272,7 +315,7 @@ BASE = "import torch.distributed as dist; dist.BackendBase = dist._Backend\n"
 @pytest.mark.parametrize("program", [DEATH, DEATH_IN_SHARED_MEMORY], ids=["FSDP2", "DDP in shared memory"])
 def test_a_death_is_told_at_once_and_by_name(tmp_path: Path, program: str, way: str) -> None:
     environment = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    environment["FARANDOLE_AUTOLOAD"] = "0"
+    environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     program = (BASE if way == "BASE" else "") + program
     with local.start([sys.executable, "-c", program], 3, env=environment, stop_on_failure=False) as job:
         job.wait(60)
@@ -304,6 +347,6 @@ dist.destroy_process_group()
 @pytest.mark.skipif(not BOTH, reason="only torch 2.15 has the base class under a private name")
 def test_torch_composes_and_records(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "FARANDOLE_AUTOLOAD": "0"}
+    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     with local.start([sys.executable, "-c", BASE + COMPOSED], 2, env=environment, stop_on_failure=False) as job:
         assert job.wait(60) == 0, job.stderr(0) + job.stderr(1)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from ..compiled import meant
-from .framework import jax, tokens
+from .framework import jax, jax_names
 
 
 def translated(error: Exception) -> Exception | None:
@@ -21,7 +21,7 @@ def translated(error: Exception) -> Exception | None:
 
 def forget() -> None:
     """The next collective of this thread depends on none before it."""
-    tokens.clear()
+    jax_names.forget_tokens()
 
 
 def settle() -> None:

@@ -1,6 +1,6 @@
 # JAX itself: present and new enough, or words that say what to install.
 # Touches the import system, the version of JAX and private.
-"""`jax` is JAX; every file of this binding takes it, and what private/jax_names.py has of it, from here."""
+"""`jax` is JAX; every file of this binding takes it from here, and its private names have been looked for then."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from .. import tested
 from ..compat import is_version_greater_equal_than
-from ..private.jax_names import parts
 
 LEAST = tested.LEAST["jax"]
 
@@ -32,9 +31,10 @@ def require() -> Any:
 
 
 jax: Any = require()
-effects: Any
-tokens: Any
-effects, tokens, abstract_token, batching, mlir = parts(jax.__version__)
+
+from ..private import jax_names as jax_names  # noqa: E402 (it looks for names of JAX)
+
+jax_names.check(jax.__version__)
 
 
 def cuda_built() -> bool:

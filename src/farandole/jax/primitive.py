@@ -22,10 +22,10 @@ from ..pending import names_of
 from ..runtime import runtime
 from ..work import Work, own_name
 from . import compiled, host
-from .framework import abstract_token, batching, effects, jax, mlir
+from .framework import jax, jax_names
 
 
-class InOrder(effects.Effect):  # type: ignore[misc]
+class InOrder(jax_names.Effect):  # type: ignore[misc]
     """The effect of every collective."""
 
     def __str__(self) -> str:
@@ -33,14 +33,7 @@ class InOrder(effects.Effect):  # type: ignore[misc]
 
 
 EFFECT = InOrder()
-for _allowed in (
-    effects.ordered_effects,
-    effects.lowerable_effects,
-    effects.control_flow_allowed_effects,
-    effects.custom_derivatives_allowed_effects,
-    effects.remat_allowed_effects,
-):
-    _allowed.add_type(InOrder)
+jax_names.keep_in_order(InOrder)
 
 
 @dataclass(frozen=True)
@@ -101,7 +94,7 @@ def _batched(arrays: Sequence[Any], axes: Sequence[Any], *, call: Call) -> tuple
     return _primitive.bind(*moved, call=call), [None if axis is None else 1 for axis in axes]
 
 
-batching.primitive_batchers[_primitive] = _batched
+jax_names.batch_by(_primitive, _batched)
 
 
 def full_name(work: Work) -> str:
@@ -112,8 +105,8 @@ def full_name(work: Work) -> str:
 
 
 def _lowered(context: Any, *arrays: Any, call: Call) -> Any:
-    token = context.tokens_in.get(EFFECT)
-    if call.through_xla and context.module_context.platforms == ("cpu",):
+    token = jax_names.token_of(context, EFFECT)
+    if call.through_xla and jax_names.on_cpu_alone(context):
         results, token = _xla_call(context, token, arrays, call)
     else:
         work = call.work if call.work.name is not None else dataclasses.replace(call.work, name="jit")
@@ -121,22 +114,17 @@ def _lowered(context: Any, *arrays: Any, call: Call) -> Any:
         def callback(*given: Any) -> tuple[Any, ...]:
             return tuple(host.arrays_of(work, given))
 
-        results, token, _ = mlir.emit_python_callback(
-            context, callback, token, list(arrays), context.avals_in, context.avals_out, has_side_effect=True
-        )
-    context.set_tokens_out(context.tokens_in.update_tokens(mlir.TokenSet({EFFECT: token})))
+        results, token = jax_names.call_python(context, callback, token, list(arrays))
+    jax_names.leave_token(context, EFFECT, token)
     return results
 
 
 def _xla_call(context: Any, token: Any, arrays: Sequence[Any], call: Call) -> tuple[Any, Any]:
-    work, abstract = call.work, abstract_token
-    with_token = dataclasses.replace(
-        context, avals_in=[abstract, *context.avals_in], avals_out=[abstract, *context.avals_out]
-    )
+    work = call.work
     in_place = work.kind in (Kind.ALLREDUCE, Kind.BROADCAST)
     aliases = {place + 1: place + 1 for place in range(len(arrays))} if in_place else None
     found = jax.ffi.build_ffi_lowering_function(compiled.TARGET, has_side_effect=True, operand_output_aliases=aliases)(
-        with_token,
+        jax_names.with_token(context),
         token,
         *arrays,
         kind=np.int32(work.kind),
@@ -153,4 +141,4 @@ def _xla_call(context: Any, token: Any, arrays: Sequence[Any], call: Call) -> tu
     return results, token
 
 
-mlir.register_lowering(_primitive, _lowered)
+jax_names.lower_by(_primitive, _lowered)

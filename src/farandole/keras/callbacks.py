@@ -46,6 +46,12 @@ class BestModelCheckpoint(_Checkpoint):  # type: ignore[misc]
             filepath, monitor=monitor, verbose=verbose, save_best_only=True, mode=mode, save_freq=save_freq
         )
 
-    def _save_model(self, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Where it saves, if it does so in the middle of an epoch."""
         if rank() == 0:
-            super()._save_model(*args, **kwargs)
+            super().on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Where it saves at the end of one."""
+        if rank() == 0:
+            super().on_epoch_end(epoch, logs)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..groups import ProcessSet, global_process_set
 from ..pending import chosen_op
-from ..private.tensorflow_names import trainable
+from ..private.tensorflow_names import check_sums, look_at_variables, trainable
 from ..reductions import Adasum, Average
 from .compression import Compression
 from .framework import require
@@ -38,7 +38,9 @@ class ReducedUpdates:
         """As the wrapped optimizer's, with the gradients of all ranks."""
         base: Any = super()
         grads = list(grads)
-        if grads and not base.__getattribute__("gradient_accumulation_steps"):
+        if base.__getattribute__("gradient_accumulation_steps"):
+            check_sums(type(self).__mro__[2])  # it may have been set just now; else nobody would reduce anything
+        elif grads:
             variables = trainable_variables
             if variables is None:
                 variables = trainable(base.__getattribute__)
@@ -67,6 +69,9 @@ def wrapped(optimizer: Any, reduction: Any, passes: int, average: bool) -> Any:
     kind: Any = type(optimizer)
     if isinstance(optimizer, ReducedUpdates):
         raise ValueError("optimizer is a DistributedOptimizer already")
+    look_at_variables(optimizer)
+    if passes > 1 or optimizer.gradient_accumulation_steps:
+        check_sums(kind)
     twin: Any = object.__new__(_class_over(kind))
     object.__setattr__(twin, "__dict__", optimizer.__dict__)  # Keras watches assignments
     twin.__dict__["_farandole_reduction"] = reduction

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..autoload import allowed
 from .registration import watch
 
 if TYPE_CHECKING:  # classes that are made at run time, for one tree or the other
@@ -30,4 +31,5 @@ def __getattr__(name: str) -> Any:
     return trees.of_script(name)
 
 
-watch()
+if allowed():
+    watch()

@@ -135,6 +135,7 @@ def kept(path: Any) -> Any:
 
 def fit(trainer: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs Lightning's fit, and again from the last commit when ranks were lost or came."""
+    lightning_names.look_at(trainer)
     state = FitState(trainer)
 
     def attempt(state: FitState) -> Any:

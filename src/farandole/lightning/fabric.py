@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..private.lightning_names import block_syncs_by
 from ..reductions import Average
 from ..torch.compression import Compression
 from .ranks import Ranks, equalize
@@ -38,7 +39,7 @@ class FabricRanks(Ranks):
         )
         terms = {"compression": compression, "op": op, "gradient_predivide_factor": gradient_predivide_factor}
         self._begin(terms, unknown)
-        self._backward_sync_control = Blocking(self)
+        block_syncs_by(self, Blocking(self))
 
     def setup_module(self, module: torch.nn.Module) -> torch.nn.Module:
         """The module itself, with rank 0's parameters, and its gradients watched."""

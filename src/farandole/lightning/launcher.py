@@ -51,7 +51,7 @@ class OwnRanks:
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
         """Runs the function in all ranks; what rank 0 returned, and in `trainer` what became of it."""
-        if trainer is None and lightning_names.does_nothing(function):
+        if trainer is None and lightning_names.does_nothing(trees.fabric_of(self._tree), function):
             self._run_script_again()
         work = (function, args, kwargs, trainer, self._number, self._tree, _generators())
         self._executor = Executor(self._number)

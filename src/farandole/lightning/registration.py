@@ -1,6 +1,6 @@
 # Lets Lightning know our strategies by their names, as soon as a script imports Lightning itself.
 # Touches the import system, for eight modules of Lightning, and private. Imports neither Lightning nor torch.
-"""`watch()` is called when torch is imported (see autoload.py): it waits, and never raises."""
+"""`watch()` is called when Lightning's first module is imported (see autoload.py): it waits, and never raises."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from ..autoload import Awaiting
 from ..private.lightning_names import CONNECTORS, answer_environment
 
 # The module that makes a registry, its name there, and the kind of strategy that it holds.
@@ -25,6 +26,12 @@ REGISTRIES = {
 NAMES = ("farandole", "horovod")
 
 
+def take_over(name: str, *more: Any) -> importlib.machinery.ModuleSpec | None:
+    """For autoload.py, which has waited for Lightning's first module."""
+    watch()
+    return _watcher.find_spec(name, *more)
+
+
 def watch() -> None:
     """Registers where Lightning is imported already, and else when it will be; again is once."""
     made = {**{name: registry for name, (registry, _) in REGISTRIES.items()}, **CONNECTORS}
@@ -32,8 +39,11 @@ def watch() -> None:
         module = sys.modules.get(name)
         if module is not None and hasattr(module, attribute):
             _take_part(module)
-    if not any(isinstance(finder, Watcher) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Watcher())
+    if _watcher not in sys.meta_path:
+        if Awaiting in sys.meta_path:  # in its place: the import system is going through the list
+            sys.meta_path[sys.meta_path.index(Awaiting)] = _watcher
+        else:
+            sys.meta_path.insert(0, _watcher)
 
 
 class Watcher(importlib.abc.MetaPathFinder):
@@ -55,6 +65,9 @@ class Watcher(importlib.abc.MetaPathFinder):
             except Exception as error:  # a loader that lets nobody in
                 _warn(fullname, error)
         return spec
+
+
+_watcher = Watcher()
 
 
 def _found(name: str, path: Sequence[str] | None, target: ModuleType | None) -> importlib.machinery.ModuleSpec | None:

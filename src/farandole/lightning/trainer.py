@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..private.lightning_names import layer_sync
 from ..reductions import Average
 from ..runtime import runtime
 from ..torch.compression import Compression
@@ -64,7 +65,6 @@ class TrainerRanks(Ranks):
     optimizers: list[Any]
     lr_scheduler_configs: list[Any]
     precision_plugin: Any
-    _layer_sync: Any
 
     # --- before training ---------------------------------------------------------------------------------------------
 
@@ -77,17 +77,14 @@ class TrainerRanks(Ranks):
             self._watch()
 
     def model_to_device(self) -> None:
-        """Moves the model to this rank's device."""
+        """Moves the model to this rank's device, and makes it equal on all ranks: the last that `setup` does to it."""
         self.model.to(self.root_device)
-
-    def _setup_model(self, model: Any) -> Any:
-        if self._fitting and self._layer_sync is not None:
-            if type(self._layer_sync).__name__ == "TorchSyncBatchNorm":
-                self._normalised = normalisation.convert(model)
-            else:
-                model = self._layer_sync.apply(model)
-        equalize(model)
-        return model
+        sync = layer_sync(self) if self._fitting else None
+        if type(sync).__name__ == "TorchSyncBatchNorm":
+            self._normalised = normalisation.convert(self.model)
+        elif sync is not None:
+            self.model = sync.apply(self.model)
+        equalize(self.model)
 
     def setup_optimizers(self, trainer: Any) -> None:
         """As the module configures them; with `scale_lr` their rates grow with the number of ranks."""

@@ -1,5 +1,5 @@
 # The classes that need a base class of Lightning, made once for each of its trees.
-# Touches Lightning: `lightning.pytorch` with `lightning.fabric`, or `pytorch_lightning` with `lightning_fabric`.
+# Touches private and Lightning, in either tree: `lightning.pytorch` or `pytorch_lightning`, each with its Fabric.
 """Lightning comes under two names whose classes know nothing of each other: so ours are made for each of them."""
 
 from __future__ import annotations
@@ -7,6 +7,8 @@ from __future__ import annotations
 import importlib
 import sys
 from typing import Any
+
+from ..private.lightning_names import look
 
 OLDEST = (2, 6)
 TRAINERS = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
@@ -52,6 +54,7 @@ def __getattr__(name: str) -> Any:
 def _bases(tree: str, name: str) -> tuple[Any, Any]:
     """Lightning's class and ours, which comes before it."""
     package = _package(tree)
+    look(tree)
     if name == "FarandoleEnvironment":
         from .environment import Environment
 

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..engine import Request, Span
+from ..private.mxnet_names import library
 from .framework import mx
 
-_library: Any = mx.base._LIB  # the functions of MXNet's c_api.h
+_library: Any = library()
 
 
 def locate(requests: Iterable[Request]) -> None:

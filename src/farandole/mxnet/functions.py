@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
-import types
 from typing import Any
 
+from ..autoload import allowed
 from ..objects import allgather_object, broadcast_object
+from ..private.mxnet_names import after_first_values
 from .framework import mx
 from .ops import broadcast_
 
@@ -40,11 +41,9 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
 
 def _broadcast_later(param: Any, root_rank: int, name: str) -> None:
     """Once, right after MXNet has given the parameter its first values."""
-    initialize = type(param)._init_impl
-
-    def and_broadcast(self: Any, *args: Any, **kwargs: Any) -> None:
-        del self._init_impl
-        initialize(self, *args, **kwargs)
-        broadcast_(self.data(), root_rank, name)
-
-    param._init_impl = types.MethodType(and_broadcast, param)
+    if not allowed():
+        raise RuntimeError(
+            f"{name}: its shape is not known yet, and FARANDOLE_AUTOLOAD=0 lets nothing of MXNet be replaced to see "
+            "when it is: call broadcast_parameters after the first forward pass"
+        )
+    after_first_values(param, lambda param: broadcast_(param.data(), root_rank, name))

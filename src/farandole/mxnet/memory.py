@@ -11,6 +11,7 @@ import numpy as np
 
 from ..arrays import Buffer
 from ..engine import Array, DType, Memory, Span, dtype_of
+from ..private.mxnet_names import fill
 from .framework import mx
 
 # As MXNet writes a type that NumPy does not have.
@@ -72,7 +73,8 @@ class ArrayBuffer(Buffer):
     def _copied(self, result: Array) -> Any:
         array = new_like(self.array.owner, result.shape)
         if result.size:
-            array._sync_copyfrom(result.view(_BFLOAT16) if self.dtype == DType.BFLOAT16 else result)
+            values = result.view(_BFLOAT16) if self.dtype == DType.BFLOAT16 else result
+            fill(array, values, lambda values: mx.nd.array(values, dtype=array.dtype))
         return array
 
 

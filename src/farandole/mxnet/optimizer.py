@@ -11,6 +11,7 @@ from typing import Any
 from ..compat import split_list
 from ..groups import ProcessSet, global_process_set
 from ..pending import checked_compression
+from ..private.mxnet_names import begin_trainer, params_of
 from ..reductions import Sum
 from ..runtime import runtime
 from .compression import Compression
@@ -140,11 +141,11 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         if isinstance(params, list):  # names count up with the order, which must be the same on all ranks
             params = sorted(params, key=lambda param: str(getattr(param, "name", "")))
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
-        self._scale *= self._averaging.rescale
+        begin_trainer(self, self._averaging.rescale)
 
     def _allreduce_grads(self) -> None:
         grads = []
-        for index, param in enumerate(self._params):
+        for index, param in enumerate(params_of(self)):
             if param.grad_req == "null":
                 continue
             own = param.list_grad()

@@ -28,28 +28,50 @@ FOUND: dict[str, PrivateName] = {}
 MISSING: dict[str, PrivateName] = {}
 
 
+_ABSENT = object()
+
+
 def find(path: str, purpose: str, without: str, expected: bool = True) -> Any:
-    """The object of this name, None where there is none; `expected=False`: some supported releases do not have it."""
+    """The object of this name, None where there is none; `expected=False`: some supported releases do not have it.
+
+    Of a field that a class declares for its objects it is the declaration.
+    """
     return _noted(PrivateName(path, purpose, without), _at(path), expected)
 
 
 def of(owner: Any, attribute: str, purpose: str, without: str, expected: bool = True) -> Any:
     """The attribute of a module, a class or an object of the framework's; None where it has none."""
     kind = owner if isinstance(owner, type) else type(owner)
-    place = f"{owner.__name__}:" if isinstance(owner, ModuleType) else f"{kind.__module__}:{kind.__name__}."
-    return _noted(PrivateName(place + attribute, purpose, without), getattr(owner, attribute, None), expected)
+    place = f"{owner.__name__}:" if isinstance(owner, ModuleType) else f"{kind.__module__}:{kind.__qualname__}."
+    return _noted(PrivateName(place + attribute, purpose, without), getattr(owner, attribute, _ABSENT), expected)
+
+
+def has(owner: Any, attribute: str, purpose: str, without: str) -> bool:
+    """Whether it is there, if only as None."""
+    of(owner, attribute, purpose, without)
+    return hasattr(owner, attribute)
 
 
 def _noted(name: PrivateName, found: Any, expected: bool) -> Any:
-    (MISSING if found is None else FOUND)[name.path] = name
-    if found is None and expected:
-        warnings.warn(f"{name.path} is missing, which Farandole uses for {name.purpose}: {name.without}", stacklevel=4)
-    return found
+    if found is not _ABSENT:
+        FOUND[name.path] = name
+        MISSING.pop(name.path, None)
+        return found
+    if expected and name.path not in MISSING:  # once is enough
+        text = f"{name.path} is missing, which Farandole uses for {name.purpose}: {name.without}"
+        warnings.warn(text, stacklevel=4)
+    MISSING[name.path] = name
+    return None
 
 
 def _at(path: str) -> Any:
     module, _, attributes = path.partition(":")
     try:
-        return functools.reduce(getattr, attributes.split("."), importlib.import_module(module))
+        return functools.reduce(_attribute, attributes.split("."), importlib.import_module(module))
     except (ImportError, AttributeError):
-        return None
+        return _ABSENT
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    declared = getattr(owner, "__annotations__", {}) if isinstance(owner, type) else {}
+    return declared[name] if name in declared and not hasattr(owner, name) else getattr(owner, name)

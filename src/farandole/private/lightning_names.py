@@ -1,9 +1,8 @@
 # Every private name of Lightning that this package uses, with what it is for and what happens without it.
 # Touches objects of Lightning's that it is given; imports neither Lightning nor torch.
-"""Lightning keeps these in its objects: they are looked for when they are used.
-
-Not here, because nothing is asked of Lightning: methods that it calls on a strategy (`_configure_launcher`,
-`_setup_model`, `_launcher`).
+"""Names of classes and modules are looked for when the first class of ours over one of Lightning's is made; what its
+objects get when they are made, when the first object comes to us: a strategy's in its constructor, a trainer's when an
+elastic fit begins, before its first batch.
 """
 
 from __future__ import annotations
@@ -13,10 +12,18 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from . import of
+from . import find, has, of
 
 _COMMITS = "commits of ElasticCallback"
 _NO_ELASTIC = "ElasticCallback raises RuntimeError"
+_LAUNCHER = ("starting ranks, and finding one's place among them", "the class cannot be made: ImportError")
+_THREADS = ("the number of threads of each rank", "each uses all cores")
+_PLACEHOLDER = (
+    "knowing `fabric.launch()` without a function",
+    "without a launcher it returns in ranks that run nothing: use `fabric.launch(function)`, or `farandole run`",
+)
+_SYNC = ("Trainer(sync_batchnorm=True)", "each rank normalises its own batches, with a warning")
+_BLOCK = ("fabric.no_backward_sync", "it sends gradients in each backward pass; results are the same")
 
 # The module that makes a strategy of its name, and its class. Before it does, it asks for the environment: SLURM's
 # refuses `srun -n` and MPI's begins MPI, though a strategy of ours asks neither.
@@ -33,11 +40,41 @@ _CONNECTOR = (
 )
 
 
+# Which class of a tree has what, by the last parts of their names.
+_CLASSES = {
+    "lightning.pytorch": (
+        ("strategies:ParallelStrategy._configure_launcher", *_LAUNCHER),
+        ("trainer.trainer:Trainer._teardown", "leaving a fit that a loss has ended", "its loaders stay until the next"),
+        ("loops.fit_loop:_FitLoop._should_accumulate", _COMMITS, _NO_ELASTIC),
+    ),
+    "lightning.fabric": (
+        ("strategies:ParallelStrategy._configure_launcher", *_LAUNCHER),
+        ("fabric:_do_nothing", *_PLACEHOLDER),
+        ("utilities.distributed:_set_num_threads_if_needed", *_THREADS),
+    ),
+}
+_ALIASES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
+
+
+@functools.cache
+def look(tree: str) -> None:
+    """For the names of a tree's classes and modules; once. ImportError where ours cannot be made without one."""
+    for path, purpose, without in _CLASSES[_ALIASES.get(tree, tree)]:
+        if find(f"{tree}.{path}", purpose, without) is None and purpose == _LAUNCHER[0]:
+            raise ImportError(f"farandole.lightning does not know this release of Lightning: there is no {tree}.{path}")
+
+
 def _needed(owner: Any, attribute: str, purpose: str) -> Any:
-    found = of(owner, attribute, purpose, _NO_ELASTIC)
-    if found is None:
+    if not has(owner, attribute, purpose, _NO_ELASTIC):
         raise RuntimeError(f"ElasticCallback does not work with this release of Lightning: no {attribute}")
-    return found
+    return getattr(owner, attribute)
+
+
+def look_at(trainer: Any) -> None:
+    """RuntimeError unless this trainer has all that ElasticCallback needs."""
+    _needed(trainer, "_checkpoint_connector", _COMMITS)
+    for attribute in ("_should_accumulate", "_combined_loader", "_data_fetcher", "_combined_loader_states_to_load"):
+        _needed(trainer.fit_loop, attribute, _COMMITS)
 
 
 def checkpoint(trainer: Any) -> Any:
@@ -59,14 +96,15 @@ def take_length(fit_loop: Any, batches: int) -> None:
 
 def loaders(fit_loop: Any) -> list[Any]:
     """What the fit takes its batches from; none before it has begun."""
-    combined = getattr(fit_loop, "_combined_loader", None)
+    combined = _needed(fit_loop, "_combined_loader", _COMMITS)
     return [] if combined is None else list(combined.flattened)
 
 
 def forget_fit(trainer: Any) -> None:
     """Leaves the trainer as if the fit had not begun, as far as Lightning lets us: what stays is used again."""
     try:
-        trainer._teardown()
+        if hasattr(trainer, "_teardown"):  # see look
+            trainer._teardown()
     finally:
         trainer.fit_loop._combined_loader = None
 
@@ -77,26 +115,35 @@ def loader_states(fit_loop: Any) -> Any:
 
 
 def go_on_with(logger: Any, version: Any) -> None:
-    """A logger writes into this run; where it has no such attribute it begins a new one."""
+    """A logger writes into this run. Not all loggers have runs, so that nothing is warned of."""
     if hasattr(logger, "_version"):
         logger._version = version
+
+
+def layer_sync(strategy: Any) -> Any:
+    """What Trainer(sync_batchnorm=True) has given the strategy; None without it."""
+    return of(strategy, "_layer_sync", *_SYNC)
+
+
+def block_syncs_by(strategy: Any, control: Any) -> None:
+    """What `fabric.no_backward_sync` asks."""
+    if has(strategy, "_backward_sync_control", *_BLOCK):
+        strategy._backward_sync_control = control
 
 
 def share_cores(fabric: str, ranks: int) -> None:
     """Each rank of this host gets its part of the cores, as in processes that Lightning starts."""
     module = importlib.import_module(f"{fabric}.utilities.distributed")
-    share = of(module, "_set_num_threads_if_needed", "the number of threads of each rank", "each uses all cores")
+    share = of(module, "_set_num_threads_if_needed", *_THREADS)
     if share is not None:
         share(num_processes=ranks)
 
 
-def does_nothing(function: Any) -> bool:
-    """Whether it is Fabric's own placeholder: `partial(fabric._wrap_with_setup, _do_nothing)`.
-
-    Where it has another name, `fabric.launch()` without a function returns in ranks that run nothing.
-    """
+def does_nothing(fabric: str, function: Any) -> bool:
+    """Whether it is Fabric's own placeholder: `partial(fabric._wrap_with_setup, _do_nothing)`."""
+    placeholder = of(importlib.import_module(f"{fabric}.fabric"), "_do_nothing", *_PLACEHOLDER)
     inner: Any = getattr(function, "args", ())
-    return bool(inner) and getattr(inner[0], "__name__", "") == "_do_nothing"
+    return placeholder is not None and bool(inner) and inner[0] is placeholder
 
 
 def answer_environment(module: Any, answer: Callable[[Any], Any]) -> None:

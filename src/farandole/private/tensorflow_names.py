@@ -1,9 +1,9 @@
 # Every private name of TensorFlow and Keras that this package uses, and what happens without it.
 # Touches objects of theirs that it is given.
-"""They are kept in objects, and looked for when they are used.
+"""Methods of classes are looked for when a class of ours over them is made; what objects get, in the first object.
 
-Not here, because nothing is asked of them: methods that Keras calls on an optimizer (`_clip_gradients`), on a callback
-(`_save_model`) and on a layer.
+Not here, because tf.compat.v1 asks its subclasses for them in its documentation and they are abstract there: what the
+wrapped optimizers of farandole.tensorflow hand on.
 """
 
 from __future__ import annotations
@@ -11,19 +11,53 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import of
+from . import has, of
+
+_STOP = ("ending a server of tf.data's service", "it ends with its process")
+_MOMENTS = ("SyncBatchNormalization", "it cannot be made: NotImplementedError")
+_SUMS = (
+    "reducing the sums of several passes",
+    "optimizers with gradient_accumulation_steps or backward_passes_per_step > 1 raise RuntimeError",
+)
+_ACCUMULATED = (
+    "telling gradients that are still added up from a Keras optimizer's state",
+    "they count as its state: every rank gets rank 0's with the variables",
+)
+_VARIABLES = ("the variables of a Keras optimizer", "apply() without variables raises RuntimeError: give them to it")
+
+
+def look_at_servers(*kinds: type) -> None:
+    """For what ends one of tf.data's service."""
+    for kind in kinds:
+        of(kind, "_stop", *_STOP)
 
 
 def stop_server(server: Any) -> None:
     """Ends a server of tf.data's service; where that cannot be said, it ends with the process."""
-    stop = of(server, "_stop", "ending a server of tf.data's service", "it ends with its process")
+    stop = of(server, "_stop", *_STOP)
     if stop is not None:
         stop()
 
 
+def moments_of(layer: type) -> Any:
+    """The method by which a batch normalisation asks for its statistics; None where it asks another."""
+    return of(layer, "_moments", *_MOMENTS)
+
+
+def check_sums(optimizer: type) -> None:
+    """RuntimeError where this Keras has no place in which the sums of several passes are seen."""
+    if of(optimizer, "_clip_gradients", *_SUMS) is None:
+        raise RuntimeError(
+            f"this release of Keras shows nobody the gradients that {optimizer.__name__} has added up: "
+            "train without gradient_accumulation_steps and with backward_passes_per_step=1"
+        )
+
+
 def accumulated(optimizer: Any) -> list[Any]:
     """Gradients that a Keras optimizer still adds up; where it does not show them, they count as its state."""
-    return list(getattr(optimizer, "_accumulated_gradients", None) or ())
+    if not getattr(optimizer, "gradient_accumulation_steps", None) or not getattr(optimizer, "built", False):
+        return []
+    return list(of(optimizer, "_accumulated_gradients", *_ACCUMULATED) or ())
 
 
 def trainable(ask: Callable[[str], Any]) -> list[Any]:
@@ -35,7 +69,6 @@ def trainable(ask: Callable[[str], Any]) -> list[Any]:
         raise RuntimeError(text) from None
 
 
-def reduction_axes(layer: Any) -> list[int] | None:
-    """The axes over which Keras 3 normalises; None where it gives them to the method, as Keras 2 does."""
-    found = getattr(layer, "_reduction_axes", None)
-    return None if found is None else list(found)
+def look_at_variables(optimizer: Any) -> None:
+    """Warns where it will not tell them."""
+    has(optimizer, "_trainable_variables", *_VARIABLES)

@@ -1,9 +1,11 @@
 # Every private name of torch that this package uses, with what it is for and what happens without it.
-# Touches torch; imported when torch is, so that it imports nothing else.
+# Touches torch; imports nothing else.
 """Names are looked for when this file is imported; functions stand for them, so that callers know no private name.
 
-Not here, because nothing is asked of torch: methods that torch calls on a process group in Python (`_set_group_name`,
-`_allgather_base` and others of torch/distributed/group.py).
+That is when farandole.torch is imported, or torch.distributed makes its first group of ours: not when torch is.
+
+Torch calls methods with private names on a process group in Python (`_set_group_name`, `_allgather_base` and others of
+torch/distributed/group.py, operations.py and composed.py). Where it calls others, it raises: ours has none of them.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import find
+from . import find, has, of
 
 _number = find(
     "torch._C:_current_graph_task_id",
@@ -44,7 +46,8 @@ _default_store = find(
     "the store in which the members of a new group meet",
     "new_group raises RuntimeError; the default group works",
 )
-_handlers = find(
+# Used by autoload.py, the one file that torch's own import runs: torch registers a scheme once, and has "env" already.
+find(
     "torch.distributed.rendezvous:_rendezvous_handlers",
     "meeting without MASTER_ADDR and MASTER_PORT",
     "init_process_group needs MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE, as with torch's own backends",
@@ -131,20 +134,6 @@ def default_store() -> Any:
     return _default_store()
 
 
-def answer_env_first(answer: Callable[[Any], Any]) -> None:
-    """`answer(timeout)` is asked before torch's rendezvous by environment variables; None lets that one answer."""
-    if _handlers is None or "env" not in _handlers:
-        return
-    from torch.distributed import default_pg_timeout
-
-    original = _handlers["env"]
-
-    def meet(url: str, timeout: Any = default_pg_timeout, **more: Any) -> Any:
-        return answer(timeout) or original(url, timeout=timeout, **more)
-
-    _handlers["env"] = meet
-
-
 def group_around(made: Any, kind: Any, device: Any, name: str, group: Any) -> None:
     """Makes `made` the backend of `group`, a process group of torch's own, for this device."""
     if None in _pairing:
@@ -170,15 +159,55 @@ def coalesce(group: Any, device: Any, begin: bool) -> Any:
     return call(group, device)
 
 
+_OWN_HOOKS = (
+    "hooks",
+    "_profile_name",
+)  # how the attributes end in which torch.optim keeps what scripts have registered
+
+
+def is_hook(attribute: str) -> bool:
+    """Whether an optimizer's attribute has the script's hooks, or the name under which torch profiles its steps.
+
+    Where torch names them otherwise a copy has the hooks of the first, and a pickle must be able to hold them.
+    """
+    return attribute.endswith(_OWN_HOOKS)
+
+
+def runs_hooks_itself(step: Callable[..., Any]) -> Callable[..., Any]:
+    """For a `step` that calls that of the wrapped class, which runs the hooks: torch does not wrap it once more.
+
+    Where torch asks for something else the hooks of a step are called twice.
+    """
+    step.hooked = True  # type: ignore[attr-defined]
+    return step
+
+
+def step_with_scaler(kind: type) -> None:
+    """GradScaler steps optimizers of this class on every rank, also where their gradients are infinite.
+
+    Torch looks for the name in the optimizer. Where it looks for none, what `before_scaler` has agreed on is enough,
+    except under FARANDOLE_AUTOLOAD=0: ranks with finite gradients then wait for those that do not step.
+    """
+
+    def change(optimizer: Any, value: bool) -> None:
+        """Set by the wrapped class's constructor."""
+
+    kind._step_supports_amp_scaling = property(lambda optimizer: True, change)  # type: ignore[attr-defined]
+
+
+_TIMEOUT = ("the time limit of NCCL beside our backend and of parts of a group", "NCCL's own, and the whole group's")
+find("torch._C._distributed_c10d:Backend.Options._timeout", *_TIMEOUT)
+
+
 def set_timeout(options: Any, timeout: Any) -> None:
     """How long operations of a backend with these options may take."""
-    if hasattr(options, "_timeout"):  # else its own default holds
+    if has(options, "_timeout", *_TIMEOUT):
         options._timeout = timeout
 
 
 def timeout_of(options: Any) -> Any:
     """The same, read; None where it is not told."""
-    return getattr(options, "_timeout", None)
+    return of(options, "_timeout", *_TIMEOUT)
 
 
 def leave_unrecorded(backend: str) -> None:

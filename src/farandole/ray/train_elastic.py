@@ -15,6 +15,7 @@ import ray
 from ray.train.backend import Backend
 
 from farandole import runtime
+from farandole.autoload import allowed
 from farandole.elastic.members import Act, Life, Over, Say, Start
 from farandole.elastic.policy import Limits
 from farandole.private import ray_names
@@ -135,7 +136,8 @@ class ElasticRank(Rank):
     """Around the train function: reports wait until all workers are there again, as `ray.train.report` needs them."""
 
     def __enter__(self) -> None:
-        ray_names.wrap_reports(_Reports)
+        if allowed():
+            ray_names.wrap_reports(_Reports)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         super().__exit__(kind, error, at)

@@ -4,13 +4,17 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from ..groups import global_process_set
-from ..private.tensorflow_names import reduction_axes
+from ..private.tensorflow_names import moments_of
 from ..reductions import Sum
 from .framework import tf
 from .ops import allreduce
+
+_ASKS: Any = moments_of(tf.keras.layers.BatchNormalization)
+_PARAMETERS = () if _ASKS is None else tuple(inspect.signature(_ASKS).parameters)  # tf_keras and Keras 3 differ
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
@@ -19,6 +23,11 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     def __init__(self, fused: Any = False, **kwargs: Any) -> None:
         if fused in (True, None):
             raise ValueError(f"SyncBatchNormalization does not support fused={fused}: leave it out")
+        if _ASKS is None:
+            raise NotImplementedError(
+                "SyncBatchNormalization does not know this release of Keras, which would take the statistics of one "
+                "rank: upgrade farandole, or take an older Keras"
+            )
         kwargs.setdefault("name", None)
         super().__init__(**kwargs)
 
@@ -42,10 +51,10 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
 
     def _asked(self, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[int], bool, Any]:
-        own = reduction_axes(self)
-        if own is not None:
+        if "reduction_axes" not in _PARAMETERS:
+            channels = self.axis % inputs.shape.rank
             mask = args[0] if args else kwargs.get("mask")
-            return own, False, mask
+            return [axis for axis in range(inputs.shape.rank) if axis != channels], False, mask
         axes = args[0] if args else kwargs["reduction_axes"]
         keep = args[1] if len(args) > 1 else kwargs["keep_dims"]
         return [axis % inputs.shape.rank for axis in axes], bool(keep), kwargs.get("mask")

@@ -11,6 +11,7 @@ import torch
 
 from ..engine import ReduceOp
 from ..groups import ProcessSet, global_process_set
+from ..private.torch_names import runs_hooks_itself, step_with_scaler
 from ..reductions import Adasum, Max
 from .ops import begin_allreduce
 from .scaling import agree_on_infinity, prepare_scalers
@@ -38,6 +39,7 @@ class AdasumSteps:
         self.process_set = process_set
         self.op = Adasum
 
+    @runs_hooks_itself  # the wrapped class's step runs the step hooks: once is enough
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps here, reduces the difference that the step made, and takes that instead."""
         # Frozen ones too: they have not moved, but another rank may have frozen others.
@@ -96,17 +98,6 @@ class AdasumSteps:
     def after_scaler(self) -> None:
         """Nothing: no gradients are reduced, and so none are left."""
 
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """So that GradScaler calls step() on every rank, also where the gradients are infinite."""
-        return True
-
-    @_step_supports_amp_scaling.setter
-    def _step_supports_amp_scaling(self, value: bool) -> None:
-        """Set by the wrapped class's constructor."""
-
-    step.hooked = True  # type: ignore[attr-defined]  # the wrapped class's step runs the step hooks: once is enough
-
     def synchronize(self) -> None:
         """Nothing: there is nothing to wait for before step()."""
 
@@ -126,6 +117,9 @@ class AdasumSteps:
         process_set = state.pop("process_set")
         ranks = None if process_set is global_process_set else process_set.ranks
         return _restore, (type(self).__mro__[2], ranks, state)
+
+
+step_with_scaler(AdasumSteps)
 
 
 def _restore(base: type, ranks: list[int] | None, state: dict[str, Any]) -> Any:

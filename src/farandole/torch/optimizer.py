@@ -18,6 +18,7 @@ import torch
 from ..engine import ReduceOp
 from ..groups import ProcessSet, global_process_set
 from ..pending import checked_compression, chosen_op
+from ..private.torch_names import runs_hooks_itself
 from ..reductions import Average
 from ..runtime import runtime
 from .adasum_optimizer import AdasumSteps
@@ -57,6 +58,7 @@ class ReducedSteps:
         finally:
             self._should_synchronize = True
 
+    @runs_hooks_itself  # the wrapped class's step runs the step hooks: once is enough
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronizes the gradients and lets the wrapped optimizer step.
 
@@ -78,8 +80,6 @@ class ReducedSteps:
         self._synchronized = False
         base: Any = super()
         return base.step() if closure is None else base.step(closure)
-
-    step.hooked = True  # type: ignore[attr-defined]  # the wrapped class's step runs the step hooks: once is enough
 
     def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(closure)

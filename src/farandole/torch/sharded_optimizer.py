@@ -12,6 +12,7 @@ import torch
 
 from ..engine import ReduceOp
 from ..groups import ProcessSet
+from ..private.torch_names import runs_hooks_itself
 from .optimizer import ReducedSteps
 from .scaling import agree_on_infinity
 from .sharding import Bucket, Shares, check_elementwise
@@ -34,14 +35,13 @@ class ShardedSteps(ReducedSteps):
         self._agreed = False
         super().synchronize()
 
+    @runs_hooks_itself  # the wrapped class's step runs the step hooks: once is enough
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronizes the gradients, steps this rank's share, and gives every rank the new parameters."""
         self._gradients.load()
         result = super().step(closure)
         self._gradients.publish()
         return result
-
-    step.hooked = True  # type: ignore[attr-defined]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Of the model's parameters; AssertionError while gradients are under way."""

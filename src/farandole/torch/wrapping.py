@@ -1,5 +1,5 @@
 # Classes over the user's optimizer class, and what moves from one object to another.
-# Touches groups and runtime.
+# Touches groups, private and runtime.
 """A distributed optimizer is an object of a class that is made when it is needed; copies and pickles make it anew."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import numbers
 from typing import Any
 
 from ..groups import ProcessSet, global_process_set
+from ..private.torch_names import is_hook
 from ..runtime import runtime
 
 # These belong to one object alone: a learning-rate scheduler wraps `step` on it, and gradients are not copied.
@@ -32,11 +33,7 @@ def adopt(kind: Any, optimizer: Any) -> Any:
 
 def state_of(optimizer: Any) -> dict[str, Any]:
     """What a copy or a pickle holds; hooks are the script's, and stay."""
-    return {
-        key: value
-        for key, value in optimizer.__dict__.items()
-        if key not in _OWN and not key.endswith(("hooks", "_profile_name"))
-    }
+    return {key: value for key, value in optimizer.__dict__.items() if key not in _OWN and not is_hook(key)}
 
 
 def checked_passes(passes: Any) -> int:

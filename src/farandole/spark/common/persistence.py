@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from ...launch.calls import pack, unpack
 from ...private import spark_names
 
+spark_names.look_at_stages()
 CHUNK = 4 << 20  # bytes of a row: Spark sends rows in messages
 
 

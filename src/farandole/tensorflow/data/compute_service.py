@@ -17,7 +17,7 @@ from typing import Any
 
 from ... import runtime
 from ...ops import barrier
-from ...private.tensorflow_names import stop_server
+from ...private.tensorflow_names import look_at_servers, stop_server
 from ...rendezvous import interfaces
 from ...rendezvous.board import Board, Visitor
 from ..framework import tf
@@ -28,6 +28,7 @@ SIDES = ("compute", "training")
 HEARTBEAT_MS = 1000
 LONG_S = 3600.0
 _shared = itertools.count(1)
+look_at_servers(tf.data.experimental.service.DispatchServer, tf.data.experimental.service.WorkerServer)
 
 
 class ComputeService:

@@ -11,17 +11,22 @@ from typing import Any
 from torch import distributed as dist
 
 from ... import errors
+from ...autoload import NAME
 from ...config import Config, environment
 from ...launch.clusters import ClusterError, Found, detect, settle
-from ...private.torch_names import default_store
+from ...private.torch_names import default_store, leave_unrecorded
 from ...runtime import World, runtime
 from .collectives import Members
 from .membership import begin_anew, found
 from .operations import Face, Operations
 
 
-def make(opts: Any, options: Any, far: str) -> Any:
+def make(far: str, opts: Any, options: Any) -> Any:
     """What torch gets; `far`: another backend of torch's beside ours, for CUDA."""
+    if not hasattr(dist, "BackendBase"):  # torch's recorder fails at groups in Python; its own groups it records
+        for name in dist.Backend.backend_list:
+            if NAME in name:
+                leave_unrecorded(name)
     if far:
         from .composed import compose
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +22,12 @@ from ...runtime import init, runtime
 NOTE_BYTES = 16
 NOTE_SECONDS = 3.0  # an address that swallows what is sent to it costs this once
 REMEDY = "set MASTER_ADDR and MASTER_PORT, or name the interface with HOROVOD_GLOO_IFACE"
+
+
+def answer(theirs: Callable[..., Any], url: str, timeout: timedelta = dist.default_pg_timeout, **more: Any) -> Any:
+    """Of `env://`: where torch's variables are not set torch could only fail; there our launcher knows who is who."""
+    told = all(environment().get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+    return theirs(url, timeout=timeout, **more) if told or not launched() else meet(timeout)
 
 
 def launched() -> bool:

@@ -67,6 +67,7 @@ class Training:
         in_step, copied = order.get("in_step", False), order.get("copied", False)
         if copied and not self._copies:
             self._copies = [parameter.grad.clone() for parameter in self._parameters]
+            self._copy = importlib.import_module("farandole.private.torch_names").copy_each
         times = [self._step(in_step, copied) for _ in range(order["steps"])]
         return {"times": times, "bytes": self._bytes, "gradients": self._probe, "digest": self._digest()}
 
@@ -122,7 +123,7 @@ class Training:
         self._optimizer.zero_grad()
         self._loss(self._model(self._input), self._target).backward()
         if copied:
-            self._torch._foreach_copy_(self._copies, [parameter.grad for parameter in self._parameters])
+            self._copy(self._copies, [parameter.grad for parameter in self._parameters])
         self._optimizer.step()
         if in_step:
             self._together.wait()
