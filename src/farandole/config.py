@@ -200,7 +200,7 @@ class Config:
 
     autoload: bool = _setting(
         True,
-        "0: nothing of other packages is replaced, but for what a distributed optimizer needs of torch's GradScaler, and "
+        "0: nothing of other packages is replaced, but for what a distributed optimizer needs of GradScaler, and "
         "torch's import does not make the backend known; docs/private-names.md lists what there is",
     )
 
