@@ -44,13 +44,16 @@ def again(place: str, files: dict[str, str]) -> Stage:
 def stages(packages: list[str]) -> list[Stage]:
     """All stages, for an environment that has only what builds the core: that is done while packages are installed."""
     rest = f"not ({QUICK}) and not nightly"
+    environment: list[str | Path] = [PYTHON, SCRIPTS / "environment.py"]
+    apart = [name for name in packages if name in APART]
     build, sanitized = sanitize.stages("address,undefined", beside=True)
     fuzzer = Stage("build the fuzzers", [PYTHON, SCRIPTS / "fuzz.py", "build"], beside=True)
     wheel = Stage("compile the wheel", [PYTHON, SCRIPTS / "wheel.py", "compile", "here"], beside=True)
     unit: list[str | Path] = [*PYTEST, "-n", str(check.cores()), "-m", rest, "tests/unit"]
     found = [
         Stage("compile the core", [PYTHON, SCRIPTS / "build.py", "tests"], beside=True),
-        Stage("install packages", [PYTHON, SCRIPTS / "environment.py", *packages], needed=True),
+        Stage("install packages", [*environment, *(name for name in packages if name not in apart)], needed=True),
+        Stage("fill environments of their own", [*environment, *apart], beside=True),
         *check.stages(),
         build,
         fuzzer,
@@ -62,7 +65,7 @@ def stages(packages: list[str]) -> list[Stage]:
     found.append(Stage(f"Python: {', '.join(WITH_RANKS)}, two files at a time", ranks, environment=QUIET))
     # They start processes that import for seconds and then wait for each other: three use two processors well.
     frameworks = [*PYTEST, "-n", "3", "--dist", "loadgroup", "-m", "not nightly", "tests/frameworks"]
-    found.append(Stage("Python: frameworks, three files at a time", frameworks, environment=QUIET))
+    found.append(Stage("Python: frameworks, three files at a time", frameworks, environment=QUIET, after=True))
     if NEWEST_IS_APART:
         found.append(again("other-torch", ON_OTHER_TORCH))
     found += [
