@@ -2,7 +2,6 @@
 // Touches os/.
 #include "link/regions.h"
 
-
 namespace farandole::link {
 
 Place Regions::find(const std::byte* data, std::size_t bytes, Use use) const {
