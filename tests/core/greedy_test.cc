@@ -95,14 +95,14 @@ std::vector<negotiate::Request> many_requests() {
   return requests;
 }
 
-TEST(requests_that_never_end) {
+TEST(row_40_requests_that_never_end) {
   Prey prey(false);
   for (const Bytes& message : negotiate::encode_requests(0, 0, many_requests()))
     prey.liar.say(0, Control::requests, message);
   prey.blames("asked for more at once than any program does");
 }
 
-TEST(requests_for_groups_that_never_come) {
+TEST(row_40_requests_for_groups_that_never_come) {
   Prey prey(false);
   for (const Bytes& message : negotiate::encode_requests(kFirstFounded, 0, many_requests()))
     prey.liar.say(0, Control::requests, message);
@@ -110,7 +110,7 @@ TEST(requests_for_groups_that_never_come) {
 }
 
 // Enough rounds of one broadcast that the engine follows a plan; then requests of who has left it already.
-TEST(requests_of_who_is_ahead) {
+TEST(row_40_requests_of_who_is_ahead) {
   Prey prey(false);
   negotiate::Request request;
   request.kind = Kind::broadcast;
@@ -144,7 +144,7 @@ std::vector<os::Descriptor> one(os::Descriptor file) {
   return files;
 }
 
-TEST(memory_for_groups_that_never_come) {
+TEST(row_40_memory_for_groups_that_never_come) {
   Prey prey(true);
   const os::Descriptor file = small_file();
   const std::size_t half = os::most_descriptors() / 2;
@@ -162,7 +162,7 @@ std::size_t mapped(const std::string& name) {
   return found;
 }
 
-TEST(shared_memory_without_end) {
+TEST(row_40_shared_memory_without_end) {
   constexpr std::uint64_t kShared = 4200, kMost = 4096;
   Prey prey(true);
   const std::size_t machine = os::machine_bytes();
@@ -175,7 +175,7 @@ TEST(shared_memory_without_end) {
   CHECK_EQUAL(mapped("memfd:greedy"), kMost);
 }
 
-TEST(zeros_for_others_are_counted_together) {
+TEST(row_40_zeros_for_others_are_counted_together) {
   constexpr std::int64_t kElements = 10 << 20;  // 40 MiB
   os::largest_allocation = 64 << 20;
   Prey prey(false, 1);
@@ -202,20 +202,20 @@ wire::Frame of_message(std::uint32_t group, std::uint64_t sequence, std::uint64_
   return frame;
 }
 
-TEST(large_messages_that_nobody_asked_for) {
+TEST(row_40_large_messages_that_nobody_asked_for) {
   Prey prey(false);
   prey.liar.send(0, of_message(0, 7, 1 << 20), Bytes(1000));
   prey.blames("sent a large message that this rank was not ready for");
 }
 
-TEST(large_messages_that_were_announced_and_not_answered) {
+TEST(row_40_large_messages_that_were_announced_and_not_answered) {
   Prey prey(false);
   prey.liar.send(0, of_message(0, 7, 1 << 20), {});
   prey.liar.send(0, of_message(0, 7, 1 << 20), Bytes(1000));
   prey.blames("sent a corrupted frame (impossible header)");
 }
 
-TEST(messages_of_groups_that_cannot_be) {
+TEST(row_40_messages_of_groups_that_cannot_be) {
   using enum wire::FrameType;
   for (wire::FrameType type : {data, grant, ungrant}) {
     Prey prey(false);

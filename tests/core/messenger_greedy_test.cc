@@ -27,7 +27,7 @@ constexpr const char* kTooFar =
 
 }  // namespace
 
-TEST(small_messages_without_end) {
+TEST(row_40_small_messages_without_end) {
   for (bool one_tag : {true, false}) {
     Pair pair(StreamKind::local, options());
     auto out = pattern(10'000);
@@ -46,7 +46,7 @@ TEST(small_messages_without_end) {
   }
 }
 
-TEST(grants_and_announcements_without_end) {
+TEST(row_40_grants_and_announcements_without_end) {
   for (bool grants : {true, false}) {
     Pair pair(StreamKind::local, options());
     auto large = pattern(kLarge);
@@ -58,7 +58,7 @@ TEST(grants_and_announcements_without_end) {
   }
 }
 
-TEST(what_has_been_taken_waits_no_more) {
+TEST(row_40_what_has_been_taken_waits_no_more) {
   Pair pair(StreamKind::local, options());
   auto small = pattern(5000), large = pattern(kLarge), other = pattern(100);
   std::vector<char> small_in(small.size()), large_in(large.size());
@@ -81,7 +81,7 @@ TEST(what_has_been_taken_waits_no_more) {
 }
 
 // The grant was on its way when a smaller message met its receive: who took it has done nothing wrong.
-TEST(a_large_message_may_come_by_a_grant_that_is_void) {
+TEST(row_40_a_large_message_may_come_by_a_grant_that_is_void) {
   Pair pair;
   auto small = pattern(10), large = pattern(kLarge);
   std::vector<char> first(large.size()), second(large.size());

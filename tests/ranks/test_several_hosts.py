@@ -114,7 +114,7 @@ def test_ranks_of_one_host_send_nothing_over_the_wire(three: bed.Bed) -> None:
             assert all(sent < 64 << 10 and right for sent, _, right in report.values()), report
 
 
-def test_packets_that_are_lost_change_no_result() -> None:
+def test_row_14_packets_that_are_lost_change_no_result() -> None:
     """Queues too short for what is sent: the kernel drops packets, and TCP sends them again."""
     with bed.hosts(2) as hosts:
         for host in hosts:

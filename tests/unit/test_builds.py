@@ -55,6 +55,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_an_extension_of_another_header_is_refused(changed: Path, tmp_path: Path) -> None:
     ours, theirs = numbers(ROOT, tmp_path / "ours"), numbers(changed, tmp_path / "theirs")
     assert f"0x{_interface(HEADER)}" == ours["INTERFACE"] != theirs["INTERFACE"]
@@ -81,6 +82,7 @@ except ImportError as error:
 ROOMS = ("base", "collective", "engine", "group", "link", "negotiate", "wire")
 
 
+@pytest.mark.slow
 def test_every_file_that_makes_or_reads_messages_changes_the_wire(changed: Path, tmp_path: Path) -> None:
     known = {numbers(changed, tmp_path / "build")["WIRE"]}
     files = ["engine/transfers.cc", "engine/follow.cc", "engine/group.cc", "engine/execute.cc", "engine/founding.cc"]
@@ -96,6 +98,7 @@ def test_every_file_that_makes_or_reads_messages_changes_the_wire(changed: Path,
         known.add(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
