@@ -39,7 +39,8 @@ class ReducedUpdates:
         base: Any = super()
         grads = list(grads)
         if base.__getattribute__("gradient_accumulation_steps"):
-            check_sums(type(self).__mro__[2])  # it may have been set just now; else nobody would reduce anything
+            if not hasattr(base, "_clip_gradients"):  # nobody would reduce anything; it may have been set just now
+                check_sums(type(self).__mro__[2])
         elif grads:
             variables = trainable_variables
             if variables is None:
