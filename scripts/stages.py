@@ -133,8 +133,13 @@ def run(stages: Sequence[Stage]) -> int:
                 beside.wait()
             began = time.monotonic()
             environment = {**os.environ, **(stage.environment or {})}
-            process = subprocess.Popen([str(part) for part in stage.command], cwd=ROOT, env=environment)
-            results.append(finished(stage.title, process, began))
+            try:
+                process = subprocess.Popen([str(part) for part in stage.command], cwd=ROOT, env=environment)
+            except FileNotFoundError as error:  # an environment that an earlier stage could not make
+                print(error, flush=True)
+                results.append(Result(stage.title, 127, 0.0, 0.0))
+            else:
+                results.append(finished(stage.title, process, began))
             if results[-1].code != 0 and stage.needed:
                 break
         else:

@@ -38,14 +38,14 @@ def again(place: str, files: dict[str, str]) -> Stage:
     chosen = " or ".join(f"({file.removesuffix('.py')} and ({names}))" for file, names in files.items())
     pytest: list[str | Path] = [APART[place] / "bin" / "python", *PYTEST[1:], "-n", "2", "--dist", "loadgroup"]
     paths = [f"tests/frameworks/{file}" for file in files]
-    return Stage(f"Python: on {place}", [*pytest, "-k", chosen, *paths], environment=QUIET)
+    return Stage(f"Python: on {place}", [*pytest, "-k", chosen, *paths], environment=QUIET, after=True)
 
 
 def stages(packages: list[str]) -> list[Stage]:
     """All stages, for an environment that has only what builds the core: that is done while packages are installed."""
     rest = f"not ({QUICK}) and not nightly"
     environment: list[str | Path] = [PYTHON, SCRIPTS / "environment.py"]
-    apart = [name for name in packages if name in APART]
+    apart = [name for name in packages if name == "other-torch"]  # gigabytes on x86_64; needed last
     build, sanitized = sanitize.stages("address,undefined", beside=True)
     fuzzer = Stage("build the fuzzers", [PYTHON, SCRIPTS / "fuzz.py", "build"], beside=True)
     wheel = Stage("compile the wheel", [PYTHON, SCRIPTS / "wheel.py", "compile", "here"], beside=True)
@@ -53,7 +53,7 @@ def stages(packages: list[str]) -> list[Stage]:
     found = [
         Stage("compile the core", [PYTHON, SCRIPTS / "build.py", "tests"], beside=True),
         Stage("install packages", [*environment, *(name for name in packages if name not in apart)], needed=True),
-        Stage("fill environments of their own", [*environment, *apart], beside=True),
+        *(Stage("install the newest torch", [*environment, name], beside=True) for name in apart),
         *check.stages(),
         build,
         fuzzer,
@@ -65,7 +65,7 @@ def stages(packages: list[str]) -> list[Stage]:
     found.append(Stage(f"Python: {', '.join(WITH_RANKS)}, two files at a time", ranks, environment=QUIET))
     # They start processes that import for seconds and then wait for each other: three use two processors well.
     frameworks = [*PYTEST, "-n", "3", "--dist", "loadgroup", "-m", "not nightly", "tests/frameworks"]
-    found.append(Stage("Python: frameworks, three files at a time", frameworks, environment=QUIET, after=True))
+    found.append(Stage("Python: frameworks, three files at a time", frameworks, environment=QUIET))
     if NEWEST_IS_APART:
         found.append(again("other-torch", ON_OTHER_TORCH))
     found += [
