@@ -63,9 +63,8 @@ def stages(packages: list[str]) -> list[Stage]:
     two: list[str | Path] = [*PYTEST, "-n", "2", "--dist"]
     ranks = [*two, "loadfile", "-m", rest, *(f"tests/{folder}" for folder in WITH_RANKS)]
     found.append(Stage(f"Python: {', '.join(WITH_RANKS)}, two files at a time", ranks, environment=QUIET))
-    # They start processes that import for seconds and then wait for each other: three use two processors well.
-    frameworks = [*PYTEST, "-n", "3", "--dist", "loadgroup", "-m", "not nightly", "tests/frameworks"]
-    found.append(Stage("Python: frameworks, three files at a time", frameworks, environment=QUIET))
+    frameworks = [*two, "loadgroup", "-m", "not nightly", "tests/frameworks"]
+    found.append(Stage("Python: frameworks, two files at a time", frameworks, environment=QUIET))
     if NEWEST_IS_APART:
         found.append(again("other-torch", ON_OTHER_TORCH))
     found += [

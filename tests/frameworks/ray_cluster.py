@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import logging
@@ -19,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import waiting
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MARK = "CLUSTER_OF_A_TEST"
@@ -28,7 +31,10 @@ ANSWER = "answer: "
 class Cluster:
     """Ray nodes with these resources; `ask` runs a case of ray_cases.py or ray_patterns.py in a connected driver."""
 
-    def __init__(self, nodes: Sequence[dict[str, Any]], client: bool = False) -> None:
+    address: str
+    client: Any
+
+    def __init__(self, nodes: Sequence[dict[str, Any]], client: bool) -> None:
         self.mark = uuid.uuid4().hex
         self._place = tempfile.TemporaryDirectory(prefix="r")
         self.home = Path(self._place.name)
@@ -57,8 +63,25 @@ class Cluster:
         self._process = subprocess.Popen(
             command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, cwd=ROOT
         )
-        self.address, self.client = self._answer()
-        self.environment["RAY_ADDRESS"] = self.address
+
+    @classmethod
+    def started(cls, nodes: Sequence[dict[str, Any]], client: bool = False) -> Cluster:
+        """A cluster that answers. Ray gives up when its processes take 30 s to start; where others had the processors
+        for so long, it begins again."""
+        for left in reversed(range(waiting.TRIES)):
+            before, made = waiting.Moment.now(), cls(nodes, client)
+            try:
+                made.address, made.client = made._answer()
+                made.environment["RAY_ADDRESS"] = made.address
+                return made
+            except AssertionError as error:
+                spent = before.since()
+                with contextlib.suppress(AssertionError):
+                    made.close()
+                if not left or not spent.busy or "timed out during startup" not in str(error):
+                    raise
+                waiting.repeated.append(f"Ray's processes were not there in time; {spent}")
+        raise AssertionError("not reached")
 
     def ask(self, case: str, **arguments: Any) -> Any:
         """What the case returned; its failure is the test's."""

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    made = Cluster([{"num_cpus": 4, "num_gpus": 4}])
+    made = Cluster.started([{"num_cpus": 4, "num_gpus": 4}])
     yield made
     made.close()
 

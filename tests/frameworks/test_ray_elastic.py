@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    made = Cluster([{"num_cpus": 1}, {"num_cpus": 1}, {"num_cpus": 1}], client=True)
+    made = Cluster.started([{"num_cpus": 1}, {"num_cpus": 1}, {"num_cpus": 1}], client=True)
     yield made
     made.close()
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 TRIES = 3  # of a test, as long as each was too slow on a busy machine
+PATIENT = 5.0  # seconds for an event, from which on a busy machine gets more of them
 BUSY = 0.2  # of the processors' time went to others: a machine that is busy
 STOLEN = 0.05  # the same for time that the host of a virtual machine gave to others
 T = TypeVar("T")
@@ -32,11 +33,16 @@ def until(
     every: float = 0.005,
 ) -> T:
     """What `ready()` gives, once it gives something; a TimeoutError with `what` when that does not happen in time, or
-    cannot happen any more (`alive`)."""
-    deadline = time.monotonic() + timeout
+    cannot happen any more (`alive`). An event that takes seconds gets as much time again where others had the
+    processors: it is no promise of a time."""
+    began, turn = Moment.now(), 1
     while not (found := ready()):
         living = alive()
-        if living and time.monotonic() < deadline:
+        late = time.monotonic() - began.wall > turn * timeout
+        if late and living and timeout >= PATIENT and turn < TRIES and (spent := began.since()).busy:
+            turn += 1
+            repeated.append(f"an event did not come within {timeout:g} s; {spent}")
+        elif living and not late:
             time.sleep(every)  # sleep: between two looks; everything else that looks again and again does it here
         elif not (found := ready()):  # what came to an end may have done it just before
             text = what if isinstance(what, str) else str(what())
