@@ -112,4 +112,4 @@ release:
 
 clean:
 	find build -mindepth 1 -maxdepth 1 $(KEPT:%=! -name %) -exec rm -rf {} + 2>/dev/null || true
-	rm -rf dist src/farandole/_native src/farandole/bridge.abi3.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf dist src/farandole/engine/_native src/farandole/engine/bridge.abi3.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

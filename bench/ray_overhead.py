@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="rows of a step: how much it computes for its gradients")
     parser.add_argument("--lanes", nargs="+", choices=NAMES, default=NAMES, help="some of them alone")
     options = parser.parse_args()
-    chosen = [name for name in NAMES if name in options.lanes]
+    chosen = [name for name in NAMES if name in options.pools]
     import ray
 
     if not set(chosen).isdisjoint(LAYERS[1:]):

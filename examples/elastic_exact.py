@@ -45,12 +45,12 @@ def learn(state):
             state.loss = steps.step(shards, loss_of)
             state.commit()
         if options.checkpoints:
-            state.save_to(options.checkpoints)  # in the background
+            hvd.elastic.save_to(state, options.checkpoints)  # in the background
 
 
 state = hvd.elastic.TorchState(model=model, optimizer=optimizer, loader=loader, loss=0.0)
 if options.checkpoints:
-    state.load_from(options.checkpoints)
+    hvd.elastic.load_from(state, options.checkpoints)
 learn(state)
 
 if hvd.rank() == 0:

@@ -1,5 +1,5 @@
 """Writes docs/api.md from the docstrings of the public functions: `python scripts/api.py`.
-Imports the package and its bindings, and reads names, signatures and docstrings alone."""
+Imports the package and its bindings, and reads only names, signatures and docstrings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODULES = {
     "farandole.torch.elastic": "Training that goes on when ranks come and go: [elastic.md](elastic.md). "
     "`horovod.torch.elastic` is the same module.",
 }
-ALIASES = {"NoneCompressor": "Compression.none"}  # how users name a default
+ALIASES = {"NoneCompressor": "Compression.none"}  # the names that users write for defaults
 HEAD = """# The public names
 
 Written by `python scripts/api.py` from the docstrings. `process_set` is everywhere the global one unless given; handles
@@ -42,7 +42,7 @@ class Plain:
 
 
 def shown(value: Any) -> Any:
-    """A default as one would write it in a script."""
+    """A default as users write it in a script."""
     if isinstance(value, Enum):
         return Plain(value.name.capitalize())
     if inspect.isclass(value):
@@ -51,7 +51,7 @@ def shown(value: Any) -> Any:
 
 
 def signature(value: Any) -> str:
-    """Names and defaults of the parameters; types are in the source."""
+    """The names and defaults of the parameters, without types."""
     found = inspect.signature(value)
     empty = inspect.Parameter.empty
     parameters = [
@@ -62,7 +62,7 @@ def signature(value: Any) -> str:
 
 
 def prose(value: Any) -> str:
-    """The docstring with its examples as code."""
+    """The docstring, with its examples as code."""
     text, code = [], False
     for line in (inspect.getdoc(value) or "").splitlines():
         if line.startswith(">>>") and not code:
@@ -76,7 +76,7 @@ def prose(value: Any) -> str:
 
 
 def entry(name: str, value: Any) -> str:
-    """One public name."""
+    """The text about one public name."""
     if inspect.isclass(value):
         if issubclass(value, BaseException):
             return f"### {name}\n\nAn exception, a kind of `{value.__bases__[0].__name__}`. {prose(value)}\n"
@@ -85,14 +85,14 @@ def entry(name: str, value: Any) -> str:
             for method, function in sorted(vars(value).items())
             if inspect.isfunction(function) and not method.startswith("_") and inspect.getdoc(function)
         ]
-        # Nobody makes these: of a dataclass and an Enum the attributes matter.
+        # Users do not construct dataclasses and Enums; only their attributes are shown.
         call = "" if issubclass(value, Enum) or dataclasses.is_dataclass(value) else signature(value)
         return "\n".join([f"### {name}{call}\n", prose(value), *(["", *methods] if methods else []), ""])
     return f"### {name}{signature(value)}\n\n{prose(value)}\n"
 
 
 def section(module: ModuleType, known: dict[str, Any]) -> str:
-    """All names of a module that are not known from another one."""
+    """All names of a module that were not in an earlier module."""
     names = sorted(name for name in module.__all__ if known.get(name) is not getattr(module, name))
     values = {name: getattr(module, name) for name in names}
     constants = [name for name, value in values.items() if isinstance(value, Enum)]

@@ -1,5 +1,5 @@
 """Builds the core with CMake and Ninja of the virtual environment: `build.py check|library|tests|sanitize NAME`.
-Touches build/ and src/farandole/_native/; one line and the way out when there is no compiler."""
+Touches build/ and src/farandole/engine/_native/. Without a compiler it prints one line that says what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROBE = "#include <coroutine>\n#include <bit>\nint main() { return std::popcount
 
 
 def compiler() -> str:
-    """A C++20 compiler: $CXX, or the first usual name that knows coroutines."""
+    """A C++20 compiler: $CXX, or the first one of the usual names that supports coroutines."""
     chosen = os.environ.get("CXX")
     found = []
     for name in [chosen] if chosen else ["c++", "g++", "clang++"]:
@@ -38,24 +38,24 @@ def compiler() -> str:
 
 
 def headers() -> None:
-    """Python's own headers, for the extension module; Debian has them in a package of their own."""
+    """Checks for Python's headers, which the extension module needs. Debian has a separate package for them."""
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         stop(f"build: Python.h is not in {sysconfig.get_path('include')}; run: {installer(HEADERS)}")
 
 
 def cores() -> int:
-    """Processors this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def build(folder: str, defines: list[str], targets: list[str], chosen: str | None = None) -> None:
-    """Configures once for these defines, then lets Ninja find what changed; `chosen`: a compiler, else any will do."""
+    """Configures once for these defines, then builds what changed with Ninja. `chosen`: the compiler; None: any."""
     where = ROOT / "build" / folder
     cmake, ninja = VENV / "bin" / "cmake", VENV / "bin" / "ninja"
     began = time.monotonic()
     where.parent.mkdir(exist_ok=True)
     lock = open(where.with_suffix(".lock"), "w")  # noqa: SIM115 (held until the process ends)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # two at once: the second waits
+    fcntl.flock(lock, fcntl.LOCK_EX)  # a second build at the same time waits
     configure = [cmake, "-S", ROOT, "-B", where, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     configure += [f"-DPython_EXECUTABLE={PYTHON}", *defines]
     wanted, configured = "\n".join(map(str, configure)), where / "configured"
@@ -72,7 +72,7 @@ def build(folder: str, defines: list[str], targets: list[str], chosen: str | Non
 
 
 def run(command: list[str], log: Path) -> None:
-    """Runs quietly; shows the log only when the command fails."""
+    """Runs a command. Its output goes to the log, which is printed only if the command fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w") as out:
         code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode
@@ -82,9 +82,9 @@ def run(command: list[str], log: Path) -> None:
 
 
 def main() -> None:
-    """check: are a compiler and Python's headers there? library: the product. tests: everything.
+    """check: checks for a compiler and Python's headers. library: builds the product. tests: builds everything.
 
-    sanitize NAME: the tests, instrumented.
+    sanitize NAME: builds the tests with a sanitizer.
     """
     what = sys.argv[1]
     here = ["-DFARANDOLE_TESTS=ON"]

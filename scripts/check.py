@@ -1,4 +1,4 @@
-"""`make check`: what a change has to pass before it is shown to anybody: style, types, rules, C++ tests, unit tests,
+"""`make check`: the checks that each change must pass: style, types, rules, C++ tests, unit tests,
 ranks as threads. Starts the stages below; changes no file."""
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ PYTHON = Path(sys.executable)
 PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--durations=10"]
 # One thread of arithmetic per process: the tests start more processes than there are cores.
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-# What starts processes, takes long or needs the frameworks is for `make test`, or for the night.
+# Tests that start processes, take long or need the frameworks run in `make test` or `make nightly`.
 QUICK = "not ranks and not slow and not chaos and not nightly"
 
 
 def cores() -> int:
-    """How many tests at once."""
+    """How many tests run at the same time."""
     return min(4, max(2, len(os.sched_getaffinity(0))))
 
 
 def stages() -> list[Stage]:
-    """All of them; the types are checked beside the rest."""
+    """All stages. Types are checked in the background."""
     build: list[str | Path] = [PYTHON, ROOT / "scripts" / "build.py", "tests"]
     ctest: list[str | Path] = [PYTHON.with_name("ctest"), "--test-dir", ROOT / "build" / "checkout"]
     ctest += ["--output-on-failure", "--progress", "-j", "2"]

@@ -28,13 +28,13 @@ data_file = {place}/python
 
 
 def run(command: Iterable[str | Path], **more: str) -> int:
-    """Runs a command; its exit code."""
+    """Runs a command. Returns the exit code."""
     words = [str(part) for part in command]
     return subprocess.run(words, cwd=ROOT, env={**os.environ, **QUIET, **more}).returncode
 
 
 def measure(folders: Iterable[str]) -> int:
-    """Runs the C++ tests, then the tests of the folders with the instrumented library; how many runs failed."""
+    """Runs the C++ tests, then the tests in the folders, with the instrumented library. Returns the failed runs."""
     build("coverage", ["-DFARANDOLE_TESTS=ON", "-DFARANDOLE_COVERAGE=ON"], [])
     settings = PLACE / "coveragerc"
     settings.write_text(SETTINGS.format(place=PLACE))
@@ -54,7 +54,7 @@ def measure(folders: Iterable[str]) -> int:
 
 
 def room(path: str) -> str:
-    """Of src/farandole/torch/ops.py: src/farandole/torch; of core/engine/engine.cc: core/engine."""
+    """The room of a file: src/farandole/torch for src/farandole/torch/ops.py, core/engine for core/engine/engine.cc."""
     parts = Path(path).parts
     depth = 3 if parts[0] == "src" else 2
     return "/".join(parts[: min(depth, len(parts) - 1)])
@@ -72,7 +72,7 @@ def table(found: Iterable[tuple[str, int, int]]) -> list[str]:
 
 
 def main() -> int:
-    """Of all folders of tests, or of those that are named."""
+    """Measures all folders of tests, or the given ones."""
     folders = sys.argv[1:] or FOLDERS
     if unknown := [name for name in folders if name not in FOLDERS]:
         print(

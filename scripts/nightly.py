@@ -25,7 +25,7 @@ ON_OLDEST = {
 def stages(chaos: str) -> list[Stage]:
     """All stages; `chaos`: how often each fault test runs."""
     more: list[str | Path] = [*PYTEST, "-n", "2", "--dist", "loadgroup", "-m", "nightly"]
-    more += ["tests/ranks", "tests/frameworks"]
+    more += ["tests/ranks", "tests/frameworks", "tests/strangers"]
     found = [*sanitize.stages("thread"), Stage("more forms of the cases", more, environment=QUIET)]
     if not test.NEWEST_IS_APART:
         found.append(test.again("other-torch", test.ON_OTHER_TORCH))

@@ -1,5 +1,5 @@
-"""What a release says about itself: notes from CHANGELOG.md, bill of materials, checksums, reasons not to publish it.
-Pure: text and data in, text and data out; scripts/release.py reads, writes and starts things."""
+"""The documents of a release: notes from CHANGELOG.md, bill of materials, checksums, reasons not to publish it.
+Pure: text and data in, text and data out. scripts/release.py reads, writes and starts programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINKED_LICENSE = "Apache-2.0 WITH LLVM-exception"
 
 @dataclass(frozen=True)
 class Section:
-    """A version's part of the changelog; `date` is what stands in brackets behind the version."""
+    """The part of the changelog about one version. `date` is the text in brackets after the version."""
 
     version: str
     date: str
@@ -37,7 +37,7 @@ def sections(changelog: str) -> list[Section]:
 
 
 def notes(changelog: str, version: str) -> str:
-    """The release notes of a version; ValueError says what the changelog lacks."""
+    """The release notes of a version. ValueError says what is missing in the changelog."""
     for section in sections(changelog):
         if section.version == version:
             if not section.text:
@@ -47,7 +47,7 @@ def notes(changelog: str, version: str) -> str:
 
 
 def refusals(version: str, status: str, tags: Sequence[str], changelog: str) -> list[str]:
-    """Why this tree may not be published: `status` is what `git status --porcelain` prints, `tags` are HEAD's."""
+    """Why this tree may not be published. `status`: the output of `git status --porcelain`; `tags`: those of HEAD."""
     reasons = []
     if re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version) is None:
         reasons.append(f"VERSION is {version!r}; expected a version such as 1.2.3 or 1.2.3rc1")
@@ -72,7 +72,7 @@ def refusals(version: str, status: str, tags: Sequence[str], changelog: str) -> 
 
 
 def sums(digests: Mapping[str, str]) -> str:
-    """The lines that `sha256sum --check` reads."""
+    """The lines for `sha256sum --check`."""
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
 
 
@@ -88,7 +88,7 @@ def version_range(requirement: Requirement) -> str:
 
 
 def dependency(line: str) -> dict[str, Any]:
-    """A package that pip installs beside ours: always, or for those who ask for the extra."""
+    """A package that pip installs with ours: always, or only with an extra."""
     requirement = Requirement(line)
     extra = re.search(r"extra == ['\"]([\w-]+)['\"]", str(requirement.marker or ""))
     name = requirement.name.lower()

@@ -1,5 +1,5 @@
 """Writes docs/performance.md and its pictures from the benchmark files in bench/: `python scripts/performance.py`.
-Reads bench/*.json; pictures need matplotlib, the page does not."""
+Reads bench/*.json. Only the pictures need matplotlib."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def load() -> dict[str, dict[str, Any]]:
 
 
 def shown(rows: Sequence[Row]) -> list[Row]:
-    """What fits a page: every size of allreduce, the largest of the others, new tensors at the largest size alone."""
+    """The rows for the page: all sizes of allreduce; the largest size of other operations and of new tensors."""
     largest: dict[tuple[str, int], int] = {}
     for row in rows:
         if row["part"] == "collectives":
@@ -105,7 +105,7 @@ def shown(rows: Sequence[Row]) -> list[Row]:
 
 
 def machine(name: str, run: dict[str, Any]) -> Iterator[str]:
-    """One machine's section."""
+    """The section about one machine."""
     facts, rows = run["machine"], run["rows"]
     versions = ", ".join(f"{key} {value}" for key, value in facts["versions"].items())
     yield f"## {facts['processor']}, {facts['cores']} cores ({facts['architecture']})"
@@ -125,7 +125,7 @@ def machine(name: str, run: dict[str, Any]) -> Iterator[str]:
 
 
 def pictures_of(rows: Sequence[Row]) -> list[str]:
-    """Which pictures the rows are good for."""
+    """The pictures that can be drawn from the rows."""
     found = {"collectives": ["bandwidth", "latency"], "training": ["efficiency"], "trace": ["step"]}
     return [name for part, names in found.items() if any(row["part"] == part for row in rows) for name in names]
 
@@ -142,7 +142,7 @@ def page() -> str:
 
 
 def main() -> int:
-    """Writes the page, and the pictures when matplotlib is there."""
+    """Writes the page, and the pictures if matplotlib is installed."""
     PAGE.write_text(page())
     print(f"wrote {PAGE.relative_to(ROOT)}")
     if importlib.util.find_spec("matplotlib") is None:

@@ -23,7 +23,7 @@ from wheel import DIST, PLATFORMS, PYTHON, PYTHONS, TAG, WORK, run
 
 
 def git(*words: str) -> str:
-    """What git says about this tree."""
+    """The output of a git command for this tree."""
     done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"release: git {words[0]} failed, and a release is made from a git checkout: {done.stderr.strip()}")
@@ -40,13 +40,13 @@ def refusals(version: str, changelog: str) -> list[str]:
 
 
 def build_wheels() -> None:
-    """As `make wheel` does: built, checked with auditwheel, and one of them tried in a bare environment."""
+    """Builds the wheels like `make wheel`: they are checked with auditwheel, and one is tried in a new environment."""
     if subprocess.run([PYTHON, ROOT / "scripts" / "wheel.py"]).returncode != 0:
         sys.exit("release: no wheels (see above)")
 
 
 def build_source(version: str) -> None:
-    """The sdist, and from it alone, in a fresh directory and an environment of its own, a wheel with the library."""
+    """Builds the sdist, and from it, in a new directory and a new environment, a wheel with the library."""
     run([PYTHON, "-m", "build", "--sdist", "--no-isolation", "--outdir", DIST, ROOT])
     sdist = DIST / f"farandole-{version}.tar.gz"
     fresh = WORK / "from-sdist"
@@ -57,25 +57,25 @@ def build_source(version: str) -> None:
     run([PYTHON, "-m", "build", "--wheel", "--outdir", fresh, folder], log=WORK / "from-sdist.log")
     (built,) = fresh.glob("*.whl")
     with zipfile.ZipFile(built) as archive:
-        for name in ("farandole/_native/libfarandole.so", "farandole/bridge.abi3.so"):
+        for name in ("farandole/engine/_native/libfarandole.so", "farandole/engine/bridge.abi3.so"):
             assert name in archive.namelist(), f"{built.name} has no {name}"
     say(f"{sdist.relative_to(ROOT)}: {sdist.stat().st_size / 1e6:.1f} MB, builds {built.name} by itself")
 
 
 def packages(version: str) -> list[Path]:
-    """What is uploaded. The wheels that only ask for farandole are for private indexes."""
+    """The files to upload. The wheels that only depend on farandole are for private indexes and are not included."""
     wheels = [DIST / f"farandole-{version}-{PYTHONS}-{TAG}_{machine}.whl" for machine in PLATFORMS]
     return [DIST / f"farandole-{version}.tar.gz", *wheels]
 
 
 def audit_abi(wheel: Path) -> str:
-    """What abi3audit says of the extension module."""
+    """The output of abi3audit for the extension module."""
     run([PYTHON.with_name("abi3audit"), "--strict", wheel])
     return "passed"
 
 
 def check(paths: list[Path]) -> None:
-    """The index accepts the metadata, and extensions keep to Python's stable ABI."""
+    """Checks that the index accepts the metadata, and that extensions use only Python's stable ABI."""
     run([PYTHON, "-m", "twine", "check", "--strict", *paths])
     say("twine check --strict: passed")
     for path in paths:
@@ -84,7 +84,7 @@ def check(paths: list[Path]) -> None:
 
 
 def llvm_release() -> str:
-    """The release of LLVM whose C++ library the cross compiler links."""
+    """The LLVM release of the C++ library that the cross compiler links."""
     said = run([PYTHON, "-m", "ziglang", "c++", "--version"])
     found = re.search(r"clang version (\d+\.\d+\.\d+)", said)
     assert found is not None, said
@@ -92,7 +92,7 @@ def llvm_release() -> str:
 
 
 def requirements(wheel: Path) -> list[str]:
-    """What a wheel asks for."""
+    """The requirements of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         return email.message_from_bytes(archive.read(name)).get_all("Requires-Dist") or []
@@ -104,7 +104,7 @@ def digests(paths: list[Path]) -> dict[str, str]:
 
 
 def describe(version: str, text: str, paths: list[Path]) -> None:
-    """Notes, bill of materials and checksums."""
+    """Writes notes, bill of materials and checksums."""
     from cyclonedx.schema import SchemaVersion  # here: a tree is refused without them too
     from cyclonedx.validation.json import JsonStrictValidator
 
@@ -121,7 +121,7 @@ def describe(version: str, text: str, paths: list[Path]) -> None:
 
 
 def main() -> None:
-    """Without options everything but the upload, and what would be refused is said at the end."""
+    """Without options it does everything except the upload, and prints at the end why a release would be refused."""
     parser = argparse.ArgumentParser(prog="release.py", description="Builds and checks a release in dist/.")
     parser.add_argument("--strict", action="store_true", help="stop at once if this tree may not be published")
     parser.add_argument("--publish", action="store_true", help="the same, and upload with twine at the end")
@@ -134,7 +134,7 @@ def main() -> None:
         text = notes.notes(changelog, version)
     except ValueError as error:
         sys.exit(f"release: {error}")
-    os.environ["SOURCE_DATE_EPOCH"] = git("log", "-1", "--format=%ct")  # the same commit gives the same files
+    os.environ["SOURCE_DATE_EPOCH"] = git("log", "-1", "--format=%ct")  # so that the same commit gives the same files
     shutil.rmtree(DIST, ignore_errors=True)
     WORK.mkdir(parents=True, exist_ok=True)
     build_wheels()

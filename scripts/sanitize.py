@@ -1,5 +1,5 @@
-"""`sanitize.py NAME...`: the C++ tests and the fuzz corpus under the sanitizers `address,undefined` and `thread`.
-Starts CMake and ctest; each sanitizer has a build folder of its own."""
+"""`sanitize.py NAME...`: runs C++ tests and the fuzz corpus with the sanitizers `address,undefined` and `thread`.
+Starts CMake and ctest; each sanitizer has its own build folder."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ SETTINGS = {
 }
 
 
-def stages(name: str, beside: bool = False) -> list[Stage]:
-    """Build and run with one sanitizer. `beside`: only the building; tests have limits of time."""
+def stages(name: str, background: bool = False) -> list[Stage]:
+    """The stages for one sanitizer. `background`: only the build runs in the background, as tests have time limits."""
     folder = ROOT / "build" / f"sanitize-{name.split(',')[0]}"
     ctest: list[str | Path] = [PYTHON.with_name("ctest"), "--test-dir", folder]
     ctest += ["--output-on-failure", "--progress", "--timeout", "600", "-j", "2"]
     build: list[str | Path] = [PYTHON, ROOT / "scripts" / "build.py", "sanitize", name]
     return [
-        Stage(f"build with {name}", build, beside=beside),
-        Stage(f"C++ tests with {name}", ctest, environment=SETTINGS, after=beside),
+        Stage(f"build with {name}", build, background=background),
+        Stage(f"C++ tests with {name}", ctest, environment=SETTINGS, after=background),
     ]
 
 
 def main() -> int:
-    """All sanitizers, or those that are named."""
+    """Runs all sanitizers, or the given ones."""
     names = sys.argv[1:] or SANITIZERS
     if unknown := [name for name in names if name not in SANITIZERS]:
         print(

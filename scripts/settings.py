@@ -1,5 +1,5 @@
-"""Writes docs/settings.md from the declarations in src/farandole/config.py: `python scripts/settings.py`.
-Reads SETTINGS alone, so that a setting is described in one place."""
+"""Writes docs/settings.md from the declarations in src/farandole/base/config.py: `python scripts/settings.py`.
+Reads only SETTINGS, so that each setting is described in one place."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "settings.md"
 sys.path.insert(0, str(ROOT / "src"))
 
-from farandole.config import SETTINGS, Setting  # noqa: E402
+from farandole.base.config import SETTINGS, Setting  # noqa: E402
 
 HEAD = """# Settings
 
-Every setting has one declaration, in `src/farandole/config.py`; this page is written from it by
+Every setting has one declaration, in `src/farandole/base/config.py`; this page is written from it by
 `python scripts/settings.py`. A variable is read once, at `init()`. An empty variable counts as unset; a value that
 cannot be read is an error that names the variable; an unknown `FARANDOLE_` variable is a warning.
 Where two variables are given, the first one wins; the second is Horovod's name for the same thing.
@@ -27,7 +27,7 @@ SCOPES = {
 
 
 def default(setting: Setting) -> str:
-    """The default as one would type it."""
+    """The default as users type it."""
     if setting.default is None:
         return "none"
     if isinstance(setting.default, bool):

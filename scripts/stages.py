@@ -1,5 +1,5 @@
-"""Runs named stages: most one after the other, some beside them in a lane of their own, all of them even if one fails;
-ends with a table and an exit code. Starts commands; knows nothing of what they do."""
+"""Runs stages one after the other, and some in the background; runs all of them even if one fails; prints a table.
+Starts commands; does not depend on what they do."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Stage:
-    """A title, the command, and whether the stages after it make no sense when it fails. Those `beside` take what the
-    others leave of the processors, one at a time; a stage `after` waits for all of them that came before it."""
+    """`needed`: if this stage fails, the next ones do not run. `background`: it runs beside other stages, one
+    background stage at a time. `after`: it waits for all background stages before it."""
 
     title: str
     command: Sequence[str | Path]
     needed: bool = False
     environment: dict[str, str] | None = None
-    beside: bool = False
+    background: bool = False
     after: bool = False
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a stage ended, and the processors' time of all that it started and waited for."""
+    """How a stage ended, and the processor time of all its processes."""
 
     title: str
     code: int
@@ -46,18 +46,18 @@ class Result:
 
 
 def finished(title: str, process: subprocess.Popen[bytes], began: float) -> Result:
-    """Waits for a stage's process."""
+    """Waits for the process of a stage."""
     try:
         _, status, usage = os.wait4(process.pid, 0)
-    except BaseException:  # Ctrl-C and the like
+    except BaseException:  # for example Ctrl-C
         process.kill()
         raise
     process.returncode = os.waitstatus_to_exitcode(status)
     return Result(title, process.returncode, time.monotonic() - began, usage.ru_utime + usage.ru_stime)
 
 
-class Beside:
-    """The lane of stages that run while others do; what one says is shown when it has failed."""
+class Background:
+    """Runs background stages. The output of a stage is shown only if it fails."""
 
     def __init__(self) -> None:
         self.results: list[Result] = []
@@ -68,7 +68,7 @@ class Beside:
         self._stopped = False
 
     def add(self, stage: Stage) -> None:
-        """Its turn comes after those that were added before."""
+        """Adds a stage after the earlier ones."""
         with self._lock:
             self._waiting.append(stage)
             if self._thread is None:
@@ -76,12 +76,12 @@ class Beside:
                 self._thread.start()
 
     def wait(self) -> None:
-        """Until all of them are done."""
+        """Waits until all of them have ended."""
         if self._thread is not None:
             self._thread.join()
 
     def stop(self) -> None:
-        """Ends what runs, with all that it has started."""
+        """Ends the running stage with all its processes."""
         with self._lock:
             self._stopped, self._waiting = True, []
             if self._running is not None:
@@ -117,25 +117,25 @@ class Beside:
 
 
 def run(stages: Sequence[Stage]) -> int:
-    """0 when every stage ended well."""
+    """Runs the stages. Returns 0 if no stage failed."""
     results: list[Result] = []
-    beside = Beside()
-    for ending in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: what runs beside ends too
+    background = Background()
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C, so that background stages end too
         signal.signal(ending, lambda *_: sys.exit(1))
     began_all = time.monotonic()
     try:
         for number, stage in enumerate(stages, 1):
-            print(f"\n[{number}/{len(stages)}] {stage.title}{' (beside the next ones)' * stage.beside}", flush=True)
-            if stage.beside:
-                beside.add(stage)
+            print(f"\n[{number}/{len(stages)}] {stage.title}{' (beside the next ones)' * stage.background}", flush=True)
+            if stage.background:
+                background.add(stage)
                 continue
             if stage.after:
-                beside.wait()
+                background.wait()
             began = time.monotonic()
             environment = {**os.environ, **(stage.environment or {})}
             try:
                 process = subprocess.Popen([str(part) for part in stage.command], cwd=ROOT, env=environment)
-            except FileNotFoundError as error:  # an environment that an earlier stage could not make
+            except FileNotFoundError as error:  # an earlier stage could not make this environment
                 print(error, flush=True)
                 results.append(Result(stage.title, 127, 0.0, 0.0))
             else:
@@ -143,14 +143,14 @@ def run(stages: Sequence[Stage]) -> int:
             if results[-1].code != 0 and stage.needed:
                 break
         else:
-            beside.wait()
+            background.wait()
     finally:
-        beside.stop()
-    return report(stages, results + beside.results, time.monotonic() - began_all)
+        background.stop()
+    return report(stages, results + background.results, time.monotonic() - began_all)
 
 
 def report(stages: Sequence[Stage], results: Sequence[Result], seconds: float) -> int:
-    """Prints the table; the exit code."""
+    """Prints the table. Returns the exit code."""
     print("\nsummary")
     width = max(len(stage.title) for stage in stages)
     found = {result.title: result for result in results}

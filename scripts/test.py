@@ -15,14 +15,14 @@ from stages import ROOT, Stage, run
 
 SCRIPTS = ROOT / "scripts"
 FUZZ_SECONDS = 60
-# Folders of tests that start ranks and need no framework. They wait more than they compute.
+# Folders of tests that start ranks and need no framework. Most of their time they wait.
 WITH_RANKS = ("ranks", "bed", "clusters", "security", "chaos")
 
 
 # On x86_64 the newest torch brings 5 GB of CUDA libraries and is in build/other-torch; elsewhere that has 2.13.0, which
 # is for `make nightly`.
 NEWEST_IS_APART = platform.machine() == "x86_64"
-# What is run again on another release of torch: torch.distributed, the optimizer, Lightning and Accelerate,
+# Tests that run again with another release of torch: torch.distributed, the optimizer, Lightning and Accelerate,
 # and the names by which torch and Lightning find this package.
 ON_OTHER_TORCH = {
     "test_torch_distributed.py": "not (3 and ranks)",
@@ -34,7 +34,7 @@ ON_OTHER_TORCH = {
 
 
 def again(place: str, files: dict[str, str]) -> Stage:
-    """Tests of frameworks in another environment: of each file what is chosen there."""
+    """The stage that runs the chosen tests of each file in another environment."""
     chosen = " or ".join(f"({file.removesuffix('.py')} and ({names}))" for file, names in files.items())
     pytest: list[str | Path] = [APART[place] / "bin" / "python", *PYTEST[1:], "-n", "2", "--dist", "loadgroup"]
     paths = [f"tests/frameworks/{file}" for file in files]
@@ -42,18 +42,18 @@ def again(place: str, files: dict[str, str]) -> Stage:
 
 
 def stages(packages: list[str]) -> list[Stage]:
-    """All stages, for an environment that has only what builds the core: that is done while packages are installed."""
+    """All stages. At the start the environment can only build the core; other packages are installed meanwhile."""
     rest = f"not ({QUICK}) and not nightly"
     environment: list[str | Path] = [PYTHON, SCRIPTS / "environment.py"]
-    apart = [name for name in packages if name == "other-torch"]  # gigabytes on x86_64; needed last
-    build, sanitized = sanitize.stages("address,undefined", beside=True)
-    fuzzer = Stage("build the fuzzers", [PYTHON, SCRIPTS / "fuzz.py", "build"], beside=True)
-    wheel = Stage("compile the wheel", [PYTHON, SCRIPTS / "wheel.py", "compile", "here"], beside=True)
+    apart = [name for name in packages if name == "other-torch"]  # gigabytes on x86_64, and only needed at the end
+    build, sanitized = sanitize.stages("address,undefined", background=True)
+    fuzzer = Stage("build the fuzzers", [PYTHON, SCRIPTS / "fuzz.py", "build"], background=True)
+    wheel = Stage("compile the wheel", [PYTHON, SCRIPTS / "wheel.py", "compile", "here"], background=True)
     unit: list[str | Path] = [*PYTEST, "-n", str(check.cores()), "-m", rest, "tests/unit"]
     found = [
-        Stage("compile the core", [PYTHON, SCRIPTS / "build.py", "tests"], beside=True),
+        Stage("compile the core", [PYTHON, SCRIPTS / "build.py", "tests"], background=True),
         Stage("install packages", [*environment, *(name for name in packages if name not in apart)], needed=True),
-        *(Stage("install the newest torch", [*environment, name], beside=True) for name in apart),
+        *(Stage("install the newest torch", [*environment, name], background=True) for name in apart),
         *check.stages(),
         build,
         fuzzer,
@@ -63,8 +63,10 @@ def stages(packages: list[str]) -> list[Stage]:
     two: list[str | Path] = [*PYTEST, "-n", "2", "--dist"]
     ranks = [*two, "loadfile", "-m", rest, *(f"tests/{folder}" for folder in WITH_RANKS)]
     found.append(Stage(f"Python: {', '.join(WITH_RANKS)}, two files at a time", ranks, environment=QUIET))
-    frameworks = [*two, "loadgroup", "-m", "not nightly", "tests/frameworks"]
-    found.append(Stage("Python: frameworks, two files at a time", frameworks, environment=QUIET))
+    # Most of their time they wait for processes.
+    frameworks = [*PYTEST, "-n", "3", "--dist", "loadgroup", "-m", "not nightly"]
+    frameworks += ["tests/frameworks", "tests/strangers"]
+    found.append(Stage("Python: frameworks and strangers, three files at a time", frameworks, environment=QUIET))
     if NEWEST_IS_APART:
         found.append(again("other-torch", ON_OTHER_TORCH))
     found += [

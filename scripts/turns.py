@@ -1,5 +1,5 @@
-"""One rank of `make demo`: runs an example as it is, on a core of its own, and only while its job has its turn.
-Touches torch's DataLoader, and the two named pipes that tell whose turn it is."""
+"""One rank of `make demo`: runs an unchanged example on its own core, and trains only during the turns of its job.
+Touches torch's DataLoader, and the two named pipes that give turns."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-# Few: what else runs on this machine then hits all jobs alike, or spoils a few rounds of many. The first step of a turn
-# is not timed: it finds caches full of another job's data, and threads asleep.
+# A small number, so that other programs on this machine disturb all jobs equally, or only a few of many rounds. The
+# first step of a turn is not timed, because the caches have the data of another job, and threads sleep.
 STEPS_PER_TURN = 5
 STEPS_TIMED = STEPS_PER_TURN - 1
 
 
 def in_turns(batches: Callable[[Any], Iterator[Any]], wait: Callable[[], None], answer: Callable[[Any], None]) -> Any:
-    """A loader's iteration that waits for its turn, trains some steps, answers how long one took, and waits again."""
+    """An iteration of a loader that waits for a turn, gives some batches, reports the time of a step, and repeats."""
     steps, began = 0, 0.0
 
     def epoch(loader: Any) -> Iterator[Any]:
@@ -39,14 +39,14 @@ def in_turns(batches: Callable[[Any], Iterator[Any]], wait: Callable[[], None], 
 
 
 def run(folder: Path, script: str, options: Sequence[str]) -> None:
-    """Runs an example as it is, on the core that belongs to this rank, in turns with the other jobs."""
+    """Runs an unchanged example on the core of this rank, in turns with the other jobs."""
     rank = int(os.environ.get("FARANDOLE_LOCAL_RANK") or os.environ.get("LOCAL_RANK") or 0)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     with open(folder / f"orders.{rank}") as orders, open(folder / f"answers.{rank}", "w") as answers:
 
         def wait() -> None:
-            if not orders.readline():  # the end of the pipe: whoever gave turns is gone
+            if not orders.readline():  # the pipe has ended: the process that gives turns has ended
                 sys.exit("demo: was ended")
 
         def answer(what: Any) -> None:

@@ -28,9 +28,9 @@ WORK = ROOT / "build" / "wheel"
 PLATFORMS = ("x86_64", "aarch64")
 GLIBC = "2.28"
 TAG = "manylinux_2_28"
-PYTHONS = "cp311-abi3"  # Python 3.11 and every later one
-# For those whose dependencies ask for the distribution `horovod`: the contract's version, and its extras, which bring
-# the frameworks that have a binding.
+PYTHONS = "cp311-abi3"  # Python 3.11 and later
+# For packages that depend on the distribution `horovod`: the version of Horovod that we replace, and its extras, which
+# install the frameworks that have a binding.
 STAND_IN = "0.28.1+farandole"
 EXTRAS = {
     "all-frameworks": ["torch>=2.9.1"],
@@ -64,7 +64,7 @@ farandole.shutdown()
 
 
 def run(command: list[str | Path], log: Path | None = None, **environment: str) -> str:
-    """The output of a command; ends the script with it when the command fails."""
+    """Returns the output of a command. If the command fails, the script prints the output and ends."""
     result = subprocess.run(
         [str(part) for part in command],
         cwd=WORK,
@@ -82,7 +82,7 @@ def run(command: list[str | Path], log: Path | None = None, **environment: str) 
 
 
 def toolchain(machine: str) -> Path:
-    """A CMake toolchain file and the wrappers it names; zig's C++ library is linked statically by itself."""
+    """Writes a CMake toolchain file and its compiler wrappers. zig links its C++ library statically."""
     folder = WORK / f"zig-{machine}"
     folder.mkdir(parents=True, exist_ok=True)
     for name, command in {"c++": f"c++ -target {machine}-linux-gnu.{GLIBC}", "ar": "ar", "ranlib": "ranlib"}.items():
@@ -102,12 +102,12 @@ set(CMAKE_SHARED_LINKER_FLAGS_INIT "-s")
 
 
 def build(machine: str) -> Path:
-    """Builds the wheel of one platform, for every Python since 3.11 and for systems with that glibc or a newer one."""
+    """Builds the wheel of one platform, for Python 3.11 and later and for systems with this glibc or a newer one."""
     target = WORK / f"out-{machine}"
     shutil.rmtree(target, ignore_errors=True)
     command: list[str | Path] = [PYTHON, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, ROOT]
     command += [f"-Ccmake.define.CMAKE_TOOLCHAIN_FILE={toolchain(machine)}", f"-Cbuild-dir={WORK / f'cmake-{machine}'}"]
-    # The linker strips: the machine's own strip does not know the other platform.
+    # The linker strips, because the machine's strip does not support the other platform.
     command += [f"-Cwheel.tags={PYTHONS}-{TAG}_{machine}", "-Cinstall.strip=false"]
     run(
         command,
@@ -122,11 +122,13 @@ def build(machine: str) -> Path:
 
 
 def check(wheel: Path, machine: str) -> None:
-    """The tag is true, the core and Python's bridge are inside, and they export their interfaces alone."""
+    """Checks the tag, that the core and the extension module are inside, and that they export only their interfaces."""
     assert wheel.name.endswith(f"-{PYTHONS}-{TAG}_{machine}.whl"), wheel.name
     with zipfile.ZipFile(wheel) as archive:
         libraries = {name: archive.read(name) for name in sorted(archive.namelist()) if name.endswith(".so")}
-        assert list(libraries) == ["farandole/_native/libfarandole.so", "farandole/bridge.abi3.so"], list(libraries)
+        assert list(libraries) == ["farandole/engine/_native/libfarandole.so", "farandole/engine/bridge.abi3.so"], list(
+            libraries
+        )
         for package in ("horovod", "lightning_horovod"):
             assert f"{package}/__init__.py" in archive.namelist(), f"the package `{package}` is missing"
     core, bridge = (_symbols(content, machine) for content in libraries.values())
@@ -134,7 +136,7 @@ def check(wheel: Path, machine: str) -> None:
     assert not strangers, f"exported by mistake: {strangers[:10]}"
     assert not any("chaos" in name for name in core), "the fault injector is for tests alone"
     assert bridge == ["PyInit_bridge"], bridge
-    # What the symbols really need; the tag may promise less, never more.
+    # What the symbols need. The tag may name a newer platform, but not an older one.
     report = run([PYTHON, "-m", "auditwheel", "show", wheel])
     needs = re.search(rf'platform tag:\s+"manylinux_2_(\d+)_{machine}"', report)
     assert needs is not None and int(needs.group(1)) <= 28, report
@@ -146,7 +148,7 @@ def check(wheel: Path, machine: str) -> None:
 
 
 def _symbols(library: bytes, machine: str) -> list[str]:
-    """What a library of this machine exports; none may need a C++ library of the system."""
+    """The symbols that a library exports. The library must not need a C++ library of the system."""
     elf = ELFFile(io.BytesIO(library))
     expected = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}[machine]
     assert elf["e_machine"] == expected, elf["e_machine"]
@@ -158,7 +160,7 @@ def _symbols(library: bytes, machine: str) -> list[str]:
 
 
 def stand_in(folder: Path = DIST) -> Path:
-    """Builds the wheel `horovod`: metadata alone, which asks for farandole; for private indexes."""
+    """Builds the wheel `horovod`, which has only metadata and depends on farandole; for private indexes."""
     lines = ["Summary: Farandole in Horovod's place: the package `horovod` comes with farandole."]
     lines += [f"Requires-Dist: farandole>={(ROOT / 'VERSION').read_text().strip()}"]
     for extra, needs in EXTRAS.items():
@@ -174,7 +176,7 @@ def lightning_stand_in(folder: Path = DIST) -> Path:
 
 
 def metadata_wheel(name: str, version: str, more: list[str], folder: Path) -> Path:
-    """A wheel without any code."""
+    """Builds a wheel without code."""
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
     lines += ["License: Apache-2.0", "Requires-Python: >=3.11", *more]
     distribution = f"{name.replace('-', '_')}-{version}"
@@ -192,17 +194,17 @@ def metadata_wheel(name: str, version: str, more: list[str], folder: Path) -> Pa
     path = folder / f"{distribution}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name, text in files.items():
-            # A fixed date: the same source gives the same file.
+            # A fixed date, so that the same source gives the same file.
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text)
     return path
 
 
 def trial(wheel: Path, horovod: Path) -> None:
-    """Installs the wheels with NumPy alone in a fresh environment and runs an allreduce between two ranks there."""
+    """Installs the wheels with only NumPy in a new environment and runs an allreduce between two ranks there."""
     fresh = WORK / "bare"
     shutil.rmtree(fresh, ignore_errors=True)
     run([PYTHON, "-m", "venv", fresh])
-    # Variables that chose what Horovod compiled are accepted, and choose nothing.
+    # Variables that chose what Horovod compiles are accepted and have no effect.
     install: list[str | Path] = [fresh / "bin" / "python", "-m", "pip", "install", "--quiet", wheel, horovod]
     run(install, HOROVOD_WITH_PYTORCH="1", HOROVOD_GPU_OPERATIONS="NCCL")
     run([fresh / "bin" / "python", "-m", "pip", "check"])
@@ -221,7 +223,7 @@ def trial(wheel: Path, horovod: Path) -> None:
 
 
 def main() -> None:
-    """Both platforms, or with `here` the one of this machine, which is tried; `compile`: what takes long, for later."""
+    """Builds both platforms; `here`: only this machine's, which is also tried; `compile`: only the slow part."""
     WORK.mkdir(parents=True, exist_ok=True)
     words = sys.argv[1:]
     machines = [machine for machine in PLATFORMS if "here" not in words or machine == platform.machine()]

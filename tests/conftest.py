@@ -1,6 +1,6 @@
-# The police: a test that leaves a thread, a child, a descriptor, shared memory, a temporary file or a changed variable
-# behind fails. Touches the operating system's lists alone.
-"""Fixtures that every test of the tree runs under."""
+# Checks for leaks: a test fails if it leaves a thread, child, descriptor, shared memory, temporary file or changed
+# variable behind. Touches only the operating system's lists.
+"""Fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE / "ranks")]  # the checkout, 
 
 import waiting  # noqa: E402
 
-SETTLE_S = 2.0  # what ends by itself within this time after the test is not a leak
+SETTLE_S = 2.0  # what ends by itself within this time after a test is not a leak
 PREFIX, OWNER = "farandole-tests-", "owner"
 OWN_VARIABLES = ("PYTEST_CURRENT_TEST",)
-# What tells a process its place in a job, how to be set, and where others meet: of the shell that started the tests.
+# Variables of the shell that started the tests, which would set a rank, a setting or a rendezvous.
 FOREIGN = re.compile(
     "(FARANDOLE|HOROVOD|OMPI|PMI|PMIX|MV2|HYDRA|PALS|JSM|FLUX|SLURM|SRUN|TORCHELASTIC|RAY|SPARK)_.*"
     "|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|JOB_COMPLETION_INDEX|LSB_JOBID|XDG_RUNTIME_DIR"
@@ -39,7 +39,7 @@ OWN_THREADS = ("MainThread", "pytest_timeout", "execnet", "asyncio", "QueueFeede
 OWN_FILES = (".hypothesis", "/dev/urandom", ".pytest_cache", "/proc/", ".pyc", ".coverage")
 
 # Where SIGINT is ignored, as a shell leaves it to what it starts in the background, every process that a test starts
-# would inherit that and be deaf to Ctrl-C. SIGHUP stays as it is: a run under nohup survives its terminal.
+# would inherit that and ignore Ctrl-C. SIGHUP stays as it is: a run under nohup survives its terminal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in [name for name in os.environ if FOREIGN.fullmatch(name) and name not in KEPT]:
@@ -48,7 +48,7 @@ for name in [name for name in os.environ if FOREIGN.fullmatch(name) and name not
 
 @dataclass
 class Belongings:
-    """What this process owns that outlives a test when somebody forgets it."""
+    """What this process owns and what would outlive a test if it is not freed."""
 
     threads: set[str]
     children: set[str]
@@ -70,7 +70,7 @@ class Belongings:
         )
 
     def beyond(self, before: Belongings) -> dict[str, list[str]]:
-        """What is there now and was not before; a variable that went or changed counts as well."""
+        """What is there now and was not before; a removed or changed variable counts too."""
         more = {f.name: sorted(getattr(self, f.name) - getattr(before, f.name)) for f in fields(self)}
         more["environment"] = sorted(self.environment ^ before.environment)
         return {kind: items for kind, items in more.items() if items}
@@ -116,7 +116,7 @@ def native_threads() -> set[str]:
 
 
 def children() -> set[str]:
-    """Child processes, the dead but unburied among them."""
+    """Child processes, including dead ones that are not reaped."""
     found = set()
     for pid in waiting.children_of(os.getpid()):
         with contextlib.suppress(OSError):
@@ -166,7 +166,7 @@ def private_directories() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """Compares this process's belongings before and after the test."""
+    """Compares what this process owns before and after the test."""
     before = Belongings.now()
     yield
     with contextlib.suppress(TimeoutError):
@@ -186,7 +186,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """A test that was too slow while the machine worked for others begins again."""
+    """A test that was too slow because the machine was busy runs again."""
     marker = pyfuncitem.get_closest_marker("timeout")
     limit = pyfuncitem.config.getoption("timeout", None) or pyfuncitem.config.getini("timeout") or "inf"
     seconds = float(marker.args[0] if marker and marker.args else limit)
@@ -196,7 +196,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
-    """A test that hangs ends the run, with evidence; where others have the processors, its limit comes later."""
+    """A test that hangs ends the run and prints its stacks; on a busy machine its limit is longer."""
     began, over = waiting.Moment.now(), threading.Event()
 
     def watch() -> None:
@@ -225,7 +225,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure tells in one line whether the machine was busy; what was tried again is kept for the end."""
+    """A failure says in one line whether the machine was busy; repeated tests are listed at the end."""
     item.user_properties += [("repeated", line) for line in waiting.repeated]
     waiting.repeated.clear()
     report = yield

@@ -11,10 +11,10 @@ import signal
 import sys
 from typing import Any
 
-from meeting import StubEngine
+from local_ranks import StubEngine
 
-from farandole.config import Config
-from farandole.errors import HorovodInternalError
+from farandole.base.config import Config
+from farandole.base.errors import HorovodInternalError
 from farandole.rendezvous import mesh
 
 

@@ -34,8 +34,9 @@ struct farandole_pulse {
 namespace {
 
 constexpr const char* kNoLease =
-    "the agent of this host has not heard from the launcher for too long: others may have gone on without this rank";
-using farandole::negotiate::kLongestName;
+    "this host's agent has had no message from the launcher for too long; the other ranks may continue without this "
+    "rank";
+using farandole::negotiate::kMaxName;
 
 int code_of(const Error& error) { return static_cast<int>(error.code); }
 
@@ -44,7 +45,7 @@ int report(const Error& error, char* text, size_t capacity) {
   return code_of(error);
 }
 
-// Runs `body`, which returns an Error; nothing it throws gets out.
+// Runs `body`, which returns an Error; exceptions become errors.
 template <class Body>
 Error guarded(Body body) {
   try {
@@ -66,8 +67,8 @@ Error other_build(uint64_t theirs) {
   char words[192];
   std::snprintf(
       words, sizeof words,
-      "the library's interface is %016llx, its caller was compiled for %016llx: they are of different builds; "
-      "install farandole again",
+      "the library has interface %016llx, but its caller was compiled for %016llx: they are different builds. "
+      "Install farandole again.",
       static_cast<unsigned long long>(FARANDOLE_INTERFACE), static_cast<unsigned long long>(theirs));
   return {Code::invalid_argument, words};
 }
@@ -76,17 +77,22 @@ Error read_options(const farandole_options* given, farandole::Options& options) 
   if (given == nullptr || given->interface != FARANDOLE_INTERFACE)
     return other_build(given == nullptr ? 0 : given->interface);
   if (given->size < 1 || given->rank < 0 || given->rank >= given->size || given->hosts == nullptr)
-    return {Code::invalid_argument,
-            "rank " + std::to_string(given->rank) + " of " + std::to_string(given->size) + " is not possible"};
+    return {Code::invalid_argument, "rank " + std::to_string(given->rank) + " of size " + std::to_string(given->size) +
+                                        " is not possible: ranks are from 0 to size - 1"};
   if (given->slot_bytes < 64 || given->slot_bytes % 64 != 0 || given->slot_bytes > (64 << 20) || given->slots < 2 ||
       given->slots > 4096)
-    return {Code::invalid_argument, "slot_bytes must be a multiple of 64 up to 64 MiB, slots at least 2"};
+    return {Code::invalid_argument, "slot_bytes is " + std::to_string(given->slot_bytes) + " and slots is " +
+                                        std::to_string(given->slots) +
+                                        "; slot_bytes must be a multiple of 64 up to 64 MiB, slots from 2 to 4096"};
   if (given->chunk_bytes < 64 || given->chunk_bytes > (1 << 30) || given->chunk_bytes % 64 != 0)
-    return {Code::invalid_argument, "chunk_bytes must be a multiple of 64 up to 1 GiB"};
+    return {Code::invalid_argument,
+            "chunk_bytes is " + std::to_string(given->chunk_bytes) + "; it must be a multiple of 64 up to 1 GiB"};
   if (given->tcp_streams < 1 || given->tcp_streams > 64)
-    return {Code::invalid_argument, "tcp_streams must be from 1 to 64"};
+    return {Code::invalid_argument,
+            "tcp_streams is " + std::to_string(given->tcp_streams) + "; it must be from 1 to 64"};
   if (given->allreduce_algorithm < 0 || given->allreduce_algorithm > FARANDOLE_ALGORITHM_TREE)
-    return {Code::invalid_argument, "there is no allreduce algorithm " + std::to_string(given->allreduce_algorithm)};
+    return {Code::invalid_argument,
+            "allreduce algorithm " + std::to_string(given->allreduce_algorithm) + " does not exist"};
   options.rank = given->rank;
   options.size = given->size;
   options.hosts.assign(given->hosts, given->hosts + given->size);
@@ -109,7 +115,7 @@ Error read_options(const farandole_options* given, farandole::Options& options) 
 
 Error read_pieces(const farandole_request& given, farandole::Operation& operation) {
   if (operation.request.kind != farandole::Kind::allreduce)
-    return {Code::invalid_argument, "only an allreduce can work on memory in several places"};
+    return {Code::invalid_argument, "only an allreduce can use memory in several places (pieces)"};
   for (int64_t i = 0; i < given.pieces_count; ++i) {
     int64_t address = given.pieces[2 * i], bytes = given.pieces[2 * i + 1];
     if (address == 0 || bytes <= 0) return {Code::invalid_argument, "a piece of memory needs an address and bytes"};
@@ -124,15 +130,16 @@ Error read_pieces(const farandole_request& given, farandole::Operation& operatio
 
 Error read_request(const farandole_request& given, farandole::Operation& operation) {
   if (given.kind < 0 || given.kind >= farandole::kKinds)
-    return {Code::invalid_argument, "there is no operation of kind " + std::to_string(given.kind)};
+    return {Code::invalid_argument, "operation kind " + std::to_string(given.kind) + " does not exist"};
   if (given.dtype < 0 || given.dtype >= farandole::kDTypes)
-    return {Code::invalid_argument, "there is no data type " + std::to_string(given.dtype)};
+    return {Code::invalid_argument, "data type " + std::to_string(given.dtype) + " does not exist"};
   if (given.op < 0 || given.op >= farandole::kReduceOps)
-    return {Code::invalid_argument, "there is no reduction " + std::to_string(given.op)};
+    return {Code::invalid_argument, "reduction " + std::to_string(given.op) + " does not exist"};
   if (given.dimensions < 0 || given.dimensions > 64 || given.splits_count < 0)
-    return {Code::invalid_argument, "a tensor has between 0 and 64 dimensions"};
-  if (given.output_bytes < 0) return {Code::invalid_argument, "an output has 0 bytes or more"};
-  if (given.device < -1) return {Code::invalid_argument, "there is no device " + std::to_string(given.device)};
+    return {Code::invalid_argument,
+            "a tensor must have 0 to 64 dimensions; this one has " + std::to_string(given.dimensions)};
+  if (given.output_bytes < 0) return {Code::invalid_argument, "output_bytes must not be negative"};
+  if (given.device < -1) return {Code::invalid_argument, "device " + std::to_string(given.device) + " does not exist"};
   farandole::negotiate::Request& request = operation.request;
   request.kind = static_cast<farandole::Kind>(given.kind);
   request.dtype = static_cast<farandole::DType>(given.dtype);
@@ -143,18 +150,20 @@ Error read_request(const farandole_request& given, farandole::Operation& operati
   request.postscale = given.postscale;
   request.unnamed = given.name == nullptr;
   if (given.name != nullptr) request.name = given.name;
-  if (request.name.size() > kLongestName)
-    return {Code::invalid_argument, "a name has at most " + std::to_string(kLongestName) + " bytes, this one " +
+  if (request.name.size() > kMaxName)
+    return {Code::invalid_argument, "a name can have " + std::to_string(kMaxName) + " bytes, but this one has " +
                                         std::to_string(request.name.size()) + ": " + request.name.substr(0, 64) +
                                         "..."};
   request.shape.assign(given.shape, given.shape + given.dimensions);
   if (given.splits != nullptr) request.splits.assign(given.splits, given.splits + given.splits_count);
   for (int64_t dimension : request.shape)
-    if (dimension < 0) return {Code::invalid_argument, "a dimension is negative"};
+    if (dimension < 0)
+      return {Code::invalid_argument, "a dimension is " + std::to_string(dimension) + ", which is negative"};
   if (given.pieces_count > 0) return read_pieces(given, operation);
   bool reads = request.kind <= farandole::Kind::reducescatter || request.kind == farandole::Kind::send;
   if ((reads && given.input == nullptr) || (request.kind == farandole::Kind::receive && given.output == nullptr)) {
-    if (request.bytes() > 0) return {Code::invalid_argument, "a tensor with elements needs memory"};
+    if (request.bytes() > 0)
+      return {Code::invalid_argument, "a tensor with elements needs memory: its address is null"};
   }
   operation.group = given.group;
   operation.peer = given.peer;
@@ -165,7 +174,7 @@ Error read_request(const farandole_request& given, farandole::Operation& operati
   return {};
 }
 
-// The others have a result that only the outcome tells.
+// The results of other kinds are only in the outcome.
 bool fills_memory_of_the_caller(const farandole::Operation& operation) {
   using farandole::Kind;
   const Kind kind = operation.request.kind;
@@ -174,7 +183,7 @@ bool fills_memory_of_the_caller(const farandole::Operation& operation) {
          kind == Kind::send || kind == Kind::receive;
 }
 
-void tell(const farandole::Operation& operation, farandole_outcome& outcome) {
+void fill_outcome(const farandole::Operation& operation, farandole_outcome& outcome) {
   outcome.code = static_cast<int32_t>(operation.error.code);
   outcome.rank = operation.error.rank;
   outcome.value = operation.value;
@@ -225,7 +234,7 @@ EXPORT int farandole_add_link(farandole_engine* engine, int32_t peer, int32_t de
   return code_of(guarded([&]() -> Error {
     farandole::os::Descriptor stream(descriptor);
     if (engine->engine.forked()) return forked_error();
-    if (kind != 0 && kind != 1) return {Code::invalid_argument, "a link is of kind 0 (unix) or 1 (TCP)", -1};
+    if (kind != 0 && kind != 1) return {Code::invalid_argument, "a link's kind must be 0 (unix) or 1 (TCP)", -1};
     return engine->engine.add_link(peer, std::move(stream), static_cast<farandole::link::StreamKind>(kind));
   }));
 }
@@ -238,8 +247,7 @@ EXPORT int farandole_start(farandole_engine* engine, int64_t timeout_ms, char* e
 EXPORT int farandole_leave(farandole_engine* engine, int64_t linger_ms) {
   return code_of(guarded([&]() -> Error {
     if (engine->engine.forked()) return forked_error();
-    engine->engine.leave(linger_ms);
-    return {};
+    return {engine->engine.leave(linger_ms) ? Code::ok : Code::in_progress, "", -1};
   }));
 }
 
@@ -247,9 +255,8 @@ EXPORT int farandole_revoke(farandole_engine* engine, int32_t code, int32_t rank
   return code_of(guarded([&]() -> Error {
     if (engine->engine.forked()) return forked_error();
     if (!farandole::names_failure(code))
-      return {Code::invalid_argument, "a generation is ended with the code of a failure, not " + std::to_string(code)};
-    if (message == nullptr || rank < -1)
-      return {Code::invalid_argument, "who ends a generation says why, and blames a rank or -1"};
+      return {Code::invalid_argument, "revoke needs the code of a failure, not " + std::to_string(code)};
+    if (message == nullptr || rank < -1) return {Code::invalid_argument, "revoke needs a message, and a rank or -1"};
     engine->engine.revoke_from_outside({static_cast<Code>(code), message, rank});
     return {};
   }));
@@ -277,7 +284,7 @@ EXPORT int64_t farandole_pulse_silence(farandole_pulse* pulse) { return pulse->p
 EXPORT void farandole_pulse_stop(farandole_pulse* pulse) { delete pulse; }
 
 EXPORT void farandole_destroy(farandole_engine* engine) {
-  // In a forked child its thread and descriptors do not exist: nothing may be joined or closed, only forgotten.
+  // A forked child does not have the engine's thread and descriptors: there is nothing to join or close.
   if (engine != nullptr && !engine->engine.forked()) delete engine;
 }
 
@@ -287,7 +294,7 @@ EXPORT int farandole_submit(farandole_engine* engine, const farandole_request* r
                   if (engine->engine.forked()) return forked_error();
                   farandole::Completions* completions = engine->engine.handles().queue(queue);
                   if (queue != 0 && completions == nullptr)
-                    return {Code::invalid_argument, "there is no queue " + std::to_string(queue)};
+                    return {Code::invalid_argument, "completion queue " + std::to_string(queue) + " does not exist"};
                   std::vector<farandole::OperationPtr> operations;
                   operations.reserve(static_cast<std::size_t>(count));
                   for (int32_t i = 0; i < count; ++i) {
@@ -307,7 +314,7 @@ EXPORT int farandole_submit(farandole_engine* engine, const farandole_request* r
 
 EXPORT int farandole_run(farandole_call* call) {
   farandole::Engine& engine = call->engine->engine;
-  bool told = false;
+  bool reported = false;
   int code = report(guarded([&]() -> Error {
                       if (engine.forked()) return forked_error();
                       auto operation = std::make_shared<farandole::Operation>();
@@ -317,15 +324,15 @@ EXPORT int farandole_run(farandole_call* call) {
                       call->handle = operation->handle;
                       if (!engine.wait(operation, call->timeout_ms)) return {Code::in_progress, "", -1};
                       if (operation->error.failed() || !fills_memory_of_the_caller(*operation)) {
-                        tell(*operation, *call->outcome);
-                        told = true;
+                        fill_outcome(*operation, *call->outcome);
+                        reported = true;
                       } else {
                         engine.handles().release(call->handle);
                       }
                       return {};
                     }),
                     call->error, call->capacity);
-  return told ? -1 : code;
+  return reported ? -1 : code;
 }
 
 EXPORT int farandole_poll(farandole_engine* engine, int64_t handle) {
@@ -401,7 +408,7 @@ EXPORT int farandole_outcome_of(farandole_engine* engine, int64_t handle, farand
     farandole::OperationPtr operation = engine->engine.find(handle);
     if (operation == nullptr) return {Code::invalid_argument, "no such handle", -1};
     if (operation->done.load(std::memory_order_acquire) == 0) return {Code::in_progress, "", -1};
-    tell(*operation, *outcome);
+    fill_outcome(*operation, *outcome);
     return {};
   }));
 }

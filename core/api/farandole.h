@@ -1,4 +1,4 @@
-/* The C interface of the core: the seam for every binding. Plain data, no globals, no exceptions across it.
+/* The C interface of the core, for all bindings. Plain data, no globals, no exceptions.
  * Only these symbols are exported. Calls are safe from any thread unless they say otherwise. */
 #ifndef FARANDOLE_H
 #define FARANDOLE_H
@@ -10,14 +10,14 @@
 extern "C" {
 #endif
 
-/* FARANDOLE_INTERFACE is a hash of this file, which whoever compiles against it defines (CMakeLists.txt, and
- * compiled/__init__.py for the operations of frameworks). A library and a caller with different ones do not fit. */
+/* FARANDOLE_INTERFACE is a hash of this file. Callers define it when they compile against the file (CMakeLists.txt, and
+ * compiled/__init__.py for the operations of frameworks). A library refuses a caller with another hash. */
 uint64_t farandole_interface(void); /* the library's */
 /* A hash of what all ranks of a job must have in common: messages, shared memory, the choice of algorithms. */
 uint64_t farandole_wire(void);
 
-/* The numbers that both sides of the seam know, once: X(the core's name, NAME, number), a data type also with the bytes
- * of an element. api/numbers.cc holds the core's own enums against them, native.py those of Python. */
+/* The numbers of the interface: X(the core's name, NAME, number), and for a data type also the bytes of an element.
+ * api/numbers.cc checks the core's enums against them, native.py those of Python. */
 /* clang-format off */
 #define FARANDOLE_CODES(X)                                                                                          \
   X(ok, OK, 0) X(in_progress, IN_PROGRESS, 1) X(invalid_argument, INVALID_ARGUMENT, 2)                              \
@@ -65,47 +65,49 @@ typedef struct farandole_options {
   int32_t allreduce_algorithm; /* farandole_algorithm */
   int64_t fusion_threshold;    /* bytes */
   int64_t plan_capacity;       /* tensors of a step that is planned; 0 switches plans off */
-  int64_t flush_us;            /* the longest a request waits in an incomplete planned bucket */
-  int64_t spin_us;             /* how long a waiting thread looks before it sleeps */
+  int64_t flush_us;            /* the longest time that a request waits in an incomplete planned bucket */
+  int64_t spin_us;             /* how long a waiting thread spins before it sleeps */
   int64_t stall_note_ms;       /* first line about a stalled tensor; 0 never */
   int64_t stall_warning_ms;    /* the full report, and again after each such time; 0 never */
   int64_t stall_shutdown_ms;   /* end the job; 0 never */
-  int64_t slot_bytes;          /* of a ring in shared memory */
+  int64_t slot_bytes;          /* size of a slot of a ring in shared memory */
   int32_t slots;
   int32_t fuse_bundles; /* 0: a group of tensors shares its bucket with no others */
   int64_t chunk_bytes;  /* of a message between hosts */
-  int32_t tcp_streams;  /* links that each pair of ranks on different hosts is given */
+  int32_t tcp_streams;  /* connections between two ranks on different hosts */
 } farandole_options;
 
 const char* farandole_version(void);
 const char* farandole_kernels(void); /* "neon", "avx2", ... */
-/* The arithmetic alone, so that it can be measured: out = left + right; a dtype as in a request. */
+/* The arithmetic alone, for measurements: out = left + right; a dtype as in a request. */
 int farandole_add(int32_t dtype, const void* left, const void* right, void* out, int64_t elements);
 
-/* A message for people is written to `error` (always terminated). */
+/* An error text is written to `error` (always terminated). */
 int farandole_create(const farandole_options* options, farandole_engine** engine, char* error, size_t capacity);
 /* Takes over a connected, authenticated stream to `peer`. kind: 0 unix socket on one host, 1 TCP (`tcp_streams` times,
- * in the same order on both sides). May be called at any time after create. The descriptor belongs to the core whatever
- * the result. */
+ * in the same order on both sides). May be called at any time after create. The core owns the descriptor, also when it
+ * returns an error. */
 int farandole_add_link(farandole_engine* engine, int32_t peer, int32_t descriptor, int32_t kind);
-/* Exchanges memory files with the ranks of this host and starts the engine's thread. 1 at least every 100 ms: call
- * again, with 0 when the time is over, which names the ranks that are missing. */
+/* Exchanges memory files with the ranks of this host and starts the engine's thread. Returns 1 at least every 100 ms:
+ * call it again, and with 0 when your time limit is over, which gives an error that names the missing ranks. */
 int farandole_start(farandole_engine* engine, int64_t timeout_ms, char* error, size_t capacity);
-/* Leaves in good order: pending operations end with `shut down`, peers are told, bytes under way get `linger_ms`.
- * Threads, descriptors and shared memory are gone after it; outcomes can still be read. */
+/* Shuts down normally: pending operations end with `shut down`, peers are told, bytes under way get `linger_ms`.
+ * Returns 1 at least every 100 ms: call it again with the rest of that time. At 0, threads, descriptors and shared
+ * memory are released; outcomes can still be read. */
 int farandole_leave(farandole_engine* engine, int64_t linger_ms);
-/* Ends every operation now and for good with `code`, one of a failure; `rank` is blamed (or -1). Tells the peers. */
+/* Ends every operation, now and later, with `code`, which must be a failure; `rank` caused it (or -1). Tells the peers.
+ */
 int farandole_revoke(farandole_engine* engine, int32_t code, int32_t rank, const char* message);
-/* After leave (called if needed). No other call may be running. In a forked child it only forgets the object. */
+/* Calls leave if needed. No other call may be running. In a forked child it does nothing. */
 void farandole_destroy(farandole_engine* engine);
 
-/* The pulse of this process in an elastic job: a thread that adds one, every `beat_ms`, to the word at the beginning of
- * the memory file `mine` (4096 bytes), and reads in that of `theirs` (-1: there is none) when the agent last heard from
- * the launcher, in milliseconds of the monotonic clock. Takes over both descriptors. */
+/* The heartbeat of this process in an elastic job: a thread that every `beat_ms` adds one to the first word of the
+ * memory file `mine` (4096 bytes), and reads from `theirs` (-1: none) when the agent last heard from the launcher, in
+ * milliseconds of the monotonic clock. Takes over both descriptors. */
 typedef struct farandole_pulse farandole_pulse;
 int farandole_pulse_start(int32_t mine, int32_t theirs, int64_t beat_ms, farandole_pulse** pulse, char* error,
                           size_t capacity);
-/* Revokes everything in `engine` when that is `lease_ms` ago. Null: nobody is guarded any more; to be called before the
+/* Revokes everything in `engine` when that was `lease_ms` ago. Null: guards no engine any more; call it before the
  * engine is destroyed. */
 void farandole_pulse_guard(farandole_pulse* pulse, farandole_engine* engine, int64_t lease_ms);
 int64_t farandole_pulse_silence(farandole_pulse* pulse); /* milliseconds since then */
@@ -141,9 +143,9 @@ typedef struct farandole_request {
   int64_t output_bytes; /* allgather, alltoall */
 } farandole_request;
 
-/* All or nothing. Handles count up from 1. Memory must stay until done.
- * flags: 1, the requests become ready together; 2, the caller waits for them at once, so that nobody else need be
- * woken: they begin when it does. queue: where their completions go; 0: nowhere. */
+/* All or nothing. Handles count up from 1. Memory must stay valid until done.
+ * flags: 1, the requests become ready together; 2, the caller waits for them at once, so the engine's thread need not
+ * be woken: the caller starts them. queue: the completion queue; 0: none. */
 int farandole_submit(farandole_engine* engine, const farandole_request* requests, int32_t count, int32_t flags,
                      int64_t queue, int64_t* handles, char* error, size_t capacity);
 
@@ -172,38 +174,37 @@ typedef struct farandole_call {
   int64_t handle; /* written by the call, as is the outcome */
 } farandole_call;
 
-/* Submits one request and waits for it, up to `timeout_ms`, a signal, or 100 ms. 0: it has succeeded, its result lies
- * in the caller's memory and there is no handle. -1: it is done, and `outcome` tells what came of `handle`, which is to
- * be released. 1: `handle` is to be waited on. Else the request was not taken. One argument, because bindings pay for
+/* Submits one request and waits for it, up to `timeout_ms`, a signal, or 100 ms. 0: it has succeeded, the result is in
+ * the caller's memory, and there is no handle. -1: it is done; `outcome` has the details, and `handle` must be
+ * released. 1: wait on `handle`. Any other code: the request was not accepted. One argument, because bindings pay for
  * each. */
 int farandole_run(farandole_call* call);
 /* 1 done (also failed), 0 not yet, -1 no such handle. */
 int farandole_poll(farandole_engine* engine, int64_t handle);
-/* 0 when done (look at the outcome), 1 after `timeout_ms`, at a signal, and at least every 100 ms: call again.
+/* 0 when done (read the outcome); 1 after `timeout_ms`, at a signal, and at least every 100 ms: call it again.
  * 2: no such handle. */
 int farandole_wait(farandole_engine* engine, int64_t handle, int64_t timeout_ms);
 /* The same for a thread that waits while others compute: it leaves all work to the engine's own thread. */
 int farandole_wait_aside(farandole_engine* engine, int64_t handle, int64_t timeout_ms);
-/* Memory that will be used again and again, by its whole pages: it is brought into huge ones where the system can. */
+/* Moves the whole pages of memory that will be used repeatedly into huge pages, where the system can. */
 void farandole_settle(void* memory, size_t bytes);
-/* Memory that ranks of this host may read and write where it lies: `memory` is a mapping, from its beginning, of all
- * `bytes` of `file`, which the engine takes over. An allreduce in place on such memory of all members of a group
- * takes one pass over it. The region's number, for unshare, which comes before the memory goes; 0: it cannot be shared.
- */
+/* Memory that ranks of this host may read and write in place: `memory` is a mapping of all `bytes` of `file`, which the
+ * engine takes over. An in-place allreduce on such memory of all members of a group needs one pass over it. Returns the
+ * region's number; call unshare with it before the memory is freed. 0: it cannot be shared. */
 uint64_t farandole_share(farandole_engine* engine, int32_t file, void* memory, size_t bytes);
 void farandole_unshare(farandole_engine* engine, uint64_t region);
-/* A queue of completions, for one consumer; it lives as long as the engine. Its number, or 0 when memory is short. */
+/* A completion queue, for one consumer; it lives as long as the engine. Its number, or 0 when memory is short. */
 int64_t farandole_open_queue(farandole_engine* engine);
-/* Blocks until some handle that was submitted with this queue is done; that handle, 0 after timeout_ms, -1 when the
- * engine has ended, or there is no such queue. Each handle comes once. */
+/* Blocks until an operation that was submitted with this queue is done. Returns its handle, 0 after timeout_ms, -1 when
+ * the engine has ended or there is no such queue. Each handle comes once. */
 int64_t farandole_next_completion(farandole_engine* engine, int64_t queue, int64_t timeout_ms);
 
 int farandole_outcome_of(farandole_engine* engine, int64_t handle, farandole_outcome* outcome);
-/* Frees the handle and what the core allocated for it. A pending handle goes when it is done. */
+/* Frees the handle and what the core allocated for it; for a pending one, when it is done. */
 void farandole_release(farandole_engine* engine, int64_t handle);
 
 typedef struct farandole_event {
-  int32_t kind; /* 1: a link to `peer` is wanted. 2: a line for the log at `level` (10 debug .. 40 error) */
+  int32_t kind; /* 1: the core needs a link to `peer`. 2: a log line at `level` (10 debug .. 40 error) */
   int32_t peer;
   int32_t level;
   int32_t reserved;
@@ -215,25 +216,25 @@ typedef struct farandole_event {
 int farandole_next_event(farandole_engine* engine, farandole_event* event, int64_t timeout_ms);
 
 /* Counters: 0 bytes sent over streams, 1 received, 2 frames, 3 negotiated buckets, 4 planned buckets, 5 diverts, 6
- * bytes reduced where they lie (farandole_share), and of results that neighbours wrote where they lie, 7 collectives
- * done, 8 wake-ups of the engine's thread. Of rank 0, since the last tune that asked for it: 9 steps, and when the last
- * one ended 10 the time (ns, monotonic) and 11 the bytes reduced. 12: nanoseconds that threads have waited for
+ * bytes reduced in place in shared memory (farandole_share), and of results that local peers wrote in place, 7
+ * collectives done, 8 wake-ups of the engine's thread. On rank 0, since the last tune that asked for it: 9 steps, and
+ * for the last step 10 its end (ns, monotonic) and 11 the bytes reduced. 12: nanoseconds that threads have waited for
  * operations. */
 int64_t farandole_counter(farandole_engine* engine, int32_t which);
-/* What this rank works with now: the first five values of a tune, whether there was one or not. */
+/* The current tuning of this rank: the first five values of a tune. */
 int farandole_tuning(farandole_engine* engine, int64_t values[5]);
 
-/* Tracing: events of this rank as lines of JSON objects (Chrome trace), to be pulled. */
+/* Tracing: events of this rank as lines of JSON (Chrome trace), which the binding drains. */
 int farandole_trace(farandole_engine* engine, int32_t on, int32_t mark_plans);
-/* Copies whole lines; the number of bytes, 0 when there are none. */
+/* Copies whole lines; returns the number of bytes, 0 when there are none. */
 int64_t farandole_trace_drain(farandole_engine* engine, char* buffer, int64_t capacity);
 
-/* In the test-only library alone (link/chaos.cc). "allreduce.pack" or "*.pack"; action: kill, stop, delay:<ms>, error,
+/* Only in the test library (link/chaos.cc). "allreduce.pack" or "*.pack"; action: kill, stop, delay:<ms>, error,
  * no_memory, corrupt, truncate, short; fires once after `skip` passes. engine null: all engines. */
 int farandole_chaos_set(farandole_engine* engine, const char* point, const char* action, int32_t skip);
 int64_t farandole_chaos_fired(farandole_engine* engine, const char* point);
 
-/* All of these functions in one table, so that who opens the library looks for one name. */
+/* All functions in one table, so that a program that opens the library needs one symbol. */
 /* clang-format off */
 #define FARANDOLE_FUNCTIONS(X)                                                                                \
   X(version) X(kernels) X(wire) X(add) X(create) X(add_link) X(start) X(leave) X(revoke) X(destroy)           \
@@ -249,7 +250,7 @@ typedef struct farandole_functions {
   FARANDOLE_MEMBER(chaos_fired)
 #undef FARANDOLE_MEMBER
 } farandole_functions;
-/* Null unless the caller was compiled against this very header: pass FARANDOLE_INTERFACE. */
+/* Null unless the caller was compiled against this header: pass FARANDOLE_INTERFACE. */
 const farandole_functions* farandole_table(uint64_t interface);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-// The numbers of the C interface are those of the core's own enums: who changes one of them compiles no more.
+// Checks that the numbers of the C interface are those of the core's enums: a difference does not compile.
 // Touches base/ and collective/.
 #include "api/farandole.h"
 #include "base/dtype.h"

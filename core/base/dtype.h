@@ -1,4 +1,4 @@
-// The element types and reductions that every room speaks of, and their sizes.
+// The element types and reduction operations that all rooms use, and their sizes.
 // Touches nothing.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Errors as values, and the one exception that carries them through a collective.
+// Errors as values, and the one exception type that carries them through a collective.
 // Touches nothing.
 #pragma once
 
@@ -15,15 +15,15 @@ enum class Code : int {
   invalid_argument = 2,  // the caller's mistake: ValueError
   precondition = 3,      // the ranks disagree: HorovodInternalError on all of them, and the job goes on
   aborted = 4,           // not supported in this form: HorovodInternalError
-  shut_down = 5,         // this or another rank has left in good order
-  peer_lost = 6,         // a rank died or cannot be reached; `rank` names it
+  shut_down = 5,         // this or another rank has shut down normally
+  peer_lost = 6,         // a rank died or cannot be reached; `rank` is its number
   revoked = 7,           // the generation ended for another reason
   timed_out = 8,
   no_memory = 9,
   internal = 10,
 };
 
-// Whether such a number is the code of something that went wrong.
+// Whether this number is a code of a failure.
 inline bool names_failure(int code) {
   return code >= static_cast<int>(Code::invalid_argument) && code <= static_cast<int>(Code::internal);
 }
@@ -31,7 +31,7 @@ inline bool names_failure(int code) {
 struct Error {
   Code code = Code::ok;
   std::string message;
-  int rank = -1;  // who is to blame, where someone is
+  int rank = -1;  // the rank that caused it, or -1
 
   bool failed() const { return code != Code::ok; }
 };

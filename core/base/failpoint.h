@@ -1,5 +1,5 @@
-// Named places where a test may make something go wrong. In the product library they are nothing at all.
-// Touches nothing here; link/chaos.cc, part of the test-only library, holds the actions.
+// Failpoints: named places where a test can inject a fault. In the product library they compile to nothing.
+// Touches nothing here; link/chaos.cc, part of the test-only library, has the actions.
 #pragma once
 
 #include "base/kind.h"
@@ -7,7 +7,7 @@
 namespace farandole {
 
 #ifdef FARANDOLE_CHAOS
-// May kill or stop the process, delay, or throw Failure, as the test asked for "<kind>.<phase>" (or "*.<phase>").
+// May kill or stop the process, delay it, or throw Failure, as the test set it for "<kind>.<phase>" (or "*.<phase>").
 void failpoint(const void* engine, Kind kind, const char* phase);
 #define FARANDOLE_FAILPOINT(engine, kind, phase) ::farandole::failpoint(engine, kind, phase)
 #else

@@ -1,4 +1,4 @@
-// The kinds of operation a rank can ask for, and their names in traces and messages.
+// The kinds of operation that a rank can submit, and their names in traces and messages.
 // Touches nothing.
 #pragma once
 
@@ -15,15 +15,15 @@ enum class Kind : std::uint8_t {
   reducescatter = 4,
   barrier = 5,
   join = 6,
-  add_group = 7,  // one or more process sets, agreed on by all ranks
+  add_group = 7,  // one or more process sets; all ranks must agree
   remove_group = 8,
-  send = 9,  // point to point: never negotiated
+  send = 9,  // point to point: not negotiated
   receive = 10,
-  tune = 11,  // rank 0's alone: everybody else learns of it with the answer
+  tune = 11,  // submitted by rank 0 alone; the others receive it with the answer
 };
 inline constexpr int kKinds = 12;
 
-// Whether members may bring different numbers of rows, so that none knows beforehand how large its result will be.
+// Whether members may have different numbers of rows. Then no member knows the size of its result in advance.
 constexpr bool rows_vary(Kind kind) { return kind == Kind::allgather || kind == Kind::alltoall; }
 
 constexpr const char* name_of(Kind kind) {

@@ -1,4 +1,4 @@
-// Adasum: contributions are combined in pairs, level by level; each member works on its slice of all of them.
+// Adasum: contributions are combined in pairs, level by level. Each member works on its slice of all tensors.
 // Touches base/, link/, group/ and kernel/.
 #include <memory>
 
@@ -12,12 +12,12 @@ namespace farandole::collective {
 namespace {
 
 struct Pair {
-  int first, second;  // the combination takes the place of the first
+  int first, second;  // the result replaces the first
 };
 
-// With P the largest power of two that is not above N: first the members from P on are combined with those P before
-// them, then places at distance 1, 2, 4 ... below P. A member's slice is the same part of every tensor, so the numbers
-// depend on the tensor and N, not on what else is in the bucket.
+// With P the largest power of two <= N: first the members from P on are combined with those P before them, then
+// positions at distance 1, 2, 4 ... below P. A member's slice is the same part of every tensor, so the numbers depend
+// on the tensor and N, not on the other tensors in the bucket.
 std::vector<std::vector<Pair>> levels(int size) {
   std::vector<std::vector<Pair>> result;
   int power = 1;
@@ -33,7 +33,7 @@ std::vector<std::vector<Pair>> levels(int size) {
   return result;
 }
 
-// My slice of every member's tensors, one member after another.
+// This member's slice of every member's tensors, one member after another.
 struct Workspace {
   DType dtype;
   std::size_t stride = 0;                  // bytes of one member's slices
@@ -45,7 +45,7 @@ struct Workspace {
   Pieces block(int member) const { return Pieces(memory.get() + stride * index(member), stride); }
 };
 
-// The dot products of a level over whole tensors: every member's share, added in the order of the members.
+// The dot products of a level over whole tensors: every member's part, added in member order.
 Task sum_dots(const Context& context, const Workspace& work, const std::vector<Pair>& level, std::uint32_t step,
               std::vector<kernel::Dots>& dots) {
   std::size_t members = index(context.topology->size());

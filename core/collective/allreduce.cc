@@ -1,4 +1,4 @@
-// Allreduce over any topology: local sums, sums between hosts slice by slice, local spreading.
+// Allreduce over any topology: local reduction, reduction between hosts slice by slice, local distribution.
 // Touches base/, link/, group/ and kernel/.
 #include <algorithm>
 
@@ -20,7 +20,7 @@ Party party_of(const Topology& topology, int local) {
   return party;
 }
 
-// Alone on this host: its contribution is the host's sum, and needs memory of its own only when it is scaled.
+// A member that is alone on its host: its contribution is the host's sum. It needs memory only when it is scaled.
 Task allreduce_alone(const Context& context, const Pieces& in, const Pieces& out, const Reduction& reduction) {
   Party party = party_of(*context.topology, 0);
   bool scaled = reduction.prescale != 1.0;
@@ -43,9 +43,9 @@ Pieces in_order(const Pieces& whole, std::size_t offset, const std::vector<Range
   return found;
 }
 
-// As many slices as every host has members; the host's sum of a slice lies in its owner's `out` until all hosts' sums
-// are added to it there. Sums, messages and spreading go on at the same time: a chunk leaves the host as soon as it is
-// summed, and is spread as soon as it is final.
+// There are as many slices as every host has members. The host's sum of a slice is kept in its owner's `out`, where the
+// sums of all hosts are added. Reduction, messages and distribution overlap: a chunk leaves the host as soon as it is
+// reduced there, and is distributed as soon as it is final.
 Task allreduce_by_hosts(const Context& context, const Pieces& in, const Pieces& out, const Reduction& reduction) {
   const Topology& topology = *context.topology;
   link::Rings& rings = *context.rings;
@@ -66,11 +66,11 @@ Task allreduce_by_hosts(const Context& context, const Pieces& in, const Pieces& 
   Exchange exchange(context, rings.slot_bytes());
   for (int shift = 1; shift < rings.members(); ++shift) {
     int member = (rings.me() + shift) % rings.members();
-    exchange.give(member, Cursor(sources[index(member)]), sources[index(member)].bytes());
-    exchange.take(member, true, Cursor(results[index(member)]), results[index(member)].bytes());
+    exchange.send(member, Cursor(sources[index(member)]), sources[index(member)].bytes());
+    exchange.receive(member, true, Cursor(results[index(member)]), results[index(member)].bytes());
   }
-  exchange.fold(Cursor(sources[me]), Cursor(sums[me]), sums[me].bytes(), first, false, &flow.ready);
-  exchange.give(link::Rings::everyone, Cursor(results[me]), results[me].bytes(), &flow.finished);
+  exchange.reduce(Cursor(sources[me]), Cursor(sums[me]), sums[me].bytes(), first, false, &flow.ready);
+  exchange.send(link::Rings::everyone, Cursor(results[me]), results[me].bytes(), &flow.finished);
   if (me >= owners) {
     Task task = exchange.run();
     co_await task;

@@ -1,4 +1,4 @@
-// Allgather and alltoall as steps of a larger collective, which counts the steps.
+// Allgather and alltoall as parts of a larger collective, which assigns their steps.
 // Touches base/, link/ and group/.
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace farandole::collective {
 
-// Lists are by member. Arguments are taken by reference: they stay until the task has ended. `step` marks the messages;
-// each needs one of its own within the collective. `large` as in alltoall.
+// Lists are by member. Arguments are references and must live until the task has ended. `step` is in the messages'
+// tags; each call within one collective needs its own. `large` as in alltoall.
 Task gather_blocks(const Context& context, const Pieces& in, const std::vector<Pieces>& out, std::uint32_t step);
 Task swap_blocks(const Context& context, const std::vector<Pieces>& in, const std::vector<Pieces>& out,
                  std::uint32_t step, bool large);

@@ -1,4 +1,4 @@
-// The collectives: what moves, from the view of one member of a group. docs/algorithms.md has their cost.
+// The collectives, from the view of one member of a group. docs/algorithms.md has their cost.
 // Touches base/, link/, group/ and kernel/.
 #pragma once
 
@@ -19,7 +19,7 @@ namespace farandole::collective {
 // The values are part of the C interface.
 enum class Algorithm : std::uint8_t { automatic = 0, ring = 1, direct = 2, doubling = 3, tree = 4 };
 
-// What a collective runs on. One per collective; everything it points to outlives it.
+// What a collective needs. One per collective; everything it points to lives longer.
 struct Context {
   const Topology* topology = nullptr;
   link::Messenger* messenger = nullptr;
@@ -31,8 +31,8 @@ struct Context {
   std::size_t chunk_bytes = 256 << 10;  // between hosts
   Kind kind = Kind::allreduce;          // for failpoints and phases
   const void* engine = nullptr;         // for failpoints
-  std::int64_t* in_place = nullptr;     // counts bytes that were reduced in memory that all members share
-  const char** phase = nullptr;  // where it stands, for error messages: "pack", "send", "recv", "reduce", "unpack"
+  std::int64_t* in_place = nullptr;     // counts bytes that were reduced directly in shared memory
+  const char** phase = nullptr;  // its current phase, for error messages: "pack", "send", "recv", "reduce", "unpack"
 };
 
 struct Reduction {
@@ -43,18 +43,18 @@ struct Reduction {
   std::int64_t divisor = 1;  // > 1 for an average
 };
 
-// `in` and `out` have equal sizes and may be the same memory, piece by piece.
+// `in` and `out` have the same size; each piece may be the same memory in both.
 Task allreduce(Context context, Pieces in, Pieces out, Reduction reduction);
-// Each tensor of the bucket by itself: its own dot products.
+// Each tensor of the bucket has its own dot products.
 Task adasum(Context context, std::vector<Pieces> in, std::vector<Pieces> out, Reduction reduction);
-// out[m] receives member m's contribution, out[me] mine.
+// out[m] receives member m's contribution, out[me] this member's.
 Task allgather(Context context, Pieces in, std::vector<Pieces> out);
 // data: read on the root (a member), written on the others.
 Task broadcast(Context context, Pieces data, int root);
-// in[m] goes to member m; out[m] comes from member m. `large`, the same on all members: it is worth asking whether
-// their results lie in memory that they share.
+// in[m] goes to member m; out[m] comes from member m. `large`, the same on all members: the blocks are large enough to
+// ask whether the results lie in shared memory.
 Task alltoall(Context context, std::vector<Pieces> in, std::vector<Pieces> out, bool large);
-// in[m]: what is reduced for member m; all members have the same sizes. out: my part.
+// in[m] is reduced for member m; all members have the same sizes. out: this member's part.
 Task reducescatter(Context context, std::vector<Pieces> in, Pieces out, Reduction reduction);
 // Returns when every member has entered it.
 Task barrier(Context context);

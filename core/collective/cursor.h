@@ -1,4 +1,4 @@
-// Cursor: a place that walks through pieces, so that chunk after chunk is copied without searching for it.
+// Cursor: a position that moves through pieces, so that copying the next chunk needs no search.
 // Touches base/ alone.
 #pragma once
 
@@ -10,14 +10,14 @@
 
 namespace farandole::collective {
 
-// Points into the list of a Pieces that outlives it.
+// Points into the list of a Pieces that must live longer.
 class Cursor {
  public:
   Cursor() = default;
   explicit Cursor(const Pieces& pieces)
       : piece_(pieces.list().data()), end_(pieces.list().data() + pieces.list().size()) {}
 
-  // Where it stands, and how many bytes follow there without a break; 0 at the end.
+  // Its address, and how many bytes follow there contiguously; 0 at the end.
   std::byte* data() const { return piece_->data + offset_; }
   std::size_t run() const { return piece_ == end_ ? 0 : piece_->bytes - offset_; }
 

@@ -1,4 +1,4 @@
-// Allgather and broadcast: every block crosses to another host once, and is spread there through shared memory.
+// Allgather and broadcast: every block goes to another host once, and is distributed there through shared memory.
 // Touches base/, link/ and group/.
 #include <algorithm>
 
@@ -12,7 +12,8 @@ namespace farandole::collective {
 
 namespace {
 
-// Who takes the messages of members with this local index on another host: the same index, where there is one.
+// The member of another host that receives from members with this local index: the one with the same index, if there is
+// one.
 int counterpart(const Topology& topology, int host, int local) {
   const std::vector<int>& members = topology.hosts[index(host)];
   return members[index(local) % members.size()];
@@ -22,32 +23,33 @@ int counterpart(const Topology& topology, int host, int local) {
 
 Task gather_blocks(const Context& context, const Pieces& in, const std::vector<Pieces>& out, std::uint32_t step) {
   const Topology& topology = *context.topology;
-  const std::vector<int>& neighbours = topology.my_host();
+  const std::vector<int>& locals = topology.my_host();
   wire::Tag tag{context.group, context.sequence, step};
   int my_host = topology.host_of[index(topology.me)];
-  const bool told = rows_vary(context.kind);  // sizes that cannot be known otherwise: also an empty block is sent
+  const bool send_empty =
+      rows_vary(context.kind);  // the receiver cannot know these sizes, so empty blocks are sent too
   std::vector<link::TransferPtr> sends, receives;
-  std::vector<Pieces> own(neighbours.size()), fetched(neighbours.size());  // by local member
-  for (int local = 0; local < static_cast<int>(neighbours.size()); ++local) {
-    own[index(local)] = out[index(neighbours[index(local)])];
+  std::vector<Pieces> own(locals.size()), fetched(locals.size());  // by local member
+  for (int local = 0; local < static_cast<int>(locals.size()); ++local) {
+    own[index(local)] = out[index(locals[index(local)])];
   }
   for (int member = 0; member < topology.size(); ++member) {
-    if (topology.host_of[index(member)] == my_host || (out[index(member)].empty() && !told)) continue;
+    if (topology.host_of[index(member)] == my_host || (out[index(member)].empty() && !send_empty)) continue;
     int taker = counterpart(topology, my_host, topology.local_of[index(member)]);
     fetched[index(topology.local_of[index(taker)])].add(out[index(member)]);
     if (taker != topology.me) continue;
     receives.push_back(context.messenger->receive(topology.ranks[index(member)], tag, out[index(member)]));
   }
   enter(context, "send");
-  for (int shift = 1; shift < topology.host_count() && (told || !in.empty()); ++shift) {
+  for (int shift = 1; shift < topology.host_count() && (send_empty || !in.empty()); ++shift) {
     int host = (my_host + shift) % topology.host_count();
     int taker = counterpart(topology, host, topology.my_local());
     sends.push_back(context.messenger->send(topology.ranks[index(taker)], tag, in));
   }
-  // The neighbours' own blocks move through memory while the messages are under way.
+  // The local peers' own blocks move through memory while the messages are under way.
   if (context.rings != nullptr) {
-    Task spread = local_allgather(context, in, own);
-    co_await spread;
+    Task distribution = local_allgather(context, in, own);
+    co_await distribution;
   } else {
     copy(in, own[0]);
   }
@@ -55,8 +57,8 @@ Task gather_blocks(const Context& context, const Pieces& in, const std::vector<P
   auto fetched_all = until([&receives] { return finished(receives); });
   co_await fetched_all;
   if (context.rings != nullptr && topology.host_count() > 1) {
-    Task spread = local_allgather(context, fetched[index(topology.my_local())], fetched);
-    co_await spread;
+    Task distribution = local_allgather(context, fetched[index(topology.my_local())], fetched);
+    co_await distribution;
   }
   auto sent_all = until([&sends] { return finished(sends); });
   co_await sent_all;
@@ -73,8 +75,7 @@ namespace {
 
 constexpr std::size_t kWindow = 8;  // chunks under way
 
-// The way of a broadcast between hosts, for the member of a host that carries it: chunk by chunk down a binomial tree
-// of hosts.
+// A broadcast between hosts, for the member of a host that takes part: chunk by chunk down a binomial tree of hosts.
 class Carrier {
  public:
   Carrier(const Context& context, const Pieces& data, int root)
@@ -101,7 +102,7 @@ class Carrier {
       sends_.push_back(context_.messenger->send(rank_at(child), tag(chunk), part(chunk)));
     }
   }
-  // No more than a window of chunks waits for a slow child.
+  // At most a window of chunks waits for a slow child.
   bool room() const {
     std::size_t waiting = 0;
     for (const link::TransferPtr& send : sends_) waiting += send->done() ? 0 : 1;
@@ -132,10 +133,10 @@ class Carrier {
   std::vector<link::TransferPtr> sends_;
 };
 
-// A chunk is spread on the host while the next is under way between hosts.
+// While a chunk is distributed on the host, the next one is under way between hosts.
 Task broadcast_between(const Context& context, const Pieces& data, int root) {
   const Topology& topology = *context.topology;
-  // On the root's own host the counterpart of its local index is the root.
+  // On the root's own host, the root takes the place of the member with the local index of the carrier.
   int source = counterpart(topology, topology.host_of[index(topology.me)], topology.local_of[index(root)]);
   bool carrying = source == topology.me;
   Carrier carrier(context, data, root);
@@ -152,8 +153,8 @@ Task broadcast_between(const Context& context, const Pieces& data, int root) {
     if (context.rings != nullptr) {
       std::vector<Pieces> blocks(topology.my_host().size());
       blocks[index(topology.local_of[index(source)])] = carrier.part(chunk);
-      Task spread = local_allgather(context, blocks[index(topology.my_local())], blocks);
-      co_await spread;
+      Task distribution = local_allgather(context, blocks[index(topology.my_local())], blocks);
+      co_await distribution;
     }
   }
   auto sent_all = until([&carrier] { return carrier.sent_all(); });

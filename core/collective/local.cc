@@ -15,7 +15,8 @@ using link::Rings;
 
 Task nothing() { co_return; }
 
-// Everyone shows its whole contribution and adds all of them up itself: one hop, for what fits a slot.
+// Every member publishes its whole contribution and reduces all of them itself: one hop, for contributions that fit a
+// slot.
 Task allreduce_by_one_hop(const Context& context, const Pieces& in, const Pieces& out, const Reduction& reduction) {
   Rings& rings = *context.rings;
   auto free = until([&rings] { return rings.claim(Rings::everyone) != nullptr; });
@@ -28,7 +29,7 @@ Task allreduce_by_one_hop(const Context& context, const Pieces& in, const Pieces
   rings.publish(Rings::everyone, expected);
 
   enter(context, "recv");
-  int next = 0;  // those before it have come
+  int next = 0;  // all before it have arrived
   auto all_here = until([&rings, &next, expected] {
     while (next < rings.members() && (next == rings.me() || rings.peek(next, true, expected) != nullptr)) ++next;
     return next == rings.members();
@@ -36,7 +37,7 @@ Task allreduce_by_one_hop(const Context& context, const Pieces& in, const Pieces
   co_await all_here;
 
   enter(context, "reduce");
-  // My own slot is a source like the others': `out` may be the memory of `in`.
+  // This member's own slot is a source too, because `out` may be the memory of `in`.
   std::vector<Pieces> sources(index(rings.members()));
   for (int member = 0; member < rings.members(); ++member) {
     sources[index(member)].add(member == rings.me() ? mine : rings.peek(member, true, expected), in.bytes());
@@ -48,8 +49,8 @@ Task allreduce_by_one_hop(const Context& context, const Pieces& in, const Pieces
   enter(context, "unpack");
 }
 
-// Every member reduces its own slice; contributions, sums and results are under way at the same time.
-// In place is safe: a result arrives here only after its owner has had my contribution to it.
+// Every member reduces its own slice; contributions, sums and results are under way at the same time. In place is safe:
+// a result arrives only after its owner has read this member's contribution to it.
 Task allreduce_by_slices(const Context& context, const Pieces& in, const Pieces& out, const Reduction& reduction) {
   Rings& rings = *context.rings;
   Slices slices(in.bytes(), rings.members());
@@ -62,12 +63,13 @@ Task allreduce_by_slices(const Context& context, const Pieces& in, const Pieces&
     read.skip(slices.size(member));
     write.skip(slices.size(member));
   }
-  for (int shift = 1; shift < rings.members(); ++shift) {  // each begins with another lane: no crowd at one reader
+  for (int shift = 1; shift < rings.members();
+       ++shift) {  // each starts with another ring, so that members do not all write to one reader first
     int member = (rings.me() + shift) % rings.members();
-    exchange.give(member, reads[index(member)], slices.size(member));
-    exchange.take(member, true, writes[index(member)], slices.size(member));
+    exchange.send(member, reads[index(member)], slices.size(member));
+    exchange.receive(member, true, writes[index(member)], slices.size(member));
   }
-  exchange.fold(reads[index(rings.me())], writes[index(rings.me())], slices.size(rings.me()), reduction, true);
+  exchange.reduce(reads[index(rings.me())], writes[index(rings.me())], slices.size(rings.me()), reduction, true);
   Task task = exchange.run();
   co_await task;
 }
@@ -96,9 +98,9 @@ Task local_reduce_scatter(const Context& context, const std::vector<Pieces>& in,
   Exchange exchange(context, rings.slot_bytes());
   for (int shift = 1; shift < rings.members(); ++shift) {
     int member = (rings.me() + shift) % rings.members();
-    exchange.give(member, Cursor(in[index(member)]), in[index(member)].bytes());
+    exchange.send(member, Cursor(in[index(member)]), in[index(member)].bytes());
   }
-  exchange.fold(Cursor(in[index(rings.me())]), Cursor(out), out.bytes(), reduction, false);
+  exchange.reduce(Cursor(in[index(rings.me())]), Cursor(out), out.bytes(), reduction, false);
   Task task = exchange.run();
   co_await task;
 }
@@ -106,17 +108,17 @@ Task local_reduce_scatter(const Context& context, const std::vector<Pieces>& in,
 Task local_allgather(const Context& context, const Pieces& mine, const std::vector<Pieces>& out) {
   Rings& rings = *context.rings;
   Exchange exchange(context, rings.slot_bytes());
-  exchange.write_anew();
-  if (rows_vary(context.kind)) exchange.tell_empty();
+  exchange.write_past_cache();
+  if (rows_vary(context.kind)) exchange.send_empty();
   const Pieces& own = out[index(rings.me())];
-  if (&mine == &own) {  // a broadcast: it is there already
-    exchange.give(Rings::everyone, Cursor(mine), mine.bytes());
+  if (&mine == &own) {  // a broadcast: the data is there already
+    exchange.send(Rings::everyone, Cursor(mine), mine.bytes());
   } else {
-    exchange.give(Rings::everyone, Cursor(mine), mine.bytes(), Cursor(own));
+    exchange.send(Rings::everyone, Cursor(mine), mine.bytes(), Cursor(own));
   }
   for (int shift = 1; shift < rings.members(); ++shift) {
     int member = (rings.me() + shift) % rings.members();
-    exchange.take(member, true, Cursor(out[index(member)]), out[index(member)].bytes());
+    exchange.receive(member, true, Cursor(out[index(member)]), out[index(member)].bytes());
   }
   Task task = exchange.run();
   co_await task;
@@ -131,15 +133,15 @@ Task local_alltoall(const Context& context, const std::vector<Pieces>& in, const
     if (done) co_return;
   }
   Exchange exchange(context, rings.slot_bytes());
-  exchange.write_anew();
-  if (rows_vary(context.kind)) exchange.tell_empty();
+  exchange.write_past_cache();
+  if (rows_vary(context.kind)) exchange.send_empty();
   for (int shift = 1; shift < rings.members(); ++shift) {
     int to = (rings.me() + shift) % rings.members();
     int from = (rings.me() + rings.members() - shift) % rings.members();
-    exchange.give(to, Cursor(in[index(to)]), in[index(to)].bytes());
-    exchange.take(from, false, Cursor(out[index(from)]), out[index(from)].bytes());
+    exchange.send(to, Cursor(in[index(to)]), in[index(to)].bytes());
+    exchange.receive(from, false, Cursor(out[index(from)]), out[index(from)].bytes());
   }
-  exchange.keep(Cursor(in[index(rings.me())]), Cursor(out[index(rings.me())]), in[index(rings.me())].bytes());
+  exchange.copy(Cursor(in[index(rings.me())]), Cursor(out[index(rings.me())]), in[index(rings.me())].bytes());
   Task task = exchange.run();
   co_await task;
 }

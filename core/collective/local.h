@@ -1,4 +1,4 @@
-// Collectives among the members of one host, through shared memory. They are the steps from which the others are made.
+// Collectives among the members of one host, through shared memory. The larger collectives are made of them.
 // Touches base/, link/, group/ and kernel/.
 #pragma once
 
@@ -8,17 +8,17 @@
 
 namespace farandole::collective {
 
-// Lists are by local member. Arguments are taken by reference: they stay until the task has ended. `context.rings` is
+// Lists are by local member. Arguments are references and must live until the task has ended. `context.rings` must be
 // set.
 
-// Every member gets the result, finished; in local order. `in` and `out` may be the same memory, piece by piece.
+// Every member gets the finished result, reduced in local order. Each piece of `in` and `out` may be the same memory.
 Task local_allreduce(const Context& context, const Pieces& in, const Pieces& out, const Reduction& reduction);
-// in[l] is what local member l owns (the same sizes everywhere, any of them may be empty); out: my part. out may be
+// in[l] is for local member l (the same sizes everywhere; any may be empty). out: this member's part, which may be
 // in[me].
 Task local_reduce_scatter(const Context& context, const std::vector<Pieces>& in, const Pieces& out,
                           const Reduction& reduction);
-// mine goes to everybody; out[l] comes from local member l, out[me] from mine (which it may be). Blocks of any sizes:
-// with only one that is not empty this is a broadcast.
+// `mine` goes to all; out[l] comes from local member l, out[me] from `mine` (and may be it). Blocks may have any sizes:
+// when only one is not empty, this is a broadcast.
 Task local_allgather(const Context& context, const Pieces& mine, const std::vector<Pieces>& out);
 // in[l] goes to local member l; out[l] comes from it. `large` as in alltoall.
 Task local_alltoall(const Context& context, const std::vector<Pieces>& in, const std::vector<Pieces>& out, bool large);

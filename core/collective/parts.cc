@@ -1,4 +1,4 @@
-// What the collectives share: arithmetic on pieces that break in different places.
+// Shared by the collectives: arithmetic on pieces that are divided at different positions.
 // Touches base/ and kernel/.
 #include "collective/parts.h"
 

@@ -1,4 +1,4 @@
-// What the collectives share: slices, arithmetic on pieces, phases.
+// Shared by the collectives: slices, arithmetic on pieces, phases.
 // Touches base/ and kernel/.
 #pragma once
 
@@ -14,19 +14,19 @@ namespace farandole::collective {
 
 inline std::size_t index(int value) { return static_cast<std::size_t>(value); }
 
-// Says where a collective stands, and gives tests the chance to make it fail there.
+// Records the phase of a collective, and lets tests inject a failure there.
 inline void enter(const Context& context, const char* phase) {
   if (context.phase != nullptr) *context.phase = phase;
   FARANDOLE_FAILPOINT(context.engine, context.kind, phase);
 }
 
-// What both sides of a slot must believe about it: which collective it belongs to, and how many bytes it has.
+// What both sides of a slot must agree on: its collective, and its number of bytes.
 inline std::uint64_t stamp(const Context& context, std::size_t bytes) {
   return context.sequence << 32 | static_cast<std::uint32_t>(bytes);
 }
 
-// `bytes` cut into `count` parts of equal size, at multiples of 64 so that no cache line has two owners; the last parts
-// are shorter or empty.
+// `bytes` cut into `count` equal parts at multiples of 64, so that no cache line has two owners. The last parts are
+// shorter or empty.
 struct Slices {
   std::size_t bytes = 0;
   std::size_t each = 0;
@@ -39,12 +39,12 @@ struct Slices {
   std::size_t size(int part) const { return begin(part + 1) - begin(part); }
 };
 
-// What moves at once between hosts.
+// The unit of transfer between hosts.
 inline std::size_t remote_chunk(const Context& context, const Slices& slices) {
   return std::min(std::max<std::size_t>(context.chunk_bytes / 64 * 64, 64), slices.each);
 }
 
-// The scaling of both halves of a reduction in two steps: partial sums are prescaled, and the last step finishes.
+// A reduction's scaling when it is done in two steps: the first prescales, the second applies the rest.
 inline Reduction first_half(Reduction reduction) {
   reduction.postscale = 1.0;
   reduction.divisor = 1;
@@ -55,14 +55,15 @@ inline Reduction last_half(Reduction reduction) {
   return reduction;
 }
 
-// out = the sources combined in their order; all have the size of `out`. `out` may be one of them, piece by piece, and
-// so may `mirror`, which gets the result too.
+// out = the sources combined in their order; all have the size of `out`. Each piece of `out` and of `mirror` may be one
+// of a source; `mirror` gets the result too.
 void reduce(const Reduction& reduction, const std::vector<Pieces>& sources, const Pieces& out,
             const Pieces* mirror = nullptr);
-// Copies pieces that may be the same memory.
+// Copies pieces; they may be the same memory.
 void copy(const Pieces& from, const Pieces& to);
 
-// All transfers of a list are done (empty entries count as done). Throws what ended one of them. Pure, for `until`.
+// Whether all transfers of a list are done (empty entries count as done). Throws the error of one that failed. Pure,
+// for `until`.
 bool finished(const std::vector<link::TransferPtr>& transfers);
 
 }  // namespace farandole::collective

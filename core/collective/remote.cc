@@ -1,4 +1,4 @@
-// Allreduce by messages for few hosts or few bytes: direct, doubling, tree. All add in the party's order.
+// Allreduce by messages for few hosts or few bytes: direct, doubling, tree. All of them add in the party's order.
 // Touches base/, link/ and kernel/.
 #include "collective/remote.h"
 
@@ -18,14 +18,14 @@ wire::Tag tag(const Context& context, std::size_t step) {
   return {context.group, context.sequence, static_cast<std::uint32_t>(step)};
 }
 
-// Between two, what moves at once anywhere. Among more a quarter of it: all send to all, and the more of each is under
-// way, the more they take from each other at the ports where they meet.
+// Between two hosts, the usual chunk. Among more hosts a quarter of it: all send to all, and more bytes under way would
+// only compete at the switch ports.
 std::size_t direct_chunk(Context context, const Slices& slices, int parties) {
   if (parties > 2) context.chunk_bytes /= 4;
   return remote_chunk(context, slices);
 }
 
-// Round after round a chunk of every slice: what direct reads and finishes.
+// `direct` reads and finishes one chunk of every slice per round.
 std::vector<Range> by_rounds(const Slices& slices, std::size_t chunk, int parties) {
   std::vector<Range> found;
   for (std::size_t at = 0; at < slices.each; at += chunk) {
@@ -37,8 +37,8 @@ std::vector<Range> by_rounds(const Slices& slices, std::size_t chunk, int partie
   return found;
 }
 
-// Segment after segment, each the one before the last one: what the ring reads (from mine on) and finishes (from the
-// one after mine on).
+// The ring reads and finishes segment after segment in descending order: it reads from this member's own on, and
+// finishes from the one after its own on.
 std::vector<Range> by_segments(const Slices& slices, int parties, int first) {
   std::vector<Range> found;
   for (int step = 0; step < parties; ++step) {
@@ -77,7 +77,8 @@ Task remote_allreduce(const Context& context, const Party& party, const Pieces& 
 
 namespace {
 
-// One chunk of every slice: contributions go to the slices' owners, mine come to me, results go back.
+// One chunk of every slice: contributions go to the slices' owners, this member's slice is reduced here, results go
+// back.
 class DirectRound {
  public:
   DirectRound(const Context& context, const Party& party, const Pieces& in, const Pieces& out)
@@ -151,7 +152,7 @@ class DirectRound {
   std::vector<link::TransferPtr> others_;
 };
 
-// The rounds under way; each place of the window has one, and another when it is over.
+// The rounds under way; a window place is reused when its round is over.
 class Direct {
  public:
   Direct(const Context& context, const Party& party, const Pieces& in, const Pieces& out, Flow& flow) : flow_(flow) {
@@ -184,14 +185,15 @@ class Direct {
   Flow& flow_;
   std::vector<std::unique_ptr<DirectRound>> window_;
   std::size_t rounds_ = 0;
-  std::size_t begun_ = 0;    // rounds whose contributions are on their way
-  std::size_t reduced_ = 0;  // ... whose sums of mine are
-  std::size_t ended_ = 0;    // ... that are over
+  std::size_t begun_ = 0;    // rounds whose contributions are under way
+  std::size_t reduced_ = 0;  // ... whose slice of this member is reduced
+  std::size_t ended_ = 0;    // ... that are complete
 };
 
 }  // namespace
 
-// In place is safe: a result arrives only after its owner has had my contribution to it, so those bytes have left.
+// In place is safe: a result arrives only after its owner has this member's contribution to it, so those bytes are
+// sent.
 Task direct_allreduce(const Context& context, const Party& party, const Pieces& in, const Pieces& out,
                       const Reduction& reduction, Flow& flow) {
   if (in.empty()) co_return;
@@ -209,7 +211,7 @@ Task direct_allreduce(const Context& context, const Party& party, const Pieces& 
   enter(context, "unpack");
 }
 
-// Bruck's allgather: after the step of distance d everyone knows the contributions of the 2d places from its own on.
+// Bruck's allgather: after the step of distance d, a member has the contributions of the 2d positions from its own on.
 Task doubling_allreduce(const Context& context, const Party& party, const Pieces& in, const Pieces& out,
                         const Reduction& reduction, Flow& flow) {
   if (in.empty()) co_return;
@@ -218,7 +220,7 @@ Task doubling_allreduce(const Context& context, const Party& party, const Pieces
   Reduction last = last_half(reduction);
   int size = party.size();
   std::size_t bytes = in.bytes();
-  std::vector<std::byte> known(bytes * index(size));  // at place i: the contribution of (me + i) mod size
+  std::vector<std::byte> known(bytes * index(size));  // at position i: the contribution of (me + i) mod size
   enter(context, "pack");
   in.copy_out(0, known.data(), bytes);
   std::vector<link::TransferPtr> receives, sends;
@@ -272,7 +274,7 @@ Task tree_allreduce(const Context& context, const Party& party, const Pieces& in
   Reduction last = last_half(reduction);
   std::size_t bytes = in.bytes();
   Tree tree = binomial_tree(party.size(), party.me);
-  std::vector<std::byte> known(bytes * index(tree.width));  // the contributions of my subtree, in order
+  std::vector<std::byte> known(bytes * index(tree.width));  // the contributions of this subtree, in order
   std::vector<link::TransferPtr> receives, sends;
   for (int child : tree.children) {
     int width = binomial_tree(party.size(), child).width;
@@ -289,7 +291,7 @@ Task tree_allreduce(const Context& context, const Party& party, const Pieces& in
     enter(context, "send");
     Pieces all(known.data(), known.size());
     sends.push_back(context.messenger->send(parent, tag(context, 0), all));
-    // The result may come into the memory of `in`: it was copied.
+    // The result may go into the memory of `in`, which has been copied.
     link::TransferPtr result = context.messenger->receive(parent, tag(context, kResults), out);
     enter(context, "recv");
     auto arrived = until([&result] { return result->done(); });

@@ -1,4 +1,4 @@
-// Allreduce by a ring of messages: for many hosts, with links to two neighbours alone.
+// Allreduce by a ring of messages: for many hosts, because each needs links to two neighbours only.
 // Touches base/, link/ and kernel/.
 #include <deque>
 #include <memory>
@@ -13,8 +13,8 @@ namespace {
 constexpr std::size_t kWindow = 8;  // chunks under way in each direction
 
 // The bytes are cut into N segments, a segment into `chunks` chunks. Turn t = step * chunks + chunk. In step s of the
-// first N-1 a member sends segment me-s and receives me-s-1, adds its own contribution and has what it sends in step
-// s+1. After them segment me+1 is complete here, and in N-1 more steps the complete segments go round.
+// first N-1, a member sends segment me-s and receives me-s-1, adds its own contribution, and sends the sum in step s+1.
+// After these, segment me+1 is complete here, and in N-1 more steps the complete segments go around.
 class Ring {
  public:
   Ring(const Context& context, const Party& party, const Pieces& in, const Pieces& out, const Reduction& reduction,
@@ -33,7 +33,7 @@ class Ring {
     receives_.resize(kWindow);
   }
 
-  // Posts what may be posted after `handled_` turns.
+  // Posts the sends and receives that are allowed after `handled_` turns.
   void post() {
     int before = party_.ranks[index((party_.me + party_.size() - 1) % party_.size())];
     int after = party_.ranks[index((party_.me + 1) % party_.size())];
@@ -50,11 +50,11 @@ class Ring {
     }
     while (!sends_.empty() && sends_.front()->done()) sends_.pop_front();
   }
-  // What goes on from here has come, or, in the first step, is mine and there.
+  // What this turn sends on has arrived or, in the first step, this member's own input is ready.
   bool can_send() const {
     return sent_ < turns_ && sent_ < handled_ + std::min(kWindow, chunks_) && (sent_ >= chunks_ || there(0, sent_));
   }
-  // With what it is added to.
+  // Also needs this member's own contribution, which is added to it.
   bool arrived() const {
     const link::TransferPtr& receive = receives_[handled_ % kWindow];
     if (receive && !receive->done()) return false;
@@ -70,7 +70,7 @@ class Ring {
       sources.push_back(received(handled_, in_));
       reduce(last ? last_half(reduction_) : last_half(first_half(reduction_)), sources, target);
     }
-    // From the last step of summing on, what comes is complete.
+    // From the last step of reducing on, what arrives is complete.
     if (handled_ / chunks_ + 2 >= index(party_.size())) flow_.finished += target.bytes();
     receives_[handled_ % kWindow] = nullptr;
     ++handled_;
@@ -85,7 +85,7 @@ class Ring {
 
  private:
   bool summing(std::size_t turn) const { return turn < turns_ / 2; }
-  // My own contribution to this chunk of the segment `back` before mine.
+  // This member's contribution to this chunk of the segment `back` before its own.
   bool there(std::size_t back, std::size_t chunk) const {
     std::size_t needed = 0;
     for (std::size_t i = 0; i <= back; ++i) {
@@ -97,7 +97,7 @@ class Ring {
   wire::Tag step(std::size_t turn) const {
     return {context_.group, context_.sequence, static_cast<std::uint32_t>(turn)};
   }
-  // Relative to me; between -(N-1) and 1.
+  // Relative to `me`; between -(N-1) and 1.
   int sent_segment(std::size_t turn) const {
     int s = static_cast<int>(turn / chunks_);
     return summing(turn) ? -s : 1 - (s - (party_.size() - 1));
@@ -123,7 +123,7 @@ class Ring {
   std::size_t turns_;
   std::size_t received_ = 0;  // turns whose receive is posted
   std::size_t sent_ = 0;      // turns whose send is posted
-  std::size_t handled_ = 0;   // turns whose bytes have come and are summed
+  std::size_t handled_ = 0;   // turns whose bytes have arrived and are reduced
   std::unique_ptr<std::byte[]> scratch_;
   std::vector<link::TransferPtr> receives_;  // by turn modulo the window
   std::deque<link::TransferPtr> sends_;
@@ -131,7 +131,7 @@ class Ring {
 
 }  // namespace
 
-// In place is safe: a complete segment arrives only after my contribution has gone round in it.
+// In place is safe: a complete segment arrives only after this member's contribution to it has been sent.
 Task ring_allreduce(const Context& context, const Party& party, const Pieces& in, const Pieces& out,
                     const Reduction& reduction, Flow& flow) {
   if (in.empty()) co_return;

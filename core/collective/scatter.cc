@@ -16,7 +16,8 @@ Task swap_blocks(const Context& context, const std::vector<Pieces>& in, const st
   wire::Tag tag{context.group, context.sequence, step};
   std::vector<link::TransferPtr> transfers;
   enter(context, "send");
-  for (int shift = 1; shift < topology.size(); ++shift) {  // each begins with another member: no crowd at one of them
+  for (int shift = 1; shift < topology.size();
+       ++shift) {  // each starts with another member, so that they do not all send to one first
     int to = (topology.me + shift) % topology.size();
     int from = (topology.me + topology.size() - shift) % topology.size();
     if (topology.host_of[index(from)] != my_host && !out[index(from)].empty()) {
@@ -51,15 +52,15 @@ Task alltoall(Context context, std::vector<Pieces> in, std::vector<Pieces> out, 
 
 namespace {
 
-// Who adds up, on a host, what is meant for a member: the one with its local index, where there is one. On the member's
-// own host that is itself.
+// The member of this host that reduces what is for a given member: the one with its local index, if there is one. On
+// the member's own host that is the member itself.
 int adder(const Topology& topology, int host, int destination) {
   const std::vector<int>& members = topology.hosts[index(host)];
   return members[index(topology.local_of[index(destination)]) % members.size()];
 }
 
-// partials[m] becomes the host's sum for member m where I am its adder, as memory of my own (or of `in`, when I am
-// alone on the host and there is nothing to add and nothing to scale).
+// partials[m] becomes the host's sum for member m, where this member is its adder. It has memory of its own, or that of
+// `in` when the member is alone on the host and nothing is scaled.
 Task add_up_host(const Context& context, const std::vector<Pieces>& in, const Reduction& reduction,
                  std::unique_ptr<std::byte[]>& memory, std::vector<Pieces>& partials) {
   const Topology& topology = *context.topology;
@@ -91,7 +92,7 @@ Task add_up_host(const Context& context, const std::vector<Pieces>& in, const Re
   }
 }
 
-// The sums of all hosts meet at the member for whom they are.
+// The sums of all hosts meet at the member that they are for.
 Task reducescatter_by_hosts(const Context& context, const std::vector<Pieces>& in, const Pieces& out,
                             const Reduction& reduction) {
   const Topology& topology = *context.topology;
@@ -101,7 +102,7 @@ Task reducescatter_by_hosts(const Context& context, const std::vector<Pieces>& i
   auto arrivals = std::make_unique_for_overwrite<std::byte[]>(bytes * index(topology.host_count()));
   std::unique_ptr<std::byte[]> memory;
   std::vector<Pieces> sources(index(topology.host_count()));
-  std::vector<link::TransferPtr> receives, sends;  // after what they point to: cancelled first
+  std::vector<link::TransferPtr> receives, sends;  // declared after what they point to, so cancelled first
   for (int host = 0; host < topology.host_count() && bytes > 0; ++host) {
     if (host == my_host) continue;
     sources[index(host)] = Pieces(arrivals.get() + bytes * index(host), bytes);
@@ -147,7 +148,8 @@ Task reducescatter(Context context, std::vector<Pieces> in, Pieces out, Reductio
 
 namespace {
 
-// Dissemination: after the step of distance d a host has heard, directly or not, of the 2d hosts before it.
+// Dissemination: after the step of distance d, a host has heard from the 2d hosts before it, directly or through
+// others.
 Task barrier_between(const Context& context) {
   const Topology& topology = *context.topology;
   int hosts = topology.host_count();
@@ -182,7 +184,7 @@ Task barrier(Context context) {
     Task task = barrier_between(context);
     co_await task;
   }
-  if (context.rings != nullptr) {  // the first of the host lets the others go
+  if (context.rings != nullptr) {  // the first member of the host releases the others
     Task task = local_barrier(context);
     co_await task;
   }

@@ -1,4 +1,4 @@
-// Collectives on shared memory: who has it where, and what is read and written there.
+// Collectives on shared memory: exchanging the addresses, then reading and writing there.
 // Touches base/, link/, group/ and kernel/.
 #include "collective/shared.h"
 
@@ -16,17 +16,17 @@ namespace farandole::collective {
 namespace {
 
 using link::Rings;
-using Words = std::vector<std::uint64_t>;
+using Numbers = std::vector<std::uint64_t>;
 
-constexpr std::size_t kChunk = 256 << 10;  // what is reduced stays in cache until it is copied on
-constexpr int kChunksAtOnce = 4;           // some 100 microseconds
-constexpr std::size_t kWordsOfPiece = 3;
-constexpr std::uint32_t kAnyWords = ~0u;  // in the stamp of a slot that says itself how many words it has
+constexpr std::size_t kChunk = 256 << 10;  // reduced bytes stay in cache until they are copied on
+constexpr int kChunksPerStep = 4;          // about 100 microseconds
+constexpr std::size_t kNumbersPerPiece = 3;
+constexpr std::uint32_t kAnyCount = ~0u;  // in the stamp of a slot that contains the number of its numbers
 
-// Everyone shows a few words (at most a slot's) and reads the others'.
-Task show(const Context& context, const Words& mine, std::vector<Words>& all) {
+// Every member publishes a few numbers (at most a slot's) and reads the others'.
+Task publish_numbers(const Context& context, const Numbers& mine, std::vector<Numbers>& all) {
   Rings& rings = *context.rings;
-  const std::uint64_t any_words = stamp(context, kAnyWords);
+  const std::uint64_t any_count = stamp(context, kAnyCount);
   auto free = until([&rings] { return rings.claim(Rings::everyone) != nullptr; });
   co_await free;
   enter(context, "send");
@@ -34,20 +34,21 @@ Task show(const Context& context, const Words& mine, std::vector<Words>& all) {
   const std::uint64_t count = mine.size();
   std::memcpy(slot, &count, sizeof count);
   if (count > 0) std::memcpy(slot + sizeof count, mine.data(), count * sizeof count);
-  rings.publish(Rings::everyone, any_words);
+  rings.publish(Rings::everyone, any_count);
   enter(context, "recv");
   all.assign(index(rings.members()), mine);
   for (int member = 0; member < rings.members(); ++member) {
     if (member == rings.me()) continue;
-    auto here = until([&rings, member, any_words] { return rings.peek(member, true, any_words) != nullptr; });
-    co_await here;
-    const std::byte* shown = rings.peek(member, true, any_words);
-    // Read once: who shows it may change it.
-    const std::uint64_t said = __atomic_load_n(reinterpret_cast<const std::uint64_t*>(shown), __ATOMIC_RELAXED);
-    const std::uint64_t theirs = std::min<std::uint64_t>(said, rings.slot_bytes() / sizeof said - 1);
-    Words& words = all[index(member)];
-    words.resize(theirs);
-    if (theirs > 0) std::memcpy(words.data(), shown + sizeof theirs, theirs * sizeof theirs);
+    auto arrived = until([&rings, member, any_count] { return rings.peek(member, true, any_count) != nullptr; });
+    co_await arrived;
+    const std::byte* published = rings.peek(member, true, any_count);
+    // Read once, because the writer could change it.
+    const std::uint64_t announced =
+        __atomic_load_n(reinterpret_cast<const std::uint64_t*>(published), __ATOMIC_RELAXED);
+    const std::uint64_t theirs = std::min<std::uint64_t>(announced, rings.slot_bytes() / sizeof announced - 1);
+    Numbers& numbers = all[index(member)];
+    numbers.resize(theirs);
+    if (theirs > 0) std::memcpy(numbers.data(), published + sizeof theirs, theirs * sizeof theirs);
     rings.consume(member, true);
   }
 }
@@ -57,64 +58,66 @@ bool in_place(const Pieces& in, const Pieces& out) {
                     [](const Piece& a, const Piece& b) { return a.data == b.data && a.bytes == b.bytes; });
 }
 
-// Region, offset and bytes of each piece; nothing when one of them is in no region.
-Words places_of(const Context& context, const std::vector<Piece>& pieces, link::Use use) {
-  Words words;
-  if ((kWordsOfPiece * pieces.size() + 1) * sizeof(std::uint64_t) > context.rings->slot_bytes()) return {};
+// Region, offset and bytes of each piece; empty when one of them is in no region.
+Numbers addresses_of(const Context& context, std::span<const Piece> pieces, link::RegionUse use) {
+  Numbers numbers;
+  if ((kNumbersPerPiece * pieces.size() + 1) * sizeof(std::uint64_t) > context.rings->slot_bytes()) return {};
   for (const Piece& piece : pieces) {
-    const link::Place place = piece.bytes == 0 ? link::Place() : context.regions->find(piece.data, piece.bytes, use);
-    if (place.region == 0 && piece.bytes > 0) return {};
-    words.insert(words.end(), {place.region, place.offset, piece.bytes});
+    const link::RegionAddress address =
+        piece.bytes == 0 ? link::RegionAddress() : context.regions->find(piece.data, piece.bytes, use);
+    if (address.region == 0 && piece.bytes > 0) return {};
+    numbers.insert(numbers.end(), {address.region, address.offset, piece.bytes});
   }
-  return words;
+  return numbers;
 }
 
-// What places must be like to be used.
-struct Wanted {
-  link::Use use;
-  std::size_t bytes;    // of all of them together
-  std::size_t element;  // no place begins or ends within one
+// The conditions for another member's addresses.
+struct Conditions {
+  link::RegionUse use;
+  std::size_t bytes;    // of all pieces together
+  std::size_t element;  // no piece begins or ends inside an element
 };
 
-// The memory at these places of a member's; empty when some of it is not here, or it is not as wanted.
-Pieces reach(const Context& context, int local, std::span<const std::uint64_t> words, const Wanted& wanted,
-             Held& held) {
+// The memory at these addresses of a member; empty when a part of it has not arrived here or does not meet the
+// conditions.
+Pieces find_memory(const Context& context, int local, std::span<const std::uint64_t> numbers,
+                   const Conditions& conditions, Held& held) {
   const Topology& topology = *context.topology;
   const int rank = topology.ranks[index(topology.my_host()[index(local)])];
   Pieces found;
-  for (std::size_t i = 0; i + kWordsOfPiece <= words.size(); i += kWordsOfPiece) {
-    if (words[i + 1] % wanted.element != 0 || words[i + 2] % wanted.element != 0) return {};
-    auto region = context.regions->with(rank, {words[i], words[i + 1]}, words[i + 2], wanted.use);
+  for (std::size_t i = 0; i + kNumbersPerPiece <= numbers.size(); i += kNumbersPerPiece) {
+    if (numbers[i + 1] % conditions.element != 0 || numbers[i + 2] % conditions.element != 0) return {};
+    auto region = context.regions->find_peer(rank, {numbers[i], numbers[i + 1]}, numbers[i + 2], conditions.use);
     if (region == nullptr) return {};
-    found.add(region->data() + words[i + 1], words[i + 2]);
+    found.add(region->data() + numbers[i + 1], numbers[i + 2]);
     held.push_back(std::move(region));
   }
-  return found.bytes() == wanted.bytes ? found : Pieces();
+  return found.bytes() == conditions.bytes ? found : Pieces();
 }
 
-bool any_empty(const std::vector<Words>& all) {
-  return std::any_of(all.begin(), all.end(), [](const Words& words) { return words.empty(); });
+bool any_empty(const std::vector<Numbers>& all) {
+  return std::any_of(all.begin(), all.end(), [](const Numbers& numbers) { return numbers.empty(); });
 }
 
 }  // namespace
 
 Task find_shared(const Context& context, const Pieces& in, const Pieces& out, std::size_t element,
                  SharedTensors& tensors) {
-  std::vector<Words> all;
-  Words mine = in_place(in, out) ? places_of(context, in.list(), link::Use::tensors) : Words();
-  Task places = show(context, mine, all);
-  co_await places;
+  std::vector<Numbers> all;
+  Numbers mine = in_place(in, out) ? addresses_of(context, in.list(), link::RegionUse::tensors) : Numbers();
+  Task addresses = publish_numbers(context, mine, all);
+  co_await addresses;
   if (any_empty(all)) co_return;
   bool complete = true;
-  const Wanted wanted{link::Use::tensors, in.bytes(), element};
+  const Conditions conditions{link::RegionUse::tensors, in.bytes(), element};
   for (int local = 0; local < context.rings->members(); ++local) {
     const bool is_me = local == context.rings->me();
-    tensors.members.push_back(is_me ? in : reach(context, local, all[index(local)], wanted, tensors.held));
+    tensors.members.push_back(is_me ? in : find_memory(context, local, all[index(local)], conditions, tensors.held));
     complete = complete && !tensors.members.back().empty();
   }
-  // A file may still be under way to one of us: then nobody uses any.
-  Words ready(complete ? 1 : 0, 1);
-  Task agreement = show(context, ready, all);
+  // A file may still be under way to one member; then no member uses the shared memory.
+  Numbers ready(complete ? 1 : 0, 1);
+  Task agreement = publish_numbers(context, ready, all);
   co_await agreement;
   if (any_empty(all)) tensors = SharedTensors();
 }
@@ -136,7 +139,7 @@ Task allreduce_shared(const Context& context, const SharedTensors& tensors, cons
     for (std::size_t member = 0; member < members; ++member) {
       if (member != me && member != next) copy(parts[me], parts[member]);
     }
-    if (++steps % kChunksAtOnce == 0) co_await pause;
+    if (++steps % kChunksPerStep == 0) co_await pause;
   }
   Task everyone_done = local_barrier(context);
   co_await everyone_done;
@@ -145,7 +148,7 @@ Task allreduce_shared(const Context& context, const SharedTensors& tensors, cons
 
 namespace {
 
-// In steps, so that others may do something in between.
+// In steps, so that other collectives can run in between.
 Task move(const Context& context, const Pieces& from, const Pieces& to, int& steps) {
   Cursor read(from), write(to);
   Pause pause;
@@ -155,7 +158,7 @@ Task move(const Context& context, const Pieces& from, const Pieces& to, int& ste
     write.write(read.data(), bytes, kernel::copy_past_cache);
     read.skip(bytes);
     left -= bytes;
-    if (++steps % kChunksAtOnce == 0) co_await pause;
+    if (++steps % kChunksPerStep == 0) co_await pause;
   }
 }
 
@@ -166,30 +169,31 @@ Task alltoall_shared(const Context& context, const std::vector<Pieces>& in, cons
   const std::size_t me = index(context.rings->me()), members = in.size();
   std::vector<Piece> mine;
   for (const Pieces& block : out) mine.push_back(block.empty() ? Piece{nullptr, 0} : block.list().front());
-  const Words shown = places_of(context, mine, link::Use::results);
-  std::vector<Words> all;
-  Task places = show(context, shown, all);
-  co_await places;
+  const Numbers published = addresses_of(context, mine, link::RegionUse::results);
+  std::vector<Numbers> all;
+  Task addresses = publish_numbers(context, published, all);
+  co_await addresses;
   if (any_empty(all)) co_return;
   Held held;
   std::vector<Pieces> to(members);
   bool complete = true;
   for (std::size_t member = 0; member < members; ++member) {
     if (member == me) continue;
-    auto place = std::span(all[member]).subspan(std::min(me * kWordsOfPiece, all[member].size()));
-    place = place.first(std::min(place.size(), kWordsOfPiece));
-    complete = complete && place.size() == kWordsOfPiece && place.back() == in[member].bytes();
+    auto address = std::span(all[member]).subspan(std::min(me * kNumbersPerPiece, all[member].size()));
+    address = address.first(std::min(address.size(), kNumbersPerPiece));
+    complete = complete && address.size() == kNumbersPerPiece && address.back() == in[member].bytes();
     if (in[member].empty()) continue;
-    to[member] = reach(context, static_cast<int>(member), place, {link::Use::results, in[member].bytes(), 1}, held);
+    to[member] = find_memory(context, static_cast<int>(member), address,
+                             {link::RegionUse::results, in[member].bytes(), 1}, held);
     complete = complete && !to[member].empty();
   }
-  const Words ready(complete ? 1 : 0, 1);
-  Task agreement = show(context, ready, all);
+  const Numbers ready(complete ? 1 : 0, 1);
+  Task agreement = publish_numbers(context, ready, all);
   co_await agreement;
   if (any_empty(all)) co_return;
   to[me] = out[me];
   int steps = 0;
-  for (std::size_t shift = 1; shift <= members; ++shift) {  // each begins with another member, and ends with itself
+  for (std::size_t shift = 1; shift <= members; ++shift) {  // each starts with another member, and ends with itself
     const std::size_t member = (me + shift) % members;
     Task task = move(context, in[member], to[member], steps);
     co_await task;

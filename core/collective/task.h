@@ -1,4 +1,4 @@
-// Task: a collective as a resumable step. It runs until a link would block, and goes on when it is advanced again.
+// Task: a collective as a coroutine. It runs until a link would block, and continues when it is advanced again.
 // Touches base/ alone.
 #pragma once
 
@@ -8,8 +8,8 @@
 
 namespace farandole {
 
-// A coroutine that is polled. `co_await until([&] { return ...; })` suspends until the condition holds; `co_await task`
-// runs another Task to its end inside this one. Whoever owns the outermost Task calls advance() again and again.
+// A coroutine that is polled. `co_await until([&] { return ...; })` suspends until the condition is true; `co_await
+// task` runs another Task to its end inside this one. The owner of the outermost Task calls advance() again and again.
 // Destroying a Task cancels it.
 class Task {
  public:
@@ -17,13 +17,13 @@ class Task {
   using Handle = std::coroutine_handle<promise_type>;
 
   struct Condition {
-    virtual bool holds() = 0;  // throws nothing: an exception is kept, and continues in the coroutine that waits
+    virtual bool holds() = 0;  // does not throw: an exception is stored and rethrown in the coroutine that waits
 
    protected:
     ~Condition() = default;
   };
 
-  // Shared by a chain of nested tasks: the innermost one and what it waits for.
+  // Shared by a chain of nested tasks: the innermost one, and its condition.
   struct Stack {
     std::coroutine_handle<> top;
     Condition* waiting = nullptr;
@@ -84,7 +84,7 @@ class Task {
   Handle handle_;
 };
 
-// The owner's side of an outermost Task.
+// The owner's view of an outermost Task.
 class Running {
  public:
   explicit Running(Task task) : task_(std::move(task)) {
@@ -94,8 +94,8 @@ class Running {
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
 
-  // Goes on as far as it can. True when it has finished; throws what the body threw.
-  // `moved` is set when anything was done.
+  // Runs as far as it can. True when it has finished; throws the body's exception. `moved` is set when anything was
+  // done.
   bool advance(bool& moved) {
     while (!task_.handle().done()) {
       if (stack_.waiting != nullptr) {
@@ -122,7 +122,7 @@ class Until final : public Task::Condition {
     try {
       return predicate_();
     } catch (...) {
-      // Asked again it might not throw: what it looks at may be a neighbour's memory.
+      // A second call might not throw: the condition may read a peer's memory.
       error_ = std::current_exception();
       return true;
     }
@@ -138,8 +138,7 @@ class Until final : public Task::Condition {
   std::exception_ptr error_;
 };
 
-// co_await pause: goes on at the next advance(), so that a task that never has to wait does not keep others from
-// moving.
+// co_await pause: continues at the next advance(), so that a task that never waits lets others run.
 class Pause final : public Task::Condition {
  public:
   bool holds() override { return std::exchange(seen_, true); }
@@ -154,7 +153,7 @@ class Pause final : public Task::Condition {
   bool seen_ = false;
 };
 
-// co_await turns: gives each of two tasks a turn, until one of them has gone on or both are over.
+// co_await turns: gives each of two tasks a turn, until one of them can continue or both have ended.
 class Turns final : public Task::Condition {
  public:
   Turns(Task first, Task second) : first_(std::move(first)), second_(std::move(second)) {}
@@ -184,14 +183,14 @@ class Turns final : public Task::Condition {
   std::exception_ptr error_;
 };
 
-// Two tasks side by side, each of which may wait for what the other one does.
+// Two tasks side by side; each may wait for the other.
 inline Task side_by_side(Task first, Task second) {
   Turns turns(std::move(first), std::move(second));
   Pause pause;
   while (true) {
     co_await turns;
     if (turns.over()) co_return;
-    co_await pause;  // what they have asked the links for goes out first
+    co_await pause;  // first lets the links send what the tasks have posted
   }
 }
 

@@ -20,10 +20,10 @@ Bytes encode(const Segment& segment) {
   return writer.take();
 }
 
-Bytes encode(const Word& word) {
+Bytes encode(const PlanState& state) {
   wire::Writer writer;
-  writer.u32(word.group);
-  writer.u64(word.bits);
+  writer.u32(state.group);
+  writer.u64(state.bits);
   return writer.take();
 }
 
@@ -78,14 +78,14 @@ bool decode(std::span<const std::byte> bytes, Hello& hello) {
 bool decode(std::span<const std::byte> bytes, Segment& segment) {
   wire::Reader reader(bytes);
   segment.group = reader.u32();
-  return reader.finished() && segment.group < kLastFounded;
+  return reader.finished() && segment.group < kLastMemberGroup;
 }
 
-bool decode(std::span<const std::byte> bytes, Word& word) {
+bool decode(std::span<const std::byte> bytes, PlanState& state) {
   wire::Reader reader(bytes);
-  word.group = reader.u32();
-  word.bits = reader.u64();
-  return reader.finished() && word.group < kLastFounded;
+  state.group = reader.u32();
+  state.bits = reader.u64();
+  return reader.finished() && state.group < kLastMemberGroup;
 }
 
 bool decode(std::span<const std::byte> bytes, Leaving& leaving) {
@@ -105,10 +105,10 @@ bool decode(std::span<const std::byte> bytes, Revocation& revocation) {
   const std::int32_t code = reader.i32();
   revocation.error.rank = reader.i32();
   revocation.error.message = reader.text();
-  // Neither success nor progress ends a generation.
+  // `ok` and `in_progress` do not end a generation.
   const bool failure = names_failure(code);
   revocation.error.code = failure ? static_cast<Code>(code) : Code::internal;
-  // Who has too little memory says who he is: without a rank its receiver would take the shortage for its own.
+  // A rank without memory must name itself; else the receiver would treat the lack of memory as its own.
   const bool nobody_s = revocation.error.code == Code::no_memory && revocation.error.rank < 0;
   return reader.finished() && failure && revocation.error.rank >= -1 && !nobody_s;
 }
@@ -117,7 +117,7 @@ bool decode(std::span<const std::byte> bytes, Abandon& abandon) {
   wire::Reader reader(bytes);
   abandon.group = reader.u32();
   abandon.why = reader.text();
-  return reader.finished() && abandon.group >= kFirstFounded && abandon.group < kLastFounded;
+  return reader.finished() && abandon.group >= kFirstMemberGroup && abandon.group < kLastMemberGroup;
 }
 
 bool decode(std::span<const std::byte> bytes, Share& share) {

@@ -1,4 +1,4 @@
-// What the core has to tell its binding: lines for the log and wishes for links. Pulled, never pushed.
+// Events from the core to its binding: log lines and link requests. The binding pulls them.
 // Touches nothing.
 #pragma once
 
@@ -27,8 +27,8 @@ class Events {
  public:
   void push(BindingEvent event) {
     std::lock_guard lock(mutex_);
-    // Nobody is listening. Lines for the log may be lost then; a wish for a link, made once per peer, may not.
-    if (closed_ || (event.kind == EventKind::log && queue_.size() >= kMost)) return;
+    // When nobody reads events, log lines may be dropped. A link request must not: it is made once per peer.
+    if (closed_ || (event.kind == EventKind::log && queue_.size() >= kMaxEvents)) return;
     queue_.push_back(std::move(event));
     changed_.notify_one();
   }
@@ -52,7 +52,7 @@ class Events {
   }
 
  private:
-  static constexpr std::size_t kMost = 4096;
+  static constexpr std::size_t kMaxEvents = 4096;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<BindingEvent> queue_;

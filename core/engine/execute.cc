@@ -1,4 +1,4 @@
-// Laying out the memory of each kind of collective. Buckets come here verified (negotiate/verify.h).
+// The memory of each kind of collective. Buckets arrive here verified (negotiate/verify.h).
 // Touches collective/, negotiate/ and os/.
 #include "engine/execute.h"
 
@@ -28,7 +28,7 @@ std::size_t bytes_of(const Item& item) { return static_cast<std::size_t>(rows_of
 std::byte* result(Job& job, Operation& operation, std::size_t bytes, std::vector<std::int64_t> shape,
                   bool shared = false) {
   operation.shape = std::move(shape);
-  const bool fits = !rows_vary(job.bucket.kind) || operation.output_bytes == bytes;
+  const bool fits = !rows_vary(job.bucket->kind) || operation.output_bytes == bytes;
   operation.output_bytes = bytes;
   if (operation.output == nullptr || !fits) {
     operation.owned = shared ? job.results->allocate_shared(bytes) : job.results->allocate(bytes);
@@ -52,10 +52,10 @@ collective::Reduction reduction_of(const Bucket& bucket, int members) {
   return reduction;
 }
 
-// Of the whole bucket, before any of it is taken: what this rank holds for others because it has joined, or receives of
-// them, is as much as they say. Each tensor by itself may seem small.
+// Checks the whole bucket before any memory is allocated: the tensors of a joined member, and received results, are as
+// large as others say. Each tensor alone may look small.
 void check_room(const Job& job) {
-  const Bucket& bucket = job.bucket;
+  const Bucket& bucket = *job.bucket;
   if (bucket.joined == 0 && bucket.kind != Kind::allgather) return;
   std::size_t bytes = 0;
   for (std::size_t i = 0; i < bucket.items.size(); ++i) {
@@ -70,45 +70,43 @@ void check_room(const Job& job) {
     bytes = std::numeric_limits<std::size_t>::max();
     break;
   }
-  if (os::fits(bytes)) return;
-  throw Failure(Code::no_memory, "tensor '" + bucket.items.front().name + "' and what is fused with it, " +
-                                     std::to_string(bytes) + " bytes, are more than the machine has available");
+  if (os::can_allocate(bytes)) return;
+  throw Failure(Code::no_memory, "tensor '" + bucket.items.front().name + "' and the tensors fused with it need " +
+                                     std::to_string(bytes) + " bytes, more than the machine has available");
 }
 
 Task allreduce(Job& job, const collective::Context& context) {
-  std::vector<Pieces> in, out;
-  for (std::size_t i = 0; i < job.bucket.items.size(); ++i) {
-    const Item& item = job.bucket.items[i];
+  const bool apart = job.bucket->op == ReduceOp::adasum;
+  std::vector<Pieces> in(apart ? job.bucket->items.size() : 1), out(in.size());
+  for (std::size_t i = 0; i < job.bucket->items.size(); ++i) {
+    const Item& item = job.bucket->items[i];
     std::size_t bytes = bytes_of(item);
+    Pieces &from = in[apart ? i : 0], &to = out[apart ? i : 0];
     if (Operation* operation = job.operations[i].get(); operation != nullptr && !operation->pieces.empty()) {
       operation->shape = item.shape;
-      in.push_back(operation->pieces);
-      out.push_back(operation->pieces);
+      from.add(operation->pieces);
+      to.add(operation->pieces);
     } else if (operation != nullptr) {
-      std::byte* to = result(job, *operation, bytes, item.shape);
-      in.emplace_back(operation->input, bytes);
-      out.emplace_back(to, bytes);
+      from.add(operation->input, bytes);
+      to.add(result(job, *operation, bytes, item.shape), bytes);
     } else {
       job.scratch.push_back(job.results->allocate(bytes));
       std::memset(job.scratch.back().get(), 0, bytes);
-      in.emplace_back(job.scratch.back().get(), bytes);
-      out.emplace_back(job.scratch.back().get(), bytes);
+      from.add(job.scratch.back().get(), bytes);
+      to.add(job.scratch.back().get(), bytes);
     }
   }
-  collective::Reduction reduction = reduction_of(job.bucket, context.topology->size());
-  if (job.bucket.op == ReduceOp::adasum) return collective::adasum(context, std::move(in), std::move(out), reduction);
-  Pieces all_in, all_out;
-  for (const Pieces& pieces : in) all_in.add(pieces);
-  for (const Pieces& pieces : out) all_out.add(pieces);
-  return collective::allreduce(context, std::move(all_in), std::move(all_out), reduction);
+  collective::Reduction reduction = reduction_of(*job.bucket, context.topology->size());
+  return apart ? collective::adasum(context, std::move(in), std::move(out), reduction)
+               : collective::allreduce(context, std::move(in[0]), std::move(out[0]), reduction);
 }
 
 Task allgather(Job& job, const collective::Context& context) {
   auto me = static_cast<std::size_t>(context.topology->me);
   Pieces in;
   std::vector<Pieces> out(static_cast<std::size_t>(context.topology->size()));
-  for (std::size_t i = 0; i < job.bucket.items.size(); ++i) {
-    const Item& item = job.bucket.items[i];
+  for (std::size_t i = 0; i < job.bucket->items.size(); ++i) {
+    const Item& item = job.bucket->items[i];
     Operation& operation = *job.operations[i];
     std::size_t row = row_bytes(item);
     std::int64_t rows = std::accumulate(item.first_dims.begin(), item.first_dims.end(), std::int64_t{0});
@@ -124,17 +122,17 @@ Task allgather(Job& job, const collective::Context& context) {
 }
 
 Task broadcast(Job& job, const collective::Context& context) {
-  const Item& item = job.bucket.items.front();
+  const Item& item = job.bucket->items.front();
   Operation& operation = *job.operations.front();
   std::size_t bytes = bytes_of(item);
   std::byte* to = result(job, operation, bytes, item.shape);
-  int root = context.topology->member_of(job.bucket.root);
+  int root = context.topology->member_of(job.bucket->root);
   if (root == context.topology->me && operation.input != to && bytes > 0) std::memcpy(to, operation.input, bytes);
   return collective::broadcast(context, Pieces(to, bytes), root);
 }
 
 Task alltoall(Job& job, const collective::Context& context) {
-  const Item& item = job.bucket.items.front();
+  const Item& item = job.bucket->items.front();
   Operation& operation = *job.operations.front();
   auto members = static_cast<std::size_t>(context.topology->size());
   std::size_t row = row_bytes(item);
@@ -160,8 +158,8 @@ Task reducescatter(Job& job, const collective::Context& context) {
   auto members = static_cast<std::size_t>(context.topology->size());
   std::vector<Pieces> in(members);
   Pieces out;
-  for (std::size_t i = 0; i < job.bucket.items.size(); ++i) {
-    const Item& item = job.bucket.items[i];
+  for (std::size_t i = 0; i < job.bucket->items.size(); ++i) {
+    const Item& item = job.bucket->items[i];
     Operation& operation = *job.operations[i];
     std::size_t row = row_bytes(item);
     const auto* from = static_cast<const std::byte*>(operation.input);
@@ -177,19 +175,19 @@ Task reducescatter(Job& job, const collective::Context& context) {
     }
   }
   return collective::reducescatter(context, std::move(in), std::move(out),
-                                   reduction_of(job.bucket, context.topology->size()));
+                                   reduction_of(*job.bucket, context.topology->size()));
 }
 
 }  // namespace
 
 void prepare(Job& job, collective::Context context) {
-  context.kind = job.bucket.kind;
+  context.kind = job.bucket->kind;
   context.phase = &job.phase;
   context.in_place = &job.in_place;
   context.sequence = job.sequence;
   check_room(job);
   Task task;
-  switch (job.bucket.kind) {
+  switch (job.bucket->kind) {
     case Kind::allreduce:
       task = allreduce(job, context);
       break;
@@ -206,7 +204,7 @@ void prepare(Job& job, collective::Context context) {
       task = reducescatter(job, context);
       break;
     default:
-      return;  // barriers, joins and group changes are done when they are agreed on
+      return;  // barriers, joins and group changes are complete when all members have agreed
   }
   job.running = std::make_unique<Running>(std::move(task));
 }

@@ -1,4 +1,5 @@
-// From an agreed bucket to a running collective: which memory it reads and writes, and what its operations get.
+// From an agreed bucket to a running collective: the memory that it reads and writes, and the results of its
+// operations.
 // Touches collective/ and negotiate/.
 #pragma once
 
@@ -11,21 +12,21 @@
 
 namespace farandole {
 
-// A bucket on its way through a group. `operations` follow bucket.items; null where this member has joined.
+// A bucket in a group's queue. `operations` are in the order of bucket.items; null where this member has joined.
 struct Job {
-  negotiate::Bucket bucket;
+  std::shared_ptr<const negotiate::Bucket> bucket;  // that of a plan is in use again and again
   std::vector<OperationPtr> operations;
   Results* results = nullptr;
-  std::vector<Memory> scratch;  // stands in for the tensors of a member that has joined
+  std::vector<Memory> scratch;  // instead of tensors, on a member that has joined
   std::uint64_t sequence = 0;
-  std::size_t chunk_bytes = 0;  // as it was agreed on when the bucket was
+  std::size_t chunk_bytes = 0;  // the group's value when the bucket was agreed on
   const char* phase = "queue";
-  std::int64_t in_place = 0;  // bytes of it that were reduced where they lie
+  std::int64_t in_place = 0;  // bytes that were reduced directly in shared memory
   std::unique_ptr<Running> running;
 };
 
-// Sets outputs, shapes and received splits of the job's operations, allocates results, and makes job.running (none for
-// kinds that move no bytes).
+// Sets outputs, shapes and received splits of the job's operations, allocates results, and creates job.running (none
+// for kinds that move no bytes).
 void prepare(Job& job, collective::Context context);
 
 }  // namespace farandole

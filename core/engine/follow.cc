@@ -1,4 +1,4 @@
-// How a group follows its plan and leaves it; and what it says when somebody keeps the others waiting.
+// How a group follows its plan and leaves it, and how it reports stalls.
 // Touches negotiate/, link/ and trace/.
 #include <algorithm>
 
@@ -7,8 +7,8 @@
 
 namespace farandole {
 
-// Everybody comes here at the same bucket (negotiate/plan.h), so no message is needed. Requests that were sent but not
-// answered are matched with the plan instead; the coordinator drops its copies by their epoch.
+// All members call this at the same bucket (negotiate/plan.h), so no message is needed. Requests that were sent but not
+// answered are matched with the plan; the coordinator drops its copies because their epoch is old.
 void Group::activate() {
   std::vector<OperationPtr> unanswered;
   for (auto& [name, operation] : pending_) unanswered.push_back(std::move(operation));
@@ -55,76 +55,79 @@ void Group::awaited(std::int64_t handle) {
 }
 
 void Group::publish() {
-  std::uint64_t bits = Word{epoch_, diverting_, diverting_, follower_->go()}.pack();
+  std::uint64_t bits = PlanState{epoch_, diverting_, diverting_, follower_->ready()}.pack();
   if (bits == published_) return;
   published_ = bits;
   if (rings_ == nullptr) return;
-  rings_->my_words().own.store(bits, std::memory_order_release);
+  rings_->own_plan_states().own.store(bits, std::memory_order_release);
   rings_->notify_all(diverting_);
 }
 
-Word Group::others() {
-  Word word = Word::unpack(published_);
+PlanState Group::combined_state() {
+  PlanState state = PlanState::unpack(published_);
   if (rings_ != nullptr)
     for (int member = 0; member < rings_->members(); ++member)
       if (member != rings_->me())
-        word = Word::combine(word, Word::unpack(rings_->words_of(member).own.load(std::memory_order_acquire)), epoch_);
-  return topology_.host_count() > 1 ? exchange_hosts(word) : word;
+        state = PlanState::combine(
+            state, PlanState::unpack(rings_->plan_states_of(member).own.load(std::memory_order_acquire)), epoch_);
+  return topology_.host_count() > 1 ? exchange_host_states(state) : state;
 }
 
-// The first member of each host speaks for it: it sends its host's word to the others of its kind, and publishes what
-// it hears from them to its neighbours.
-Word Group::exchange_hosts(const Word& local) {
+// The first member of each host represents it: it sends its host's state to the first members of the other hosts, and
+// publishes their combined state to its local peers.
+PlanState Group::exchange_host_states(const PlanState& local) {
   if (topology_.my_local() != 0)
-    return Word::combine(local, Word::unpack(rings_->words_of(0).remote.load(std::memory_order_acquire)), epoch_);
+    return PlanState::combine(
+        local, PlanState::unpack(rings_->plan_states_of(0).remote.load(std::memory_order_acquire)), epoch_);
   auto my_host = static_cast<std::size_t>(topology_.host_of[static_cast<std::size_t>(topology_.me)]);
-  if (local.pack() != host_word_sent_) {
-    host_word_sent_ = local.pack();
+  if (local.pack() != sent_host_state_) {
+    sent_host_state_ = local.pack();
     for (std::size_t host = 0; host < topology_.hosts.size(); ++host) {
       if (host == my_host) continue;
       int leader = topology_.ranks[static_cast<std::size_t>(topology_.hosts[host][0])];
-      services_.messenger().control(leader, static_cast<std::uint32_t>(Control::word),
-                                    control::encode(control::Word{id_, host_word_sent_}));
+      services_.messenger().control(leader, static_cast<std::uint32_t>(Control::plan_state),
+                                    control::encode(control::PlanState{id_, sent_host_state_}));
     }
   }
-  Word remote{Word::trim(epoch_), true, true, (1ull << 42) - 1};
+  PlanState remote{PlanState::trim(epoch_), true, true, (1ull << 42) - 1};
   bool any = false;
   for (std::size_t host = 0; host < topology_.hosts.size(); ++host)
     if (host != my_host) {
-      Word word = Word::unpack(host_words_[host]);
-      any = any || (word.epoch == Word::trim(epoch_) && word.any);
-      remote = Word::combine(remote, word, epoch_);
+      PlanState state = PlanState::unpack(host_states_[host]);
+      any = any || (state.epoch == PlanState::trim(epoch_) && state.any);
+      remote = PlanState::combine(remote, state, epoch_);
     }
   remote.any = any;
-  if (rings_ != nullptr && rings_->my_words().remote.load(std::memory_order_relaxed) != remote.pack()) {
-    rings_->my_words().remote.store(remote.pack(), std::memory_order_release);
+  if (rings_ != nullptr && rings_->own_plan_states().remote.load(std::memory_order_relaxed) != remote.pack()) {
+    rings_->own_plan_states().remote.store(remote.pack(), std::memory_order_release);
     rings_->notify_all(remote.any);
   }
-  return Word::combine(local, remote, epoch_);
+  return PlanState::combine(local, remote, epoch_);
 }
 
-bool Group::must_divert() { return following() && !diverting_ && others().any; }
+bool Group::must_divert() { return following() && !diverting_ && combined_state().any; }
 
-void Group::on_word(int member, std::uint64_t bits) {
+void Group::on_plan_state(int member, std::uint64_t bits) {
   const auto host = static_cast<std::size_t>(topology_.host_of[static_cast<std::size_t>(member)]);
   if (topology_.hosts[host][0] != member || topology_.my_local() != 0 || topology_.my_host()[0] == member)
-    throw violation(member, "sent a plan's word, which only the first rank of a host sends to that of another");
-  host_words_[host] = bits;
+    throw violation(member,
+                    "sent a plan state, which only the first rank of a host sends to the first rank of another");
+  host_states_[host] = bits;
 }
 
-// Somebody has said that it would go on, and then that it had not. Read once more, to name it.
-int Group::who_went_back() const {
-  const auto back = [this](std::uint64_t bits) {
-    const Word word = Word::unpack(bits);
-    return word.epoch == Word::trim(epoch_) && word.go < run_;
+// A member has taken back the number of buckets that it was ready for. The states are read again, to find that member.
+int Group::find_inconsistent_member() const {
+  const auto went_back = [this](std::uint64_t bits) {
+    const PlanState state = PlanState::unpack(bits);
+    return state.epoch == PlanState::trim(epoch_) && state.ready < run_;
   };
-  const std::vector<int>& neighbours = topology_.my_host();
+  const std::vector<int>& locals = topology_.my_host();
   for (int local = 0; rings_ != nullptr && local < rings_->members(); ++local)
-    if (local != rings_->me() && back(rings_->words_of(local).own.load(std::memory_order_acquire)))
-      return neighbours[static_cast<std::size_t>(local)];
-  for (std::size_t host = 0; topology_.my_local() == 0 && host < host_words_.size(); ++host)
-    if (back(host_words_[host])) return topology_.hosts[host][0];
-  return neighbours[0];  // which hears of the other hosts for this one
+    if (local != rings_->me() && went_back(rings_->plan_states_of(local).own.load(std::memory_order_acquire)))
+      return locals[static_cast<std::size_t>(local)];
+  for (std::size_t host = 0; topology_.my_local() == 0 && host < host_states_.size(); ++host)
+    if (went_back(host_states_[host])) return topology_.hosts[host][0];
+  return locals[0];  // it receives the states of the other hosts for this one
 }
 
 std::int64_t Group::oldest_planned() {
@@ -134,36 +137,37 @@ std::int64_t Group::oldest_planned() {
 
 bool Group::follow(std::int64_t now) {
   bool moved = false;
-  Word everyone = others();
+  PlanState everyone = combined_state();
   if (everyone.any && !diverting_) {
     divert();
-    everyone = others();
+    everyone = combined_state();
     moved = true;
   }
-  while (run_ < everyone.go && run_ < follower_->go()) {
+  while (run_ < everyone.ready && run_ < follower_->ready()) {
+    std::shared_ptr<const negotiate::Bucket> bucket = follower_->bucket(run_).bucket;
     std::vector<OperationPtr> operations;
-    negotiate::Bucket bucket = follower_->bucket(run_).bucket;
+    operations.reserve(bucket->items.size());
     for (std::int64_t ticket : follower_->take(run_)) {
       auto found = planned_.find(ticket);
       operations.push_back(std::move(found->second));
       planned_.erase(found);
       services_.trace().negotiate_end(operations.back()->request.name);
     }
-    services_.trace().mark(now);
     services_.counters()[static_cast<int>(Counter::planned)].fetch_add(1, std::memory_order_relaxed);
     enqueue(std::move(bucket), std::move(operations));
     ++run_;
     moved = true;
   }
   if (everyone.all) {
-    if (everyone.go < run_) throw violation(who_went_back(), "took back how far it would follow a plan");
-    leave_plan(everyone.go, now);
+    if (everyone.ready < run_)
+      throw violation(find_inconsistent_member(), "took back the number of planned buckets that it was ready for");
+    leave_plan(everyone.ready, now);
     return true;
   }
   if (!diverting_) {
     std::int64_t oldest = oldest_planned();
     if (oldest != kNever) {
-      // A complete bucket that nobody answers is negotiated too: that is how stalls come to be reported.
+      // A complete bucket that other members do not run is negotiated too, so that the stall is reported.
       bool incomplete = follower_->incomplete(planned_since_.front().first);
       std::int64_t patience = incomplete ? services_.tuning().flush_ns : 1'000'000'000;
       if (now - oldest >= patience) {
@@ -195,8 +199,8 @@ void Group::leave_plan(std::uint64_t done, std::int64_t now) {
   std::vector<Held> held = std::move(held_);
   held_.clear();
   for (Held& early : held) on_requests(early.member, early.epoch, std::move(early.requests), now);
-  std::vector<negotiate::Bucket> answers = std::move(early_);
-  early_.clear();
+  std::vector<negotiate::Bucket> answers = std::move(held_answers_);
+  held_answers_.clear();
   if (!answers.empty()) on_buckets(std::move(answers), true);
 }
 
@@ -228,7 +232,8 @@ void Group::check_stalls(std::int64_t now) {
     std::string line = stall.name + ": waiting for rank " + ranks_text(stall.missing) + " (submitted by rank " +
                        ranks_text(stall.present) + " " + std::to_string(age / 1'000'000'000) + " s ago)";
     if (options.stall_shutdown_ns > 0 && age >= options.stall_shutdown_ns)
-      return services_.revoke({Code::shut_down, "stalled for too long: " + line, stall.missing.front()});
+      return services_.revoke(
+          {Code::shut_down, "stalled for longer than the stall shutdown time: " + line, stall.missing.front()});
     int& level = stall_reports_[stall.name];
     if (options.stall_warning_ns > 0 && age >= options.stall_warning_ns * (level < 2 ? 1 : level)) {
       level = level < 2 ? 2 : level + 1;

@@ -1,4 +1,4 @@
-// A group's requests, the answers to them, and the buckets it runs. The plan is in follow.cc.
+// A group's requests, the answers to them, and the buckets that it runs. The plan is in follow.cc.
 // Touches negotiate/, collective/, link/ and trace/.
 #include "engine/group.h"
 
@@ -19,9 +19,9 @@ using negotiate::Request;
 
 namespace {
 
-constexpr const char* kTooMuch = "asked for more at once than any program does";
-constexpr std::size_t kMostEarly = 1024;  // answers that wait until a plan has been left
-// An answer that a member had before it left has been sent to this one too, and comes within this time.
+constexpr const char* kTooManyRequests = "sent more requests at once than any program does";
+constexpr std::size_t kMaxHeldAnswers = 1024;  // kept until the plan has been left
+// An answer that a member had before it left was sent to this one too, and arrives within this time.
 constexpr std::int64_t kLatestAnswer = 10'000'000'000;
 
 }  // namespace
@@ -31,17 +31,17 @@ Group::Group(Services& services, std::uint32_t id, Topology topology)
       id_(id),
       topology_(std::move(topology)),
       recorder_(services.options().plan_capacity),
-      // Members found a group at no agreed place of the order: some might tune before it, some after.
-      chunk_bytes_((id >= kFirstFounded ? services.options().tuning : services.tuning()).chunk_bytes) {
+      // Members create a group at different moments: some could tune before it, some after.
+      chunk_bytes_((id >= kFirstMemberGroup ? services.options().tuning : services.tuning()).chunk_bytes) {
   const Options& options = services_.options();
   if (topology_.me == 0)
     coordinator_ = std::make_unique<negotiate::Coordinator>(
         topology_.ranks, negotiate::CoordinatorOptions{services_.tuning().fusion_threshold, options.fuse_bundles});
-  int neighbours = static_cast<int>(topology_.my_host().size());
-  if (neighbours > 1)
-    rings_ = std::make_unique<link::Rings>(link::RingShape{neighbours, options.slot_bytes, options.slots},
-                                           topology_.my_local());
-  host_words_.resize(topology_.hosts.size());
+  int locals = static_cast<int>(topology_.my_host().size());
+  if (locals > 1)
+    rings_ =
+        std::make_unique<link::Rings>(link::RingShape{locals, options.slot_bytes, options.slots}, topology_.my_local());
+  host_states_.resize(topology_.hosts.size());
 }
 
 void Group::submit(const OperationPtr& operation, std::int64_t now) {
@@ -91,25 +91,25 @@ void Group::on_requests(int member, std::uint32_t epoch, std::vector<Request> re
   if (coordinator_ == nullptr) throw violation(member, "sent requests to a rank that is not the first one");
   if (closed_.failed()) return;
   if (epoch > epoch_) {
-    // It has left the plan that this member is about to leave.
-    if (epoch != epoch_ + 1 || !following()) throw violation(member, "sent requests from a plan that never was");
+    // It has left the plan that this member will leave next.
+    if (epoch != epoch_ + 1 || !following()) throw violation(member, "sent requests of an epoch that does not exist");
     if (held_.empty()) held_loads_.clear();
-    negotiate::Load& load = held_loads_[member];
+    negotiate::PendingLoad& load = held_loads_[member];
     for (const Request& request : requests) load.add(request);
-    if (load.too_much()) throw violation(member, kTooMuch);
+    if (load.over_limit()) throw violation(member, kTooManyRequests);
     held_.push_back({member, epoch, std::move(requests)});
     return;
   }
-  if (epoch < epoch_) return;  // its sender will see that a plan began, and follow it
+  if (epoch < epoch_) return;  // its sender will see that a plan has started, and follow it
   for (Request& request : requests) {
     services_.trace().negotiate_tick(request.name, topology_.ranks[static_cast<std::size_t>(member)]);
     coordinator_->submit(member, std::move(request), now);
-    if (coordinator_->asks_too_much(member)) throw violation(member, kTooMuch);
+    if (coordinator_->asks_too_much(member)) throw violation(member, kTooManyRequests);
   }
   if (next_stall_check_ == kNever) next_stall_check_ = now;
 }
 
-// Answers everything that is ready. While two buckets wait to be run, later tensors gather and are fused.
+// Answers everything that is ready. While two buckets wait to run, more tensors collect and are fused.
 bool Group::emit() {
   if (coordinator_ == nullptr || following() || queue_.size() >= 2) return false;
   std::vector<Bucket> buckets = coordinator_->take_ready();
@@ -131,19 +131,19 @@ bool Group::emit() {
 void Group::on_buckets(std::vector<Bucket> buckets, bool last) {
   if (closed_.failed()) return;
   if (following()) {
-    // The first member, which waits for nobody when it tunes, has left the plan; this one is about to. What comes
-    // after the plan must also be recorded after it.
+    // Rank 0, which does not wait for anyone when it tunes, has left the plan, and this member will leave it too. What
+    // comes after the plan must also be recorded after it.
     const bool tunes = std::all_of(buckets.begin(), buckets.end(), [](const Bucket& bucket) {
       return bucket.kind == Kind::tune && !bucket.error.failed();
     });
-    if (!tunes || early_.size() + buckets.size() > kMostEarly)
-      throw violation(0, "answered requests that nobody sends while a plan is followed");
-    std::move(buckets.begin(), buckets.end(), std::back_inserter(early_));
+    if (!tunes || held_answers_.size() + buckets.size() > kMaxHeldAnswers)
+      throw violation(0, "answered requests while this rank follows a plan and has sent none");
+    std::move(buckets.begin(), buckets.end(), std::back_inserter(held_answers_));
     return;
   }
   bool complete = false;
   for (Bucket& bucket : buckets) complete = agree(std::move(bucket));
-  // Only the last bucket of an answer may begin a plan: the others have company that is already agreed on.
+  // Only the last bucket of an answer may start a plan: the buckets after the others are agreed on already.
   if (complete && last && !closed_.failed()) activate();
 }
 
@@ -156,19 +156,21 @@ OperationPtr Group::take_pending(const std::string& name) {
 }
 
 const char* Group::fault_in(const Bucket& bucket, const std::vector<OperationPtr>& operations) const {
-  if (bucket.kind == Kind::tune && id_ != 0) return "tunes a process set that is not the first one";
-  const negotiate::Asker asker{topology_.ranks, topology_.me, join_ != nullptr};
-  const char* fault = negotiate::fault_in(bucket, asker);
+  if (bucket.kind == Kind::tune && id_ != 0) return "tunes a process set other than the first one";
+  const negotiate::Requester requester{topology_.ranks, topology_.me, join_ != nullptr};
+  const char* fault = negotiate::fault_in(bucket, requester);
   for (std::size_t i = 0; i < operations.size() && fault == nullptr; ++i) {
     const Request* own = operations[i] == nullptr ? nullptr : &operations[i]->request;
-    fault = negotiate::fault_in(bucket, bucket.items[i], own, asker);
+    fault = negotiate::fault_in(bucket, bucket.items[i], own, requester);
   }
   return fault;
 }
 
-bool Group::agree(Bucket bucket) {
+bool Group::agree(Bucket agreed) {
   std::vector<OperationPtr> operations;
-  negotiate::Planned planned{bucket, {}};
+  negotiate::Planned planned{std::move(agreed), {}};
+  const std::shared_ptr<const Bucket> shared = planned.bucket;
+  const Bucket& bucket = *shared;
   for (const negotiate::Item& item : bucket.items) {
     const bool asked = bucket.kind != Kind::tune || coordinator_ != nullptr;
     operations.push_back(asked ? take_pending(item.name) : nullptr);
@@ -191,14 +193,14 @@ bool Group::agree(Bucket bucket) {
     for (const OperationPtr& operation : operations)
       if (operation != nullptr) services_.finish(*operation, bucket.error);
   } else if (bucket.kind <= Kind::reducescatter) {
-    enqueue(std::move(bucket), std::move(operations));
+    enqueue(shared, std::move(operations));
   } else {
     finish_agreed(bucket, operations);
   }
   return complete;
 }
 
-// Kinds that are done when everybody has agreed on them.
+// Kinds that are complete when all members have agreed on them.
 void Group::finish_agreed(const Bucket& bucket, const std::vector<OperationPtr>& operations) {
   if (bucket.kind == Kind::join) {
     OperationPtr join = std::move(join_);
@@ -206,7 +208,8 @@ void Group::finish_agreed(const Bucket& bucket, const std::vector<OperationPtr>&
     if (join == nullptr) return;
     pending_.erase(join->request.name);
     join->value = bucket.last_joined;
-    services_.count_unnamed_anew(id_);  // ranks that joined early have not counted what the others still ran
+    services_.restart_unnamed_numbers(
+        id_);  // ranks that joined early did not count the operations that others still ran
     FARANDOLE_FAILPOINT(&services_, Kind::join, "complete");
     return services_.finish(*join, {});
   }
@@ -220,7 +223,7 @@ void Group::finish_agreed(const Bucket& bucket, const std::vector<OperationPtr>&
         services_.remove_group(static_cast<std::uint32_t>(operation->request.splits.at(0)));
     } catch (const Failure& failure) {
       error = failure.error();
-      // The arguments are the same on all ranks; anything else is this rank's alone, and the others have the group.
+      // The arguments are equal on all ranks. Any other error is this rank's own, and the others have the group.
       if (error.code != Code::invalid_argument) return services_.revoke(error);
     }
     FARANDOLE_FAILPOINT(&services_, bucket.kind, "complete");
@@ -228,32 +231,33 @@ void Group::finish_agreed(const Bucket& bucket, const std::vector<OperationPtr>&
   }
 }
 
-// Collectives that were agreed on before keep what they have, whether they run already or wait: so do their peers'.
+// Collectives that were agreed on before keep their values, whether they run or wait, as on the other members.
 void Group::tune(const Bucket& bucket) {
   Tuning tuning = services_.tuning();
   bool measuring = false;
   Error error = Tuning::read(bucket.items.front().splits, tuning, measuring);
-  if (error.failed()) throw violation(0, "tuned by values that cannot be: " + error.message);
+  if (error.failed()) throw violation(0, "sent invalid tuning values: " + error.message);
   chunk_bytes_ = tuning.chunk_bytes;
-  recorder_.trust();  // that a plan was left for this says nothing about the program
+  recorder_.reset_backoff();  // this divert does not mean that the program has changed
   services_.tune(tuning, sequence_ + 1);
   if (coordinator_ == nullptr) return;
   coordinator_->fuse_up_to(tuning.fusion_threshold);
-  pace_.begin(measuring);
+  step_timer_.begin(measuring);
   for (Counter counter : {Counter::steps, Counter::step_ns, Counter::step_bytes})
     services_.counters()[static_cast<int>(counter)].store(0, std::memory_order_relaxed);
 }
 
 void Group::note_pace(const Job& job) {
-  const negotiate::Item& first = job.bucket.items.front();
-  if (!pace_.reduced(first.unnamed ? "" : first.name, job.bucket.bytes())) return;
+  const negotiate::Item& first = job.bucket->items.front();
+  if (!step_timer_.reduced(first.unnamed ? "" : first.name, job.bucket->bytes())) return;
   Counters& counters = services_.counters();
   counters[static_cast<int>(Counter::step_ns)].store(os::now_ns(), std::memory_order_relaxed);
-  counters[static_cast<int>(Counter::step_bytes)].store(pace_.bytes(), std::memory_order_relaxed);
-  counters[static_cast<int>(Counter::steps)].store(pace_.steps(), std::memory_order_release);
+  counters[static_cast<int>(Counter::step_bytes)].store(step_timer_.bytes(), std::memory_order_relaxed);
+  counters[static_cast<int>(Counter::steps)].store(step_timer_.steps(), std::memory_order_release);
 }
 
-void Group::enqueue(Bucket bucket, std::vector<OperationPtr> operations) {
+void Group::enqueue(std::shared_ptr<const Bucket> bucket, std::vector<OperationPtr> operations) {
+  if (services_.trace().on()) services_.trace().mark(os::now_ns());
   auto job = std::make_unique<Job>();
   job->bucket = std::move(bucket);
   job->operations = std::move(operations);
@@ -303,7 +307,7 @@ bool Group::run_jobs() {
         services_.revoke(failure.error());
       return true;
     } catch (const std::bad_alloc&) {
-      throw;  // the driver's rule for it is this collective's too
+      throw;  // the driver handles it
     } catch (const std::exception& exception) {
       services_.revoke({Code::internal, std::string("a collective failed: ") + exception.what()});
       return true;
@@ -315,11 +319,11 @@ bool Group::run_jobs() {
 }
 
 void Group::complete(Job& job) {
-  FARANDOLE_FAILPOINT(&services_, job.bucket.kind, "complete");
+  FARANDOLE_FAILPOINT(&services_, job.bucket->kind, "complete");
   progress_.completed = job.sequence;
   services_.counters()[static_cast<int>(Counter::collectives)].fetch_add(1, std::memory_order_relaxed);
   services_.counters()[static_cast<int>(Counter::in_place)].fetch_add(job.in_place, std::memory_order_relaxed);
-  if (pace_.on() && job.bucket.kind == Kind::allreduce) note_pace(job);
+  if (step_timer_.on() && job.bucket->kind == Kind::allreduce) note_pace(job);
   for (std::size_t i = 0; i < job.operations.size(); ++i) {
     Operation* operation = job.operations[i].get();
     if (operation == nullptr) continue;
@@ -328,7 +332,7 @@ void Group::complete(Job& job) {
       services_.trace().end(operation->request.name, operation->request.dtype, operation->shape);
     }
     services_.finish(*operation, {});
-    FARANDOLE_FAILPOINT(&services_, job.bucket.kind, "finished");
+    FARANDOLE_FAILPOINT(&services_, job.bucket->kind, "finished");
   }
 }
 
@@ -364,9 +368,9 @@ void Group::fail_queue_after(std::uint64_t sequence, const Error& error) {
   while (!queue_.empty() && queue_.back()->sequence > sequence) {
     std::unique_ptr<Job> job = std::move(queue_.back());
     queue_.pop_back();
-    job->running.reset();  // before its operations' memory is given back
+    job->running.reset();  // before its operations' memory is released
     for (const OperationPtr& operation : job->operations) {
-      // Where complete() has failed halfway some of them are done, and their waiters have gone on.
+      // When complete() failed half-way, some operations are done and their waiters have continued.
       if (operation == nullptr || operation->done.load(std::memory_order_relaxed) != 0) continue;
       operation->phase = job->phase;
       services_.finish(*operation, error);
@@ -375,18 +379,19 @@ void Group::fail_queue_after(std::uint64_t sequence, const Error& error) {
 }
 
 void Group::member_left(int member, Progress progress) {
-  // The coordinator knows every answer there is, and has sent all of them before it leaves. Other members can be ahead
-  // by answers that are under way; and in a plan as far as all have said that they would go.
-  const std::uint64_t known = progress_.agreed + early_.size(), in_plan = following() ? follower_->go() - run_ : 0;
+  // The coordinator knows all answers, and has sent them before it leaves. Other members can be ahead by answers that
+  // are under way and, in a plan, as far as all members are ready.
+  const std::uint64_t known = progress_.agreed + held_answers_.size(),
+                      in_plan = following() ? follower_->ready() - run_ : 0;
   const std::uint64_t under_way = progress.agreed > known ? progress.agreed - known : 0;
   const bool knows_all = coordinator_ != nullptr || member == 0;
   if (!closed_.failed() && ((knows_all && under_way > 0) || progress.completed > sequence_ + in_plan + under_way))
-    return services_.revoke(violation(member, "left, and says that it took part in what never was").error());
+    return services_.revoke(violation(member, "left and claims more progress than any member can have").error());
   departed_[member] = {progress, os::now_ns()};
 }
 
-// A member that left has finished all that it took part in, but what tells this member of it may still be under way
-// from others. Once this member has come as far, whatever is left cannot be finished.
+// A member that left has finished everything it took part in, but messages about that may still be under way from
+// others. When this member has made the same progress, the rest cannot complete.
 bool Group::part_with_departed(std::int64_t now) {
   auto found = std::find_if(departed_.begin(), departed_.end(), [&](const auto& entry) {
     const Progress& progress = entry.second.progress;
@@ -394,7 +399,7 @@ bool Group::part_with_departed(std::int64_t now) {
   });
   for (const auto& [member, departed] : departed_)
     if (found == departed_.end() && now - departed.since > kLatestAnswer && !closed_.failed())
-      throw violation(member, "left, and says that it had answers that never came");
+      throw violation(member, "left and claims to have had answers that this rank never received");
   if (found == departed_.end()) return false;
   const int member = found->first;
   const Progress progress = found->second.progress;
@@ -404,7 +409,7 @@ bool Group::part_with_departed(std::int64_t now) {
                   " has been shut down; operations that need it cannot be finished",
               topology_.ranks[static_cast<std::size_t>(member)]};
   fail_queue_after(progress.completed, error);
-  // What the member has taken part in to its end still runs; nothing new can be agreed on.
+  // What that member took part in still completes; nothing new can be agreed on.
   std::deque<std::unique_ptr<Job>> kept = std::move(queue_);
   queue_.clear();
   close(error);
@@ -416,7 +421,7 @@ void Group::close(const Error& error) {
   if (!closed_.failed()) closed_ = error;
   fail_queue_after(0, error);
   std::vector<OperationPtr> left;
-  left.reserve(pending_.size() + planned_.size() + waiting_.size());  // what fails later loses operations
+  left.reserve(pending_.size() + planned_.size() + waiting_.size());  // a failure later would lose operations
   for (auto& [name, operation] : pending_) left.push_back(std::move(operation));
   for (auto& [ticket, operation] : planned_) left.push_back(std::move(operation));
   for (OperationPtr& operation : waiting_) left.push_back(std::move(operation));
@@ -426,7 +431,7 @@ void Group::close(const Error& error) {
   waiting_.clear();
   outbox_.clear();
   held_.clear();
-  early_.clear();
+  held_answers_.clear();
   join_ = nullptr;
   follower_.reset();
   diverting_ = false;

@@ -35,7 +35,7 @@ std::vector<OperationPtr> Handles::unfinished() const {
 }
 
 void Handles::release(std::int64_t handle) {
-  OperationPtr dropped;  // declared before the lock: freed after it
+  OperationPtr dropped;  // declared before the lock, so freed after it
   std::lock_guard lock(mutex_);
   auto found = operations_.find(handle);
   if (found == operations_.end()) return;
@@ -44,7 +44,7 @@ void Handles::release(std::int64_t handle) {
 }
 
 void Handles::finish(Operation& operation) {
-  Completions* completions = operation.completions;  // whoever waits may free the operation once it is done
+  Completions* completions = operation.completions;  // a waiter may free the operation once it is done
   const std::int64_t handle = operation.handle;
   operation.done.store(1, std::memory_order_seq_cst);
   if (operation.sleepers.load(std::memory_order_seq_cst) != 0) os::futex_wake_all(&operation.done);

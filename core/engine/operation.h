@@ -1,4 +1,5 @@
-// An operation: one submitted request with its memory and, when it is done, its outcome. Handles name operations.
+// An operation: a submitted request, its memory and, when it is done, its outcome. Operations are found by their
+// handles.
 // Touches base/, os/ and negotiate/.
 #pragma once
 
@@ -19,11 +20,11 @@
 
 namespace farandole {
 
-// Handles that are done, in the order in which they ended, for one consumer. Safe from any thread.
+// A completion queue: handles in the order in which they ended, for one consumer. Safe from any thread.
 class Completions {
  public:
   void push(std::int64_t handle);
-  std::int64_t next(std::int64_t timeout_ms);  // 0 after that time, -1 when it is closed and nothing is left
+  std::int64_t next(std::int64_t timeout_ms);  // 0 after the timeout, -1 when it is closed and empty
   void close();
 
  private:
@@ -36,32 +37,33 @@ class Completions {
 struct Operation {
   std::int64_t handle = 0;
   std::int32_t group = 0;
-  std::int32_t peer = -1;  // send, receive: a rank in the job
+  std::int32_t peer = -1;  // send, receive: a rank of the job
   std::int64_t tag = 0;
   negotiate::Request request;
   const void* input = nullptr;
   void* output = nullptr;
-  Pieces pieces;  // instead of both, where the tensor lies in several places
+  Pieces pieces;  // instead of both, for a tensor in several places
   std::int64_t submitted_ns = 0;
-  Completions* completions = nullptr;  // where its end is told; null: nowhere
+  Completions* completions = nullptr;  // gets the handle when it is done; may be null
 
-  // Written by the driver before `done` becomes 1, read by anyone after.
+  // The driver writes these before `done` becomes 1; anyone may read them after.
   Error error;
   const char* phase = "enqueue";
   std::int64_t value = 0;
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> splits;
   Memory owned;
-  std::size_t output_bytes = 0;  // of the result; before, of the memory that the caller offers for one of any size
+  std::size_t output_bytes =
+      0;  // of the result; before that, of the memory that the caller offers for a result of any size
 
-  std::atomic<std::uint32_t> done{0};      // also the futex that waiters sleep on
-  std::atomic<std::uint32_t> sleepers{0};  // on it
-  std::atomic<bool> seen{false};           // the user knows that it is done
-  std::atomic<bool> slow{false};           // somebody has waited long: the peer is far behind, looking is a waste
+  std::atomic<std::uint32_t> done{0};      // also the futex on which waiters sleep
+  std::atomic<std::uint32_t> sleepers{0};  // threads that sleep on it
+  std::atomic<bool> seen{false};           // the user has seen that it is done
+  std::atomic<bool> slow{false};           // a thread has waited long: the peers are far behind, so spinning is no use
 };
 using OperationPtr = std::shared_ptr<Operation>;
 
-// All operations that have not been released, and the queues of those that finished. Safe from any thread.
+// All operations that have not been released, and the completion queues. Safe from any thread.
 class Handles {
  public:
   std::int64_t reserve(int count);  // the first of `count` consecutive handles
@@ -71,8 +73,8 @@ class Handles {
   void release(std::int64_t handle);
   void finish(Operation& operation);  // wakes its waiters
   std::int64_t open_queue();
-  Completions* queue(std::int64_t number);  // null: there is none; else as long as this object
-  void close();                             // of all queues
+  Completions* queue(std::int64_t number);  // null: there is none; else valid as long as this object
+  void close();                             // closes all queues
 
  private:
   mutable std::mutex mutex_;

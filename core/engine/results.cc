@@ -1,4 +1,4 @@
-// Memory for results: allocation, and what is kept.
+// Memory for results: allocation, and what is kept for reuse.
 // Touches base/ and os/.
 #include "engine/results.h"
 
@@ -14,20 +14,20 @@ namespace farandole {
 
 namespace {
 
-// Smaller ones are quick to make; larger ones are too much to hold for a caller who may never ask again.
-constexpr std::size_t kSmallestKept = 1 << 20;
-constexpr std::size_t kLargestKept = 64 << 20;
-// Shared memory takes longer to make than any other: it is for who asks again and again.
+// Smaller ones are fast to allocate. Larger ones are too much to keep for a caller who may not return.
+constexpr std::size_t kMinKept = 1 << 20;
+constexpr std::size_t kMaxKept = 64 << 20;
+// Shared memory takes longest to allocate: it is for callers that need it repeatedly.
 constexpr int kWishesInVain = 2;
 
 }  // namespace
 
-void GiveBack::operator()(std::byte* memory) const { results_->take_back(memory, bytes_, retired_); }
+void ReturnMemory::operator()(std::byte* memory) const { results_->release(memory, bytes_, retired_); }
 
 Results::~Results() { std::free(kept_); }
 
 Memory Results::allocate(std::size_t bytes) {
-  if (!os::fits(bytes))
+  if (!os::can_allocate(bytes))
     throw Failure(Code::no_memory,
                   "a result of " + std::to_string(bytes) + " bytes is more than the machine has available");
   const bool large = bytes >= 2 * os::kHugePage;
@@ -36,14 +36,14 @@ Memory Results::allocate(std::size_t bytes) {
   {
     std::lock_guard lock(mutex_);
     if (kept_ != nullptr && kept_bytes_ == rounded) {
-      return Memory(std::exchange(kept_, nullptr), GiveBack(shared_from_this(), rounded));
+      return Memory(std::exchange(kept_, nullptr), ReturnMemory(shared_from_this(), rounded));
     }
   }
   auto* memory = static_cast<std::byte*>(std::aligned_alloc(unit, rounded));
   if (memory == nullptr)
     throw Failure(Code::no_memory, "cannot allocate " + std::to_string(bytes) + " bytes for a result");
   if (large) os::prefer_huge_pages(memory, rounded);
-  return Memory(memory, GiveBack(shared_from_this(), rounded));
+  return Memory(memory, ReturnMemory(shared_from_this(), rounded));
 }
 
 Memory Results::allocate_shared(std::size_t bytes) {
@@ -57,23 +57,23 @@ Memory Results::allocate_shared(std::size_t bytes) {
         arena_ = std::make_unique<os::Arena>();
         share_(arena_->memory());
       } catch (const Failure&) {
-        arena_.reset();  // results go the way of memory that nobody shares
+        arena_.reset();  // results are then copied through the rings
       }
     }
-    std::byte* block = arena_ == nullptr ? nullptr : arena_->lend(bytes);
-    if (block != nullptr) return Memory(block, GiveBack(shared_from_this(), bytes));
+    std::byte* block = arena_ == nullptr ? nullptr : arena_->allocate(bytes);
+    if (block != nullptr) return Memory(block, ReturnMemory(shared_from_this(), bytes));
   }
   return allocate(bytes);
 }
 
-void Results::take_back(std::byte* memory, std::size_t bytes, bool retired) {
+void Results::release(std::byte* memory, std::size_t bytes, bool retired) {
   {
     std::lock_guard lock(mutex_);
     if (arena_ != nullptr && arena_->owns(memory)) {
-      if (!retired) arena_->take_back(memory, bytes);
+      if (!retired) arena_->release(memory, bytes);
       return;
     }
-    if (bytes >= kSmallestKept && bytes <= kLargestKept) {
+    if (bytes >= kMinKept && bytes <= kMaxKept) {
       std::swap(kept_, memory);
       kept_bytes_ = bytes;
     }
@@ -84,7 +84,7 @@ void Results::take_back(std::byte* memory, std::size_t bytes, bool retired) {
 void Results::close() {
   std::lock_guard lock(mutex_);
   if (arena_ == nullptr) return;
-  arena_->close();  // neighbours may still have it
+  arena_->close();  // local peers may still have it mapped
   if (arena_->idle()) arena_.reset();
 }
 

@@ -1,5 +1,5 @@
-// Memory for results that the core allocates. The last large one that came back is kept: fresh memory costs as much as
-// the collective itself. Touches base/ and os/.
+// Memory for results that the core allocates. The last large block that was released is kept: new memory costs as much
+// as the collective itself. Touches base/ and os/.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +13,13 @@ namespace farandole {
 
 class Results;
 
-// Gives the memory back to where it came from.
-class GiveBack {
+// Returns the memory to its source.
+class ReturnMemory {
  public:
-  GiveBack() = default;
-  GiveBack(std::shared_ptr<Results> results, std::size_t bytes) : results_(std::move(results)), bytes_(bytes) {}
+  ReturnMemory() = default;
+  ReturnMemory(std::shared_ptr<Results> results, std::size_t bytes) : results_(std::move(results)), bytes_(bytes) {}
   void operator()(std::byte* memory) const;
-  // Nobody uses it again: a neighbour that has not heard of a failure may still write there.
+  // Never reuse this memory: a local peer that does not know of a failure yet may still write to it.
   void retire() { retired_ = true; }
 
  private:
@@ -27,24 +27,24 @@ class GiveBack {
   std::size_t bytes_ = 0;
   bool retired_ = false;
 };
-using Memory = std::unique_ptr<std::byte, GiveBack>;
+using Memory = std::unique_ptr<std::byte, ReturnMemory>;
 
-// Safe from any thread. Lives as long as anything it has given away.
+// Safe from any thread. Lives as long as any memory it has given out.
 class Results : public std::enable_shared_from_this<Results> {
  public:
   using Share = std::function<void(const os::SharedMemory&)>;
-  // `share` lets neighbours have memory.
+  // With `share`, local peers may map memory.
   explicit Results(Share share) : share_(std::move(share)) {}
   ~Results();
   Memory allocate(std::size_t bytes);  // aligned to 64; throws Failure(no_memory)
-  // In memory that neighbours can write to, if there is any. From one thread.
+  // In memory that local peers can write to, if possible. From one thread only.
   Memory allocate_shared(std::size_t bytes);
-  // Nothing is allocated any more; what is in use stays.
+  // No allocations after this; memory in use stays valid.
   void close();
 
  private:
-  friend class GiveBack;
-  void take_back(std::byte* memory, std::size_t bytes, bool retired);
+  friend class ReturnMemory;
+  void release(std::byte* memory, std::size_t bytes, bool retired);
 
   const Share share_;
   int shared_wishes_ = 0;

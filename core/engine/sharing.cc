@@ -1,32 +1,32 @@
-// Memory that this rank and its neighbours share: what they hear of it, and when it is no more.
+// Memory that this rank shares with its local peers: sending it to them, and withdrawing it.
 // Touches every room below it.
 #include "engine/engine.h"
 
 namespace farandole {
 
-std::uint64_t Engine::share(os::Descriptor file, std::byte* data, std::size_t bytes, link::Use use) {
+std::uint64_t Engine::share(os::Descriptor file, std::byte* data, std::size_t bytes, link::RegionUse use) {
   std::uint64_t region = 0;
   {
-    std::lock_guard lock(inbox_.mutex);
-    region = ++inbox_.regions;
-    inbox_.sharings.push_back({region, std::move(file), data, bytes, use});
-    inbox_.full.store(true, std::memory_order_release);
+    std::lock_guard lock(commands_.mutex);
+    region = ++commands_.regions;
+    commands_.sharings.push_back({region, std::move(file), data, bytes, use});
+    commands_.pending.store(true, std::memory_order_release);
   }
   wake();
   return region;
 }
 
-// The memory may be gone as soon as this returns: what was shared and not yet told is forgotten.
+// The memory may be freed as soon as this returns, so what is queued and not yet sent is dropped.
 void Engine::unshare(std::uint64_t region) {
   {
-    std::lock_guard lock(inbox_.mutex);
-    inbox_.sharings.push_back({region, os::Descriptor(), nullptr, 0});
-    inbox_.full.store(true, std::memory_order_release);
+    std::lock_guard lock(commands_.mutex);
+    commands_.sharings.push_back({region, os::Descriptor(), nullptr, 0});
+    commands_.pending.store(true, std::memory_order_release);
   }
   wake();
 }
 
-void Engine::spread(Inbox::Sharing& sharing) {
+void Engine::send_sharing(Commands::Sharing& sharing) {
   const bool ends = !sharing.file;
   if (ends)
     regions_.remove(sharing.region);
@@ -34,8 +34,8 @@ void Engine::spread(Inbox::Sharing& sharing) {
     regions_.add(sharing.region, sharing.data, sharing.bytes, sharing.use);
   const control::Bytes message =
       ends ? control::encode(control::Unshare{sharing.region})
-           : control::encode(control::Share{sharing.region, sharing.bytes, sharing.use == link::Use::results});
-  for (const auto& [rank, neighbour] : neighbours_) {
+           : control::encode(control::Share{sharing.region, sharing.bytes, sharing.use == link::RegionUse::results});
+  for (const auto& [rank, local_peer] : local_peers_) {
     if (!messenger_->has(rank)) continue;
     std::vector<os::Descriptor> files;
     try {
@@ -44,7 +44,7 @@ void Engine::spread(Inbox::Sharing& sharing) {
       log(Level::warning, "memory is not shared with rank " + std::to_string(rank) + ": " + failure.error().message);
       continue;
     }
-    tell(rank, ends ? Control::unshare : Control::share, message, std::move(files));
+    send_control(rank, ends ? Control::unshare : Control::share, message, std::move(files));
   }
 }
 

@@ -1,4 +1,4 @@
-// Send and receive: point to point, beside the collectives, never negotiated.
+// Send and receive: point to point, concurrent with collectives, not negotiated.
 // Touches every room below it.
 #include <utility>
 
@@ -8,18 +8,18 @@
 namespace farandole {
 namespace {
 
-// Tags of send and receive, apart from those of collectives.
+// Tags of send and receive, separate from those of collectives.
 constexpr std::uint32_t kPointToPoint = 0x80000000u;
-constexpr std::uint32_t kAboutPointToPoint = 0x40000000u;
+constexpr std::uint32_t kDtypeOfPointToPoint = 0x40000000u;
 
 }  // namespace
 
-// As control frames are judged: a process set that is not known was removed here meanwhile, or is still to be founded.
+// As for control frames: an unknown process set was removed here meanwhile, or will be created.
 bool Engine::may_send(int peer, std::uint32_t group) {
   const bool transfer = (group & kPointToPoint) != 0;
-  const std::uint32_t id = transfer ? group & ~(kPointToPoint | kAboutPointToPoint) : group;
+  const std::uint32_t id = transfer ? group & ~(kPointToPoint | kDtypeOfPointToPoint) : group;
   const auto known = all_groups_.find(id);
-  if (known == all_groups_.end()) return id < kLastFounded;
+  if (known == all_groups_.end()) return id < kLastMemberGroup;
   return known->second.me >= 0 && known->second.member_of(peer) >= 0;
 }
 
@@ -27,14 +27,14 @@ void Engine::begin_transfer(const OperationPtr& operation) {
   Kind kind = operation->request.kind;
   if (operation->peer == kAnySource) {
     operation->phase = "recv";
-    unsourced_.push_back(operation);
+    any_source_.push_back(operation);
     return;
   }
   FARANDOLE_FAILPOINT(static_cast<Services*>(this), kind, "enqueue");
   const link::Tag tag{kPointToPoint | static_cast<std::uint32_t>(operation->group),
                       static_cast<std::uint64_t>(operation->tag), 0};
-  link::Tag about = tag;
-  about.group |= kAboutPointToPoint;
+  link::Tag dtype_tag = tag;
+  dtype_tag.group |= kDtypeOfPointToPoint;
   std::size_t bytes = operation->request.bytes();
   operation->phase = kind == Kind::send ? "send" : "recv";
   operation->shape = operation->request.shape;
@@ -42,33 +42,34 @@ void Engine::begin_transfer(const OperationPtr& operation) {
   PointToPoint transfer;
   transfer.operation = operation;
   transfer.dtype = std::make_unique<std::uint32_t>(static_cast<std::uint32_t>(operation->request.dtype));
-  Pieces word(transfer.dtype.get(), sizeof(std::uint32_t));
+  Pieces dtype(transfer.dtype.get(), sizeof(std::uint32_t));
   if (kind == Kind::send) {
-    transfer.about = messenger_->send(operation->peer, about, word);
+    transfer.dtype_transfer = messenger_->send(operation->peer, dtype_tag, dtype);
     transfer.data = messenger_->send(operation->peer, tag, Pieces(operation->input, bytes));
   } else {
-    transfer.about = messenger_->receive(operation->peer, about, word);
+    transfer.dtype_transfer = messenger_->receive(operation->peer, dtype_tag, dtype);
     transfer.data = messenger_->receive(operation->peer, tag, Pieces(operation->output, bytes));
   }
   FARANDOLE_FAILPOINT(static_cast<Services*>(this), kind, kind == Kind::send ? "send" : "recv");
   transfers_.push_back(std::move(transfer));
 }
 
-// Receives from anybody, in their order: the first member that has sent something becomes the source.
-bool Engine::find_sources() {
-  const std::size_t before = unsourced_.size();
-  for (std::size_t i = 0; i < unsourced_.size();) {
-    OperationPtr operation = unsourced_[i];
+// Receives from any source, in their order: the first member that has sent something becomes the source.
+bool Engine::match_any_source() {
+  const std::size_t before = any_source_.size();
+  for (std::size_t i = 0; i < any_source_.size();) {
+    OperationPtr operation = any_source_[i];
     auto id = static_cast<std::uint32_t>(operation->group);
     auto group = all_groups_.find(id);
     if (group == all_groups_.end()) {
-      unsourced_.erase(unsourced_.begin() + static_cast<std::ptrdiff_t>(i));
+      any_source_.erase(any_source_.begin() + static_cast<std::ptrdiff_t>(i));
       finish(*operation, {Code::invalid_argument, "process set " + std::to_string(id) + " was removed"});
       continue;
     }
     for (int rank : group->second.ranks) {
-      const link::Tag about{kPointToPoint | kAboutPointToPoint | id, static_cast<std::uint64_t>(operation->tag), 0};
-      if (!messenger_->early(rank, about)) continue;
+      const link::Tag dtype_tag{kPointToPoint | kDtypeOfPointToPoint | id, static_cast<std::uint64_t>(operation->tag),
+                                0};
+      if (!messenger_->has_unexpected(rank, dtype_tag)) continue;
       operation->peer = rank;
       operation->value = rank;
       break;
@@ -77,10 +78,10 @@ bool Engine::find_sources() {
       ++i;
       continue;
     }
-    begin_transfer(operation);  // one that fails here is still in the list, and ends with all others
-    unsourced_.erase(unsourced_.begin() + static_cast<std::ptrdiff_t>(i));
+    begin_transfer(operation);  // an operation that fails here is still in the list, and ends with all others
+    any_source_.erase(any_source_.begin() + static_cast<std::ptrdiff_t>(i));
   }
-  return unsourced_.size() != before;
+  return any_source_.size() != before;
 }
 
 Error Engine::PointToPoint::mismatch() const {
@@ -109,7 +110,7 @@ bool Engine::check_transfers() {
       continue;
     }
     OperationPtr operation = transfers_[i].operation;
-    transfers_[i].drop();
+    transfers_[i].cancel();
     transfers_.erase(transfers_.begin() + static_cast<std::ptrdiff_t>(i));
     FARANDOLE_FAILPOINT(static_cast<Services*>(this), operation->request.kind, "complete");
     finish(*operation, error);
@@ -119,21 +120,21 @@ bool Engine::check_transfers() {
 
 void Engine::end_transfers(const Error& error) {
   std::set<std::int32_t> groups;
-  for (const OperationPtr& operation : unsourced_) groups.insert(operation->group);
+  for (const OperationPtr& operation : any_source_) groups.insert(operation->group);
   for (const PointToPoint& transfer : transfers_) groups.insert(transfer.operation->group);
   for (std::int32_t group : groups) end_transfers(group, error);
 }
 
 void Engine::end_transfers(std::int32_t group, const Error& error) {
   std::vector<OperationPtr> ended;
-  std::erase_if(unsourced_, [&](const OperationPtr& operation) {
+  std::erase_if(any_source_, [&](const OperationPtr& operation) {
     if (operation->group != group) return false;
     ended.push_back(operation);
     return true;
   });
   std::erase_if(transfers_, [&](PointToPoint& transfer) {
     if (transfer.operation->group != group) return false;
-    transfer.drop();  // before the operation's memory is given back
+    transfer.cancel();  // before the operation's memory is released
     ended.push_back(transfer.operation);
     return true;
   });

@@ -1,4 +1,4 @@
-// What may change while a job runs, and the pace by which rank 0 judges a change. None of it changes a result's bits.
+// What may change while a job runs, and how rank 0 measures steps. None of it changes the bits of a result.
 // Touches base/.
 #pragma once
 
@@ -17,16 +17,17 @@ struct Tuning {
   std::int64_t flush_ns = 20'000'000;
   std::int64_t spin_ns = 100'000;
   std::size_t chunk_bytes = 256 << 10;  // of a message between hosts
-  int streams = 1;                      // that messages to another host are spread over, of those there are
+  int streams = 1;                      // at most this many streams carry messages to another host
 
   static constexpr std::size_t kValues = 6;
 
-  // From a request of kind tune (api/farandole.h has the order); `measuring` is its last value.
+  // From a request of kind tune (the order is in api/farandole.h); `measuring` is its last value.
   static Error read(const std::vector<std::int64_t>& values, Tuning& tuning, bool& measuring) {
     constexpr std::int64_t kLongest = 1'000'000'000'000;  // microseconds
     if (values.size() != kValues) return {Code::invalid_argument, "tuning takes 6 values"};
     if (*std::min_element(values.begin(), values.end()) < 0 || values[1] > kLongest || values[2] > kLongest)
-      return {Code::invalid_argument, "sizes and times of tuning must not be negative, or beyond all measure"};
+      return {Code::invalid_argument, "tuning: sizes and times must not be negative, and times must be at most " +
+                                          std::to_string(kLongest) + " microseconds"};
     if (values[3] < 64 || values[3] > (1 << 30) || values[3] % 64 != 0)
       return {Code::invalid_argument, "chunk_bytes must be a multiple of 64 up to 1 GiB"};
     if (values[4] < 1 || values[4] > 64) return {Code::invalid_argument, "streams must be from 1 to 64"};
@@ -40,9 +41,9 @@ struct Tuning {
   }
 };
 
-// Counts steps without knowing what the program calls one: a step is over when the name that was reduced most often is
-// reduced once more. Unnamed tensors share a name.
-class Pace {
+// Counts steps without knowledge of the program: a step ends when the name that was reduced most often is reduced
+// again. Unnamed tensors share one name.
+class StepTimer {
  public:
   void begin(bool measuring) {
     on_ = measuring;
@@ -51,10 +52,10 @@ class Pace {
     bytes_ = 0;
   }
   bool on() const { return on_; }
-  // True when with this bucket, of which `name` is the first tensor, a step is over.
+  // True when this bucket, whose first tensor is `name`, ends a step.
   bool reduced(const std::string& name, std::size_t bytes) {
     bytes_ += static_cast<std::int64_t>(bytes);
-    if (times_.size() > kMostNames) times_.clear();  // a program that never repeats a name has no steps
+    if (times_.size() > kMaxNames) times_.clear();  // a program that never repeats a name has no steps
     std::int64_t times = ++times_[name];
     if (times <= steps_) return false;
     steps_ = times;
@@ -64,7 +65,7 @@ class Pace {
   std::int64_t bytes() const { return bytes_; }
 
  private:
-  static constexpr std::size_t kMostNames = 4096;
+  static constexpr std::size_t kMaxNames = 4096;
   bool on_ = false;
   std::unordered_map<std::string, std::int64_t> times_;
   std::int64_t steps_ = 0;

@@ -1,4 +1,4 @@
-// The thread behind a pulse.
+// The thread of a heartbeat.
 // Touches os/ alone.
 #include "group/pulse.h"
 
@@ -10,8 +10,8 @@
 namespace farandole {
 
 Pulse::Pulse(os::Descriptor mine, os::Descriptor theirs, std::int64_t beat_ms)
-    : mine_(os::SharedMemory::write(std::move(mine), kBytes)), beat_ms_(beat_ms) {
-  if (theirs) theirs_ = os::SharedMemory::open(std::move(theirs), kBytes);
+    : mine_(os::SharedMemory::open_writable(std::move(mine), kBytes)), beat_ms_(beat_ms) {
+  if (theirs) theirs_ = os::SharedMemory::open_read_only(std::move(theirs), kBytes);
   mine_.close_file();
   theirs_.close_file();
   thread_ = os::start_thread("farandole-pulse", [this] { run(); });
@@ -21,7 +21,7 @@ Pulse::~Pulse() {
   stop_.store(1, std::memory_order_release);
   os::futex_wake_all(&stop_);
   thread_.join();
-  word(mine_)->store(0, std::memory_order_release);  // nobody needs to watch us any more
+  word(mine_)->store(0, std::memory_order_release);  // from now on nobody needs to watch this process
 }
 
 void Pulse::guard(std::int64_t lease_ms, std::function<void()> act) {

@@ -1,4 +1,4 @@
-// The pulse of a rank: a thread that does nothing but show that this process lives, and see whether its agent does.
+// The heartbeat of a rank: a thread that shows that this process runs, and checks that its agent does.
 // Touches os/ alone.
 #pragma once
 
@@ -12,21 +12,22 @@
 
 namespace farandole {
 
-// A word in each of two memory files: ours counts up with every beat, and the agent reads it; the agent's is the moment
-// (milliseconds of the monotonic clock, which the processes of a host share) at which it last heard from the launcher.
-// A process that did not run itself for longer than two beats starts anew: nobody else may have run either.
+// There is one word in each of two memory files. This process increments its own with every beat, and the agent reads
+// it. The agent writes the time (monotonic clock in ms, which all processes of a host share) of its last message from
+// the launcher. If this process itself did not run for two beats, the silence is counted from now: the agent may not
+// have run either.
 class Pulse {
  public:
   static constexpr std::size_t kBytes = 4096;
 
-  // `theirs` may be empty: then nobody is watched.
+  // `theirs` may be empty: then no agent is watched.
   Pulse(os::Descriptor mine, os::Descriptor theirs, std::int64_t beat_ms);
   ~Pulse();
   Pulse(const Pulse&) = delete;
   Pulse& operator=(const Pulse&) = delete;
 
-  // `act` is called once, on the pulse's thread, when the agent has heard nothing for `lease_ms`; an empty one takes
-  // the former back, and has returned only when it does not run any more.
+  // `act` is called once, on the heartbeat's thread, when the agent has had no message for `lease_ms`. An empty
+  // function removes the former one; when guard() returns, the former one is not running.
   void guard(std::int64_t lease_ms, std::function<void()> act);
   std::int64_t silence_ms() const { return silent_ms_.load(std::memory_order_relaxed); }
 
@@ -38,11 +39,11 @@ class Pulse {
 
   os::SharedMemory mine_, theirs_;
   std::int64_t beat_ms_;
-  std::int64_t last_ms_ = 0;   // our last beat
-  std::int64_t awake_ms_ = 0;  // since when we run without a break
+  std::int64_t last_ms_ = 0;   // time of the last beat
+  std::int64_t awake_ms_ = 0;  // this process has run without a break since then
   std::atomic<std::int64_t> silent_ms_{0};
   std::atomic<std::uint32_t> stop_{0};
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards what follows
   std::int64_t lease_ms_ = 0;
   std::function<void()> act_;
   std::thread thread_;

@@ -1,4 +1,4 @@
-// Who is in a group and who shares a host with whom. Members are counted 0..size-1 in the order of their ranks.
+// The members of a group and their hosts. Members are numbered 0..size-1 in the order of their ranks.
 // Touches base/ alone.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The kernels for x86-64 with AVX2 and F16C, in vectors of 32 bytes. They run only where processor.h has seen both.
+// Kernels for x86-64 with AVX2 and F16C, in vectors of 32 bytes. They run only when processor.h has found both.
 // Touches vector.h alone.
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -51,8 +51,8 @@ struct Machine {
     std::memcpy(&values, from, sizeof values);
     return values;
   }
-  // Of -0.0 and 0.0 the first is the smaller: where neither is below the other, joining the bits of both picks it for
-  // min (or) and the other for max (and). A NaN joined with anything stays one by "or".
+  // -0.0 counts as below 0.0. Where neither value is below the other, the bits of both are combined: "or" gives the
+  // smaller for min, "and" the larger for max. A NaN stays NaN under "or".
   template <class V>
   FARANDOLE_MACHINE V min(V a, V b) {
     using Bits = decltype(a < b);

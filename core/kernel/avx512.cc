@@ -1,7 +1,7 @@
-// The kernels for x86-64 with AVX-512 (F, BW, DQ, VL), in vectors of 64 bytes. They run only where processor.h has seen
+// Kernels for x86-64 with AVX-512 (F, BW, DQ, VL), in vectors of 64 bytes. They run only when processor.h has found
 // all of these. Touches vector.h alone.
 #if defined(__x86_64__)
-#if !defined(__clang__)  // gcc 12 takes its own header's "undefined" vectors for mistakes
+#if !defined(__clang__)  // gcc 12 warns of "undefined" vectors in its own header
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
@@ -55,8 +55,8 @@ struct Machine {
     std::memcpy(&values, from, sizeof values);
     return values;
   }
-  // Of -0.0 and 0.0 the first is the smaller: where neither is below the other, joining the bits of both picks it for
-  // min (or) and the other for max (and). A NaN joined with anything stays one by "or".
+  // -0.0 counts as below 0.0. Where neither value is below the other, the bits of both are combined: "or" gives the
+  // smaller for min, "and" the larger for max. A NaN stays NaN under "or".
   template <class V>
   FARANDOLE_MACHINE V min(V a, V b) {
     using Bits = decltype(a < b);

@@ -1,4 +1,4 @@
-// Copying past the cache: stores that every x86-64 has.
+// Copying past the cache, with stores that every x86-64 has.
 // Touches nothing.
 #include "kernel/copy.h"
 
@@ -31,7 +31,7 @@ void copy_past_cache(void* to, const void* from, std::size_t bytes) {
     _mm_stream_si128(place + 2, c);
     _mm_stream_si128(place + 3, d);
   }
-  _mm_sfence();  // whoever is told next that the bytes are there must find them
+  _mm_sfence();  // so that a reader that is told of the bytes next also sees them
   std::memcpy(target + at, source + at, bytes - at);
 }
 

@@ -1,4 +1,4 @@
-// Copying memory that nobody reads again soon.
+// Copying memory that nobody will read again soon.
 // Touches nothing.
 #pragma once
 
@@ -6,8 +6,8 @@
 
 namespace farandole::kernel {
 
-// As memcpy, but the target does not come into the cache: on x86 an ordinary store would first read the line that it
-// overwrites. On Arm processors notice such runs by themselves.
+// As memcpy, but the target does not go into the cache: on x86 an ordinary store would first read the cache line that
+// it overwrites. Arm processors detect long copies themselves.
 void copy_past_cache(void* to, const void* from, std::size_t bytes);
 
 }  // namespace farandole::kernel

@@ -1,4 +1,4 @@
-// fp16 and bf16 to fp32 and back, one number at a time, in integer arithmetic: the same on every processor.
+// Conversion of single fp16 and bf16 numbers to fp32 and back in integer arithmetic, the same on every processor.
 // Touches nothing.
 #pragma once
 
@@ -9,7 +9,7 @@ namespace farandole::kernel {
 
 inline float float_of_bfloat16(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
 
-// To nearest even. Every NaN becomes the one quiet NaN.
+// Rounds to nearest even. Every NaN becomes the one quiet NaN.
 inline std::uint16_t bfloat16_of_float(float value) {
   if (value != value) return 0x7fc0;
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
@@ -26,7 +26,7 @@ inline float float_of_float16(std::uint16_t bits) {
   return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(magnitude));
 }
 
-// To nearest even, with subnormals; too large becomes infinity. Every NaN becomes the one quiet NaN.
+// Rounds to nearest even, with subnormals; too large values become infinity. Every NaN becomes the one quiet NaN.
 inline std::uint16_t float16_of_float(float value) {
   if (value != value) return 0x7e00;
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
@@ -37,8 +37,9 @@ inline std::uint16_t float16_of_float(float value) {
     const std::uint32_t rounded = magnitude + 0xfff + ((magnitude >> 13) & 1);
     return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000) >> 13));
   }
-  if (magnitude <= 0x33000000) return static_cast<std::uint16_t>(sign);  // up to half of the smallest: even is zero
-  const std::uint32_t shift = 126 - (magnitude >> 23);                   // 14 to 24
+  if (magnitude <= 0x33000000)
+    return static_cast<std::uint16_t>(sign);            // up to half of the smallest number: rounds to zero
+  const std::uint32_t shift = 126 - (magnitude >> 23);  // 14 to 24
   const std::uint32_t fraction = (magnitude & 0x7fffff) | 0x800000;
   const std::uint32_t rest = fraction & ((1u << shift) - 1), middle = 1u << (shift - 1);
   std::uint32_t result = fraction >> shift;

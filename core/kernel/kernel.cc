@@ -1,4 +1,4 @@
-// Picks the fastest set once, hands it whole vectors and the scalar code the rest, and does what needs no arithmetic.
+// Picks the fastest kernel set once. The set does whole vectors, the scalar code the rest.
 // Touches set.h, processor.h and base/ alone.
 #include "kernel/kernel.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr Set kScalar = {"scalar", nullptr, nullptr, nullptr};
 
-// Best first; the last is always there.
+// Best first; the last one always exists.
 struct Sets {
   const Set* list[3];
   int count = 0;
@@ -45,7 +45,7 @@ void copy(void* to, const void* from, std::size_t bytes) {
   if (to != nullptr && to != from) std::memcpy(to, from, bytes);
 }
 
-// A fixed order; and the one NaN, whichever of them the additions gave.
+// Added in a fixed order; any NaN becomes the one quiet NaN.
 double total(const double (&lane)[kDotLanes]) {
   const double sum = ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
   return sum == sum ? sum : std::numeric_limits<double>::quiet_NaN();

@@ -1,4 +1,4 @@
-// The kernels for 64-bit Arm, in vectors of 16 bytes: NEON is part of every such processor.
+// Kernels for 64-bit Arm, in vectors of 16 bytes: every such processor has NEON.
 // Touches vector.h alone.
 #if defined(__aarch64__)
 #include <arm_neon.h>
@@ -17,9 +17,9 @@ constexpr std::size_t kVectorBytes = 16;
 #define FARANDOLE_MACHINE static inline __attribute__((always_inline))
 
 struct Machine {
-  static constexpr bool kOneNan = true;  // StandardArithmetic sets "default NaN", so every operation gives that one
+  static constexpr bool kOneNan = true;  // StandardArithmetic sets "default NaN", so every operation gives it
 
-  // Eight bytes from anywhere. Not by memcpy, which the compiler takes through a general register.
+  // Eight bytes from any address. Compilers do memcpy through a general register, which is slower.
   FARANDOLE_MACHINE uint16x4_t load_halves(const std::byte* from) {
     return vreinterpret_u16_u8(vld1_u8(reinterpret_cast<const std::uint8_t*>(from)));
   }
@@ -32,7 +32,7 @@ struct Machine {
   FARANDOLE_MACHINE void store_float16(std::byte* to, float32x4_t value) {
     store_halves(to, vreinterpret_u16_f16(vcvt_f16_f32(value)));
   }
-  // Zip, unzip and compare rather than shifts, of which many processors start only one in a cycle.
+  // Zip, unzip and compare instead of shifts: many processors start only one shift per cycle.
   FARANDOLE_MACHINE float32x4_t load_bfloat16(const std::byte* from) {
     const uint16x4_t bits = load_halves(from);
     return vreinterpretq_f32_u16(vzip1q_u16(vdupq_n_u16(0), vcombine_u16(bits, bits)));
@@ -48,7 +48,7 @@ struct Machine {
   FARANDOLE_MACHINE float64x2_t load_doubles(const double*, const std::byte* from) {
     return vreinterpretq_f64_u8(vld1q_u8(reinterpret_cast<const std::uint8_t*>(from)));
   }
-  // These propagate NaN and hold -0.0 to be below 0.0.
+  // These propagate NaN and treat -0.0 as below 0.0.
   FARANDOLE_MACHINE float32x4_t min(float32x4_t a, float32x4_t b) { return vminq_f32(a, b); }
   FARANDOLE_MACHINE float32x4_t max(float32x4_t a, float32x4_t b) { return vmaxq_f32(a, b); }
   FARANDOLE_MACHINE float64x2_t min(float64x2_t a, float64x2_t b) { return vminq_f64(a, b); }

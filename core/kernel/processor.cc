@@ -1,4 +1,4 @@
-// Asks the processor itself (x86-64) or the kernel (Arm) for its features, and keeps the floating-point mode.
+// Asks the processor (x86-64) or the kernel (Arm) for its features, and sets and restores the floating-point mode.
 // Touches nothing else.
 #include "kernel/processor.h"
 
@@ -12,7 +12,7 @@ namespace farandole::kernel {
 
 namespace {
 
-// Which registers the system saves when it switches threads. Called only when cpuid has OSXSAVE.
+// The registers that the system saves at a thread switch. Called only when cpuid has OSXSAVE.
 std::uint64_t saved_registers() {
   std::uint32_t low, high;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));

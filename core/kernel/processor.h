@@ -1,4 +1,4 @@
-// What this processor can do beyond its baseline, and the floating-point mode the kernels need.
+// The processor's optional features, and the floating-point mode that the kernels need.
 // Touches nothing.
 #pragma once
 
@@ -11,9 +11,9 @@ struct Features {
 };
 Features detect();
 
-// Rounding to nearest, subnormals kept, nothing trapped, for as long as it lives: a user's thread may have set
-// something else (torch.set_flush_denormal), and the bits must not depend on which thread does the work. On Arm also:
-// an operation that gives NaN gives the default one, which saves looking for others.
+// While it lives: rounding to nearest, subnormals kept, no traps. A user's thread may have another mode
+// (torch.set_flush_denormal), and the bits must not depend on the thread that does the work. On Arm, operations also
+// give the default NaN, so that no search for other NaNs is needed.
 class StandardArithmetic {
  public:
   StandardArithmetic();

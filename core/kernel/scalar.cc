@@ -1,4 +1,4 @@
-// The kernels element by element: what the vector sets must match bit for bit, and what does their last few elements.
+// Scalar kernels, element by element. They define the results, bit for bit, and do the elements that fill no vector.
 // Touches half.h, set.h and base/ alone.
 #include <cmath>
 #include <cstring>
@@ -12,7 +12,7 @@
 namespace farandole::kernel::scalar {
 namespace {
 
-// How an element type is kept in memory and what it is accumulated in.
+// How an element type is stored, and the type in which it is accumulated.
 template <class T>
 struct Plain {
   using Stored = T;
@@ -46,7 +46,7 @@ typename Element::Value load(const void* from, std::size_t index) {
   return Element::value(stored);
 }
 
-// Which NaN an addition gives differs between processors, so a result that is NaN is always the positive quiet one.
+// Processors differ in which NaN an addition gives, so a NaN result is always replaced by the positive quiet one.
 template <class Element>
 void store(void* to, std::size_t index, typename Element::Value value) {
   using Value = typename Element::Value;
@@ -146,7 +146,7 @@ void run(const Reduce& work, std::size_t begin) {
 
 template <class Element, class Scale>
 void run_scaled(const Reduce& work, std::size_t begin) {
-  constexpr bool kBoolean = std::is_same_v<Element, Boolean>;  // of zeros and ones, "or" is max and "and" is min
+  constexpr bool kBoolean = std::is_same_v<Element, Boolean>;  // for 0 and 1, "or" is max and "and" is min
   switch (work.op) {
     case ReduceOp::sum:
       return run<Element, kBoolean ? ReduceOp::max : ReduceOp::sum, Scale>(work, begin);
@@ -190,7 +190,7 @@ void run_combine(const void* a, const void* b, Coefficients by, void* out, std::
   }
 }
 
-[[noreturn]] void refuse() { throw Failure(Code::internal, "Adasum is for floating types"); }
+[[noreturn]] void refuse() { throw Failure(Code::internal, "Adasum needs a floating type"); }
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// What kernel.cc needs from each instruction set, and from the scalar code that defines the results.
+// The functions that an instruction set offers to kernel.cc, and the scalar code that defines the results.
 // Touches kernel.h alone.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace farandole::kernel {
 
-// Dots are kept as eight running sums per product, element i going to sum i % 8: an order that every width can follow.
+// A dot product is kept as eight running sums; element i goes to sum i % 8. Every vector width can follow this order.
 inline constexpr int kDotLanes = 8;
 struct DotLanes {
   double ab[kDotLanes] = {}, aa[kDotLanes] = {}, bb[kDotLanes] = {};
@@ -15,8 +15,8 @@ struct Coefficients {
   double a = 1, b = 1;
 };
 
-// Each function does the first elements, as many as fill whole vectors, and says how many; the scalar code does the
-// rest. Zero means that the set has no fast way. `dots` does a multiple of kDotLanes.
+// Each function does as many leading elements as fill whole vectors and returns their number; the scalar code does the
+// rest. Zero means that the set has no fast kernel for it. `dots` does a multiple of kDotLanes.
 struct Set {
   const char* name;
   std::size_t (*reduce)(const Reduce& work);
@@ -25,7 +25,7 @@ struct Set {
 };
 extern const Set kNeon, kAvx2, kAvx512;  // each defined on its own architecture only
 
-// The truth: element by element, from `begin` on.
+// The definition of the results: element by element, from `begin` on.
 namespace scalar {
 void reduce(const Reduce& work, std::size_t begin);
 void dots(DType dtype, const void* a, const void* b, std::size_t begin, std::size_t elements, DotLanes& lanes);

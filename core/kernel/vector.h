@@ -1,6 +1,6 @@
-// The kernels over vectors, written once for all widths. neon.cc, avx2.cc and avx512.cc each include it, after defining
-// FARANDOLE_TARGET (the attribute that lets a function use the set), kVectorBytes, and struct Machine: what the set
-// does better than the compiler. Touches set.h and base/ alone.
+// The vector kernels, written once for all widths. neon.cc, avx2.cc and avx512.cc include it after they define
+// FARANDOLE_TARGET (the attribute that allows a function to use the set), kVectorBytes, and struct Machine, which has
+// what the set does better than the compiler. Touches set.h and base/ alone.
 #pragma once
 
 #include <cstring>
@@ -12,7 +12,7 @@
 
 #define FARANDOLE_INLINE FARANDOLE_TARGET inline __attribute__((always_inline))
 
-// Everything has internal linkage: the linker must never take one set's copy of a function for another's.
+// Everything has internal linkage: the linker must not replace one set's copy of a function with another's.
 namespace farandole::kernel {
 namespace {
 
@@ -37,7 +37,7 @@ FARANDOLE_INLINE void store_bytes(std::byte* to, V vector) {
 }
 template <class V>
 FARANDOLE_INLINE V splat(Lane<V> value) {
-  return value - V{};  // minus, since plus would lose the sign of -0.0
+  return value - V{};  // minus, because plus would lose the sign of -0.0
 }
 
 template <class T>
@@ -60,7 +60,7 @@ struct BFloat16 {
   using Vector = Wide<float>;
   static constexpr std::size_t kBytes = kVectorBytes / 2;
   FARANDOLE_INLINE static Vector load(const std::byte* from) { return (Vector)Machine::load_bfloat16(from); }
-  // The quiet NaN, the only one that arrives here, rounds to the quiet NaN.
+  // Only the quiet NaN arrives here, and it rounds to the quiet NaN.
   FARANDOLE_INLINE static void store(std::byte* to, Vector value) { Machine::store_bfloat16(to, value); }
 };
 struct Boolean {
@@ -98,11 +98,11 @@ FARANDOLE_INLINE V one_nan(V value) {
   }
 }
 
-// What is multiplied: nothing, the result (an average: the common case), or the sources and the result.
+// What is scaled: nothing, the result (as in an average), or the sources and the result.
 enum class Scale { none, after, both };
 
-// `kVectors` vectors at byte `at`: kept in registers over all sources, written once. Loads come before any store,
-// since `out` may be a source.
+// `kVectors` vectors at byte `at`: kept in registers over all sources, written once. All loads come before the stores,
+// because `out` may be a source.
 template <class Element, ReduceOp kOp, Scale kScale, int kVectors>
 FARANDOLE_INLINE void block(const void* const* sources, int count, std::size_t at, void* out, void* mirror,
                             typename Element::Vector pre, typename Element::Vector post) {
@@ -136,9 +136,9 @@ FARANDOLE_TARGET std::size_t run(const Reduce& work) {
   using Vector = typename Element::Vector;
   using Value = typename Element::Value;
   constexpr std::size_t kLanes = sizeof(Vector) / sizeof(Value), kSize = Element::kBytes / kLanes;
-  constexpr std::size_t kPair = 4 * Element::kBytes, kMany = 8 * Element::kBytes;  // more where sources are looked up
+  constexpr std::size_t kPair = 4 * Element::kBytes, kMany = 8 * Element::kBytes;  // more when there are many sources
   const std::size_t bytes = work.elements * kSize;
-  // Copies that no store can alias, so that they stay in registers.
+  // Local copies, which no store can alias, so that they stay in registers.
   void *const out = work.out, *const mirror = work.mirror;
   const void* const* const sources = work.sources;
   const int count = work.count;
@@ -165,7 +165,7 @@ FARANDOLE_TARGET std::size_t run(const Reduce& work) {
 
 template <class Element, Scale kScale>
 std::size_t run_scaled(const Reduce& work) {
-  constexpr bool kBoolean = std::is_same_v<Element, Boolean>;  // of zeros and ones, "or" is max and "and" is min
+  constexpr bool kBoolean = std::is_same_v<Element, Boolean>;  // for 0 and 1, "or" is max and "and" is min
   switch (work.op) {
     case ReduceOp::sum:
       return run<Element, kBoolean ? ReduceOp::max : ReduceOp::sum, kScale>(work);
@@ -187,8 +187,8 @@ std::size_t run_float(const Reduce& work) {
   return after ? run_scaled<Element, Scale::after>(work) : run_scaled<Element, Scale::none>(work);
 }
 
-// Sums and products wrap around, which only unsigned numbers may; the bits are the same for both. Scaled integers go by
-// double and by division: scalar.
+// Sums and products wrap around, which C++ allows for unsigned types only; the bits are the same for signed ones.
+// Scaled integers need double and division: scalar code.
 template <class T>
 std::size_t run_integer(const Reduce& work) {
   using Unsigned = Plain<std::make_unsigned_t<T>>;
@@ -235,7 +235,7 @@ std::size_t vector_reduce(const Reduce& work) {
   return 0;
 }
 
-// Eight elements at a time, each vector of doubles to the running sums of its lanes.
+// Eight elements at a time; each vector of doubles is added to the running sums of its lanes.
 template <class T>
 FARANDOLE_TARGET std::size_t run_dots(const std::byte* a, const std::byte* b, std::size_t elements, DotLanes& lanes) {
   using Doubles = Wide<double>;
@@ -266,12 +266,13 @@ FARANDOLE_TARGET std::size_t run_dots(const std::byte* a, const std::byte* b, st
   return whole;
 }
 
-// Two-byte types are widened to fp32 a run at a time, in cache.
+// Two-byte types are widened to fp32 in blocks that stay in cache.
 template <class Element>
 FARANDOLE_TARGET std::size_t run_dots_widened(const std::byte* a, const std::byte* b, std::size_t elements,
                                               DotLanes& lanes) {
   constexpr std::size_t kRun = 1024, kLanes = kVectorBytes / sizeof(float);
-  constexpr std::size_t kUnit = kLanes > kDotLanes ? kLanes : kDotLanes;  // whole vectors, and whole turns of the sums
+  constexpr std::size_t kUnit =
+      kLanes > kDotLanes ? kLanes : kDotLanes;  // whole vectors, and whole groups of the running sums
   static_assert(kRun % kUnit == 0);
   std::byte wide_a[kRun * sizeof(float)], wide_b[kRun * sizeof(float)];
   const std::size_t whole = elements - elements % kUnit;

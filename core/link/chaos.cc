@@ -1,5 +1,5 @@
-// Faults on purpose: rules set by a test, looked up at every failpoint. Part of the test-only library alone.
-// Touches base/ and os/. The registry is global because the C functions may name all engines at once.
+// Fault injection: rules that a test sets, looked up at every failpoint. Part of the test-only library alone. Touches
+// base/ and os/. The registry is global, because the C functions may mean all engines at once.
 #include "link/chaos.h"
 
 #include <signal.h>
@@ -27,7 +27,7 @@ namespace {
 enum class Action { kill, stop, delay, error, no_memory, corrupt, truncate, shorten };
 
 struct Rule {
-  const void* engine;  // null: all of them
+  const void* engine;  // null: all engines
   std::string point;
   Action action;
   std::int64_t delay_ms;
@@ -43,10 +43,10 @@ struct Rule {
 
 std::mutex mutex;
 std::vector<Rule>& rules() {
-  static auto* all = new std::vector<Rule>;  // never destroyed: threads of a leaking test may outlive main
+  static auto* all = new std::vector<Rule>;  // never destroyed: threads of a test that leaks may run longer than main
   return *all;
 }
-std::atomic<int> armed{0};  // so that a failpoint without rules costs one load
+std::atomic<int> armed{0};  // number of rules; without rules a failpoint costs one load
 
 bool parse(const std::string& text, Action& action, std::int64_t& delay_ms) {
   delay_ms = 0;
@@ -79,7 +79,7 @@ bool of_stream(Action action) {
   return action == Action::corrupt || action == Action::truncate || action == Action::shorten;
 }
 
-// Counts the pass; true when the rule fires now. "short" goes on for ever, the others fire once.
+// Counts the pass; true when the rule fires now. "short" fires every time, the others once.
 bool passes(Rule& rule) {
   if (rule.skip-- > 0) return false;
   if (rule.action != Action::shorten && rule.fired > 0) return false;

@@ -1,4 +1,4 @@
-// One message under way, and where it stands. The caller owns it; the mailbox of its peer knows it until it has ended.
+// One message and its state. The caller owns it; the matcher of its peer refers to it until it has ended.
 // Touches base/ and wire/.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace farandole::link {
 
-class Mailbox;
+class Matcher;
 
 class Message final : public Transfer {
  public:
@@ -29,25 +29,25 @@ class Message final : public Transfer {
   }
   void finish() {
     state = State::done;
-    mailbox = nullptr;
+    matcher = nullptr;
   }
   void fail(const Error& why) {
     state = State::failed;
     error = why;
-    mailbox = nullptr;
+    matcher = nullptr;
   }
 
   const Tag tag;
   const Pieces pieces;
   const bool sends;
-  Mailbox* mailbox = nullptr;  // who must be told when this is dropped
+  Matcher* matcher = nullptr;  // must be told when this is dropped
   State state = State::waiting;
   Error error;
-  // Of a send:
+  // For a send:
   bool announced = false;   // the peer knows its size
-  bool enqueued = false;    // the outbox has it
+  bool enqueued = false;    // the frame writer has it
   std::size_t staged = 0;   // bytes put into frames
-  std::size_t written = 0;  // bytes in the kernel's hands
+  std::size_t written = 0;  // bytes that the kernel has
 };
 
 }  // namespace farandole::link

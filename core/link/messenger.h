@@ -19,89 +19,90 @@ namespace farandole::link {
 
 using wire::Tag;
 
-// One message under way. Dropping the last reference cancels it: a receive is withdrawn (bytes of it that still arrive
-// are discarded), a send that has begun is finished from a copy or truncated with the link.
+// One message under way. Dropping the last reference cancels it: a receive is withdrawn, and bytes for it that still
+// arrive are dropped; a send that has started is completed from a copy, or cut off together with the link.
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  virtual bool done() const = 0;  // throws Failure when it cannot be finished any more
+  virtual bool done() const = 0;  // throws Failure when it can no longer complete
 };
 using TransferPtr = std::shared_ptr<Transfer>;
 
-// What the messenger tells the engine. Called from inside advance(), never from add(), send() or receive().
+// Callbacks to the engine. Called from flush() and ready(), never from add(), send() or receive().
 class Listener {
  public:
   virtual ~Listener() = default;
   virtual void on_control(int peer, std::uint32_t type, std::span<const std::byte> payload,
                           std::vector<os::Descriptor> descriptors) = 0;
-  // Whether messages of this group (wire::Tag) may come from the peer, or go to it.
+  // Whether messages of this group (wire::Tag) may come from the peer or go to it.
   virtual bool may_send(int, std::uint32_t) { return true; }
-  virtual void on_lost(int peer, const Error& why) = 0;  // end of file without `leave`, reset, a bad frame
-  virtual void on_left(int peer) = 0;                    // `leave` arrived; all its earlier frames have been handled
+  virtual void on_lost(int peer, const Error& why) = 0;  // end of file without `leave`, reset, or an invalid frame
+  virtual void on_left(int peer) = 0;                    // `leave` arrived, and all frames before it have been handled
 };
 
 enum class StreamKind : std::uint8_t { local = 0, tcp = 1 };
 
 struct MessengerOptions {
   std::uint32_t generation = 0;
-  std::size_t eager_bytes = 64 << 10;  // up to here a message is sent without waiting for its grant
+  std::size_t eager_bytes = 64 << 10;  // a message up to this size is sent without waiting for a grant
   std::size_t frame_bytes = 256 << 10;
-  // Of messages and grants that a peer has sent and nobody has asked for, with what it takes to keep them. It is no
-  // program's aim to have that much waiting, and a peer that sends without end must not fill the machine.
-  std::uint64_t most_early = 2ull << 30;
-  std::vector<int> streams;      // to each peer; empty: one to everybody
-  bool checksum_local = false;   // tests may ask for CRCs on unix links too
+  // The limit for messages and grants that a peer has sent and this rank has not asked for, including the memory to
+  // keep them. No program needs so much, and a peer that never stops sending must not fill the machine's memory.
+  std::uint64_t max_unexpected_bytes = 2ull << 30;
+  std::vector<int> streams;      // number of streams to each peer; empty: one to each
+  bool checksum_local = false;   // CRCs also on unix sockets, for tests
   const void* engine = nullptr;  // for failpoints
 };
 
 struct Traffic {
-  std::uint64_t sent = 0;  // payload bytes of data frames, by this rank
+  std::uint64_t sent = 0;  // payload bytes of this rank's data frames
   std::uint64_t received = 0;
   std::uint64_t frames = 0;
 };
 
-// Owned by one engine and used only by whoever drives it. Never blocks. Control frames overtake data; data messages on
-// a stream share it frame by frame, so none waits behind a larger one. Where a peer has several streams, a message's
-// tag decides which it takes; control frames take the first.
+// Owned by one engine and used only by the thread that drives it. Never blocks. Control frames overtake data. Data
+// messages share a stream frame by frame, so a small one does not wait behind a large one. With several streams to a
+// peer, a message's tag selects its stream; control frames use the first.
 class Messenger {
  public:
   Messenger(int rank, int size, os::Poller& poller, Listener& listener, MessengerOptions options);
   ~Messenger();
 
-  // Takes a connected, authenticated stream. To a peer with several streams both sides add them in the same order;
-  // one more than agreed is refused (invalid_argument).
+  // Takes a connected, authenticated stream. With several streams to a peer, both sides must add them in the same
+  // order. One stream too many is refused (invalid_argument).
   void add(int peer, os::Descriptor stream, StreamKind kind);
   bool has(int peer) const;
 
-  // The memory must stay until done(). To and from oneself is allowed. Sizes of both sides must agree, else the
-  // receiver fails with precondition. Without a link yet, the transfer waits for add(); `wanted` is called once per
-  // peer then.
+  // The memory must stay valid until done(). Sending to oneself is allowed. When the sizes of both sides differ, the
+  // receiver fails with `precondition`. Without a link, the transfer waits for add(), and `request_link` is called once
+  // per peer.
   TransferPtr send(int peer, Tag tag, Pieces bytes);
   TransferPtr receive(int peer, Tag tag, Pieces bytes);
-  // Whether a message with this tag has come from the peer, or been announced, that nobody has asked for.
-  bool early(int peer, Tag tag);
-  // A group's messages from this sequence on take so many of a peer's streams, or all there are. Both sides say the
-  // same before they send or receive such a message.
-  void spread(std::uint32_t group, std::uint64_t sequence, int streams);
-  void forget(std::uint32_t group);  // it is no more: neither side sends or receives for it
+  // Whether a message with this tag has arrived or been announced for which no receive is posted.
+  bool has_unexpected(int peer, Tag tag);
+  // From this sequence on, messages of the group use at most this many of a peer's streams. Both sides must call it
+  // before they send or receive such a message.
+  void limit_streams(std::uint32_t group, std::uint64_t sequence, int streams);
+  void forget_group(std::uint32_t group);  // the group is removed: neither side uses it any more
   void control(int peer, std::uint32_t type, std::vector<std::byte> payload,
                std::vector<os::Descriptor> descriptors = {});
-  std::function<void(int peer)> wanted;
+  std::function<void(int peer)> request_link;
 
-  // Handles one ready socket. `key` is what the poller reported; keys of the messenger count its streams from 0.
+  // Handles one ready socket. `key` is what the poller reported; the messenger's keys number its streams from 0.
   void ready(const os::Event& event);
-  // Writes whatever can be written now. True when anything moved.
+  // Writes what can be written now. True when anything was written.
   bool flush();
-  // Says `leave` to everyone; flushed() tells when it and all earlier frames are in the kernel's hands.
+  // Sends `leave` to all peers. flushed() is true when the kernel has it and all earlier frames.
   void leave();
   bool flushed() const;
-  // Reads what is still in the socket of a peer known to have died, then reports it lost (unless it left before).
-  void bury(int peer, const Error& why);
+  // Call it when a peer's process has died: reads the last bytes from its sockets, then reports it as lost, unless it
+  // left before.
+  void peer_died(int peer, const Error& why);
   // Ends every transfer with this error. Control frames still work.
   void fail_all(const Error& why);
 
   const Traffic& traffic() const;
-  int local_pid(int peer) const;  // the process behind a local stream (SO_PEERCRED), 0 when unknown
+  int local_pid(int peer) const;  // process ID behind a local stream (SO_PEERCRED), 0 when unknown
 
  private:
   struct Impl;

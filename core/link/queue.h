@@ -1,4 +1,4 @@
-// A queue that costs nothing while it is empty: of the thousands that a mailbox has, most never hold anything.
+// A queue that needs no memory while it is empty. A matcher has thousands of them, most of them always empty.
 // Touches nothing.
 #pragma once
 
@@ -20,7 +20,7 @@ class Queue {
   auto end() { return items_.end(); }
 
   T& push_back(T item) { return items_.emplace_back(std::move(item)); }
-  // The others move now and then: references to them do not last.
+  // May move the other items: do not keep references to them.
   void pop_front() {
     items_[first_++] = T();
     if (2 * first_ < items_.size()) return;
@@ -41,7 +41,7 @@ class Queue {
 
  private:
   std::vector<T> items_;
-  std::size_t first_ = 0;  // those before it are gone
+  std::size_t first_ = 0;  // items before this index are removed
 };
 
 }  // namespace farandole::link

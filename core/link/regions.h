@@ -1,4 +1,4 @@
-// Regions: memory that a rank shares with its neighbours on the host, who may read and write it where it lies.
+// Regions: memory that a rank shares with its local peers, which may read and write it in address.
 // Touches os/.
 #pragma once
 
@@ -12,48 +12,49 @@
 
 namespace farandole::link {
 
-// What a region is for: tensors that the caller has shared, or the engine's own results.
-enum class Use { tensors, results };
+// What a region holds: tensors that the caller has shared, or the engine's own results.
+enum class RegionUse { tensors, results };
 
-// Where memory lies, in words that every neighbour understands.
-struct Place {
-  std::uint64_t region = 0;  // of its owner, counted from 1; 0: in none
+// The address of shared memory, valid on every local peer.
+struct RegionAddress {
+  std::uint64_t region = 0;  // number of the owner's region, from 1; 0: in no region
   std::uint64_t offset = 0;
 };
 
 class Regions {
  public:
-  void add(std::uint64_t id, std::byte* data, std::size_t bytes, Use use) { mine_[id] = {data, bytes, use}; }
-  void remove(std::uint64_t id) { mine_.erase(id); }
-  void attach(int owner, std::uint64_t id, os::SharedMemory memory, Use use) {
+  void add(std::uint64_t id, std::byte* data, std::size_t bytes, RegionUse use) { own_[id] = {data, bytes, use}; }
+  void remove(std::uint64_t id) { own_.erase(id); }
+  void attach(int owner, std::uint64_t id, os::SharedMemory memory, RegionUse use) {
     memory.close_file();
-    theirs_[{owner, id}] = {std::make_shared<os::SharedMemory>(std::move(memory)), use};
+    peers_[{owner, id}] = {std::make_shared<os::SharedMemory>(std::move(memory)), use};
   }
-  // Whether the owner may share so much more: a mapping each, of which a process has some 65,000, and no more than the
-  // machine has.
-  bool takes(int owner, std::size_t bytes) const;
-  bool knows(int owner, std::uint64_t id) const { return theirs_.count({owner, id}) != 0; }
-  void detach(int owner, std::uint64_t id) { theirs_.erase({owner, id}); }
+  // Whether the owner may share this much more. Each region takes a mapping, of which a process may have about 65,000;
+  // all of an owner's regions together may not exceed the limit's memory.
+  bool can_attach(int owner, std::size_t bytes) const;
+  bool attached(int owner, std::uint64_t id) const { return peers_.count({owner, id}) != 0; }
+  void detach(int owner, std::uint64_t id) { peers_.erase({owner, id}); }
 
-  // Of memory of mine; in no region unless it lies in one of that use as a whole.
-  Place find(const std::byte* data, std::size_t bytes, Use use) const;
-  // The neighbour's region of that use with this memory; null when it has not arrived here, or does not reach so far.
-  // Whoever holds it may use it, also when its owner is through with it: an operation that failed there may still run
-  // here.
-  std::shared_ptr<const os::SharedMemory> with(int owner, const Place& place, std::size_t bytes, Use use) const;
+  // The region of this rank and this use that holds all of this memory; region 0 when there is none.
+  RegionAddress find(const std::byte* data, std::size_t bytes, RegionUse use) const;
+  // The peer's region of this use that holds this memory; null when it has not arrived here or is too short. The
+  // pointer keeps the mapping alive after the owner has stopped sharing it, because an operation that failed on the
+  // owner may still run here.
+  std::shared_ptr<const os::SharedMemory> find_peer(int owner, const RegionAddress& address, std::size_t bytes,
+                                                    RegionUse use) const;
 
  private:
   struct Region {
     std::byte* data;
     std::size_t bytes;
-    Use use;
+    RegionUse use;
   };
-  std::map<std::uint64_t, Region> mine_;
-  struct Theirs {
+  std::map<std::uint64_t, Region> own_;
+  struct PeerRegion {
     std::shared_ptr<const os::SharedMemory> memory;
-    Use use;
+    RegionUse use;
   };
-  std::map<std::pair<int, std::uint64_t>, Theirs> theirs_;
+  std::map<std::pair<int, std::uint64_t>, PeerRegion> peers_;
 };
 
 }  // namespace farandole::link

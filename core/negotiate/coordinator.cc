@@ -1,4 +1,4 @@
-// Counts who has submitted what, and turns what everybody has submitted into buckets.
+// Counts the members' requests, and makes buckets of those that all members have submitted.
 // Pure. Touches base/.
 #include "negotiate/coordinator.h"
 
@@ -9,7 +9,7 @@
 namespace farandole::negotiate {
 namespace {
 
-constexpr std::size_t kNamed = 8;  // tensors that a message lists before it says how many more there are
+constexpr std::size_t kNamed = 8;  // tensors that a message lists before it gives only the number of the others
 
 std::string title(Kind kind) {
   switch (kind) {
@@ -32,7 +32,7 @@ Error joined_error(const Request& request, int absent) {
                                   request.name + "': " + std::to_string(absent) + " ranks have joined."};
 }
 
-// Of all splits of an alltoall, in their order.
+// Hash of all splits of an alltoall, in their order.
 std::uint64_t digest_of(const std::vector<std::int64_t>& splits) {
   std::uint64_t digest = splits.size();
   for (std::int64_t rows : splits) {
@@ -61,13 +61,13 @@ void fill_rows(Item& item, const Submitted& said, Kind kind) {
   item.digest = digest_of(item.splits);
 }
 
-// Everybody's request beside the others', and each by itself.
+// Compares all members' requests, and validates each.
 Error check(const Submitted& said, const std::vector<int>& ranks) {
   Error error;
   const auto alone = [&](const Request& request) {
     if (!error.failed()) error = validate_alone(request, ranks);
   };
-  if (said.whole().empty()) {  // what may differ then needs no comparing
+  if (said.whole().empty()) {  // then nothing can differ
     error = validate({&said.common()}, ranks);
     said.for_each_number_of_rows(alone);
     return error;
@@ -81,14 +81,14 @@ Error check(const Submitted& said, const std::vector<int>& ranks) {
   return error;
 }
 
-// No member could count the bytes of what all of them bring together.
+// No member could count the bytes of all contributions.
 Error check_rows(Item& item, Kind kind) {
   std::int64_t bytes = 0;
   if (sum_of(kind == Kind::alltoall ? item.splits : item.first_dims, item.rows) &&
       volume(item.shape, static_cast<std::int64_t>(size_of(item.dtype)), item.rows, bytes))
     return {};
   return {Code::precondition, title(kind) + " of tensor '" + item.name +
-                                  "': what all ranks bring together has more bytes than 63 bits can count."};
+                                  "': the contributions of all ranks have more than 2^63 - 1 bytes together."};
 }
 
 }  // namespace
@@ -98,8 +98,8 @@ Coordinator::Coordinator(std::vector<int> ranks, CoordinatorOptions options)
 
 void Coordinator::submit(int member, Request request, std::int64_t now_ns) {
   if (member < 0 || static_cast<std::size_t>(member) >= ranks_.size()) {
-    throw Failure(Code::internal,
-                  "a request of member " + std::to_string(member) + " of a group of " + std::to_string(ranks_.size()));
+    throw Failure(Code::internal, "request of member " + std::to_string(member) + " of a group of " +
+                                      std::to_string(ranks_.size()) + " members");
   }
   const auto index = static_cast<std::size_t>(member);
   if (request.kind == Kind::join) {
@@ -111,7 +111,8 @@ void Coordinator::submit(int member, Request request, std::int64_t now_ns) {
     return;
   }
   if (request.kind == Kind::tune) {
-    if (member != 0) throw Failure(Code::internal, "rank " + std::to_string(ranks_[index]) + " wants to tune");
+    if (member != 0)
+      throw Failure(Code::internal, "rank " + std::to_string(ranks_[index]) + " submitted a tune, but only rank 0 may");
     Bucket bucket;
     bucket.kind = Kind::tune;
     bucket.items.push_back({request.name, request.unnamed, request.dtype, {}, {}, std::move(request.splits)});
@@ -125,7 +126,7 @@ void Coordinator::submit(int member, Request request, std::int64_t now_ns) {
     pending.order = ++arrivals_;
     pending.since_ns = now_ns;
   }
-  // A member may ask again under a name that failed with its bundle while the first request was under way.
+  // A member may submit a name again that failed with its bundle while the first request was under way.
   if (pending.complete) leave_bundle(name, pending);
   weigh(pending, index, -1);
   pending.said.put(index, std::move(request));
@@ -133,15 +134,15 @@ void Coordinator::submit(int member, Request request, std::int64_t now_ns) {
   settle(name);
 }
 
-// What is kept of the member's request counts, or counts no more.
+// Adds the member's request to its load, or removes it.
 void Coordinator::weigh(const Pending& pending, std::size_t member, int sign) {
   const Submitted& said = pending.said;
-  Load& load = loads_[member];
+  PendingLoad& load = loads_[member];
   if (said.count() > 0 && said.opener() == member) load.add(said.common(), sign);
   if (const auto own = said.whole().find(member); own != said.whole().end()) load.add(own->second, sign);
 }
 
-bool Coordinator::asks_too_much(int member) const { return loads_[static_cast<std::size_t>(member)].too_much(); }
+bool Coordinator::asks_too_much(int member) const { return loads_[static_cast<std::size_t>(member)].over_limit(); }
 
 bool Coordinator::covered(const Pending& pending) const {
   const int members = static_cast<int>(ranks_.size());
@@ -159,7 +160,7 @@ void Coordinator::settle(const std::string& name) {
   if (pending.complete || !covered(pending)) return;
   const Request& first = pending.said.about(pending.said.first());
   if (!pending.said.one_bundle_size()) {
-    // Its companions may never come on the ranks that know of no bundle: nobody waits for them.
+    // Ranks without the bundle may never submit its other tensors, so nobody waits for them.
     Bucket failed = single(pending);
     fail_bundle(companions(name), failed.error);
   } else if (first.bundle_size > 0) {
@@ -201,7 +202,7 @@ void Coordinator::settle_bundle(const std::string& name) {
   for (const std::string& tensor : names) erase(tensor);
 }
 
-// A joining member completes all that waited for it alone, in the order of arrival.
+// A joining member completes everything that waited for it alone, in order of arrival.
 void Coordinator::settle_everything() {
   std::vector<std::pair<std::uint64_t, std::string>> names;
   for (const auto& [name, pending] : pending_) names.emplace_back(pending.order, name);
@@ -211,7 +212,7 @@ void Coordinator::settle_everything() {
   }
 }
 
-// The tensors that some member has put into a bundle with this one, and itself, in the order of arrival.
+// The tensor and all others that some member has put into a bundle with it, in order of arrival.
 std::vector<std::string> Coordinator::companions(const std::string& name) const {
   const Submitted& mine = pending_.at(name).said;
   std::vector<std::pair<std::uint64_t, std::string>> found;
@@ -338,7 +339,7 @@ void Coordinator::forget_pending() {
   pending_.clear();
   bundles_.clear();
   loads_.assign(ranks_.size(), {});
-  // Joins are sent again too, behind the requests that came before them.
+  // Joins are sent again too, after the requests that came before them.
   has_joined_.assign(ranks_.size(), false);
   joined_ = 0;
   last_joined_ = -1;

@@ -1,4 +1,4 @@
-// Fusion: which tensors that are ready share one collective.
+// Fusion: which ready tensors share one collective.
 // Pure. Touches base/.
 #include <algorithm>
 #include <iterator>
@@ -13,7 +13,7 @@ bool fusable(const Bucket& bucket) {
          (bucket.kind == Kind::allreduce || bucket.kind == Kind::reducescatter || bucket.kind == Kind::allgather);
 }
 
-constexpr std::size_t kMostDescribed = 8 << 20;  // bytes by which a bucket describes its tensors
+constexpr std::size_t kMaxDescription = 8 << 20;  // the limit for the description of a bucket's tensors
 
 std::size_t described(const Bucket& single) {
   std::size_t bytes = 0;
@@ -22,7 +22,7 @@ std::size_t described(const Bucket& single) {
   return bytes;
 }
 
-// Nothing is moved from behind one of these to the front of it.
+// Nothing may be moved across one of these.
 bool fences(const Bucket& bucket) {
   return bucket.kind == Kind::barrier || bucket.kind == Kind::join || bucket.kind == Kind::add_group ||
          bucket.kind == Kind::remove_group || bucket.kind == Kind::tune;
@@ -55,7 +55,7 @@ std::vector<Bucket> fuse(std::vector<Bucket> singles, const CoordinatorOptions& 
       if (taken[next]) continue;
       if (fences(singles[next])) break;
       if (bytes[next] <= threshold - fused && match(bucket, singles[next])) {
-        if ((words += described(singles[next])) > kMostDescribed) break;
+        if ((words += described(singles[next])) > kMaxDescription) break;
         fused += bytes[next];
         taken[next] = true;
         std::move(singles[next].items.begin(), singles[next].items.end(), std::back_inserter(bucket.items));

@@ -7,10 +7,10 @@
 namespace farandole::negotiate {
 namespace {
 
-constexpr std::size_t kSmallest = 16;  // bytes that a request or a bucket has at least
+constexpr std::size_t kSmallest = 16;  // the smallest size of a request or a bucket
 
-// Calls encode(writer, i) for 0 .. count - 1 and begins a new message whenever one is large enough. Each opens with the
-// group, `second(last)` and how many things follow.
+// Calls encode(writer, i) for 0 .. count - 1 and starts a new message whenever one is large enough. Each starts with
+// the group, `second(last)` and the number of entries that follow.
 template <class Second, class Encode>
 std::vector<Bytes> cut(std::uint32_t group, std::size_t count, Second second, Encode encode_one) {
   std::vector<Bytes> messages;

@@ -20,7 +20,7 @@ struct Requests {
 
 struct Answer {
   std::uint32_t group = 0;
-  bool last = true;  // false: the same answer goes on in the next message
+  bool last = true;  // false: the next message continues the same answer
   std::vector<Bucket> buckets;
 };
 
@@ -28,13 +28,13 @@ struct Answer {
 inline constexpr std::size_t kMessageBytes = 1 << 20;
 
 std::vector<Bytes> encode_requests(std::uint32_t group, std::uint32_t epoch, std::span<const Request> requests);
-// False when the bytes are anything but what encode_requests writes.
+// False when the bytes are not what encode_requests writes.
 bool decode(std::span<const std::byte> bytes, Requests& message);
 
-// Of an alltoall each member gets its row and its column: for all members together that is members x members words
-// twice, and never members x members for each of them.
+// Each member of an alltoall gets its row and its column: 2 * members^2 numbers for all members together, instead of
+// members^2 for each of them.
 Bucket answer_for(const Bucket& bucket, int member, int members);
-// Whether the answer to one member is the answer to all.
+// Whether all members get the same answer.
 bool same_for_all(std::span<const Bucket> buckets);
 std::vector<Bytes> encode_answer(std::uint32_t group, std::span<const Bucket> buckets, int member, int members);
 bool decode(std::span<const std::byte> bytes, Answer& message);

@@ -1,4 +1,4 @@
-// Follower: a member's way through an active plan.
+// Follower: a member's progress in an active plan.
 // Pure. Touches base/.
 #include "negotiate/plan.h"
 
@@ -13,7 +13,7 @@ Follower::Follower(const std::vector<Planned>& plan)
   for (std::size_t b = 0; b < plan_.size(); ++b) {
     for (std::size_t i = 0; i < plan_[b].requests.size(); ++i) {
       const Request& request = plan_[b].requests[i];
-      if (plan_[b].bucket.items[i].unnamed) {
+      if (plan_[b].bucket->items[i].unnamed) {
         unnamed_[static_cast<std::size_t>(request.kind)].push_back({b, i});
       } else {
         named_[request.name] = {b, i};
@@ -51,7 +51,7 @@ Follower::Match Follower::offer(const Request& request, std::int64_t ticket) {
   where_.emplace(ticket, index);
   ++incomplete_;
 
-  const std::uint64_t before = go_;
+  const std::uint64_t before = ready_;
   if (request.bundle.empty()) {
     fill(index);
   } else {
@@ -63,7 +63,7 @@ Follower::Match Follower::offer(const Request& request, std::int64_t ticket) {
       for (std::uint64_t run : runs) fill(run);
     }
   }
-  return go_ > before ? Match::filled : Match::planned;
+  return ready_ > before ? Match::filled : Match::planned;
 }
 
 Follower::Run& Follower::run_at(std::uint64_t index) {
@@ -82,25 +82,27 @@ void Follower::advance() {
   while (complete_ < first_run_ + runs_.size() && runs_[complete_ - first_run_].missing == 0) {
     ++complete_;
     if (!may_stop_[complete_ % plan_.size()]) continue;
-    for (; go_ < complete_; ++go_) incomplete_ -= runs_[go_ - first_run_].slots.size();
+    for (; ready_ < complete_; ++ready_) incomplete_ -= runs_[ready_ - first_run_].slots.size();
   }
 }
 
-std::uint64_t Follower::go() const { return go_; }
+std::uint64_t Follower::ready() const { return ready_; }
 
 const Planned& Follower::bucket(std::uint64_t index) const { return plan_[index % plan_.size()]; }
 
 std::vector<std::int64_t> Follower::take(std::uint64_t index) {
-  if (index < first_run_ || index >= go_ || runs_[index - first_run_].slots.empty()) {
-    throw Failure(Code::internal, "bucket " + std::to_string(index) + " of the plan cannot be taken");
+  if (index < first_run_ || index >= ready_ || runs_[index - first_run_].slots.empty()) {
+    throw Failure(Code::internal,
+                  "bucket " + std::to_string(index) + " of the plan is not the next one, or not complete");
   }
   std::vector<std::int64_t> tickets;
+  tickets.reserve(runs_[index - first_run_].slots.size());
   for (const Slot& slot : runs_[index - first_run_].slots) {
     tickets.push_back(slot.ticket);
     where_.erase(slot.ticket);
   }
   runs_[index - first_run_].slots.clear();
-  while (!runs_.empty() && first_run_ < go_ && runs_.front().slots.empty()) {
+  while (!runs_.empty() && first_run_ < ready_ && runs_.front().slots.empty()) {
     runs_.pop_front();
     ++first_run_;
   }
@@ -109,7 +111,7 @@ std::vector<std::int64_t> Follower::take(std::uint64_t index) {
 
 bool Follower::incomplete(std::int64_t ticket) const {
   const auto found = where_.find(ticket);
-  return found != where_.end() && found->second >= go_;
+  return found != where_.end() && found->second >= ready_;
 }
 
 bool Follower::anything_incomplete() const { return incomplete_ > 0; }
@@ -124,7 +126,7 @@ std::vector<std::int64_t> Follower::withdraw(std::uint64_t done) {
     }
   }
   if (done < first_run_ + runs_.size()) runs_.resize(std::max(done, first_run_) - first_run_);
-  go_ = complete_ = done;
+  ready_ = complete_ = done;
   incomplete_ = 0;
   bundles_.clear();
   std::sort(left.begin(), left.end(), [](const Slot& a, const Slot& b) { return a.order < b.order; });

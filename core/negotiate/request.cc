@@ -1,4 +1,4 @@
-// Requests and buckets: their sizes and their bytes on the wire.
+// Requests and buckets: their sizes and their encoding.
 // Pure. Touches base/ and wire/.
 #include "negotiate/request.h"
 
@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 
-// Fails the reader, so that no number outside an enumeration is ever seen by the rest.
+// Fails the reader for a number outside the enumeration, so that the other code never sees one.
 template <class Enumeration>
 Enumeration one_of(wire::Reader& reader, int count) {
   const std::uint8_t value = reader.u8();
@@ -26,7 +26,7 @@ bool flag(wire::Reader& reader) {
   return value == 1;
 }
 
-// The tensor's bytes as Bucket::bytes counts them; false when they cannot be counted.
+// The tensor's bytes as Bucket::bytes counts them; false on overflow.
 bool item_bytes(Kind kind, const Item& item, std::int64_t& bytes) {
   const auto each = static_cast<std::int64_t>(size_of(item.dtype));
   std::int64_t rows = item.rows;
@@ -36,7 +36,7 @@ bool item_bytes(Kind kind, const Item& item, std::int64_t& bytes) {
 
 std::string name(wire::Reader& reader) {
   std::string text = reader.text();
-  if (text.size() > kLongestName) reader.fail();
+  if (text.size() > kMaxName) reader.fail();
   return text;
 }
 
@@ -99,17 +99,17 @@ bool Request::same_but_name(const Request& other) const {
          splits == other.splits;
 }
 
-void Load::add(const Request& request, int sign) {
+void PendingLoad::add(const Request& request, int sign) {
   const std::size_t words = request.shape.size() + request.splits.size();
   requests += sign;
   bytes += sign * static_cast<std::int64_t>(request.name.size() + request.bundle.size() + sizeof(std::int64_t) * words);
 }
 
-// The largest programs have some 100,000 tensors.
-bool Load::too_much() const {
-  constexpr std::int64_t kMostRequests = 1 << 19;
+// The largest programs have about 100,000 tensors.
+bool PendingLoad::over_limit() const {
+  constexpr std::int64_t kMaxRequests = 1 << 19;
   constexpr std::int64_t kMostBytes = 256 << 20;
-  return requests > kMostRequests || bytes > kMostBytes;
+  return requests > kMaxRequests || bytes > kMostBytes;
 }
 
 std::size_t Bucket::bytes() const {
@@ -154,7 +154,7 @@ Request decode_request(wire::Reader& reader) {
   request.shape = reader.list();
   request.splits = reader.list();
   std::int64_t bytes = 0, rows = 0;
-  if (request.kind > Kind::remove_group) reader.fail();  // transfers and tuning are never asked for this way
+  if (request.kind > Kind::remove_group) reader.fail();  // transfers and tuning are never sent as requests
   if (!volume(request.shape, static_cast<std::int64_t>(size_of(request.dtype)), bytes)) reader.fail();
   if (request.kind == Kind::alltoall && !sum_of(request.splits, rows)) reader.fail();
   if (request.bundle.empty() != (request.bundle_size == 0)) reader.fail();

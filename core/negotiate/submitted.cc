@@ -1,4 +1,4 @@
-// Requests of one name, member by member: what is kept of each, and how it is read again.
+// Requests of one name by member: what is kept of each, and how a full request is rebuilt.
 // Pure. Touches base/ and wire/.
 #include "negotiate/submitted.h"
 
@@ -13,7 +13,7 @@ std::int64_t rows_of(const Request& request) { return request.shape.empty() ? 0 
 
 }  // namespace
 
-// Also true of equal requests.
+// Also true for equal requests.
 bool Submitted::differs_little(const Request& request) const {
   const Request& a = common_;
   const Request& b = request;

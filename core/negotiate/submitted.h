@@ -1,4 +1,4 @@
-// What the members have submitted under one name: one request as a whole, and of the others what differs from it.
+// The members' requests of one name: one request as a whole, and of the others only the differences.
 // Pure. Touches base/ and wire/.
 #pragma once
 
@@ -11,34 +11,34 @@
 
 namespace farandole::negotiate {
 
-// A whole request of each of 1,024 members would take 170 KB for every name that waits. Nearly always they are equal,
-// or differ in nothing but their rows (allgather) and the numbers of their GPUs.
+// A whole request of each of 1,024 members would take 170 KB per pending name. Nearly always they are equal, or differ
+// only in their rows (allgather) and device numbers.
 class Submitted {
  public:
   explicit Submitted(std::size_t members) : present_(members, false) {}
 
-  // In the place of what the member has said before.
+  // Replaces the member's former request.
   void put(std::size_t member, Request request);
 
   std::size_t members() const { return present_.size(); }
-  int count() const { return count_; }  // of members that have submitted it
+  int count() const { return count_; }  // number of members that have submitted it
   bool has(std::size_t member) const { return present_[member]; }
-  std::size_t first() const;  // of these members
-  // A member's request, but perhaps with another's rows and the number of another's GPU.
+  std::size_t first() const;  // the first of these members
+  // A member's request, but the rows and the device number may be another member's.
   const Request& about(std::size_t member) const;
   std::vector<std::int64_t> rows() const;  // by member
   std::int32_t device(std::size_t member) const;
   bool unnamed() const;  // on all of them
   bool one_bundle_size() const;
-  // All have put it into a bundle of this name, or into none when it is empty. False when that is not known at a
-  // glance.
+  // Whether all have put it into a bundle of this name, or into none when the name is empty. False when that is not
+  // known without a full comparison.
   bool all_in(const std::string& bundle) const { return whole_.empty() && common_.bundle == bundle; }
 
-  // Requests that are kept as a whole: by whom (the one who came first), and the others' that differ in more.
+  // The requests that are kept as a whole: the first one, and those that differ in more than rows and device.
   std::size_t opener() const { return opener_; }
   const Request& common() const { return common_; }
   const std::map<std::size_t, Request>& whole() const { return whole_; }
-  // One request for each of the numbers of rows that members have.
+  // One request for each number of rows that members have.
   template <class Body>
   void for_each_number_of_rows(Body body) const {
     body(common_);
@@ -50,7 +50,7 @@ class Submitted {
       body(other);
     }
   }
-  // By member, null for those that have not submitted it; some are made for it, and lie in `room`.
+  // By member, null for those that have not submitted it. Some are rebuilt and stored in `room`.
   std::vector<const Request*> everybody(std::deque<Request>& room) const;
 
  private:

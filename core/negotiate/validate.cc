@@ -1,4 +1,5 @@
-// Do the members' requests for one tensor agree? The contract's messages, with the tensor, the ranks and their values.
+// Do the members' requests for one tensor match? The messages of Horovod's contract, with the tensor, the ranks and
+// their values.
 // Pure. Touches base/.
 #include <algorithm>
 #include <cstdio>
@@ -13,7 +14,7 @@ namespace {
 using Members = std::vector<const Request*>;
 using Describe = std::function<std::string(const Request&)>;
 
-constexpr std::size_t kNamed = 8;  // ranks or values that a message lists before it says how many more there are
+constexpr std::size_t kNamed = 8;  // ranks or values that a message lists before it gives only the number of the others
 
 std::string text_of(const std::vector<std::int64_t>& values) {
   std::string text = "[";
@@ -66,8 +67,7 @@ std::string who_has_what(const Members& members, const std::vector<int>& ranks, 
   return text;
 }
 
-// Compares every member's request with the first one's. `sentence(a, b)` is what the contract says about the two
-// values.
+// Compares every member's request with the first one's. `sentence(a, b)` is the contract's text about the two values.
 struct Comparison {
   const Members& members;
   const std::vector<int>& ranks;

@@ -1,4 +1,4 @@
-// Is a bucket an answer to what this member asked for? Looked at before any memory is touched, in this place alone.
+// Does a bucket match this member's requests? Checked here, before any memory is touched.
 // Pure. Touches base/.
 #pragma once
 
@@ -8,17 +8,17 @@
 
 namespace farandole::negotiate {
 
-// The member that asked.
-struct Asker {
+// The member that receives the bucket.
+struct Requester {
   const std::vector<int>& ranks;  // member -> rank in the job
   int me = 0;                     // as a member
-  bool joined = false;            // it has joined, and takes part with zeros in what it did not ask for
+  bool joined = false;            // it has joined, and contributes zeros for tensors that it did not submit
 };
 
-// What is wrong, in words that go on from "a bucket that ..."; null when all is well. First the bucket itself, then
-// each of its tensors beside this member's own request for it, null where there is none. Costs no memory, and time that
-// grows with the tensors and, for kinds whose rows vary, with the members.
-const char* fault_in(const Bucket& bucket, const Asker& asker);
-const char* fault_in(const Bucket& bucket, const Item& item, const Request* own, const Asker& asker);
+// What is wrong, as text after "a bucket that ..."; null when all is well. Checks the bucket itself, then each tensor
+// against this member's own request, null where there is none. Uses no memory; takes time proportional to the tensors
+// and, for kinds whose rows vary, to the members.
+const char* fault_in(const Bucket& bucket, const Requester& requester);
+const char* fault_in(const Bucket& bucket, const Item& item, const Request* own, const Requester& requester);
 
 }  // namespace farandole::negotiate

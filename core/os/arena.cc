@@ -1,4 +1,4 @@
-// Arenas: blocks, and what a fork makes of them.
+// Arenas: allocation of blocks, and copies for forked children.
 // Touches the operating system. The registry is global because pthread_atfork knows no object.
 #include "os/arena.h"
 
@@ -19,32 +19,32 @@ namespace farandole::os {
 
 namespace {
 
-constexpr std::size_t kMost = 64;  // of a process; tests have many engines in one
-Arena* arenas[kMost];
-std::mutex mutex;  // of all arenas, and of the registry: held from before a fork until the child has its copies
+constexpr std::size_t kMaxArenas = 64;  // per process; tests have many engines in one
+Arena* arenas[kMaxArenas];
+std::mutex mutex;  // guards all arenas and the registry; held from before a fork until the child has its copies
 
 std::size_t units_of(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit; }
 
 }  // namespace
 
-// A child writes to its memory without anybody else's seeing it, and sees what was there at the fork: so it needs
-// copies of its own, and the parent goes on when they are made. Nothing here allocates.
-struct Forks {
-  static inline int ends[2] = {-1, -1};  // of a pipe that is closed, on the child's side, when it has its copies
+// A child must not write to memory that others see, and must keep what was there at the fork. So it copies the blocks,
+// and the parent continues when the copies exist. Nothing here allocates.
+struct ForkHandlers {
+  static inline int ends[2] = {-1, -1};  // of a pipe; the child closes its side when it has its copies
 
   static void before() {
     mutex.lock();
-    const bool any = std::any_of(std::begin(arenas), std::end(arenas),
-                                 [](const Arena* arena) { return arena != nullptr && arena->lent_.any(); });
-    // Without descriptors left nobody waits.
-    if (!any || pipe2(ends, O_CLOEXEC) != 0) ends[0] = ends[1] = -1;
+    const bool any_block = std::any_of(std::begin(arenas), std::end(arenas),
+                                       [](const Arena* arena) { return arena != nullptr && arena->allocated_.any(); });
+    // Without a free descriptor the parent does not wait.
+    if (!any_block || pipe2(ends, O_CLOEXEC) != 0) ends[0] = ends[1] = -1;
   }
   static void in_parent() {
     if (ends[0] >= 0) {
-      constexpr int kLongestMs = 60'000;
-      ::close(ends[1]);  // the last, if there is no child
+      constexpr int kTimeoutMs = 60'000;
+      ::close(ends[1]);  // this closes the last writer if there is no child
       pollfd copied{ends[0], POLLIN, 0};
-      while (poll(&copied, 1, kLongestMs) < 0 && errno == EINTR) {
+      while (poll(&copied, 1, kTimeoutMs) < 0 && errno == EINTR) {
       }
       ::close(ends[0]);
     }
@@ -52,7 +52,7 @@ struct Forks {
   }
   static void in_child() {
     for (Arena*& arena : arenas) {
-      if (arena != nullptr) arena->leave_to_child();
+      if (arena != nullptr) arena->copy_for_child();
       arena = nullptr;
     }
     for (int end : ends)
@@ -63,15 +63,18 @@ struct Forks {
 
 namespace {
 
-[[maybe_unused]] const int registered = pthread_atfork(&Forks::before, &Forks::in_parent, &Forks::in_child);
+[[maybe_unused]] const int registered =
+    pthread_atfork(&ForkHandlers::before, &ForkHandlers::in_parent, &ForkHandlers::in_child);
 
 }  // namespace
 
 Arena::Arena() : memory_(SharedMemory::reserve(kBytes)) {
   std::lock_guard lock(mutex);
-  Arena** place = std::find(std::begin(arenas), std::end(arenas), nullptr);
-  if (place == std::end(arenas)) throw Failure(Code::no_memory, "too many arenas in one process");
-  *place = this;
+  Arena** free_entry = std::find(std::begin(arenas), std::end(arenas), nullptr);
+  if (free_entry == std::end(arenas))
+    throw Failure(Code::no_memory, "a process can have at most " + std::to_string(kMaxArenas) +
+                                       " engines: shut one down before you start another");
+  *free_entry = this;
 }
 
 Arena::~Arena() {
@@ -79,73 +82,73 @@ Arena::~Arena() {
   std::replace(std::begin(arenas), std::end(arenas), this, static_cast<Arena*>(nullptr));
 }
 
-std::byte* Arena::lend(std::size_t bytes) {
+std::byte* Arena::allocate(std::size_t bytes) {
   const std::size_t units = units_of(bytes, kUnit);
   std::lock_guard lock(mutex);
   if (!memory_.file() || units == 0 || units > kUnits) return nullptr;
-  const std::size_t first = find(units);
-  if (first == kUnits || !fill(first, units)) return nullptr;
-  for (std::size_t unit = first; unit < first + units; ++unit) lent_.set(unit);
+  const std::size_t first = find_free(units);
+  if (first == kUnits || !populate(first, units)) return nullptr;
+  for (std::size_t unit = first; unit < first + units; ++unit) allocated_.set(unit);
   return memory_.data() + first * kUnit;
 }
 
-// The lowest that fits: what was used before is used again.
-std::size_t Arena::find(std::size_t units) const {
+// The lowest run that fits, so that memory that was used before is reused first.
+std::size_t Arena::find_free(std::size_t units) const {
   std::size_t run = 0;
   for (std::size_t unit = 0; unit < kUnits; ++unit) {
-    run = lent_[unit] ? 0 : run + 1;
+    run = allocated_[unit] ? 0 : run + 1;
     if (run == units) return unit + 1 - units;
   }
   return kUnits;
 }
 
-bool Arena::fill(std::size_t first, std::size_t units) {
+bool Arena::populate(std::size_t first, std::size_t units) {
   for (std::size_t unit = first; unit < first + units; ++unit) {
-    if (filled_[unit]) continue;
-    if (memory_.fill(unit * kUnit, kUnit) != 0) {
-      empty(first, units);  // others need what little there is
+    if (populated_[unit]) continue;
+    if (memory_.populate(unit * kUnit, kUnit) != 0) {
+      depopulate(first, units);  // leaves the little memory there is to others
       return false;
     }
-    filled_.set(unit);
+    populated_.set(unit);
   }
   return true;
 }
 
-void Arena::take_back(const std::byte* block, std::size_t bytes) {
+void Arena::release(const std::byte* block, std::size_t bytes) {
   const auto first = static_cast<std::size_t>(block - memory_.data()) / kUnit;
   const std::size_t units = units_of(bytes, kUnit);
   std::lock_guard lock(mutex);
-  for (std::size_t unit = first; unit < first + units; ++unit) lent_.reset(unit);
-  if (!memory_.file() || (filled_ & ~lent_).count() > kKept) empty(first, units);
+  for (std::size_t unit = first; unit < first + units; ++unit) allocated_.reset(unit);
+  if (!memory_.file() || (populated_ & ~allocated_).count() > kMaxIdle) depopulate(first, units);
 }
 
-void Arena::empty(std::size_t first, std::size_t units) {
+void Arena::depopulate(std::size_t first, std::size_t units) {
   if (madvise(memory_.data() + first * kUnit, units * kUnit, MADV_REMOVE) != 0) return;
-  for (std::size_t unit = first; unit < first + units; ++unit) filled_.reset(unit);
+  for (std::size_t unit = first; unit < first + units; ++unit) populated_.reset(unit);
 }
 
 bool Arena::idle() const {
   std::lock_guard lock(mutex);
-  return lent_.none();
+  return allocated_.none();
 }
 
 void Arena::close() {
   std::lock_guard lock(mutex);
   memory_.close_file();
   for (std::size_t unit = 0; unit < kUnits; ++unit)
-    if (filled_[unit] && !lent_[unit]) empty(unit, 1);
+    if (populated_[unit] && !allocated_[unit]) depopulate(unit, 1);
 }
 
-void Arena::leave_to_child() {
+void Arena::copy_for_child() {
   std::byte* data = memory_.data();
   for (std::size_t unit = 0; unit < kUnits; ++unit) {
     std::byte* place = data + unit * kUnit;
-    if (!lent_[unit]) {
+    if (!allocated_[unit]) {
       munmap(place, kUnit);
       continue;
     }
     void* copy = mmap(nullptr, kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (copy == MAP_FAILED) continue;  // better shared than gone
+    if (copy == MAP_FAILED) continue;  // shared memory is better than no memory
     std::memcpy(copy, place, kUnit);
     if (mremap(copy, kUnit, kUnit, MREMAP_MAYMOVE | MREMAP_FIXED, place) == MAP_FAILED) munmap(copy, kUnit);
   }

@@ -1,5 +1,5 @@
-// Arena: memory that neighbours may map, lent in blocks. What is on loan when the process forks, the child has for
-// itself, as it has all its other memory. Touches the operating system.
+// Arena: shared memory that local peers may map, allocated in blocks. After a fork the child has its own copy of every
+// allocated block, as of all its other memory. Touches the operating system.
 #pragma once
 
 #include <bitset>
@@ -19,31 +19,31 @@ class Arena {
 
   const SharedMemory& memory() const { return memory_; }
   bool owns(const std::byte* block) const { return block >= memory_.data() && block < memory_.data() + kBytes; }
-  // Aligned to a page, and in memory that is there; null when there is no room, or no memory.
-  std::byte* lend(std::size_t bytes);
-  void take_back(const std::byte* block, std::size_t bytes);
-  bool idle() const;  // nothing is on loan
-  // Nothing will be lent any more: the file goes, and what is not on loan.
+  // Page-aligned memory whose pages exist. Null when there is no room in the arena, or no memory in the system.
+  std::byte* allocate(std::size_t bytes);
+  void release(const std::byte* block, std::size_t bytes);
+  bool idle() const;  // no block is allocated
+  // No more allocations after this: closes the file and frees what is not allocated.
   void close();
 
  private:
-  friend struct Forks;
+  friend struct ForkHandlers;
 
-  // Blocks are runs of units.
+  // A block is a run of units.
   static constexpr std::size_t kUnit = 1 << 20;
   static constexpr std::size_t kUnits = 256;
   static constexpr std::size_t kBytes = kUnit * kUnits;
-  // What lies idle and is not given back to the system.
-  static constexpr std::size_t kKept = 64;
+  // At most this many free units keep their pages.
+  static constexpr std::size_t kMaxIdle = 64;
 
-  std::size_t find(std::size_t units) const;
-  bool fill(std::size_t first, std::size_t units);
-  void empty(std::size_t first, std::size_t units);
-  void leave_to_child();
+  std::size_t find_free(std::size_t units) const;
+  bool populate(std::size_t first, std::size_t units);
+  void depopulate(std::size_t first, std::size_t units);
+  void copy_for_child();
 
   SharedMemory memory_;
-  std::bitset<kUnits> lent_;
-  std::bitset<kUnits> filled_;
+  std::bitset<kUnits> allocated_;
+  std::bitset<kUnits> populated_;
 };
 
 }  // namespace farandole::os

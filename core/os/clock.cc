@@ -1,4 +1,4 @@
-// Time, threads and waiting on a word, by Linux's means.
+// Time, threads and futexes on Linux.
 // Touches the operating system.
 #include "os/clock.h"
 
@@ -48,9 +48,9 @@ void futex_wake_all(const std::atomic<std::uint32_t>* word) {
 std::thread start_thread(const char* name, std::function<void()> body) {
   sigset_t blocked, before;
   sigfillset(&blocked);
-  // A fault in the thread itself cannot be anybody else's: crash reporters must see it.
+  // A fault of this thread itself must reach the crash reporters.
   for (int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) sigdelset(&blocked, fault);
-  pthread_sigmask(SIG_BLOCK, &blocked, &before);  // the new thread inherits it from its first instruction on
+  pthread_sigmask(SIG_BLOCK, &blocked, &before);  // the new thread inherits the mask from its first instruction
   try {
     std::thread thread([label = std::string(name).substr(0, 15), run = std::move(body)] {
       pthread_setname_np(pthread_self(), label.c_str());
@@ -67,7 +67,7 @@ std::thread start_thread(const char* name, std::function<void()> body) {
 
 namespace {
 
-// The affinity mask of the calling thread, whatever size the kernel's is.
+// The affinity mask of the calling thread, whatever its size in the kernel.
 class Mask {
  public:
   Mask() {
@@ -103,7 +103,7 @@ int usable_cores() {
 
 int current_core() { return sched_getcpu(); }
 
-bool leave_cores(const std::vector<int>& taken) {
+bool avoid_cores(const std::vector<int>& taken) {
   const Mask all;
   Mask free;
   for (int core : taken) free.clear(core);

@@ -15,14 +15,14 @@ namespace farandole::os {
 
 Descriptor::Descriptor(int fd) : fd_(fd < 0 ? -1 : fd) {
   if (fd_ < 0) return;
-  fcntl(fd_, F_SETFD, FD_CLOEXEC);  // a binding may have handed over one that is not
-  watch_descriptor(fd_);
+  fcntl(fd_, F_SETFD, FD_CLOEXEC);  // a binding may have passed one without this flag
+  register_descriptor(fd_);
 }
 
 void Descriptor::reset() {
   if (fd_ < 0) return;
   const int fd = std::exchange(fd_, -1);
-  if (forget_descriptor(fd)) close(fd);
+  if (unregister_descriptor(fd)) close(fd);
 }
 
 Descriptor Descriptor::duplicate() const {
@@ -32,7 +32,7 @@ Descriptor Descriptor::duplicate() const {
   return Descriptor(copy);
 }
 
-std::size_t most_descriptors() {
+std::size_t max_descriptors() {
   constexpr std::size_t kUsual = 1024;
   rlimit limit{};
   return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? static_cast<std::size_t>(limit.rlim_cur) : kUsual;

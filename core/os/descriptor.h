@@ -31,7 +31,7 @@ class Descriptor {
   int fd_ = -1;
 };
 
-// That this process may have (ulimit -n).
-std::size_t most_descriptors();
+// The limit of this process (ulimit -n).
+std::size_t max_descriptors();
 
 }  // namespace farandole::os

@@ -1,4 +1,4 @@
-// The texts of failed system calls.
+// Error texts for failed system calls.
 // Touches the operating system.
 #include "os/failure.h"
 
@@ -21,7 +21,7 @@ std::string limit_of(int resource) {
 }  // namespace
 
 void fail(const std::string& what, int error) {
-  const std::string reason = std::generic_category().message(error);  // unlike strerror, safe in threads
+  const std::string reason = std::generic_category().message(error);  // thread-safe, unlike strerror
   switch (error) {
     case EMFILE:
       throw Failure(Code::no_memory,

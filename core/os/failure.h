@@ -1,4 +1,4 @@
-// Turns an errno into a Failure that says what to do about it.
+// Turns an errno into a Failure that says what to do.
 // Touches the operating system.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace farandole::os {
 
-// "too few file descriptors: raise `ulimit -n` (now 1024)", or `what` with the system's own words.
+// The text is "too few file descriptors: raise `ulimit -n` (now 1024)", or `what` followed by the system's message.
 [[noreturn]] void fail(const std::string& what, int error);
 
 }  // namespace farandole::os

@@ -1,14 +1,15 @@
-// What happens to the core in a forked child: descriptors are closed, mappings are absent, calls are refused; results
-// on loan are in arena.h. Touches the operating system. Its registry is global: pthread_atfork knows no object.
+// What a fork does to the core in the child: descriptors are closed, mappings are absent, calls are refused. (Results
+// in shared memory: arena.h.) Touches the operating system. The registry is global, because pthread_atfork passes no
+// object.
 #pragma once
 
 namespace farandole::os {
 
-void watch_descriptor(int fd);  // close it in forked children
-// To be called before closing it. False when it was not watched: a forked child has closed it already, and its number
-// may belong to somebody else.
-bool forget_descriptor(int fd);
-// Counts up in every forked child; an engine that remembers another number belongs to the parent.
+void register_descriptor(int fd);  // forked children close it
+// Call this before closing it. False when it is not registered: a forked child has closed it already, and its number
+// may now belong to another file.
+bool unregister_descriptor(int fd);
+// One higher in every forked child. An engine that stored another number belongs to the parent.
 unsigned fork_depth();
 
 }  // namespace farandole::os

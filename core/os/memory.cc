@@ -28,8 +28,8 @@ namespace {
 
 int create_memfd() { return static_cast<int>(syscall(SYS_memfd_create, "farandole", MFD_CLOEXEC | MFD_ALLOW_SEALING)); }
 
-// The kernel, or a sandbox around this process, has no memory files.
-bool without_memfd(int error) { return error == ENOSYS || error == EPERM; }
+// The kernel, or a sandbox around this process, does not offer memory files.
+bool memfd_unavailable(int error) { return error == ENOSYS || error == EPERM; }
 
 int create_in_dev_shm() { return open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL, 0600); }
 
@@ -43,7 +43,7 @@ int create_in_dev_shm() { return open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC
 
 Descriptor create_file(std::size_t bytes) {
   int fd = create_memfd();
-  if (fd < 0 && without_memfd(errno)) fd = create_in_dev_shm();
+  if (fd < 0 && memfd_unavailable(errno)) fd = create_in_dev_shm();
   if (fd < 0) fail_to_allocate(bytes, errno);
   Descriptor file(fd);
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) fail_to_allocate(bytes, errno);
@@ -62,30 +62,30 @@ std::byte* map_for_this_process(int fd, std::size_t bytes, int protection) {
   return data;
 }
 
-// After the only writable mapping exists. F_SEAL_FUTURE_WRITE came with Linux 5.1; a file without seals says EINVAL or,
-// in /dev/shm, EPERM.
+// Called when the only writable mapping exists. F_SEAL_FUTURE_WRITE needs Linux 5.1. A file that cannot be sealed fails
+// with EINVAL or, in /dev/shm, with EPERM.
 void seal(int fd) {
   fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
   fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE);
   fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL);
 }
 
-// What others map may neither end before it nor grow; holes can still be made in it.
+// Others map this file, so its size may not change; holes can still be punched into it.
 void seal_size(int fd) { fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL); }
 
-// A file that is no memory could be a file system's in another process, which answers when it likes; and somebody who
-// could shrink a file could make us die of SIGBUS.
-const char* fault_in(int fd, bool sealed) {
+// A file that is not memory could belong to a file system in another process, which may never answer. Anyone who can
+// shrink a mapped file can kill this process with SIGBUS.
+const char* problem_with(int fd, bool sealed) {
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals >= 0 && (!sealed || (seals & F_SEAL_SHRINK) != 0)) return nullptr;
-  // Without seals it is accepted only where this process, too, could have made no other kind.
+  // A file without seals is accepted only where this process could not create sealed files either.
   const int probe = create_memfd();
-  if (probe < 0 && without_memfd(errno)) return nullptr;
+  if (probe < 0 && memfd_unavailable(errno)) return nullptr;
   close(probe);
-  return seals < 0 ? "is no memory" : "is not sealed against shrinking";
+  return seals < 0 ? "is not memory" : "is not sealed against shrinking";
 }
 
-// Without the kernel's estimate: all that the machine has.
+// The kernel's estimate; without one, all memory of the machine.
 std::size_t available_bytes() {
   std::size_t kibibytes = 0;
   std::ifstream table("/proc/meminfo");
@@ -96,26 +96,26 @@ std::size_t available_bytes() {
       kibibytes += found;
   }
   if (kibibytes > 0) return kibibytes << 10;
-  return machine_bytes();
+  return machine_memory();
 }
 
 }  // namespace
 
-std::size_t machine_bytes() {
+std::size_t machine_memory() {
   return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
 
-bool fits(std::size_t bytes) {
-  constexpr std::size_t kSmall = 64 << 20;  // to look takes longer than the risk is worth
-  return bytes <= largest_allocation && (bytes <= kSmall || bytes <= available_bytes());
+bool can_allocate(std::size_t bytes) {
+  constexpr std::size_t kSmall = 64 << 20;  // checking takes longer than the risk is worth
+  return bytes <= max_allocation && (bytes <= kSmall || bytes <= available_bytes());
 }
 
 SharedMemory SharedMemory::create(std::size_t bytes) {
-  // A memory file has no limit of its own: asking for more than the machine has would wake the OOM killer.
-  if (!fits(bytes)) fail_to_allocate(bytes, ENOMEM);
+  // A memory file has no limit of its own. More than the machine has would start the OOM killer.
+  if (!can_allocate(bytes)) fail_to_allocate(bytes, ENOMEM);
   SharedMemory memory;
   memory.file_ = create_file(bytes);
-  const int error = memory.fill(0, bytes);
+  const int error = memory.populate(0, bytes);
   if (error != 0) fail_to_allocate(bytes, error);
   memory.data_ = map_for_this_process(memory.file_.get(), bytes, PROT_READ | PROT_WRITE);
   memory.bytes_ = bytes;
@@ -132,7 +132,7 @@ SharedMemory SharedMemory::reserve(std::size_t bytes) {
   return memory;
 }
 
-int SharedMemory::fill(std::size_t offset, std::size_t bytes) const {
+int SharedMemory::populate(std::size_t offset, std::size_t bytes) const {
   int error = 0;
   do {
     error = posix_fallocate(file_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes));
@@ -140,19 +140,23 @@ int SharedMemory::fill(std::size_t offset, std::size_t bytes) const {
   return error;
 }
 
-SharedMemory SharedMemory::open(Descriptor file, std::size_t bytes) { return adopt(std::move(file), bytes, false); }
+SharedMemory SharedMemory::open_read_only(Descriptor file, std::size_t bytes) {
+  return adopt(std::move(file), bytes, false);
+}
 
-SharedMemory SharedMemory::write(Descriptor file, std::size_t bytes) { return adopt(std::move(file), bytes, true); }
+SharedMemory SharedMemory::open_writable(Descriptor file, std::size_t bytes) {
+  return adopt(std::move(file), bytes, true);
+}
 
-SharedMemory SharedMemory::join(Descriptor file, std::size_t bytes, bool sealed) {
+SharedMemory SharedMemory::open_shared(Descriptor file, std::size_t bytes, bool sealed) {
   return adopt(std::move(file), bytes, true, sealed);
 }
 
 SharedMemory SharedMemory::adopt(Descriptor file, std::size_t bytes, bool writable, bool sealed) {
-  if (const char* fault = fault_in(file.get(), sealed); fault != nullptr)
-    throw Failure(Code::precondition, std::string("a shared memory file ") + fault);
+  if (const char* problem = problem_with(file.get(), sealed); problem != nullptr)
+    throw Failure(Code::precondition, std::string("a shared memory file ") + problem);
   struct stat status{};
-  if (fstat(file.get(), &status) != 0) fail("cannot look at a shared memory file", errno);
+  if (fstat(file.get(), &status) != 0) fail("cannot read the size of a shared memory file", errno);
   if (!S_ISREG(status.st_mode) || static_cast<std::size_t>(status.st_size) != bytes) {
     throw Failure(Code::precondition, "a shared memory file has " + std::to_string(status.st_size) + " bytes where " +
                                           std::to_string(bytes) + " were announced");
@@ -184,13 +188,13 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 }
 
 void prefer_huge_pages(void* memory, std::size_t bytes) {
-  // A wish: a kernel without huge pages says no, and nothing is lost.
+  // Only a hint: a kernel without huge pages refuses it, and nothing is lost.
   (void)madvise(memory, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
 }
 
 void collapse_into_huge_pages(void* memory, std::size_t bytes) {
 #ifndef MADV_COLLAPSE
-  constexpr int MADV_COLLAPSE = 25;  // younger than some C libraries
+  constexpr int MADV_COLLAPSE = 25;  // missing in older C libraries
 #endif
   auto begin = (reinterpret_cast<std::uintptr_t>(memory) + kHugePage - 1) / kHugePage * kHugePage;
   auto end = (reinterpret_cast<std::uintptr_t>(memory) + bytes) / kHugePage * kHugePage;

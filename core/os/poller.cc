@@ -1,4 +1,4 @@
-// epoll, eventfd, pairs of sockets and pidfd.
+// epoll, eventfd, socket pairs and pidfd.
 // Touches the operating system.
 #include "os/poller.h"
 
@@ -13,15 +13,15 @@
 #include "os/failure.h"
 
 #ifndef SYS_pidfd_open
-#define SYS_pidfd_open 434  // one number on every architecture
+#define SYS_pidfd_open 434  // the same number on every architecture
 #endif
 
 namespace farandole::os {
 
 namespace {
 
-constexpr int kEventsAtOnce = 64;
-constexpr unsigned kRingsAtOnce = 16;  // more than fit into a bell
+constexpr int kEventsPerCall = 64;
+constexpr unsigned kDrainAtOnce = 16;  // more than the socket's buffer holds
 
 epoll_event interest(std::uint64_t key, bool writable) {
   epoll_event event{};
@@ -56,8 +56,8 @@ void Poller::remove(int fd) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr
 
 const std::vector<Event>& Poller::wait(int timeout_ms, std::vector<Event>& events) const {
   events.clear();
-  epoll_event ready[kEventsAtOnce];
-  const int count = epoll_wait(epoll_.get(), ready, kEventsAtOnce, timeout_ms);
+  epoll_event ready[kEventsPerCall];
+  const int count = epoll_wait(epoll_.get(), ready, kEventsPerCall, timeout_ms);
   if (count < 0 && errno != EINTR) fail("cannot wait for descriptors", errno);
   for (int i = 0; i < count; ++i) {
     const std::uint32_t bits = ready[i].events;
@@ -67,48 +67,48 @@ const std::vector<Event>& Poller::wait(int timeout_ms, std::vector<Event>& event
   return events;
 }
 
-Doorbell::Doorbell() {
+Wakeup::Wakeup() {
   const int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (fd < 0) fail("cannot create a doorbell", errno);
+  if (fd < 0) fail("cannot create a wake-up descriptor", errno);
   fd_ = Descriptor(fd);
 }
 
-void Doorbell::ring() const {
-  // Fails only when it rings already 2^64 - 2 times over.
+void Wakeup::notify() const {
+  // Fails only when 2^64 - 2 notifications are waiting.
   [[maybe_unused]] const auto written = eventfd_write(fd_.get(), 1);
 }
 
-void Doorbell::answer() const {
+void Wakeup::drain() const {
   eventfd_t rings = 0;
   [[maybe_unused]] const auto read = eventfd_read(fd_.get(), &rings);
 }
 
-Farbell::Farbell() {
+PeerWakeup::PeerWakeup() {
   int ends[2];
-  if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, ends) != 0) fail("cannot create a doorbell", errno);
+  if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, ends) != 0) fail("cannot create a wake-up descriptor", errno);
   fd_ = Descriptor(ends[0]);
-  rope_ = Descriptor(ends[1]);
-  // One ring that waits is as good as many: the kernel's least is room for a few.
-  const int least = 1;
-  setsockopt(rope_.get(), SOL_SOCKET, SO_SNDBUF, &least, sizeof least);
+  sender_ = Descriptor(ends[1]);
+  // One waiting notification is enough, so the smallest buffer that the kernel allows will do.
+  const int smallest = 1;
+  setsockopt(sender_.get(), SOL_SOCKET, SO_SNDBUF, &smallest, sizeof smallest);
 }
 
-void Farbell::answer() const {
-  mmsghdr rings[kRingsAtOnce] = {};
-  [[maybe_unused]] const int heard = recvmmsg(fd_.get(), rings, kRingsAtOnce, MSG_DONTWAIT, nullptr);
+void PeerWakeup::drain() const {
+  mmsghdr notifications[kDrainAtOnce] = {};
+  [[maybe_unused]] const int drained = recvmmsg(fd_.get(), notifications, kDrainAtOnce, MSG_DONTWAIT, nullptr);
 }
 
-// A stream could be one that somebody reads as frames; any other descriptor could hold up whoever writes to it.
-Rope::Rope(Descriptor received) : fd_(std::move(received)) {
+// Another end of a stream could corrupt its frames; any other kind of descriptor could block the writer.
+WakeupSender::WakeupSender(Descriptor received) : fd_(std::move(received)) {
   int domain = 0, type = 0;
   socklen_t size = sizeof domain;
   const bool pair = getsockopt(fd_.get(), SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX &&
                     getsockopt(fd_.get(), SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_DGRAM;
-  if (!pair) throw Failure(Code::precondition, "a descriptor that should ring a doorbell is something else");
+  if (!pair) throw Failure(Code::precondition, "a descriptor for waking a local peer is not a datagram socket pair");
 }
 
-void Rope::ring() const {
-  // Fails when it rings already, or when nobody is there to hear it.
+void WakeupSender::notify() const {
+  // Fails when a notification is waiting already, or when the peer is gone.
   [[maybe_unused]] const auto sent = send(fd_.get(), "", 0, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 

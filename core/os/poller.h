@@ -1,4 +1,4 @@
-// Waiting for many descriptors at once, and a doorbell that wakes the one who waits.
+// Waiting for many descriptors at once, and the means to wake the thread that waits.
 // Touches the operating system.
 #pragma once
 
@@ -24,51 +24,51 @@ class Poller {
   void add(int fd, std::uint64_t key, bool writable = false);
   void change(int fd, std::uint64_t key, bool writable);
   void remove(int fd);
-  // -1 waits without end. Returns what is ready now; empty on a signal.
+  // -1 waits for ever. Returns the events that are ready now; empty on a signal.
   const std::vector<Event>& wait(int timeout_ms, std::vector<Event>& events) const;
 
  private:
   Descriptor epoll_;
 };
 
-// Rung by the threads of this process: an eventfd, which nobody else may have. Its O_NONBLOCK would be theirs too, and
-// who clears it makes the next ring wait for ever.
-class Doorbell {
+// Wakes a thread of this process through an eventfd. No other process may have the eventfd: O_NONBLOCK is shared with
+// it, and clearing that flag would make the next notify() block for ever.
+class Wakeup {
  public:
-  Doorbell();
-  void ring() const;    // never blocks
-  void answer() const;  // forgets all rings so far
+  Wakeup();
+  void notify() const;  // never blocks
+  void drain() const;   // resets all notifications so far
   const Descriptor& descriptor() const { return fd_; }
 
  private:
   Descriptor fd_;
 };
 
-// Rung by one other process, which holds the rope: a pair of datagram sockets, of which each side has but its own, and
-// can do nothing to the other's.
-class Farbell {
+// Wakes this process from one other process, which holds the sender. This is a datagram socket pair: each side has only
+// its own socket and cannot change the other's.
+class PeerWakeup {
  public:
-  Farbell();
-  Descriptor give_rope() { return std::move(rope_); }  // once
-  void answer() const;                                 // forgets the rings so far; if too many, rings on
+  PeerWakeup();
+  Descriptor take_sender() { return std::move(sender_); }  // once
+  void drain() const;  // resets the notifications; if there are very many, some stay
   const Descriptor& descriptor() const { return fd_; }
 
  private:
-  Descriptor fd_, rope_;
+  Descriptor fd_, sender_;
 };
 
-// The other end of a bell that a neighbour has made.
-class Rope {
+// The sending end of a PeerWakeup that a local peer has created.
+class WakeupSender {
  public:
-  explicit Rope(Descriptor received);  // throws Failure(precondition) when it is none
-  void ring() const;                   // never blocks, whatever its maker does
+  explicit WakeupSender(Descriptor received);  // throws Failure(precondition) when it is no such socket
+  void notify() const;                         // never blocks, whatever the peer does
   const Descriptor& descriptor() const { return fd_; }
 
  private:
   Descriptor fd_;
 };
 
-// pidfd: readable when the process has died. Invalid where the kernel has none, and for this process itself.
+// A pidfd, readable when the process has died. Invalid where the kernel has no pidfds, and for this process itself.
 Descriptor watch_process(int pid);
 
 }  // namespace farandole::os

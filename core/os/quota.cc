@@ -1,4 +1,4 @@
-// The quotas of control groups, version 1 and 2, of this process's group and those above it.
+// CPU quotas of control groups, version 1 and 2: of this process's group and of those above it.
 // Reads files alone.
 #include "os/quota.h"
 
@@ -9,24 +9,24 @@
 namespace farandole::os {
 namespace {
 
-// A file's first two words as numbers; "max", which is no number, leaves them 0.
-double ratio(std::istream& words) {
+// The first two fields of a file as numbers; "max", which is not a number, leaves them 0.
+double ratio(std::istream& fields) {
   double share = 0, period = 0;
-  words >> share >> period;
+  fields >> share >> period;
   return share > 0 && period > 0 ? share / period : 0;
 }
 
 double quota_of(const std::string& folder, bool second) {
-  std::stringstream words;
+  std::stringstream fields;
   if (second) {
-    words << std::ifstream(folder + "/cpu.max").rdbuf();
+    fields << std::ifstream(folder + "/cpu.max").rdbuf();
   } else {
-    words << std::ifstream(folder + "/cpu.cfs_quota_us").rdbuf() << ' ';
-    words.clear();  // an empty file is no error
-    words << std::ifstream(folder + "/cpu.cfs_period_us").rdbuf();
+    fields << std::ifstream(folder + "/cpu.cfs_quota_us").rdbuf() << ' ';
+    fields.clear();  // an empty file is no error
+    fields << std::ifstream(folder + "/cpu.cfs_period_us").rdbuf();
   }
-  words.clear();
-  return ratio(words);
+  fields.clear();
+  return ratio(fields);
 }
 
 bool names_cpu(const std::string& controllers) {
@@ -39,7 +39,7 @@ bool names_cpu(const std::string& controllers) {
 }  // namespace
 
 int quota_cores(const std::string& proc, const std::string& groups) {
-  double least = 0;
+  double smallest = 0;
   std::ifstream table(proc);
   for (std::string line; std::getline(table, line);) {
     const std::size_t first = line.find(':'), second = line.find(':', first + 1);
@@ -50,11 +50,11 @@ int quota_cores(const std::string& proc, const std::string& groups) {
     for (std::string place = line.substr(second + 1);; place.resize(place.rfind('/'))) {
       if (place == "/") place.clear();
       const double found = quota_of(root + place, controllers.empty());
-      if (found > 0 && (least == 0 || found < least)) least = found;
+      if (found > 0 && (smallest == 0 || found < smallest)) smallest = found;
       if (place.find('/') == std::string::npos) break;
     }
   }
-  return least == 0 ? 0 : std::max(1, static_cast<int>(least));
+  return smallest == 0 ? 0 : std::max(1, static_cast<int>(smallest));
 }
 
 }  // namespace farandole::os

@@ -1,4 +1,4 @@
-// How much processor time the control group of this process gets.
+// How much CPU time the control group of this process gets.
 // Reads /proc and /sys/fs/cgroup.
 #pragma once
 
@@ -6,8 +6,8 @@
 
 namespace farandole::os {
 
-// Whole cores, at least 1; 0: no limit is set, as far as can be seen. Containers have a quota where a mask of cores
-// would show nothing. `proc` and `groups` are other places for tests.
+// Whole cores, at least 1; 0 when no limit is visible. Containers often set a quota while the affinity mask shows all
+// cores. Tests pass other paths in `proc` and `groups`.
 int quota_cores(const std::string& proc = "/proc/self/cgroup", const std::string& groups = "/sys/fs/cgroup");
 
 }  // namespace farandole::os

@@ -1,4 +1,5 @@
-// The types of the module: an opened core, an engine in it, a request that is run again, memory on loan, a pulse.
+// The types of the module: an opened core, an engine, a prepared request, memory of the core lent to arrays, a
+// heartbeat.
 // Touches core/api/farandole.h, Python and the clock.
 #pragma once
 
@@ -18,13 +19,13 @@ constexpr std::int64_t kSliceMs = 100;  // so that Python's signal handlers run 
 constexpr int kOk = FARANDOLE_CODE_OK, kInProgress = FARANDOLE_CODE_IN_PROGRESS,
               kInvalidArgument = FARANDOLE_CODE_INVALID_ARGUMENT, kTimedOut = FARANDOLE_CODE_TIMED_OUT,
               kInternal = FARANDOLE_CODE_INTERNAL;
-constexpr int kTold = -1;  // farandole_run's word that the outcome is there
+constexpr int kTold = -1;  // farandole_run returns it when the outcome is filled in
 // Kinds whose results depend on all ranks.
 inline bool rows_vary(int kind) { return kind == FARANDOLE_KIND_ALLGATHER || kind == FARANDOLE_KIND_ALLTOALL; }
-// Bytes of an element; 0: there is no such data type.
+// Bytes of an element; 0: no such data type.
 std::int64_t element_bytes(int dtype);
 
-// What the package in Python lends: classes, functions and names, found once.
+// Classes, functions and names of the Python package, looked up once.
 struct Package {
   PyObject* span = nullptr;         // engine.Span
   PyObject* outcome = nullptr;      // engine.Outcome
@@ -46,7 +47,7 @@ struct Names {
 #define FARANDOLE_NAMES(X)                                                                                     \
   X(kind) X(name) X(input) X(output) X(dtype) X(op) X(group) X(peer) X(splits) X(prescale) X(postscale) X(tag) \
   X(pieces) X(device) X(address) X(shape) X(elements) X(data) X(strides) X(typestr) X(__array_interface__)     \
-  X(__dlpack__)
+  X(__dlpack__) X(__dlpack_c_exchange_api__)
   // clang-format on
 #define FARANDOLE_NAME(name) PyObject* name = nullptr;
   FARANDOLE_NAMES(FARANDOLE_NAME)
@@ -61,20 +62,20 @@ struct Library {
 
 struct Engine {
   PyObject_HEAD PyObject* library;
-  PyObject* pending;  // a dict of handles: what keeps the memory until the core is done with it (Packed::kept)
+  PyObject* pending;  // dict of handles: keeps the memory until the core is done with it (Packed::kept)
   const farandole_functions* core;
   farandole_engine* engine;  // null when it is destroyed
   std::int32_t rank;
   std::uint32_t generation;
-  std::int64_t calls;   // of the core, under way
+  std::int64_t calls;   // calls of the core under way
   std::int64_t loans;   // arrays over memory of the core
-  std::int64_t guards;  // pulses that may revoke it
-  unsigned forks;       // how often this process had been forked from another when it was made
-  bool closed;          // no call begins any more
+  std::int64_t guards;  // heartbeats that may revoke it
+  unsigned forks;       // the process's fork count when it was created
+  bool closed;          // no new calls are allowed
   bool left;            // nothing of the core runs any more
 };
 
-// A call of the core while it is under way: a closed engine waits for the last of them. Made and ended with the GIL.
+// A call of the core while it is under way; close() waits for the last one. Created and ended with the GIL.
 class Visit {
  public:
   explicit Visit(Engine* engine) { enter(engine); }
@@ -82,16 +83,16 @@ class Visit {
   Visit(const Visit&) = delete;
   Visit& operator=(const Visit&) = delete;
   explicit operator bool() const { return engine_ != nullptr; }
-  bool enter(Engine* engine);  // refused, with an error set, when the engine is closed or another process's
+  bool enter(Engine* engine);  // refused, with an error set, when the engine is closed or belongs to another process
   void leave();
-  // Runs Python's signal handlers, which may close the engine; false, with an error set, when the call must end.
+  // Runs Python's signal handlers, which may close the engine. False, with an error set, when the call must end.
   bool signals(Engine* engine);
 
  private:
   Engine* engine_ = nullptr;
 };
 
-// Seconds of a clock that no one sets.
+// Seconds of the monotonic clock.
 inline double now() {
   timespec time{};
   clock_gettime(CLOCK_MONOTONIC, &time);
@@ -99,7 +100,7 @@ inline double now() {
 }
 
 inline Engine* engine_of(PyObject* object) { return reinterpret_cast<Engine*>(object); }
-PyObject* shut_down(const Engine* self);  // sets the exception; null
+PyObject* shut_down(const Engine* self);  // sets the exception and returns null
 void destroy_if_unused(Engine* self);
 bool forked(const Engine* self);
 
@@ -114,25 +115,25 @@ class Words {
   std::vector<std::unique_ptr<std::int64_t[]>> many_;
 };
 
-// Where memory lies, what shape it has, and what is known of its elements.
+// The address of memory, its shape, and what is known of its elements.
 struct Memory {
   void* address = nullptr;
   const std::int64_t* shape = nullptr;
   int dimensions = 0;
-  std::int64_t item_bytes = 0;  // 0: nobody says
-  int dtype = -1;               // where a tensor of DLPack says it
-  Ref held;                     // an export of it, for as long as it is used; null: its object keeps it where it is
+  std::int64_t item_bytes = 0;  // 0: unknown
+  int dtype = -1;               // set for DLPack tensors
+  Ref held;                     // an export of it, as long as it is used; null: its object keeps the memory in place
 
   std::int64_t elements() const;
-  bool fits(int wanted) const;  // false, with an error set, when its elements are of another type
+  bool fits(int wanted) const;  // false, with an error set, when its elements have another type
 };
 
-// A request of Python as the struct of the C interface, with what that points to.
+// A Python request as the struct of the C interface, with everything that it points to.
 class Packed {
  public:
   bool read(PyObject* request);  // false with an error set
   farandole_request request{};
-  // What keeps the memory: the request, or where memory is exported a tuple of it and the exports.
+  // The owner of the memory: the request or, where memory is exported, a tuple of the request and the exports.
   PyObject* kept() const { return kept_.get(); }
 
  private:
@@ -148,25 +149,19 @@ class Packed {
 // Of None, a Span, an object with a buffer, an array, or an object with DLPack. `words`: where the shape goes.
 bool read_memory(PyObject* object, bool writable, Words& words, Memory& memory);
 
-struct Prepared {
-  PyObject_HEAD PyObject* engine;  // null: it has been cleared
-  Packed* packed;
-};
-extern PyTypeObject* prepared_type;
-
-// Memory of the core under an array of Python; goes back when the array and its views are gone.
+// Memory of the core under a Python array; released when the array and its views are gone.
 PyObject* lend(Engine* engine, std::int64_t handle, void* memory, std::int64_t bytes);
 
-// The outcome of `handle` as an object of Python; the handle goes, unless its memory goes on loan.
+// The outcome of `handle` as a Python object. The handle is released, unless its memory is lent to an array.
 PyObject* tell(Engine* self, std::int64_t handle, PyObject* request, const farandole_outcome& found);
-// Raises `type(words, **named)`; null.
+// Raises `type(text, **named)`; returns null.
 PyObject* raise(PyObject* type, Ref words, Ref named);
-// Sets the exception for something that was compiled against another header; `theirs` is 0 where it does not say.
+// Sets the exception for a caller that was compiled against another header; `theirs` is 0 when it does not say.
 void other_build(const char* what, std::uint64_t theirs, const char* remedy);
-// Sets the exception for a code of the core; null.
+// Sets the exception for a code of the core; returns null.
 PyObject* fail(const Engine* self, int code, const char* message);
 
-// Made by module.cc; null with an error set.
+// Created by module.cc; null with an error set.
 PyTypeObject* make_library_type(PyObject* module);
 PyTypeObject* make_engine_type(PyObject* module);
 PyTypeObject* make_prepared_type(PyObject* module);

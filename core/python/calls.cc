@@ -1,4 +1,4 @@
-// What is asked of an engine: requests are submitted and waited for, with the GIL free while a call waits.
+// The calls of an engine: requests are submitted and waited for; the GIL is released while a call waits.
 // Touches core/api/farandole.h, Python and the clock.
 #include "python/calls.h"
 
@@ -34,10 +34,8 @@ Ended ended(Engine* self, Visit& visit, std::int64_t handle, double deadline, bo
   }
 }
 
-// The request in what `pending` keeps: the beginning of a tuple, or all of it.
-PyObject* request_in(PyObject* kept) { return PyTuple_CheckExact(kept) ? PyTuple_GetItem(kept, 0) : kept; }
-
-// The outcome of a finished operation. Of several threads that wait for one handle, who takes the request takes it all.
+// The outcome of a finished operation. When several threads wait for one handle, the first to take the request takes
+// all.
 PyObject* take(Engine* self, std::int64_t handle) {
   Ref key(PyLong_FromLongLong(handle));
   if (!key) return nullptr;
@@ -80,15 +78,6 @@ PyObject* wait_for(Engine* self, std::int64_t handle, double seconds, bool aside
   return nullptr;
 }
 
-// What keeps the memory of an operation stays until its outcome is taken; the handle, as an object. Null with an error
-// set when there is no memory for that: then it stays for ever, for the core works on what it keeps.
-Ref keep(Engine* self, std::int64_t handle, PyObject* kept) {
-  Ref key(PyLong_FromLongLong(handle));
-  if (key && PyDict_SetItem(self->pending, key.get(), kept) == 0) return key;
-  Py_INCREF(kept);
-  return Ref();
-}
-
 PyObject* submit_all(Engine* self, PyObject* requests, Py_ssize_t count, int flags) {
   std::unique_ptr<Packed[]> packed(new (std::nothrow) Packed[static_cast<std::size_t>(count)]);
   std::unique_ptr<farandole_request[]> structs(new (std::nothrow) farandole_request[static_cast<std::size_t>(count)]);
@@ -116,50 +105,21 @@ PyObject* submit_all(Engine* self, PyObject* requests, Py_ssize_t count, int fla
   return all ? result.give() : nullptr;
 }
 
-// What is under way is waited for; its memory is kept, whatever a signal handler does.
+}  // namespace
+
+Ref keep(Engine* self, std::int64_t handle, PyObject* kept) {
+  Ref key(PyLong_FromLongLong(handle));
+  if (key && PyDict_SetItem(self->pending, key.get(), kept) == 0) return key;
+  Py_INCREF(kept);
+  return Ref();
+}
+
 PyObject* go_on(Engine* self, Visit& visit, std::int64_t handle, PyObject* kept) {
   if (!keep(self, handle, kept)) return nullptr;
   visit.leave();
   if (PyErr_CheckSignals() != 0) return nullptr;
   return wait_for(self, handle, -1, false);
 }
-
-// The request of a prepared call with the memory that it was run on: only slow calls and failures need it.
-Ref with_spans(PyObject* request, PyObject* spans, PyObject* owners) {
-  Ref found(PyObject_CallObject(spans, owners));
-  if (!found) return Ref();
-  Ref first(PySequence_GetItem(found.get(), 0)), output(PySequence_GetItem(found.get(), 1));
-  if (!first || !output) return Ref();
-  return Ref(PyObject_CallFunctionObjArgs(package.with_memory, request, first.get(), output.get(), nullptr));
-}
-
-// A tuple of a request, what it was prepared as, and what owns its memory; kept for ever when there is no memory for
-// it.
-Ref kept_with(PyObject* request, PyObject* prepared, PyObject* owners) {
-  Ref all(PyTuple_Pack(3, request, prepared, owners));
-  if (!all) Py_INCREF(owners);
-  return all;
-}
-
-// The outcome of a prepared call that is not simply done.
-PyObject* look_closer(Engine* self, Visit& visit, const farandole_call& call, bool told, Prepared* prepared,
-                      PyObject* spans, PyObject* owners) {
-  PyObject* const request = request_in(prepared->packed->kept());
-  PyObject* const itself = reinterpret_cast<PyObject*>(prepared);
-  // Python's signal handlers may raise in the next call: what is under way has its memory kept before.
-  if (!told) {
-    Ref kept = kept_with(request, itself, owners);
-    if (!kept || !keep(self, call.handle, kept.get())) return nullptr;
-  }
-  Ref whole = with_spans(request, spans, owners);
-  if (whole && told) return tell(self, call.handle, whole.get(), *call.outcome);
-  if (told) self->core->release(self->engine, call.handle);
-  if (!whole) return nullptr;
-  Ref kept = kept_with(whole.get(), itself, owners);
-  return kept ? go_on(self, visit, call.handle, kept.get()) : nullptr;
-}
-
-}  // namespace
 
 PyObject* wait(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named) {
   Arguments<3> arguments;
@@ -200,7 +160,7 @@ PyObject* poll(PyObject* object, PyObject* const* given, Py_ssize_t places, PyOb
 PyObject* submit(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named) {
   Arguments<3> arguments;
   if (!arguments.read("submit", {"requests", "bundle", "prompt"}, 1, given, places, named)) return nullptr;
-  Ref requests(PySequence_Tuple(arguments[0]));  // a copy: nobody changes it meanwhile
+  Ref requests(PySequence_Tuple(arguments[0]));  // a copy, so that nobody changes it meanwhile
   if (!requests) return nullptr;
   const int bundle = arguments[1] == nullptr ? 0 : PyObject_IsTrue(arguments[1]);
   const int prompt = arguments[2] == nullptr ? 0 : PyObject_IsTrue(arguments[2]);
@@ -229,54 +189,6 @@ PyObject* run(PyObject* object, PyObject* request) {
   if (code != kOk) return fail(self, code, error);
   Ref output(PyObject_GetAttr(request, names.output));
   return output ? PyObject_CallFunctionObjArgs(package.outcome, output.get(), nullptr) : nullptr;
-}
-
-PyObject* prepare(PyObject* object, PyObject* request) {
-  auto* made = PyObject_GC_New(Prepared, prepared_type);
-  if (made == nullptr) return nullptr;
-  Ref owner(reinterpret_cast<PyObject*>(made));
-  made->engine = Ref::borrowed(object).give();
-  made->packed = new (std::nothrow) Packed;
-  PyObject_GC_Track(made);
-  if (made->packed == nullptr) return PyErr_NoMemory();
-  return made->packed->read(request) ? owner.give() : nullptr;
-}
-
-PyObject* run_again(PyObject* object, PyObject* const* given, Py_ssize_t places) {
-  Engine* self = engine_of(object);
-  if (places < 4 || !PyObject_TypeCheck(given[0], prepared_type)) {
-    PyErr_SetString(PyExc_TypeError, "run_again(prepared, input_at, output_at, spans, *owners)");
-    return nullptr;
-  }
-  auto* prepared = reinterpret_cast<Prepared*>(given[0]);
-  if (prepared->engine != object) {
-    PyErr_SetString(PyExc_ValueError, "the request was prepared for another engine");
-    return nullptr;
-  }
-  farandole_request request = prepared->packed->request;  // of this call alone: other threads may be in it too
-  request.input = PyLong_AsVoidPtr(given[1]);
-  request.output = PyLong_AsVoidPtr(given[2]);
-  if (PyErr_Occurred()) return nullptr;
-  Visit visit(self);
-  if (!visit) return nullptr;
-  char error[kErrorBytes] = "";
-  farandole_outcome found{};
-  farandole_call call{self->engine, &request, error, sizeof error, kSliceMs, &found, 0};
-  int code = 0;
-  Py_BEGIN_ALLOW_THREADS;
-  code = self->core->run(&call);
-  Py_END_ALLOW_THREADS;
-  if (code == kOk) Py_RETURN_NONE;
-  if (code != kTold && code != kInProgress) return fail(self, code, error);
-  Ref owners(PyTuple_New(places - 4));
-  for (Py_ssize_t i = 4; i < places; ++i) {
-    Ref owner = Ref::borrowed(given[i]);
-    if (owners)
-      PyTuple_SetItem(owners.get(), i - 4, owner.give());
-    else
-      owner.give();  // for ever: the core works on its memory
-  }
-  return owners ? look_closer(self, visit, call, code == kTold, prepared, given[3], owners.get()) : nullptr;
 }
 
 }  // namespace farandole::python

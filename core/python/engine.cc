@@ -1,4 +1,4 @@
-// An engine of the core as a class of Python: its life, its links, what can be seen of it; calls.cc has the requests.
+// An engine of the core as a Python class: creation, links, counters and closing; calls.cc has the requests.
 // Touches core/api/farandole.h, Python, and what the process is told of a fork.
 #include <pthread.h>
 #include <unistd.h>
@@ -16,9 +16,9 @@ PyTypeObject* engine_type = nullptr;
 
 namespace {
 
-unsigned forks = 0;  // this process is the child of the child of ..., so many times since the module was loaded
+unsigned forks = 0;  // the number of forks between the process that loaded the module and this one
 
-// A code that a call of the core gave, for calls that give nothing else.
+// The result of a call that returns only a code.
 PyObject* checked(const Engine* self, const char* doing, int code) {
   if (code == kOk) Py_RETURN_NONE;
   char words[256];
@@ -97,14 +97,14 @@ int engine_traverse(PyObject* object, visitproc visit, void* arg) {
   Engine* self = engine_of(object);
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(self->library);
-  // Not while the core works on it: a cycle that nobody reaches would be cleared, and the memory with it.
+  // Not while the core works: the garbage collector could free memory that the core uses.
   if (self->engine == nullptr) Py_VISIT(self->pending);
   return 0;
 }
 
-int engine_clear(PyObject*) { return 0; }  // what is pending is the core's until it is done
+int engine_clear(PyObject*) { return 0; }  // the core uses what is pending until it is done
 
-// One that was not closed stays in the core: its thread may be at work, with memory that is in `pending`.
+// An engine that was not closed is not freed: its thread may be using memory in `pending`.
 void engine_dealloc(PyObject* object) {
   Engine* self = engine_of(object);
   PyTypeObject* type = Py_TYPE(object);
@@ -143,13 +143,19 @@ PyObject* leave(PyObject* object, PyObject* const* given, Py_ssize_t places, PyO
   double linger = 2.0;
   if (arguments[0] != nullptr && !read_real(arguments[0], linger)) return nullptr;
   Engine* self = engine_of(object);
-  Visit visit(self);
-  if (!visit) return nullptr;
-  int code = 0;
-  Py_BEGIN_ALLOW_THREADS;
-  code = self->core->leave(self->engine, static_cast<std::int64_t>(std::lround(std::max(0.0, linger) * 1e3)));
-  Py_END_ALLOW_THREADS;
-  return checked(self, "leaving", code);
+  const double deadline = now() + std::max(0.0, linger);
+  for (;;) {
+    Visit visit(self);
+    if (!visit) return nullptr;
+    const auto left = static_cast<std::int64_t>(std::lround(std::max(0.0, deadline - now()) * 1e3));
+    int code = 0;
+    Py_BEGIN_ALLOW_THREADS;
+    code = self->core->leave(self->engine, left);
+    Py_END_ALLOW_THREADS;
+    if (code != kInProgress) return checked(self, "leaving", code);
+    visit.leave();
+    if (PyErr_CheckSignals() != 0) return nullptr;
+  }
 }
 
 PyObject* stop(PyObject* object, PyObject*) {
@@ -166,7 +172,7 @@ PyObject* free_core(PyObject* object, PyObject*) {
   Engine* self = engine_of(object);
   if (forked(self)) Py_RETURN_NONE;
   self->left = true;
-  Ref pending(std::exchange(self->pending, PyDict_New()));  // arrays go after the engine's own state is settled
+  Ref pending(std::exchange(self->pending, PyDict_New()));  // arrays are freed after the engine's own state is final
   if (self->pending == nullptr) return nullptr;
   destroy_if_unused(self);
   Py_RETURN_NONE;
@@ -203,7 +209,7 @@ PyObject* share(PyObject* object, PyObject* arguments) {
   if (!PyArg_ParseTuple(arguments, "iKn", &descriptor, &address, &bytes)) return nullptr;
   Visit visit(self);
   if (!visit) return nullptr;
-  const int copy = dup(descriptor);  // the core takes over what it is given
+  const int copy = dup(descriptor);  // the core takes ownership
   if (copy < 0) return PyErr_SetFromErrno(PyExc_OSError);
   return PyLong_FromUnsignedLongLong(
       self->core->share(self->engine, copy, reinterpret_cast<void*>(address), static_cast<std::size_t>(bytes)));
@@ -219,7 +225,7 @@ PyObject* unshare(PyObject* object, PyObject* region) {
   Py_RETURN_NONE;
 }
 
-// Not counted as a call: whoever closes the engine waits for the thread that listens.
+// Not counted as a call: close() waits for the thread that reads events.
 PyObject* next_event(PyObject* object, PyObject*) {
   Engine* self = engine_of(object);
   if (self->engine == nullptr) Py_RETURN_NONE;
@@ -321,9 +327,8 @@ PyMethodDef methods[] = {
     {"submit", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(submit)), METH_FASTCALL | METH_KEYWORDS,
      "submit(requests, bundle=False, prompt=False): accepts all requests or none and gives their handles."},
     {"run", run, METH_O, "run(request): submits one request and waits for it."},
-    {"prepare", prepare, METH_O, "prepare(request): a request that will be run again and again."},
-    {"run_again", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(run_again)), METH_FASTCALL,
-     "run_again(prepared, input_at, output_at, spans, *owners): None when the result lies in the output."},
+    {"prepare", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(prepare)), METH_FASTCALL,
+     "prepare(request, tensor_type, spans): what runs it again and again; None where tensors of that type hide."},
     {"wait", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(wait)), METH_FASTCALL | METH_KEYWORDS,
      "wait(handle, timeout=None, aside=False): the outcome; the handle goes."},
     {"poll", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(poll)), METH_FASTCALL | METH_KEYWORDS,
@@ -360,7 +365,7 @@ PyGetSetDef members[] = {
 }  // namespace
 
 PyObject* shut_down(const Engine* self) {
-  return raise(package.shut_down, Ref(PyUnicode_FromString("Farandole has been shut down")),
+  return raise(package.shut_down, Ref(PyUnicode_FromString("Horovod has been shut down. This rank has left the job")),
                Ref(Py_BuildValue("{s:i}", "rank", self->rank)));
 }
 
@@ -408,7 +413,7 @@ PyTypeObject* make_engine_type(PyObject* module) {
       {Py_tp_getset, members},
       {0, nullptr},
   };
-  static PyType_Spec spec = {"farandole.bridge.Engine", sizeof(Engine), 0,
+  static PyType_Spec spec = {"farandole.engine.bridge.Engine", sizeof(Engine), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
   engine_type = reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
   return engine_type;

@@ -1,4 +1,4 @@
-// A core that is opened: the product's or the one with failpoints, when it is of the build that this was compiled for.
+// An opened core, the product's or the one with failpoints, of the build that this module was compiled for.
 // Touches the loader of shared libraries, core/api/farandole.h and Python.
 #include <dlfcn.h>
 
@@ -21,7 +21,7 @@ void other_build(const char* what, std::uint64_t theirs, const char* remedy) {
 namespace {
 
 const farandole_functions* open_core(const char* path) {
-  // Never closed: engines, and operations of frameworks, may outlive whoever has opened it.
+  // Never closed: engines and framework operations may outlive the object that opened it.
   void* image = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (image == nullptr) {
     PyErr_Format(PyExc_ImportError, "%s", dlerror());
@@ -118,7 +118,7 @@ PyTypeObject* make_library_type(PyObject* module) {
       {Py_tp_getset, members},
       {0, nullptr},
   };
-  static PyType_Spec spec = {"farandole.bridge.Library", sizeof(Library), 0, Py_TPFLAGS_DEFAULT, slots};
+  static PyType_Spec spec = {"farandole.engine.bridge.Library", sizeof(Library), 0, Py_TPFLAGS_DEFAULT, slots};
   library_type = reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
   return library_type;
 }

@@ -1,37 +1,15 @@
-// Where memory that Python names lies: spans, buffers, arrays that export none, tensors by DLPack.
+// The address of memory that Python objects have: spans, buffers, arrays without buffers, DLPack tensors.
 // Touches Python alone.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
 #include "python/bridge.h"
+#include "python/dlpack.h"
 
 namespace farandole::python {
 
 namespace {
-
-// The part of DLPack's tensor that is read here, as its specification lays it out (versions before 1.0).
-struct DLTensor {
-  void* data;
-  std::int32_t device_type;
-  std::int32_t device;
-  std::int32_t dimensions;
-  std::uint8_t code, bits;
-  std::uint16_t lanes;
-  const std::int64_t* shape;
-  const std::int64_t* strides;  // null: contiguous
-  std::uint64_t byte_offset;
-};
-constexpr std::int32_t kCpu = 1;
-// Since version 1.0 the tensor comes with words about it.
-struct DLVersioned {
-  std::uint32_t major, minor;
-  void* manager;
-  void (*deleter)(DLVersioned*);
-  std::uint64_t flags;
-  DLTensor tensor;
-};
-constexpr std::uint64_t kReadOnly = 1, kCopied = 2;  // of its flags
 
 bool not_contiguous() {
   PyErr_SetString(PyExc_ValueError, "the array is not contiguous; pass numpy.ascontiguousarray(array)");
@@ -75,8 +53,8 @@ bool read_span(PyObject* span, Words& words, Memory& memory) {
   return address && shape && read_address(address.get(), memory) && keep_shape(shape.get(), words, memory);
 }
 
-// Of NumPy's arrays the export ends at once: whoever made the request keeps the array, and they do not move. Others do
-// when nobody holds an export of them: bytearrays grow, mappings are closed.
+// For NumPy arrays the export ends at once: the request keeps the array, and its memory does not move. Memory of other
+// objects may move without an export: bytearrays grow, mappings are closed.
 bool read_buffer(PyObject* object, bool writable, Words& words, Memory& memory) {
   if (!PyObject_TypeCheck(object, package.ndarray)) {
     memory.held = Ref(PyMemoryView_FromObject(object));
@@ -94,7 +72,7 @@ bool read_buffer(PyObject* object, bool writable, Words& words, Memory& memory) 
   return keep_shape(shape, dimensions, words, memory);
 }
 
-// Arrays of types that the buffer protocol does not know, such as those of ml_dtypes, and the clear words for others.
+// Arrays of types that the buffer protocol does not know, such as those of ml_dtypes, and the error text for others.
 bool read_interface(PyObject* object, PyObject* interface, bool writable, Words& words, Memory& memory) {
   PyObject* data = PyDict_GetItemWithError(interface, names.data);
   PyObject* shape = PyDict_GetItemWithError(interface, names.shape);
@@ -110,7 +88,7 @@ bool read_interface(PyObject* object, PyObject* interface, bool writable, Words&
     PyErr_SetString(PyExc_ValueError, "the array cannot be written to");
     return false;
   }
-  // "<f4": an order of bytes, a kind, and the bytes of an element.
+  // "<f4": a byte order, a kind, and the bytes of an element.
   PyObject* type = PyDict_GetItemWithError(interface, names.typestr);
   const char* text = type == nullptr ? nullptr : PyUnicode_AsUTF8AndSize(type, nullptr);
   if (text == nullptr && PyErr_Occurred()) return false;
@@ -118,30 +96,8 @@ bool read_interface(PyObject* object, PyObject* interface, bool writable, Words&
   return read_address(PyTuple_GetItem(data, 0), memory) && keep_shape(shape, words, memory);
 }
 
-bool contiguous(const DLTensor& tensor) {
-  std::int64_t expected = 1;
-  for (std::int32_t i = tensor.dimensions - 1; tensor.strides != nullptr && i >= 0; --i) {
-    if (tensor.shape[i] > 1 && tensor.strides[i] != expected) return false;
-    expected *= tensor.shape[i];
-  }
-  return true;
-}
-
-// DLPack's code and bits as a data type; -1: none that is known here.
-int dtype_of(const DLTensor& tensor) {
-  constexpr struct {
-    std::uint8_t code, bits;
-    int dtype;
-  } known[] = {{0, 8, FARANDOLE_DTYPE_INT8},      {0, 16, FARANDOLE_DTYPE_INT16},   {0, 32, FARANDOLE_DTYPE_INT32},
-               {0, 64, FARANDOLE_DTYPE_INT64},    {1, 8, FARANDOLE_DTYPE_UINT8},    {1, 16, FARANDOLE_DTYPE_UINT16},
-               {2, 16, FARANDOLE_DTYPE_FLOAT16},  {2, 32, FARANDOLE_DTYPE_FLOAT32}, {2, 64, FARANDOLE_DTYPE_FLOAT64},
-               {4, 16, FARANDOLE_DTYPE_BFLOAT16}, {6, 8, FARANDOLE_DTYPE_BOOL}};
-  for (const auto& one : known)
-    if (one.code == tensor.code && one.bits == tensor.bits && tensor.lanes == 1) return one.dtype;
-  return -1;
-}
-
-// The capsule: of the newest version that its owner knows. Before 1.0 nobody says what may be written to.
+// The capsule, of the newest version that its owner knows. Before 1.0 it does not say whether the memory may be
+// written.
 const DLTensor* open_dlpack(PyObject* object, bool writable, Ref& capsule) {
   Ref export_it(PyObject_GetAttr(object, names.__dlpack__)), nothing(PyTuple_New(0));
   if (!export_it || !nothing) return nullptr;
@@ -218,7 +174,7 @@ std::int64_t Memory::elements() const {
 
 bool Memory::fits(int wanted) const {
   const std::int64_t bytes = element_bytes(wanted);
-  if (item_bytes == 0 || bytes == 0) return true;  // what the core does not know it refuses itself
+  if (item_bytes == 0 || bytes == 0) return true;  // the core itself refuses types that it does not know
   if (item_bytes != bytes) {
     PyErr_Format(
         PyExc_ValueError,
@@ -227,7 +183,7 @@ bool Memory::fits(int wanted) const {
         static_cast<long long>(bytes), wanted, static_cast<long long>(item_bytes));
     return false;
   }
-  // Types that a framework may not know travel as plain bits.
+  // Types that a framework may not know are sent as plain bits.
   const bool same = dtype < 0 || dtype == wanted || dtype == FARANDOLE_DTYPE_UINT8 || dtype == FARANDOLE_DTYPE_UINT16;
   if (!same) PyErr_Format(PyExc_ValueError, "the request's dtype is %d, that of the tensor %d", wanted, dtype);
   return same;

@@ -1,43 +1,17 @@
-// The extension module farandole.bridge: the one place where Python and the core meet.
-// Touches Python, and of the package engine.py and errors.py.
+// The extension module farandole.engine.bridge: the one place where Python and the core meet.
+// Touches Python, and of the package engine/interface.py and base/errors.py.
 #include "python/bridge.h"
 
 namespace farandole::python {
 
 Package package;
 Names names;
-PyTypeObject* prepared_type = nullptr;
 
 namespace {
 
 PyObject* attribute(const char* module, const char* name) {
   Ref found(PyImport_ImportModule(module));
   return found ? PyObject_GetAttrString(found.get(), name) : nullptr;
-}
-
-void prepared_dealloc(PyObject* object) {
-  auto* self = reinterpret_cast<Prepared*>(object);
-  PyTypeObject* type = Py_TYPE(object);
-  PyObject_GC_UnTrack(object);
-  delete self->packed;
-  Py_XDECREF(self->engine);
-  PyObject_GC_Del(object);
-  Py_DECREF(type);
-}
-
-int prepared_traverse(PyObject* object, visitproc visit, void* arg) {
-  auto* self = reinterpret_cast<Prepared*>(object);
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(self->engine);
-  if (self->packed != nullptr) Py_VISIT(self->packed->kept());
-  return 0;
-}
-
-int prepared_clear(PyObject* object) {
-  auto* self = reinterpret_cast<Prepared*>(object);
-  Py_CLEAR(self->engine);
-  delete std::exchange(self->packed, nullptr);
-  return 0;
 }
 
 bool add_number(PyObject* tables, const char* table, const char* name, int number) {
@@ -47,7 +21,7 @@ bool add_number(PyObject* tables, const char* table, const char* name, int numbe
   return value && PyDict_SetItemString(found == nullptr ? made.get() : found, name, value.get()) == 0;
 }
 
-// NUMBERS: those of the C interface, by their names; native.py holds Python's against them.
+// NUMBERS: those of the C interface, by name; native.py checks Python's against them.
 bool add_numbers(PyObject* module) {
   constexpr struct {
     const char *table, *name;
@@ -71,14 +45,14 @@ bool add_type(PyObject* module, PyTypeObject* type) { return type != nullptr && 
 }  // namespace
 
 bool find_package() {
-  package.span = attribute("farandole.engine", "Span");
-  package.outcome = attribute("farandole.engine", "Outcome");
-  package.array_over = attribute("farandole.engine", "array_over");
-  package.with_memory = attribute("farandole.engine", "with_memory");
-  package.translate = attribute("farandole.errors", "translate");
-  package.shut_down = attribute("farandole.errors", "ShutDown");
-  package.internal = attribute("farandole.errors", "HorovodInternalError");
-  package.timeout = attribute("farandole.errors", "FarandoleTimeout");
+  package.span = attribute("farandole.engine.interface", "Span");
+  package.outcome = attribute("farandole.engine.interface", "Outcome");
+  package.array_over = attribute("farandole.engine.interface", "array_over");
+  package.with_memory = attribute("farandole.engine.interface", "with_memory");
+  package.translate = attribute("farandole.base.errors", "translate");
+  package.shut_down = attribute("farandole.base.errors", "ShutDown");
+  package.internal = attribute("farandole.base.errors", "HorovodInternalError");
+  package.timeout = attribute("farandole.base.errors", "FarandoleTimeout");
   package.ndarray = reinterpret_cast<PyTypeObject*>(attribute("numpy", "ndarray"));
   package.newest = Py_BuildValue("{s:(ii)}", "max_version", 1, 0);
   return !PyErr_Occurred();
@@ -91,26 +65,12 @@ bool find_names() {
   return !PyErr_Occurred();
 }
 
-PyTypeObject* make_prepared_type(PyObject* module) {
-  static PyType_Slot slots[] = {
-      {Py_tp_doc, const_cast<char*>("A request that is run any number of times, by one caller at a time.")},
-      {Py_tp_dealloc, reinterpret_cast<void*>(prepared_dealloc)},
-      {Py_tp_traverse, reinterpret_cast<void*>(prepared_traverse)},
-      {Py_tp_clear, reinterpret_cast<void*>(prepared_clear)},
-      {0, nullptr},
-  };
-  static PyType_Spec spec = {"farandole.bridge.Prepared", sizeof(Prepared), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
-  prepared_type = reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
-  return prepared_type;
-}
-
 }  // namespace farandole::python
 
 PyMODINIT_FUNC PyInit_bridge(void) {
   using namespace farandole::python;
   static PyModuleDef definition = {PyModuleDef_HEAD_INIT,
-                                   "farandole.bridge",
+                                   "farandole.engine.bridge",
                                    "Opens a core and hands it the requests of Python.",
                                    -1,
                                    nullptr,

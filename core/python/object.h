@@ -1,4 +1,4 @@
-// Python's header for the stable interface, references that end by themselves, and arguments of calls.
+// Python's header for the stable ABI, references that release themselves, and arguments of calls.
 // Touches Python alone.
 #pragma once
 
@@ -36,7 +36,7 @@ class Ref {
   PyObject* object_ = nullptr;
 };
 
-// The arguments of one call, by place or by name; `names` are those of the method, `least` of them must be there.
+// The arguments of one call, by position or name; `names` are the method's, and the first `least` are required.
 template <std::size_t count>
 class Arguments {
  public:
@@ -71,7 +71,7 @@ class Arguments {
   std::array<PyObject*, count> values_{};
 };
 
-// A number out of a Python object; false with an error set when it is none, or out of range.
+// An integer from a Python object; false with an error set when it is not one, or out of range.
 bool read_number(PyObject* object, long long& number);
 bool read_number(PyObject* object, int& number);
 bool read_real(PyObject* object, double& number);

@@ -1,4 +1,4 @@
-// Operations that a framework compiles into a library of its own: they are lent an engine and the core's functions.
+// Operations that a framework compiles into a library of its own: they get an engine and the core's functions.
 // Touches the loader of shared libraries, core/api/farandole.h and Python.
 #include <dlfcn.h>
 
@@ -17,7 +17,7 @@ struct Operations {
 using Attach = int (*)(std::uint64_t, const farandole_functions*, farandole_engine*, std::int32_t, std::int32_t);
 
 bool attach(Operations* self, const char* path, Engine* engine, int size) {
-  void* image = dlopen(path, RTLD_NOW | RTLD_LOCAL);  // the framework has opened it, and it is never closed
+  void* image = dlopen(path, RTLD_NOW | RTLD_LOCAL);  // the framework has opened it already and never closes it
   auto begin = image == nullptr ? nullptr : reinterpret_cast<Attach>(dlsym(image, "farandole_attach"));
   if (begin == nullptr) {
     PyErr_Format(PyExc_ImportError, "the operations in %s cannot be used: %s", path, dlerror());
@@ -102,7 +102,7 @@ PyTypeObject* make_operations_type(PyObject* module) {
       {Py_tp_methods, methods},
       {0, nullptr},
   };
-  static PyType_Spec spec = {"farandole.bridge.Operations", sizeof(Operations), 0, Py_TPFLAGS_DEFAULT, slots};
+  static PyType_Spec spec = {"farandole.engine.bridge.Operations", sizeof(Operations), 0, Py_TPFLAGS_DEFAULT, slots};
   return reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
 }
 

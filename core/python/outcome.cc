@@ -1,4 +1,4 @@
-// What the core tells becomes objects and exceptions of Python; results in its memory become arrays on loan.
+// Results and errors of the core as Python objects and exceptions; results in the core's memory are lent to arrays.
 // Touches core/api/farandole.h and Python.
 #include "python/bridge.h"
 
@@ -6,7 +6,7 @@ namespace farandole::python {
 
 namespace {
 
-// Results up to this size are copied out at once: cheaper than keeping the core's memory on loan.
+// Results up to this size are copied at once, which is cheaper than lending the core's memory.
 constexpr std::int64_t kCopiedBytes = 64 << 10;
 
 struct Loan {
@@ -82,7 +82,7 @@ Ref received(Engine* self, std::int64_t handle, PyObject* request, const farando
   if (!dtype || !shape) return Ref();
   Ref loan(lend(self, handle, found.output, found.output_bytes));
   if (!loan) return Ref();
-  on_loan = true;  // from now on the loan gives the handle back
+  on_loan = true;  // from now on the array releases the handle
   PyObject* copied = found.output_bytes <= kCopiedBytes ? Py_True : Py_False;
   return Ref(PyObject_CallFunctionObjArgs(package.array_over, loan.get(), shape.get(), dtype.get(), copied, nullptr));
 }
@@ -152,7 +152,7 @@ PyTypeObject* make_loan_type(PyObject* module) {
       {Py_tp_dealloc, reinterpret_cast<void*>(loan_dealloc)},
       {0, nullptr},
   };
-  static PyType_Spec spec = {"farandole.bridge.Loan", sizeof(Loan), 0,
+  static PyType_Spec spec = {"farandole.engine.bridge.Loan", sizeof(Loan), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
   loan_type = reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
   return loan_type;

@@ -1,4 +1,4 @@
-// The signs of life of an elastic job's rank: the native thread that shows and looks for them, as an object of Python.
+// The heartbeat of an elastic job's rank: the native thread that sends and checks it, as a Python object.
 // Touches core/api/farandole.h and Python; closes nothing that it was not given.
 #include <unistd.h>
 
@@ -12,7 +12,7 @@ struct Pulse {
   PyObject_HEAD PyObject* library;
   const farandole_functions* core;
   farandole_pulse* pulse;  // null when it has ended
-  PyObject* guarded;       // an engine, which is not destroyed meanwhile; null: none
+  PyObject* guarded;       // an engine that must not be destroyed meanwhile; null: none
   pid_t process;
 };
 
@@ -32,13 +32,13 @@ PyObject* pulse_new(PyTypeObject* type, PyObject* arguments, PyObject* named) {
   self->core = reinterpret_cast<Library*>(library)->core;
   self->process = getpid();
   char error[kErrorBytes] = "";
-  // The core takes over what it is given: copies.
+  // The core takes ownership, so it gets copies.
   const int code =
       self->core->pulse_start(dup(mine), theirs < 0 ? -1 : dup(theirs), beat_ms, &self->pulse, error, sizeof error);
   return code == kOk ? owner.give() : fail(nullptr, code, error);
 }
 
-// The engine that was guarded may go.
+// The engine that was guarded may be destroyed.
 void let_go(Pulse* self) {
   Ref engine(std::exchange(self->guarded, nullptr));
   if (!engine) return;
@@ -73,9 +73,10 @@ PyObject* guard(PyObject* object, PyObject* arguments) {
   long long lease_ms = 0;
   if (!PyArg_ParseTuple(arguments, "O|L", &engine, &lease_ms)) return nullptr;
   if (!ours(self)) Py_RETURN_NONE;
-  const bool native = PyObject_TypeCheck(engine, engine_type) != 0;  // the engine in Python cannot be guarded
+  const bool native = PyObject_TypeCheck(engine, engine_type) != 0;  // the Python engine cannot be guarded
   Engine* next = native && engine_of(engine)->engine != nullptr ? engine_of(engine) : nullptr;
-  // With the GIL, so that what is guarded and what is held are one: nobody does much while the pulse is locked.
+  // With the GIL, so that the guarded engine and the held one are always the same; the heartbeat's lock is held
+  // briefly.
   self->core->pulse_guard(self->pulse, next == nullptr ? nullptr : next->engine, lease_ms);
   if (next != nullptr) ++next->guards;
   let_go(self);
@@ -116,7 +117,7 @@ PyTypeObject* make_pulse_type(PyObject* module) {
       {Py_tp_getset, members},
       {0, nullptr},
   };
-  static PyType_Spec spec = {"farandole.bridge.Pulse", sizeof(Pulse), 0, Py_TPFLAGS_DEFAULT, slots};
+  static PyType_Spec spec = {"farandole.engine.bridge.Pulse", sizeof(Pulse), 0, Py_TPFLAGS_DEFAULT, slots};
   return reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
 }
 

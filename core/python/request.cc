@@ -1,4 +1,4 @@
-// A request of Python (farandole/engine.py) as the struct of the C interface.
+// A Python request (farandole/engine/interface.py) as the struct of the C interface.
 // Touches core/api/farandole.h and Python.
 #include <algorithm>
 #include <cstring>
@@ -26,7 +26,7 @@ bool read_attribute(PyObject* object, PyObject* name, double& number) {
   return value && read_real(value.get(), number);
 }
 
-// The element type, said or found.
+// The element type, given or detected.
 bool read_dtype(PyObject* object, std::int32_t& dtype) {
   Ref said(PyObject_GetAttr(object, names.dtype));
   if (!said) return false;

@@ -1,4 +1,4 @@
-// The timeline of one engine: see trace.h.
+// The timeline of one engine. See trace.h.
 // Touches base/ and the clock of os/.
 #include "trace/trace.h"
 
@@ -11,8 +11,8 @@
 namespace farandole {
 namespace {
 
-constexpr std::size_t kMostTensors = 1 << 16;  // beyond, tensors at rest are forgotten and announced again
-constexpr std::size_t kMostEarlyTicks = 1 << 12;
+constexpr std::size_t kMaxTensors = 1 << 16;  // with more, idle tensors are removed, and announced again later
+constexpr std::size_t kMaxEarlyTicks = 1 << 12;
 
 void quote(std::string& text, std::string_view value) {
   text += '"';
@@ -44,7 +44,7 @@ void Trace::start(std::int64_t now_ns, std::int64_t epoch_us, bool mark) {
   const std::lock_guard lock(mutex_);
   tensors_.clear();
   text_.clear();
-  pulled_ = 0;
+  drained_ = 0;
   dropped_ = 0;
   pids_ = 0;
   start_ns_ = now_ns;
@@ -66,14 +66,14 @@ void Trace::stop() {
 }
 
 Trace::Tensor& Trace::tensor_of(std::string_view name) {
-  if (tensors_.size() >= kMostTensors) {
+  if (tensors_.size() >= kMaxTensors) {
     std::erase_if(tensors_, [](const auto& entry) { return entry.second.open.empty(); });
   }
   return tensors_[std::string(name)];
 }
 
-bool Trace::room() {
-  if (text_.size() - pulled_ >= kMostBytes) {
+bool Trace::has_room() {
+  if (text_.size() - drained_ >= kMaxBytes) {
     ++dropped_;
     return false;
   }
@@ -84,7 +84,7 @@ bool Trace::room() {
   return true;
 }
 
-void Trace::head(char phase, int pid, std::int64_t now_ns) {
+void Trace::event_head(char phase, int pid, std::int64_t now_ns) {
   char text[96];
   const std::int64_t since = std::max<std::int64_t>(0, now_ns - start_ns_);
   std::snprintf(text, sizeof text, R"({"ph":"%c","pid":%d,"tid":0,"ts":%lld.%03lld)", phase, pid,
@@ -103,24 +103,24 @@ void Trace::announce(std::string_view name, Tensor& tensor) {
 }
 
 void Trace::open_span(std::string_view name, Tensor& tensor, Level level, std::string_view label, std::int64_t now_ns) {
-  const bool written = room();
+  const bool written = has_room();
   tensor.open.push_back({level, written});
   if (!written) return;
   announce(name, tensor);
   tensor.last_ns = std::max(tensor.last_ns, now_ns);
-  head('B', tensor.pid, tensor.last_ns);
+  event_head('B', tensor.pid, tensor.last_ns);
   text_ += R"(,"name":)";
   quote(text_, label);
   text_ += "}\n";
 }
 
-// Also when there is no room: a trace with a beginning must have its end, and there are few that are open.
+// Also without room: a span that began in the trace must end there, and few are open.
 void Trace::close_span(Tensor& tensor, std::int64_t now_ns, std::string_view args) {
   const Span span = tensor.open.back();
   tensor.open.pop_back();
   if (!span.written) return;
   tensor.last_ns = std::max(tensor.last_ns, now_ns);
-  head('E', tensor.pid, tensor.last_ns);
+  event_head('E', tensor.pid, tensor.last_ns);
   if (!args.empty()) {
     text_ += R"(,"args":)";
     text_ += args;
@@ -133,14 +133,14 @@ void Trace::close_all(Tensor& tensor, std::int64_t now_ns) {
 }
 
 void Trace::tick(Tensor& tensor, int rank, std::int64_t now_ns) {
-  if (!tensor.open.back().written || !room()) return;
+  if (!tensor.open.back().written || !has_room()) return;
   tensor.last_ns = std::max(tensor.last_ns, now_ns);
-  head('X', tensor.pid, tensor.last_ns);
+  event_head('X', tensor.pid, tensor.last_ns);
   text_ += R"(,"dur":0,"name":")" + std::to_string(rank) + "\"}\n";
 }
 
 void Trace::instant(std::string_view label, std::int64_t now_ns, std::string_view args) {
-  head('i', 0, now_ns);
+  event_head('i', 0, now_ns);
   text_ += R"(,"s":"g","name":)";
   quote(text_, label);
   if (!args.empty()) {
@@ -156,7 +156,7 @@ void Trace::negotiate_begin(std::string_view name, Kind kind) {
   if (!on()) return;
   const std::int64_t now = os::now_ns();
   Tensor& tensor = tensor_of(name);
-  close_all(tensor, now);  // an operation that failed was not ended
+  close_all(tensor, now);  // an operation that failed has no end of its own
   const std::vector<std::pair<std::int64_t, int>> early = std::move(tensor.early_ticks);
   tensor.early_ticks.clear();
   open_span(name, tensor, Level::negotiation, std::string("NEGOTIATE_") + name_of(kind),
@@ -171,7 +171,7 @@ void Trace::negotiate_tick(std::string_view name, int rank) {
   Tensor& tensor = tensor_of(name);
   if (!tensor.open.empty() && tensor.open.back().level == Level::negotiation) {
     tick(tensor, rank, os::now_ns());
-  } else if (tensor.early_ticks.size() < kMostEarlyTicks) {
+  } else if (tensor.early_ticks.size() < kMaxEarlyTicks) {
     tensor.early_ticks.emplace_back(os::now_ns(), rank);
   }
 }
@@ -199,7 +199,7 @@ void Trace::activity_begin(std::string_view name, std::string_view activity) {
   const std::lock_guard lock(mutex_);
   if (!on()) return;
   Tensor& tensor = tensor_of(name);
-  if (tensor.open.empty() || tensor.open.front().level != Level::operation) return;  // begun before the trace
+  if (tensor.open.empty() || tensor.open.front().level != Level::operation) return;  // it began before the trace
   open_span(name, tensor, Level::activity, activity, os::now_ns());
 }
 
@@ -225,26 +225,26 @@ void Trace::end(std::string_view name, DType dtype, const std::vector<std::int64
 void Trace::mark(std::int64_t now_ns) {
   if (!on()) return;
   const std::lock_guard lock(mutex_);
-  if (on() && mark_ && room()) instant("CYCLE_START", now_ns, "");
+  if (on() && mark_ && has_room()) instant("CYCLE_START", now_ns, "");
 }
 
 std::size_t Trace::drain(char* buffer, std::size_t capacity) {
   const std::lock_guard lock(mutex_);
-  std::size_t bytes = text_.size() - pulled_;
+  std::size_t bytes = text_.size() - drained_;
   if (bytes > capacity) {
-    const std::string_view fits = std::string_view(text_).substr(pulled_, capacity);
+    const std::string_view fits = std::string_view(text_).substr(drained_, capacity);
     const std::size_t last = fits.rfind('\n');
     bytes = last == std::string_view::npos ? 0 : last + 1;
   }
   if (bytes == 0) return 0;
-  std::memcpy(buffer, text_.data() + pulled_, bytes);
-  pulled_ += bytes;
-  if (pulled_ == text_.size()) {
+  std::memcpy(buffer, text_.data() + drained_, bytes);
+  drained_ += bytes;
+  if (drained_ == text_.size()) {
     text_ = {};
-    pulled_ = 0;
-  } else if (pulled_ > text_.size() / 2) {
-    text_.erase(0, pulled_);
-    pulled_ = 0;
+    drained_ = 0;
+  } else if (drained_ > text_.size() / 2) {
+    text_.erase(0, drained_);
+    drained_ = 0;
   }
   return bytes;
 }

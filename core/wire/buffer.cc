@@ -1,4 +1,4 @@
-// Writer and Reader, byte by byte so that the processor's own order does not matter.
+// Writer and Reader work byte by byte, so that the processor's byte order does not matter.
 // Pure. Touches base/ alone.
 #include "wire/buffer.h"
 
@@ -28,7 +28,8 @@ Integer load(std::span<const std::byte> bytes) {
 
 std::uint32_t checked_count(std::size_t count) {
   if (count > std::numeric_limits<std::uint32_t>::max()) {
-    throw Failure(Code::invalid_argument, "a text or list of more than 2^32 - 1 entries cannot be sent");
+    throw Failure(Code::invalid_argument, "cannot send a text or list of " + std::to_string(count) +
+                                              " entries: the limit is 2^32 - 1 entries. Split it.");
   }
   return static_cast<std::uint32_t>(count);
 }
@@ -78,12 +79,12 @@ std::vector<std::int64_t> Reader::list() {
 }
 
 std::uint32_t Reader::count(std::size_t each) {
-  const std::uint32_t things = u32();
-  if (things > left_.size() / std::max<std::size_t>(each, 1)) {
+  const std::uint32_t items = u32();
+  if (items > left_.size() / std::max<std::size_t>(each, 1)) {
     fail();
     return 0;
   }
-  return things;
+  return items;
 }
 
 }  // namespace farandole::wire

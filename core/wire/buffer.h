@@ -1,5 +1,5 @@
-// Writing and reading typed values in a run of bytes; a reader that was handed garbage says so and reads nothing past
-// it. Pure. Touches base/ alone.
+// Writing and reading typed values in a sequence of bytes. A reader of invalid bytes reports failure and never reads
+// past the end. Pure. Touches base/ alone.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +30,8 @@ class Writer {
   std::vector<std::byte> bytes_;
 };
 
-// After any failed read ok() is false and every further read gives zero or empty: check once, at the end.
-// Never allocates more than the bytes that are left could hold.
+// After a failed read ok() is false and every further read returns zero or empty, so one check at the end is enough.
+// Never allocates more than the remaining bytes can fill.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : left_(bytes) {}
@@ -43,7 +43,7 @@ class Reader {
   double f64();
   std::string text();
   std::vector<std::int64_t> list();
-  // A count of things of at least `each` bytes that can still follow; fails when they cannot.
+  // A count of items of at least `each` bytes; fails when the remaining bytes cannot hold so many.
   std::uint32_t count(std::size_t each);
   bool ok() const { return ok_; }
   bool finished() const { return ok_ && left_.empty(); }

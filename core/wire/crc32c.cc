@@ -1,5 +1,5 @@
-// CRC32C (Castagnoli): with the processor's instruction, three streams at once, or by tables, eight bytes at a time.
-// Pure, but for asking which processor this is. Touches base/ alone.
+// CRC32C (Castagnoli): with the processor's instruction in three parallel streams, or with tables, eight bytes at a
+// time. Pure, but asks for the processor's features. Touches base/ alone.
 #include <array>
 #include <cstring>
 
@@ -22,7 +22,7 @@
 namespace farandole::wire {
 namespace {
 
-// Polynomials over GF(2) of degree below 32, the highest power in the lowest bit, as the CRC keeps them.
+// Polynomials over GF(2) of degree below 32. The highest power is in the lowest bit, as in the CRC.
 constexpr std::uint32_t kPolynomial = 0x82f63b78;
 constexpr std::uint32_t kOne = 0x80000000;
 
@@ -39,7 +39,7 @@ constexpr std::uint32_t times(std::uint32_t a, std::uint32_t b) {
 
 using Tables = std::array<std::array<std::uint32_t, 256>, 8>;
 
-// tables[k][byte]: what a byte does to the CRC when k more bytes follow it.
+// tables[k][byte]: the effect of a byte on the CRC when k more bytes follow it.
 constexpr Tables make_byte_tables() {
   Tables tables{};
   for (std::uint32_t byte = 0; byte < 256; ++byte) {
@@ -59,7 +59,7 @@ constexpr Tables kByte = make_byte_tables();
 
 std::uint32_t by_tables(std::uint32_t crc, const std::byte* data, std::size_t bytes) {
   for (; bytes >= 8; data += 8, bytes -= 8) {
-    std::uint32_t word[8];  // byte by byte, so that the order of bytes in a word does not matter
+    std::uint32_t word[8];  // byte by byte, so that the processor's byte order does not matter
     for (int k = 0; k < 8; ++k) word[k] = std::to_integer<std::uint32_t>(data[k]);
     for (int k = 0; k < 4; ++k) word[k] ^= (crc >> (8 * k)) & 0xff;
     crc = 0;
@@ -71,8 +71,9 @@ std::uint32_t by_tables(std::uint32_t crc, const std::byte* data, std::size_t by
 
 #ifdef FARANDOLE_CRC
 
-// The instruction takes three cycles but one can start in each, so three streams of kStream bytes run side by side; the
-// first two are then moved forward over what followed them, by a multiplication with x^(8 * kStream).
+// The instruction takes three cycles, but one can start in each cycle. So three streams of kStream bytes are computed
+// in parallel; the first two results are then moved over the bytes that followed, by a multiplication with x^(8 *
+// kStream).
 constexpr std::size_t kStream = 1024;
 
 constexpr Tables make_forward_tables() {

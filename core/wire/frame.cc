@@ -7,7 +7,7 @@ namespace farandole::wire {
 namespace {
 
 constexpr std::uint16_t kMagic = 0xfa4d;
-constexpr std::size_t kCheckedBytes = 40;  // what the header's own CRC covers
+constexpr std::size_t kCheckedBytes = 40;  // the header's own CRC covers these
 
 template <class Integer>
 void store(std::byte* to, Integer value) {
@@ -26,12 +26,12 @@ Integer load(const std::byte* from) {
 bool plausible(const Frame& frame) {
   switch (frame.type) {
     case FrameType::data:
-      return frame.length <= kLargestData && frame.length <= frame.total;
+      return frame.length <= kMaxDataPayload && frame.length <= frame.total;
     case FrameType::control:
-      return frame.length <= kLargestControl && frame.total <= kMostDescriptors;
+      return frame.length <= kMaxControlPayload && frame.total <= kMaxDescriptors;
     case FrameType::grant:
     case FrameType::answer:
-    case FrameType::ungrant:
+    case FrameType::cancel_grant:
     case FrameType::leave:
       return frame.length == 0;
   }

@@ -11,18 +11,13 @@ array([1., 1., 1.])
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .config import (
+    from .base.config import (
         Config,
     )
-    from .engine import (
-        DType,
-        ReduceOp,
-    )
-    from .errors import (
+    from .base.errors import (
         FarandoleTimeout,
         HorovodInternalError,
         HorovodVersionMismatchError,
@@ -35,19 +30,19 @@ if TYPE_CHECKING:
         Revoked,
         ShutDown,
     )
-    from .groups import (
-        ProcessSet,
-        global_process_set,
+    from .engine.interface import (
+        DType,
+        ReduceOp,
     )
     from .launch.executor import (
         Executor,
         run,
     )
-    from .objects import (
+    from .operations.objects import (
         allgather_object,
         broadcast_object,
     )
-    from .ops import (
+    from .operations.ops import (
         Adasum,
         Average,
         Max,
@@ -85,7 +80,11 @@ if TYPE_CHECKING:
         send,
         synchronize,
     )
-    from .runtime import (
+    from .world.groups import (
+        ProcessSet,
+        global_process_set,
+    )
+    from .world.runtime import (
         add_process_set,
         ccl_built,
         cross_rank,
@@ -199,23 +198,23 @@ __all__ = [
 ]
 
 _HOMES = {  # where each public name lives
-    "config": "Config",
-    "engine": "DType ReduceOp",
-    "errors": (
+    "base.config": "Config",
+    "engine.interface": "DType ReduceOp",
+    "base.errors": (
         "FarandoleTimeout HorovodInternalError HorovodVersionMismatchError HostsUpdatedInterrupt "
         "LibraryMissing Mismatch NotInitialized PeerLost RankFailed Revoked ShutDown"
     ),
-    "groups": "ProcessSet global_process_set",
+    "world.groups": "ProcessSet global_process_set",
     "launch.executor": "Executor run",
-    "objects": "allgather_object broadcast_object",
-    "ops": (
+    "operations.objects": "allgather_object broadcast_object",
+    "operations.ops": (
         "Adasum Average Max Min Product Sum allgather allgather_async allreduce allreduce_ allreduce_async "
         "allreduce_async_ alltoall alltoall_async barrier broadcast broadcast_ broadcast_async "
         "broadcast_async_ grouped_allgather grouped_allgather_async grouped_allreduce grouped_allreduce_ "
         "grouped_allreduce_async grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async "
         "irecv isend join poll recv reducescatter reducescatter_async send synchronize"
     ),
-    "runtime": (
+    "world.runtime": (
         "add_process_set ccl_built cross_rank cross_size cuda_built ddl_built gloo_built gloo_enabled init "
         "is_homogeneous is_initialized local_rank local_size mpi_built mpi_enabled mpi_threads_supported "
         "nccl_built rank remove_process_set rocm_built shutdown size start_timeline stop_timeline"
@@ -227,15 +226,14 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names.s
 def __getattr__(name: str) -> Any:
     # The launcher and its agents import this package and need none of its arrays: names are found when asked for.
     if name == "__version__":
-        from .version import package_version
+        from .base.version import package_version
 
         return package_version()
-    if name in _MODULES:
-        value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
-    elif name in _HOMES:
-        value = importlib.import_module(f".{name}", __name__)
-    else:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .base.named import module_of
+
+    value = getattr(module_of(f".{_MODULES[name]}", __name__), name)
     globals()[name] = value
     return value
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.metadata
@@ -14,19 +13,26 @@ from collections.abc import Sequence
 from types import CodeType, ModuleType
 from typing import Any
 
+from farandole.base.named import module_of
+
 __version__ = "0.28.1"  # the contract that is served; farandole.__version__ is the package's own
 
 EMPTY = ""  # a package that only holds others
 MODULES = {
+    "horovod._keras": "farandole.keras.inner",
+    "horovod._keras.callbacks": "farandole.keras.inner.callbacks",
+    "horovod._keras.elastic": "farandole.keras.inner.elastic",
     "horovod.common": EMPTY,
-    "horovod.common.basics": "farandole.compat",
+    "horovod.common.basics": "farandole.bindings.compat",
     "horovod.common.elastic": "farandole.elastic",
-    "horovod.common.exceptions": "farandole.errors",
+    "horovod.common.exceptions": "farandole.base.errors",
     "horovod.common.process_sets": "farandole",
-    "horovod.common.util": "farandole.compat",
+    "horovod.common.util": "farandole.bindings.compat",
     "horovod.data": "farandole.data",
     "horovod.data.data_loader_base": "farandole.data.data_loader_base",
     "horovod.ray": "farandole.ray",
+    "horovod.ray.adapter": "farandole.horovod_names.ray_adapter",
+    "horovod.ray.driver_service": "farandole.ray.utils",
     "horovod.ray.elastic": "farandole.ray.elastic",
     "horovod.ray.elastic_v2": "farandole.ray.elastic",
     "horovod.ray.ray_logger": "farandole.ray.ray_logger",
@@ -41,24 +47,52 @@ MODULES = {
     "horovod.mxnet": "farandole.mxnet",
     "horovod.mxnet.compression": "farandole.mxnet.compression",
     "horovod.mxnet.functions": "farandole.mxnet.functions",
-    "horovod.mxnet.mpi_ops": "farandole.mxnet",
+    "horovod.mxnet.mpi_ops": "farandole.mxnet.mpi_ops",
     "horovod.runner": EMPTY,
     "horovod.runner.common": EMPTY,
     "horovod.runner.common.util": EMPTY,
-    "horovod.runner.common.util.secret": "farandole.compat",
-    "horovod.runner.common.util.timeout": "farandole.compat",
+    "horovod.runner.common.util.codec": "farandole.horovod_names.codec",
+    "horovod.runner.common.util.config_parser": "farandole.horovod_names.config_parser",
+    "horovod.runner.common.util.env": "farandole.horovod_names.env",
+    "horovod.runner.common.util.host_hash": "farandole.horovod_names.host_hash",
+    "horovod.runner.common.util.hosts": "farandole.horovod_names.hosts",
+    "horovod.runner.common.util.network": "farandole.horovod_names.network",
+    "horovod.runner.common.util.safe_shell_exec": "farandole.horovod_names.safe_shell_exec",
+    "horovod.runner.common.util.secret": "farandole.horovod_names.secret",
+    "horovod.runner.common.util.settings": "farandole.horovod_names.settings",
+    "horovod.runner.common.util.timeout": "farandole.bindings.compat",
     "horovod.runner.elastic": EMPTY,
-    "horovod.runner.elastic.constants": "farandole.elastic.policy",
-    "horovod.runner.launch": "farandole.launch.cli",
+    "horovod.runner.elastic.constants": "farandole.rendezvous.elastic.policy",
+    "horovod.runner.elastic.discovery": "farandole.horovod_names.discovery",
+    "horovod.runner.elastic.settings": "farandole.horovod_names.settings",
+    "horovod.runner.elastic.worker": "farandole.horovod_names.notification",
+    "horovod.runner.http": EMPTY,
+    "horovod.runner.http.http_server": "farandole.horovod_names.http_server",
+    "horovod.runner.launch": "farandole.horovod_names.launch",
+    "horovod.runner.util": EMPTY,
+    "horovod.runner.util.network": "farandole.horovod_names.local_network",
+    "horovod.runner.util.streams": "farandole.horovod_names.streams",
+    "horovod.runner.util.threads": "farandole.horovod_names.threads",
     "horovod.spark": "farandole.spark",
     "horovod.spark.common": "farandole.spark.common",
     "horovod.spark.common.backend": "farandole.spark.common.backend",
+    "horovod.spark.common.constants": "farandole.spark.common.constants",
     "horovod.spark.common.datamodule": "farandole.spark.common.datamodule",
     "horovod.spark.common.estimator": "farandole.spark.common.estimator",
     "horovod.spark.common.params": "farandole.spark.common.params",
     "horovod.spark.common.store": "farandole.spark.common.store",
     "horovod.spark.common.util": "farandole.spark.common.util",
     "horovod.spark.conf": "farandole.spark.conf",
+    "horovod.spark.data_loaders": "farandole.spark.data_loaders",
+    "horovod.spark.data_loaders.pytorch_data_loaders": "farandole.spark.data_loaders.pytorch_data_loaders",
+    **{f"horovod.spark.{kind}.remote": "farandole.spark.common.remote" for kind in ("keras", "lightning", "torch")},
+    **{
+        f"horovod.spark.{kind}.datamodule": "farandole.spark.common.datamodule"
+        for kind in ("keras", "lightning", "torch")
+    },
+    "horovod.spark.keras.util": "farandole.spark.keras.util",
+    "horovod.spark.lightning.util": "farandole.spark.torch.util",
+    "horovod.spark.torch.util": "farandole.spark.torch.util",
     "horovod.spark.keras": "farandole.spark.keras",
     "horovod.spark.keras.estimator": "farandole.spark.keras.estimator",
     "horovod.spark.lightning": "farandole.spark.lightning",
@@ -80,7 +114,8 @@ MODULES = {
     "horovod.tensorflow.keras": "farandole.tensorflow.keras",
     "horovod.tensorflow.keras.callbacks": "farandole.tensorflow.keras.callbacks",
     "horovod.tensorflow.keras.elastic": "farandole.tensorflow.keras.elastic",
-    "horovod.tensorflow.mpi_ops": "farandole.tensorflow",
+    "horovod.tensorflow.mpi_ops": "farandole.tensorflow.mpi_ops",
+    "horovod.tensorflow.util": "farandole.tensorflow.util",
     "horovod.tensorflow.sync_batch_norm": "farandole.tensorflow.sync_batch_norm",
     "horovod.torch": "farandole.torch",
     "horovod.torch.compression": "farandole.torch.compression",
@@ -88,7 +123,7 @@ MODULES = {
     "horovod.torch.elastic.sampler": "farandole.torch.elastic.sampler",
     "horovod.torch.elastic.state": "farandole.torch.elastic.state",
     "horovod.torch.functions": "farandole.torch.functions",
-    "horovod.torch.mpi_ops": "farandole.torch",
+    "horovod.torch.mpi_ops": "farandole.torch.mpi_ops",
     "horovod.torch.optimizer": "farandole.torch.optimizer",
     "horovod.torch.sync_batch_norm": "farandole.torch.sync_batch_norm",
     # Ray's own package `ray.train.horovod` begins with `import horovod`; what it then asks for only raises.
@@ -101,14 +136,16 @@ LATER = (
     "horovod.ray.train",
     "horovod.tensorflow.data.compute_worker",
     "horovod.spark.tensorflow.compute_worker",
-    *(f"horovod.spark.{name}" for name in ("common", "keras", "lightning", "tensorflow", "torch")),
+    *(f"horovod.spark.{name}" for name in ("common", "data_loaders", "keras", "lightning", "tensorflow", "torch")),
 )
-NAMES = {"run": "farandole"}
+# Of packages that are empty otherwise: the module of a name, and what it is called there.
+NAMES = {"run": ("farandole", "run"), "_HorovodArgs": ("farandole.horovod_names.arguments", "HorovodArgs")}
 
 
 def __getattr__(name: str) -> Any:
     if name in NAMES:
-        return getattr(importlib.import_module(NAMES[name]), name)
+        module, there = NAMES[name]
+        return getattr(module_of(module), there)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -147,12 +184,12 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             if name == "horovod.runner":  # it has `run` as well
                 vars(module)["__getattr__"] = __getattr__
             return
-        sys.modules[name] = real = importlib.import_module(MODULES[name])
+        sys.modules[name] = real = module_of(MODULES[name])
         for child in MODULES:
             parent, _, last = child.rpartition(".")
             # What a module loads late, because it costs something, it gives when it is asked for.
             if parent == name and child not in LATER and last not in getattr(real, "LATE", ()):
-                setattr(real, last, importlib.import_module(MODULES[child]))
+                setattr(real, last, module_of(MODULES[child]))
 
 
 def _refuse_a_mixture() -> None:

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from farandole.lightning import trees
+from lightning_horovod.__about__ import __version__ as __version__
 
-__version__ = "0.1.0"
+from . import strategy
+
 __all__ = ["HorovodStrategy"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "HorovodStrategy":
-        return trees.of_script("LightningHorovodStrategy")
+        return strategy.HorovodStrategy
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-# The bed: several hosts on this machine, as namespaces joined by veth pairs, for tests that need a real network.
+# The test bed: several hosts on this machine, as namespaces joined by veth pairs, for tests with a real network.
 # Touches namespaces, `ip`, `tc`, sshd, and one directory per bed under /run.
 """`with bed.hosts(2, ssh=True) as (one, two): one.run(["ssh", "host2", "hostname"])`. See README.md here."""
 
@@ -167,12 +167,14 @@ class Host:
         return found
 
     def unshape(self, network: int = 0) -> None:
-        """Takes the limit away."""
+        """Removes the limit."""
         for pid, interface in ((self.pid, f"eth{network}"), (self._bed.switch, self._port(network))):
             self._bed.call(pid, "tc", f"qdisc del dev {interface} root")
 
     def link(self, up: bool, network: int = 0) -> None:
-        """Pulls the cable out, or puts it back: the host sees its carrier go. Bed.partition is the silent way."""
+        """Sets the interface down or up: the host sees that the carrier is lost. Bed.partition drops packets
+        silently.
+        """
         self._bed.call(self._bed.switch, "ip", f"link set {self._port(network)} {'up' if up else 'down'}")
 
     def kill(self) -> None:
@@ -182,11 +184,11 @@ class Host:
         self._holder.stdin.flush()
         assert self._holder.stdout.readline() == b"done\n"
         until(lambda: not self.processes(), 5.0, lambda: f"still there: {self.processes()}", every=0.001)
-        self._bury_sshd()
+        self._reap_sshd()
 
     def start_sshd(self) -> None:
         """Starts the host's sshd; returns when it listens."""
-        self._bury_sshd()
+        self._reap_sshd()
         program = shutil.which("sshd", path=PATH)
         self._sshd = self.start([str(program), "-D", "-e", "-f", "/run/host/sshd_config"], stderr=subprocess.PIPE)
         sshd = self._sshd
@@ -196,7 +198,7 @@ class Host:
             raise RuntimeError(f"sshd of {self.name} does not start: {sshd.stderr.read()!r}")
 
     def listening(self, port: int | None = None) -> list[tuple[str, int]]:
-        """The TCP addresses (IPv4) that somebody in this host listens on."""
+        """The TCP addresses (IPv4) on which processes of this host listen."""
         found = []
         for line in Path(f"/proc/{self.pid}/net/tcp").read_text().splitlines()[1:]:
             words = line.split()
@@ -212,7 +214,7 @@ class Host:
         self._holder.stdin.close()
         self._holder.wait()
         self._holder.stdout.close()
-        self._bury_sshd()
+        self._reap_sshd()
 
     def _spec(self) -> dict[str, Any]:
         bed = self._bed
@@ -241,7 +243,7 @@ class Host:
             return [*map(int, Path(f"/proc/{self._sshd.pid}/task/{self._sshd.pid}/children").read_text().split())]
         return []
 
-    def _bury_sshd(self) -> None:
+    def _reap_sshd(self) -> None:
         if self._sshd is not None:
             self._sshd.kill()
             self._sshd.wait()
@@ -279,14 +281,14 @@ class Bed:
         return self.hosts[index]
 
     def partition(self, *groups: Sequence[Host], network: int = 0) -> None:
-        """Hosts of different groups, and those in no group, reach each other no more; nobody is told."""
+        """Hosts of different groups, and hosts in no group, cannot reach each other; packets are dropped silently."""
         for group in groups:
             bridge = self._new_bridge()
             for host in group:
                 self.call(self.switch, "ip", f"link set {host._port(network)} master {bridge}")
 
     def heal(self, network: int = 0) -> None:
-        """Everybody reaches everybody again."""
+        """All hosts reach each other again."""
         for host in self.hosts:
             self.call(self.switch, "ip", f"link set {host._port(network)} master b{network}")
 
@@ -359,7 +361,7 @@ class Bed:
         self.call(host.pid, "ip", *inner)
 
     def _write_files(self) -> None:
-        """Names, users, and for ssh: keys, configurations, and who is known to whom."""
+        """Writes names, users, and for ssh the keys, configurations and known hosts."""
         # Names stand for the first network that connects.
         network = next((one for one in self.networks if one.connects), self.networks[0])
         names = [(f"host{index + 1}", network.address(index)) for index in range(self.count)]

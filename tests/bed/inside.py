@@ -60,11 +60,11 @@ def quiet_network() -> None:
 
 
 def serve() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans of the host are buried by the kernel
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans of the host
     while command := os.read(0, 1):
         if command == b"k":
             with contextlib.suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGKILL)  # everybody in this PID namespace but us
+                os.kill(-1, signal.SIGKILL)  # all processes of this PID namespace except this one
         os.write(1, b"done\n")
 
 

@@ -22,7 +22,7 @@ from farandole.launch.slots import places as slots
 from farandole.rendezvous.secret import Secret
 
 # A hub without a launcher.
-HUB = [sys.executable, "-m", "farandole.tools.bench.meeting"]
+HUB = [sys.executable, "-m", "farandole.tools.bench.hub"]
 
 
 class Ranks:

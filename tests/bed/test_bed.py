@@ -43,11 +43,11 @@ def test_a_home_can_be_shared_and_paths_can_be_shown(tmp_path: Path) -> None:
 
 def test_of_two_networks_one_connects() -> None:
     networks = [bed.Network("10.77.1", connects=False), bed.Network("10.77.2")]
-    knock = ["timeout", "1", "bash", "-c"]
+    probe_hub = ["timeout", "1", "bash", "-c"]
     with bed.hosts(2, networks, ssh=True) as (one, two):
         assert one.addresses == ["10.77.1.1", "10.77.2.1"]
-        assert one.run([*knock, f": < /dev/tcp/{two.addresses[0]}/22"], check=False).returncode == 124
-        one.run([*knock, f": < /dev/tcp/{two.addresses[1]}/22"])
+        assert one.run([*probe_hub, f": < /dev/tcp/{two.addresses[0]}/22"], check=False).returncode == 124
+        one.run([*probe_hub, f": < /dev/tcp/{two.addresses[1]}/22"])
         assert one.run(["ssh", "host2", "hostname"]).stdout == "host2\n", "names stand for the one that connects"
 
 

@@ -1,6 +1,6 @@
 # Row 1 of the table of faults: SIGKILL at named points of every collective, on one host and between hosts.
 # Touches the real launcher through tests/ranks/elastic.py, the library with failpoints, and tests/bed.
-"""Jobs regrow after each cell instead of being started anew. A cell counts when its process was seen to die."""
+"""A job replaces its lost rank after each cell, and goes on with the next. The test checks that the process died."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from typing import Any, TypeAlias
 
 from elastic_records import Record, follow, wait_for_end
 
-from elastic import PROGRAM, Dance, within  # isort: skip
+from elastic import PROGRAM, ElasticJob, within  # isort: skip
 
 KINDS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "send", "receive")
 PHASES = ("enqueue", "negotiate", "pack", "send", "recv", "reduce", "unpack", "complete")
 RANKS = 3
-# Names of this host: ranks with different names talk over TCP.
+# Names of this host: ranks with different host names use TCP.
 LINKS = {"shm": f"localhost:{RANKS}", "tcp": f"localhost:1,127.0.0.1:1,{socket.gethostname()}:1"}
-CHAOS = Path(__file__).parents[2] / "src" / "farandole" / "_native" / "libfarandole_chaos.so"
-ENVIRONMENT = {"FARANDOLE_LIBRARY": str(CHAOS), "DANCE_SECONDS": "7200"}
+CHAOS = Path(__file__).parents[2] / "src" / "farandole" / "engine" / "_native" / "libfarandole_chaos.so"
+ENVIRONMENT = {"FARANDOLE_LIBRARY": str(CHAOS), "JOB_SECONDS": "7200"}
 
 Cell: TypeAlias = tuple[str, str, int, bool]  # kind, phase, rank, whether the operation is one of a plan
 
-# A cell: all ranks run one operation, and the victim dies at a point of it.
+# A cell: all ranks run one operation, and one rank is killed at a point of it.
 OPERATE = """
 def operate(kind, name):
     big = np.ones((12_000,), np.float32)
@@ -47,7 +47,7 @@ def operate(kind, name):
 last = 0
 def cell():
     global last
-    text = open(os.environ["DANCE_ORDERS"]).read()
+    text = open(os.environ["JOB_ORDERS"]).read()
     order = json.loads(text) if text.startswith("{") else {"number": 0}
     # A newcomer has done none of them: it learns from the others which was the last.
     number, last = map(int, hvd.allreduce(np.array([float(order["number"]), float(last)]), op=hvd.Max, name="cell"))
@@ -55,7 +55,7 @@ def cell():
         return
     last = number
     if order["number"] != number:
-        order = json.loads(open(os.environ["DANCE_ORDERS"]).read())
+        order = json.loads(open(os.environ["JOB_ORDERS"]).read())
     for turn in range(4):
         operate(order["kind"], "x" if order["planned"] else f"t{turn}")
     victim = order["worker"] == int(os.environ["FARANDOLE_WORKER"])
@@ -77,7 +77,7 @@ CELLS = PROGRAM.replace("def pause():", OPERATE + "\ndef pause():\n    cell()\n 
 
 
 def table(draw: random.Random) -> list[Cell]:
-    """Every cell, in an order that the seed gives."""
+    """All cells, in an order that depends on the seed."""
     found = [
         (kind, phase, victim, planned)
         for kind in KINDS
@@ -90,22 +90,22 @@ def table(draw: random.Random) -> list[Cell]:
 
 
 def cells(count: int, seed: int, folder: Path) -> list[Record]:
-    """Kills of every kind of rank on this host, half over shared memory and half over TCP."""
+    """Kills ranks of every kind on this host: half of them use shared memory, half use TCP."""
     draw = random.Random(seed)
     records: list[Record] = []
     for link, hosts in LINKS.items():
         place = folder / f"cells-{link}"
         place.mkdir()
         words = ["-np", str(RANKS), "--min-np", "1", "-H", hosts]
-        with Dance(words, place, ENVIRONMENT, program=CELLS) as dance:
+        with ElasticJob(words, place, ENVIRONMENT, program=CELLS) as job:
             wanted = count // 2 if link == "shm" else count - count // 2
-            records += kills(dance, link, wanted, draw, lambda event: int(event["pid"]))
-            dance.finish()
+            records += kills(job, link, wanted, draw, lambda event: int(event["pid"]))
+            job.finish()
     return records
 
 
 def cells_between_hosts(count: int, seed: int, folder: Path) -> list[Record]:
-    """As `cells`, with every rank on a host of its own: another network, other processes, agents over ssh."""
+    """Like `cells`, but each rank has its own host, with its own network and processes, and agents over ssh."""
     import bed
 
     place = folder / "cells-hosts"
@@ -114,20 +114,20 @@ def cells_between_hosts(count: int, seed: int, folder: Path) -> list[Record]:
         names = ",".join(f"{host.name}:1" for host in found)
         words = ["-np", str(RANKS), "--min-np", "1", "-H", names]
         hosts = {host.name: host for host in found}
-        with Dance(words, place, {**ENVIRONMENT, "PATH": bed.PATH}, program=CELLS, start=within(found[0])) as dance:
+        with ElasticJob(words, place, {**ENVIRONMENT, "PATH": bed.PATH}, program=CELLS, start=within(found[0])) as job:
             records = kills(
-                dance, "hosts", count, random.Random(seed), lambda event: hosts[event["host"]].outside(event["pid"])
+                job, "hosts", count, random.Random(seed), lambda event: hosts[event["host"]].outside(event["pid"])
             )
-            dance.finish()
+            job.finish()
     return records
 
 
 def kills(
-    dance: Dance, link: str, wanted: int, draw: random.Random, pid_of: Callable[[dict[str, Any]], int]
+    job: ElasticJob, link: str, wanted: int, draw: random.Random, pid_of: Callable[[dict[str, Any]], int]
 ) -> list[Record]:
-    """So many cells in one job. `pid_of`: the number by which the driver knows the process of a rank."""
+    """Runs `count` cells in one job. `pid_of`: the process id that the driver uses for a rank."""
     records: list[Record] = []
-    full = dance.world(RANKS, seconds=60)
+    full = job.world(RANKS, seconds=60)
     for number, (kind, phase, rank, planned) in enumerate(table(draw), 1):
         if len(records) == wanted:
             break
@@ -135,23 +135,23 @@ def kills(
         victim = full[rank]["worker"]
         pid = pid_of(full[rank])
         order = {"number": number, "kind": kind, "phase": phase, "worker": victim, "planned": planned, "forked": forked}
-        dance.orders.with_suffix(".new").write_text(json.dumps(order))
-        os.replace(dance.orders.with_suffix(".new"), dance.orders)
+        job.orders.with_suffix(".new").write_text(json.dumps(order))
+        os.replace(job.orders.with_suffix(".new"), job.orders)
         record = Record(f"{link} {kind}.{phase} rank {rank}" + " with data loaders" * forked)
         moment = None
         deadline = time.monotonic() + 20
-        while moment is None and not any(e.get("number") == number for e in dance.of(victim, "missed", by="worker")):
+        while moment is None and not any(e.get("number") == number for e in job.of(victim, "missed", by="worker")):
             moment = wait_for_end(pid, 0.05)
-            assert time.monotonic() < deadline, f"{record.what}: neither died nor passed\n{dance.tail()}"
+            assert time.monotonic() < deadline, f"{record.what}: neither died nor passed\n{job.tail()}"
         if moment is None:
-            continue  # this rank does not pass this point
-        [armed] = dance.wait(  # the launcher may print it a moment after the death was seen
-            lambda: [e["t"] for e in dance.of(victim, "armed", by="worker") if e["number"] == number]  # noqa: B023
+            continue  # this rank does not reach this point
+        [armed] = job.wait(  # the launcher may print it a moment after the death was seen
+            lambda: [e["t"] for e in job.of(victim, "armed", by="worker") if e["number"] == number]  # noqa: B023
         )
-        follow(dance, record, full, moment, {rank}, RANKS, armed)
+        follow(job, record, full, moment, {rank}, RANKS, armed)
         records.append(record)
         if len(records) % 50 == 0:
             print(f"  {len(records)} cells over {link}", flush=True)
-        full = dance.world(RANKS)
-    dance.orders.write_text("")
+        full = job.world(RANKS)
+    job.orders.write_text("")
     return records

@@ -14,24 +14,25 @@ from typing import Any
 
 from elastic_records import Record
 
-from elastic import PROGRAM, Dance, alive, discover, kill, looks, parent_of  # isort: skip
+from elastic import PROGRAM, ElasticJob, alive, discover, kill, looks, parent_of  # isort: skip
 
 WORLD = 7
 DEPTH = 5  # deaths during recovery, after the one that it recovers from
 SAVERS = 8
+SLOTS = ("--blacklist", "slot", "--host-discovery-script")  # the hosts stay, whatever their ranks suffer
 
 # Who is in the chain dies as soon as the one before it has: when it hears of that death ("told"), inside of `reset`
 # (by a clock that is set then), or in the new world before its first collective ("joined"). So no world between the
 # first and the last death is ever complete.
 FATE = """
 def fate(point):
-    text = open(os.environ["DANCE_ORDERS"]).read()
+    text = open(os.environ["JOB_ORDERS"]).read()
     order = json.loads(text) if text.startswith("{") else {"chain": []}
     me = int(os.environ["FARANDOLE_WORKER"])
     if me not in order["chain"]:
         return
     place = order["chain"].index(me)
-    mark = f"{os.environ['DANCE_ORDERS']}.{order['number']}."
+    mark = f"{os.environ['JOB_ORDERS']}.{order['number']}."
     if (place == 0) != (point == "step") or (place and not os.path.exists(f"{mark}{place - 1}")):
         return
     def die(where):
@@ -58,47 +59,47 @@ def nested(count: int, seed: int, folder: Path, least: int = 3) -> list[Record]:
     place = folder / "nested"
     place.mkdir()
     records: list[Record] = []
-    with Dance(["-np", str(WORLD), "--min-np", "1"], place, {"DANCE_SECONDS": "7200"}, program=CHAINS) as dance:
-        full = dance.world(WORLD, seconds=60)
+    with ElasticJob(["-np", str(WORLD), "--min-np", "1"], place, {"JOB_SECONDS": "7200"}, program=CHAINS) as job:
+        full = job.world(WORLD, seconds=60)
         for number in range(count):
             depth = draw.randint(least, DEPTH)
             ranks = draw.sample(range(WORLD), depth + 1)
             delays = [draw.choice([0.0, draw.uniform(0.0, 0.03)]) for _ in ranks]
-            record, full = _chain(dance, full, {"number": number, "delays": delays}, ranks)
+            record, full = _chain(job, full, {"number": number, "delays": delays}, ranks)
             records.append(record)
-        dance.orders.write_text("")
-        dance.finish()
+        job.orders.write_text("")
+        job.finish()
     return records
 
 
 def _chain(
-    dance: Dance, full: dict[int, dict[str, Any]], order: dict[str, Any], ranks: list[int]
+    job: ElasticJob, full: dict[int, dict[str, Any]], order: dict[str, Any], ranks: list[int]
 ) -> tuple[Record, dict[int, dict[str, Any]]]:
     order["chain"] = [full[rank]["worker"] for rank in ranks]
-    dance.orders.with_suffix(".new").write_text(json.dumps(order))
-    os.replace(dance.orders.with_suffix(".new"), dance.orders)
+    job.orders.with_suffix(".new").write_text(json.dumps(order))
+    os.replace(job.orders.with_suffix(".new"), job.orders)
 
     def deaths() -> list[dict[str, Any]]:
-        return [e for e in dance.events if e["event"] == "dies" and e["number"] == order["number"]]
+        return [e for e in job.events if e["event"] == "dies" and e["number"] == order["number"]]
 
-    dance.wait(lambda: len(deaths()) == len(ranks), 30.0, f"the deaths of ranks {ranks}")
+    job.wait(lambda: len(deaths()) == len(ranks), 30.0, f"the deaths of ranks {ranks}")
     points = [event["point"] for event in sorted(deaths(), key=lambda event: event["place"])]
     first, last = (act(event["t"] for event in deaths()) for act in (min, max))
     record = Record(f"depth {len(ranks) - 1}: ranks {ranks} at {', '.join(points)}")
     generation = full[0]["generation"]
     survivors = {event["worker"] for rank, event in full.items() if rank not in ranks}
-    again = dance.world(WORLD, generation, 60)
-    between = [e for e in dance.events if e["event"] == "world" and first < e["t"] <= last]
+    again = job.world(WORLD, generation, 60)
+    between = [e for e in job.events if e["event"] == "world" and first < e["t"] <= last]
     assert not between, f"{record.what}: a world was complete before the last death: {between}"
     worlds = [
-        min(e["t"] for e in dance.of(worker, "world", by="worker") if e["generation"] > generation)
+        min(e["t"] for e in job.of(worker, "world", by="worker") if e["generation"] > generation)
         for worker in survivors
     ]
     record.recover = max(worlds) - last
     record.replace = max(event["t"] for event in again.values()) - last
     workers = {event["worker"] for event in again.values()}
     assert survivors <= workers and not workers & set(order["chain"]), f"{record.what}: {workers}"
-    record.imports = max(dance.import_seconds(worker, by="worker") for worker in workers - survivors)
+    record.imports = max(job.import_seconds(worker, by="worker") for worker in workers - survivors)
     assert not any(alive(full[rank]["pid"]) for rank in ranks)
     return record, again
 
@@ -117,11 +118,11 @@ def saves(count: int, seed: int, folder: Path) -> list[Record]:
         os.replace(place / "hosts.new", listed)
 
     offer("localhost", "127.0.0.1")
-    words = ["-np", str(SAVERS), "--min-np", "1", "--host-discovery-script", str(script)]
-    env = {"DANCE_SECONDS": "7200", "DANCE_SAVES": str(saved), "DANCE_CHILDREN": "1"}
+    words = ["-np", str(SAVERS), "--min-np", "1", *SLOTS, str(script)]
+    env = {"JOB_SECONDS": "7200", "JOB_SAVES": str(saved), "JOB_CHILDREN": "1"}
     records: list[Record] = []
-    with Dance(words, place, env) as dance:
-        full = dance.world(SAVERS, seconds=60)
+    with ElasticJob(words, place, env) as job:
+        full = job.world(SAVERS, seconds=60)
         known: set[str] = set()
         while len(known) < count:
             generation = full[0]["generation"]
@@ -131,31 +132,31 @@ def saves(count: int, seed: int, folder: Path) -> list[Record]:
             record = Record(f"SIGTERM to {'the agent of' * agent} rank {rank}".replace("  ", " "))
             moment = kill(parent_of(full[rank]["pid"]) if agent else full[rank]["pid"], signal.SIGTERM)
             if agent:
-                small = dance.world(SAVERS // 2, generation)
+                small = job.world(SAVERS // 2, generation)
                 offer(small[0]["host"])  # it is gone for the scheduler as well, and comes back as a new one
-                dance.wait(lambda: not alive(full[rank]["pid"]), 20.0)  # noqa: B023
+                job.wait(lambda: not alive(full[rank]["pid"]), 20.0)  # noqa: B023
                 seen = looks(place)
-                dance.wait(lambda: looks(place) >= seen + 2)  # noqa: B023 (one may have begun before the change)
+                job.wait(lambda: looks(place) >= seen + 2)  # noqa: B023 (one may have begun before the change)
                 offer("localhost", "127.0.0.1")
-                full = dance.world(SAVERS, small[0]["generation"], 60)
+                full = job.world(SAVERS, small[0]["generation"], 60)
                 leave = small
             else:
-                leave = dance.world(SAVERS - 1, generation)
+                leave = job.world(SAVERS - 1, generation)
             names = {path.name for path in saved.iterdir()} - known
             known |= names
-            _saved_once(names, records, record, dance, generation)
+            _saved_once(names, records, record, job, generation)
             record.recover = max(event["t"] for event in leave.values()) - moment
-            full = dance.world(SAVERS, leave[0]["generation"], 60)
+            full = job.world(SAVERS, leave[0]["generation"], 60)
             records.append(record)
-        assert not dance.said("has ended"), dance.tail()  # nobody was killed
-        dance.finish()
+        assert not job.said("has ended"), job.tail()  # nobody was killed
+        job.finish()
     records[-1].note = f"{len(known)} saves"
     return records
 
 
-def _saved_once(names: set[str], records: list[Record], record: Record, dance: Dance, generation: int) -> None:
+def _saved_once(names: set[str], records: list[Record], record: Record, job: ElasticJob, generation: int) -> None:
     """Every rank of that world has saved, once, and all at one step."""
-    pids = sorted(e["pid"] for e in dance.events if e["event"] == "world" and e["generation"] == generation)
+    pids = sorted(e["pid"] for e in job.events if e["event"] == "world" and e["generation"] == generation)
     found = sorted(int(name.partition("-")[0]) for name in names)
     what = f"{record.what}, after {len(records)} of them: {sorted(names)}, and the ranks are {pids}"
     assert found == pids and len({name.partition("-")[2] for name in names}) == 1, what

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from elastic_cells import cells, cells_between_hosts
-from elastic_depths import nested, saves
+from elastic_depths import SLOTS, nested, saves
 from elastic_records import LIMITS, LIMITS_OF, Record, follow, plain, steal, summary
 
-from elastic import PROGRAM, Dance, discover, kill, parent_of, split_brains, within  # isort: skip
+from elastic import PROGRAM, ElasticJob, discover, kill, parent_of, split_brains, within  # isort: skip
 
 # Many small tensors (fusion), half precision (compression), a process set, tuning: all at once.
 FEATURES = """
@@ -61,11 +61,20 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
 
     write()
     records: list[Record] = []
-    words = ["-np", "4", "--min-np", "1", "--host-discovery-script", str(script), "--drain-timeout", "5"]
-    with Dance(
-        words, place, {"DANCE_SECONDS": "7200", "DANCE_LEDGER": str(place / "ledger"), "DANCE_CHILDREN": "1"}
-    ) as dance:
-        full = dance.world(4)
+    words = [
+        "-np",
+        "4",
+        "--min-np",
+        "1",
+        *SLOTS,
+        str(script),
+        "--drain-timeout",
+        "5",
+    ]
+    with ElasticJob(
+        words, place, {"JOB_SECONDS": "7200", "JOB_LEDGER": str(place / "ledger"), "JOB_CHILDREN": "1"}
+    ) as job:
+        full = job.world(4)
         for _ in range(count):
             kind = draw.choice(["kill", "kill", "kill two", "stop", "stop long", "kill agent", "hosts", "kill again"])
             time.sleep(draw.uniform(0.05, 1.0))  # sleep: the fault comes at any moment
@@ -79,18 +88,18 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
                     time.sleep(seconds)  # sleep: the fault, a rank that is stopped
                     kill(pid, signal.SIGCONT)
                 record.note = "nobody is evicted"
-                assert dance.generation == full[0]["generation"], dance.tail()
+                assert job.generation == full[0]["generation"], job.tail()
             elif kind == "stop long":
                 moment = kill(victims[0], signal.SIGSTOP)
-                small = dance.world(len(full) - 1, full[0]["generation"])
+                small = job.world(len(full) - 1, full[0]["generation"])
                 record.note = f"evicted after {min(e['t'] for e in small.values()) - moment:.2f} s"
                 kill(victims[0], signal.SIGCONT)
-                dance.world(len(full), small[0]["generation"])
+                job.world(len(full), small[0]["generation"])
             elif kind == "hosts":
                 name = draw.choice(["localhost", "127.0.0.1"])
                 sizes[name] = 3 - sizes[name]
                 write()
-                dance.world(sum(sizes.values()), full[0]["generation"])
+                job.world(sum(sizes.values()), full[0]["generation"])
             else:
                 doomed = {"kill": victims[:1], "kill again": victims, "kill two": victims}.get(kind, [])
                 moment = time.monotonic()
@@ -107,13 +116,13 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
                 else:
                     moment = [kill(pid) for pid in doomed][-1]
                 lost = {rank for rank in ranks if full[rank]["pid"] in doomed}
-                follow(dance, record, full, moment, lost, sum(sizes.values()))
+                follow(job, record, full, moment, lost, sum(sizes.values()))
                 if kind == "kill agent":  # the host is tried again later each time: it is not a worker's replacement
                     record.note = f"the host was back after {record.replace:.2f} s"
                     record.replace = record.imports = math.nan
             records.append(record)
-            full = dance.world(sum(sizes.values()))
-        dance.finish()
+            full = job.world(sum(sizes.values()))
+        job.finish()
     twice, steps = split_brains(place / "ledger")
     assert not twice and steps > count, f"split brain at steps {twice}"
     return records
@@ -129,9 +138,9 @@ def partitions(count: int, seed: int, folder: Path) -> list[Record]:
     records: list[Record] = []
     with bed.hosts(4, ssh=True, visible=[place]) as found:
         names = ",".join(f"host{number}:1" for number in range(1, 5))
-        env = {"DANCE_SECONDS": "7200", "DANCE_LEDGER": str(place / "ledger"), "PATH": bed.PATH}
-        with Dance(["-np", "4", "--min-np", "1", "-H", names], place, env, start=within(found[0])) as dance:
-            full = dance.world(4, seconds=60)
+        env = {"JOB_SECONDS": "7200", "JOB_LEDGER": str(place / "ledger"), "PATH": bed.PATH}
+        with ElasticJob(["-np", "4", "--min-np", "1", "-H", names], place, env, start=within(found[0])) as job:
+            full = job.world(4, seconds=60)
             for _ in range(count):
                 one_way = draw.random() < 0.3
                 cut = draw.sample([1, 2, 3], draw.choice([1, 2]))
@@ -144,7 +153,7 @@ def partitions(count: int, seed: int, folder: Path) -> list[Record]:
                 else:
                     found.partition([found[index] for index in cut])
                 moment = time.monotonic()
-                small = dance.world(4 - len(cut), generation, 40)
+                small = job.world(4 - len(cut), generation, 40)
                 record.recover = max(event["t"] for event in small.values()) - moment
                 time.sleep(max(0.0, moment + 8.0 - time.monotonic()))  # sleep: the fault lasts 8 s
                 if one_way:
@@ -153,12 +162,12 @@ def partitions(count: int, seed: int, folder: Path) -> list[Record]:
                 else:
                     found.heal()
                 moment = time.monotonic()
-                full = dance.world(4, small[0]["generation"], 40)
+                full = job.world(4, small[0]["generation"], 40)
                 record.replace = max(event["t"] for event in full.values()) - moment
                 records.append(record)
                 time.sleep(draw.uniform(0.0, 6.0))  # sleep: nobody parts while nothing happens
-                assert dance.generation == full[0]["generation"], "they parted by themselves\n" + dance.tail()
-            dance.finish()
+                assert job.generation == full[0]["generation"], "they parted by themselves\n" + job.tail()
+            job.finish()
     twice, steps = split_brains(place / "ledger")
     assert not twice and steps > count, f"split brain at steps {twice}"
     return records
@@ -186,10 +195,10 @@ def soak(count: int, seed: int, folder: Path) -> list[Record]:
     draw = random.Random(seed)
     place = folder / "soak"
     (place / "ledger").mkdir(parents=True)
-    env = {"DANCE_SECONDS": "7200", "DANCE_LEDGER": str(place / "ledger"), "DANCE_CHILDREN": "1"}
+    env = {"JOB_SECONDS": "7200", "JOB_LEDGER": str(place / "ledger"), "JOB_CHILDREN": "1"}
     records: list[Record] = []
-    with Dance(["-np", "3", "--min-np", "1", "--autotune"], place, env, program=SOAK) as dance:
-        full = dance.world(3)
+    with ElasticJob(["-np", "3", "--min-np", "1", "--autotune"], place, env, program=SOAK) as job:
+        full = job.world(3)
 
         def steps() -> int:
             return split_brains(place / "ledger")[1]
@@ -205,20 +214,20 @@ def soak(count: int, seed: int, folder: Path) -> list[Record]:
         def speed(disturbed: bool) -> float:
             return sum(count for _, count in spans[disturbed]) / sum(seconds for seconds, _ in spans[disturbed])
 
-        dance.wait(lambda: steps() > 100, what="a hundred steps: all that is loaded late is there")
-        watched = [dance.process.pid, parent_of(full[0]["pid"])]  # the launcher and the agent
+        job.wait(lambda: steps() > 100, what="a hundred steps: all that is loaded late is there")
+        watched = [job.process.pid, parent_of(full[0]["pid"])]  # the launcher and the agent
         before = [belongings(pid) for pid in watched]
 
         def fault() -> None:
             rank = draw.randrange(3)
             records.append(Record("kill"))
-            follow(dance, records[-1], full, kill(full[rank]["pid"]), {rank}, 3)
+            follow(job, records[-1], full, kill(full[rank]["pid"]), {rank}, 3)
 
         for number in range(count):
             if number % 4 == 0:  # again and again: other programs may come and go
                 note(False, 10.0)
             note(True, 15.0, fault)
-            full = dance.world(3)
+            full = job.world(3)
         share = speed(True) / speed(False)
         paused = pauses(place / "ledger") / sum(seconds for seconds, _ in spans[True])
         after = [belongings(pid) for pid in watched]
@@ -235,7 +244,7 @@ def soak(count: int, seed: int, folder: Path) -> list[Record]:
             f"speed {share:.3f}, paused {paused:.4f}, disturbed and undisturbed {spans}, before {before}, after {after}"
         )
         assert share >= 0.9 or os.getloadavg()[0] > 2 * (os.cpu_count() or 1), f"{share:.0%} of the undisturbed speed"
-        dance.finish()
+        job.finish()
     twice, _ = split_brains(place / "ledger")
     assert not twice, f"split brain at steps {twice}"
     return records

@@ -1,6 +1,6 @@
-# What is noted of a fault in an elastic job: who knew when, who went on when, steps done again; and the sum of it.
+# The measurements of a fault in an elastic job: detection and recovery times, repeated steps; and their summary.
 # Touches /proc, and the events of tests/ranks/elastic.py.
-"""Ranks are known by their worker number: pids mean nothing across the hosts of tests/bed."""
+"""Ranks are named by their worker number, because process ids of different hosts in tests/bed are not related."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("ranks", "")]
 
-from elastic import Dance  # noqa: E402
+from elastic import ElasticJob  # noqa: E402
 
 LIMITS = {"detect": 0.1, "recover": 1.0, "replace beside imports": 3.0, "evict": 5.5}
 # Of the parts that have their own: between hosts detection takes longer; hosts that are apart are silent first.
@@ -29,7 +29,7 @@ LIMITS_OF = {
 
 @dataclass
 class Record:
-    """One fault and what followed, in seconds."""
+    """One fault and its effects, in seconds."""
 
     what: str
     fired: bool = True
@@ -43,7 +43,7 @@ class Record:
 
 
 def wait_for_end(pid: int, seconds: float) -> float | None:
-    """The moment at which a process ended."""
+    """The time at which a process ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -56,7 +56,7 @@ def wait_for_end(pid: int, seconds: float) -> float | None:
 
 
 def follow(
-    dance: Dance,
+    job: ElasticJob,
     record: Record,
     full: dict[int, dict[str, Any]],
     moment: float,
@@ -71,23 +71,23 @@ def follow(
     generation = full[0]["generation"]
     since = moment - 0.05 if math.isnan(armed) else armed
     survivors = {event["worker"] for rank, event in full.items() if rank not in lost}
-    again = dance.world(size, generation, 60)
+    again = job.world(size, generation, 60)
     for worker in survivors:
-        knew = [e for e in dance.of(worker, "lost", by="worker") if e["t"] > since]
+        knew = [e for e in job.of(worker, "lost", by="worker") if e["t"] > since]
         record.detect += [max(0.0, knew[0]["t"] - moment)] if knew else []
         record.latest += [knew[0]["t"] - armed] if knew and not math.isnan(armed) else []
-        after = [e["step"] for e in dance.of(worker, "world", by="worker") if e["generation"] > generation]
+        after = [e["step"] for e in job.of(worker, "world", by="worker") if e["generation"] > generation]
         if knew and after:
             record.redone = max(record.redone, knew[0]["step"] - after[0])
     assert record.redone <= 1, f"{record.redone} steps are done again"
     worlds = [
-        [e["t"] for e in dance.of(worker, "world", by="worker") if e["generation"] > generation] for worker in survivors
+        [e["t"] for e in job.of(worker, "world", by="worker") if e["generation"] > generation] for worker in survivors
     ]
     record.recover = max((times[0] for times in worlds if times), default=math.nan) - moment
     record.replace = max(event["t"] for event in again.values()) - moment
     workers = {event["worker"] for event in again.values()}
     assert survivors <= workers, "a survivor was started anew"
-    new = [dance.import_seconds(worker, by="worker") for worker in workers - survivors]
+    new = [job.import_seconds(worker, by="worker") for worker in workers - survivors]
     record.imports = max(new, default=math.nan)
 
 
@@ -97,13 +97,13 @@ def p99(values: list[float]) -> float:
 
 
 def plain(record: Record) -> dict[str, Any]:
-    """As JSON has it: what was not measured is null."""
+    """The record for JSON. Values that were not measured are null."""
     found = asdict(record)
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in found.items()}
 
 
 def steal() -> float:
-    """Seconds that this machine's processors worked for others, since it was started."""
+    """Seconds that this machine's processors worked for other virtual machines since its start."""
     return int(Path("/proc/stat").read_text().split()[8]) / os.sysconf("SC_CLK_TCK")
 
 

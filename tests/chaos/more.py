@@ -1,6 +1,6 @@
 # `make chaos N=10`: the fault matrix with all its cells, the property tests and the progress tests, ten times as long.
-# Touches what tests/ranks does.
-"""The tests of tests/ranks that listen to CHAOS_N. `make test` runs them there, so it does not collect this file."""
+# Touches the same as tests/ranks.
+"""The tests of tests/ranks that read CHAOS_N. `make test` runs them there, so it does not collect this file."""
 
 from __future__ import annotations
 

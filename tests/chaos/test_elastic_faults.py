@@ -1,5 +1,5 @@
-# A short run of the driver of faults in elastic jobs, with a fixed seed; `make chaos` runs it at length.
-# Touches what elastic_faults.py does.
+# A short run of the driver of faults in elastic jobs, with a fixed seed; `make chaos` makes longer runs.
+# Touches the same as elastic_faults.py.
 """CHAOS_N multiplies the counts."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_row_1_kills_at_points_of_collectives_in_jobs_that_regrow(tmp_path: Path
 
 
 def test_row_1_kills_at_points_of_collectives_between_hosts(tmp_path: Path) -> None:
-    """Every rank in a host of its own, with its own network and processes."""
+    """Each rank has its own host, with its own network and processes."""
     records = cells_between_hosts(4 * N, SEED, tmp_path)
     summary("hosts", records)
     check(records, 4 * N, LIMITS_OF["hosts"])

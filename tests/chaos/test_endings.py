@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from meeting import marked
+from local_ranks import marked
 from waiting import in_time, until
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs the list `torch` of scripts/requirements")

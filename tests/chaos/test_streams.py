@@ -1,6 +1,6 @@
-# Streams that go wrong: flipped bits, ends in the middle, one byte at a time. Never a wrong sum, never a hang.
+# Faulty streams: flipped bits, early ends, one byte at a time. There must be no wrong sum and no hang.
 # Touches the test-only library through World.
-"""Each fault proves that it fired; then either every rank has an error, or every result is right."""
+"""Each test checks that its fault occurred. Then every rank must have an error, or every result must be right."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import pytest
 from world import CHAOS_LIBRARY, LIBRARY, World, allreduce, barrier, tcp_pair
 from world import TCP as TCP_LINK
 
-from farandole import errors
-from farandole.engine import Engine, Kind, Request
+from farandole.base import errors
+from farandole.engine.interface import Engine, Kind, Request
 
 FAULTS = 12 * int(os.environ.get("CHAOS_N", "1"))
 COLLECTIVES = 100_000 * int(os.environ["CHAOS_N"]) if "CHAOS_N" in os.environ else 1000
@@ -36,7 +36,7 @@ def chaotic(hosts: list[int]) -> World:
 
 
 def sum_until_it_fails(engine: Engine, rank: int) -> int:
-    """Sums until there is an error; a wrong sum is an assertion."""
+    """Runs sums until there is an error. A wrong sum raises AssertionError."""
     for turn in range(2000):
         elements = [3, 5000, 100_000][turn % 3]
         try:
@@ -60,7 +60,7 @@ def test_rows_15_and_16_a_damaged_stream_ends_the_job_and_never_a_wrong_sum(acti
 
 
 class Flipper:
-    """Carries the bytes of all links, and flips one bit of them, anywhere: after `left` of them."""
+    """Forwards the bytes of all links, and flips one bit after `left` bits."""
 
     def __init__(self) -> None:
         self.left = 1 << 62  # until the links stand
@@ -116,7 +116,7 @@ class Flipper:
 
 @contextlib.contextmanager
 def flipping(bits: int) -> Iterator[tuple[World, Flipper]]:
-    """Three hosts; between them goes everything through a Flipper."""
+    """Three hosts. All data between them goes through a Flipper."""
     flipper = Flipper()
 
     class Between(World):
@@ -139,7 +139,7 @@ def flipping(bits: int) -> Iterator[tuple[World, Flipper]]:
 
 
 def sums_of_any_size(engine: Engine, rank: int) -> int:
-    """As many right sums as there are before an error."""
+    """The number of right sums before an error."""
     for turn in range(100_000):
         try:
             total = allreduce(engine, np.full([3, 40, 300][turn % 3], float(turn + rank)), f"t{turn % 7}")

@@ -217,7 +217,7 @@ def test_half_an_environment_ends_with_what_was_seen(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_start_leaves_the_next_one_removes(tmp_path: Path) -> None:
-    """Rank 0 is killed while it waits in init, with its invitation and its socket in place."""
+    """Rank 0 is killed while it waits in init, with its endpoint and its socket in place."""
     script = tmp_path / "waits.py"
     script.write_text(
         "import os, sys, time, farandole as hvd\n"

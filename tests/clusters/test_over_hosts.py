@@ -139,7 +139,7 @@ def test_srun_over_hosts_that_share_nothing_says_what_to_do() -> None:
         words = ["-N", "2", "-n", "2", PYTHON, PROGRAM, "1", "1"]
         done = srun(words, check=False, FARANDOLE_START_TIMEOUT="1")
         assert done.returncode != 0
-        for text in ("rank 1 has not found rank 0 within 1 s", "no rank of another host has come to", "share no home"):
+        for text in ("rank 1 has not found rank 0 within 1 s", "no rank of another host has reached", "share no home"):
             assert text in done.stderr
         assert_nothing_left(hosts)
 
@@ -178,7 +178,7 @@ def test_mpi4py_carries_the_secret_where_no_home_is_shared() -> None:
         environment["FARANDOLE_START_TIMEOUT"] = "1"
         done = hosts[0].run(over_ssh("mpich", PROGRAM, "5", "1"), environment, check=False)
         assert done.returncode != 0
-        assert "no rank of another host has come to" in done.stderr or "has not found rank 0 within 1 s" in done.stderr
+        assert "no rank of another host has reached" in done.stderr or "has not found rank 0 within 1 s" in done.stderr
         assert_nothing_left(hosts)
 
 

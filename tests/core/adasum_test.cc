@@ -87,7 +87,7 @@ TEST(adasum_everywhere) {
 }
 
 // A tensor's bits do not depend on its company in the bucket.
-TEST(adasum_without_company) {
+TEST(adasum_with_one_member) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 0}, {0, 1}, {0, 0, 1}}) {
     World all(hosts, {});
     all.run([&](Member& member) {

@@ -33,12 +33,12 @@ TEST(frames_come_back) {
   const Hello hello = comes_back(Hello{3, 7, 1ull << 60});
   CHECK(hello.generation == 3 && hello.rank == 7 && hello.nonce == 1ull << 60);
   CHECK_EQUAL(comes_back(Segment{4}).group, 4u);
-  CHECK_EQUAL(comes_back(Word{4, 1ull << 63}).bits, 1ull << 63);
-  const Leaving leaving = comes_back(Leaving{{{0, {1, 2}}, {kFirstFounded, {3, 4}}}});
-  CHECK(leaving.groups.at(0).completed == 2 && leaving.groups.at(kFirstFounded).agreed == 3);
+  CHECK_EQUAL(comes_back(PlanState{4, 1ull << 63}).bits, 1ull << 63);
+  const Leaving leaving = comes_back(Leaving{{{0, {1, 2}}, {kFirstMemberGroup, {3, 4}}}});
+  CHECK(leaving.groups.at(0).completed == 2 && leaving.groups.at(kFirstMemberGroup).agreed == 3);
   const Revocation revocation = comes_back(Revocation{{Code::peer_lost, "why", 2}});
   CHECK(revocation.error.code == Code::peer_lost && revocation.error.message == "why" && revocation.error.rank == 2);
-  CHECK_EQUAL(comes_back(Abandon{kFirstFounded, "why"}).why, "why");
+  CHECK_EQUAL(comes_back(Abandon{kFirstMemberGroup, "why"}).why, "why");
   CHECK_EQUAL(comes_back(Share{1, 4096}).bytes, 4096u);
   CHECK_EQUAL(comes_back(Unshare{9}).region, 9u);
 }
@@ -52,11 +52,11 @@ TEST(a_revocation_is_a_failure) {
   CHECK(!readable(Revocation{{Code::no_memory, "whose?", -1}}));
 }
 
-TEST(numbers_that_nobody_has_are_refused) {
-  CHECK(!readable(Segment{kLastFounded}));
-  CHECK(!readable(Word{0xffffffff, 0}));
+TEST(impossible_numbers_are_refused) {
+  CHECK(!readable(Segment{kLastMemberGroup}));
+  CHECK(!readable(PlanState{0xffffffff, 0}));
   CHECK(!readable(Abandon{0, "the first group is never abandoned"}));
-  CHECK(!readable(Abandon{kLastFounded, ""}));
+  CHECK(!readable(Abandon{kLastMemberGroup, ""}));
   CHECK(!readable(Share{0, 4096}));
   CHECK(!readable(Share{1, 0}));
   CHECK(!readable(Unshare{0}));

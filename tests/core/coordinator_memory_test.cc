@@ -61,7 +61,7 @@ std::size_t bytes_of_a_name(Coordinator& coordinator, std::size_t members, Kind 
   return (in_use - before) / kNames;
 }
 
-TEST(a_name_that_waits_costs_one_request) {
+TEST(a_pending_name_costs_one_request) {
   constexpr std::size_t kOneRequest = 1024, kDifferences = 2 * 16 * kMembers;
   const auto nothing = [](Request&, std::size_t) {};
   const auto rows = [](Request& r, std::size_t member) { r.shape[0] = static_cast<std::int64_t>(member); };
@@ -88,7 +88,7 @@ TEST(a_name_that_waits_costs_one_request) {
   CHECK(!third.anything_pending());
 }
 
-TEST(what_differs_is_told_of_the_member_who_said_it) {
+TEST(a_mismatch_names_the_member_that_differs) {
   Coordinator coordinator({10, 11, 12}, {});
   Request gathered = request(1, Kind::allgather), other = gathered, odd = gathered;
   other.shape[0] = 7;
@@ -113,7 +113,7 @@ TEST(what_differs_is_told_of_the_member_who_said_it) {
   CHECK(bucket.items[0].first_dims == (std::vector<std::int64_t>{7, 128, 7}));
 }
 
-TEST(one_member_may_ask_for_much_but_not_for_ever) {
+TEST(one_member_may_submit_much_but_not_without_limit) {
   constexpr std::size_t kMuch = 1 << 19, kWords = 1 << 17;
   Coordinator coordinator({10, 11, 12}, {});
   for (std::size_t i = 0; i < kMuch; ++i) coordinator.submit(1, request(i), 0);

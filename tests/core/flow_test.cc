@@ -1,4 +1,4 @@
-// The messages of an allreduce beside the local sums before them and the spreading after them.
+// An allreduce overlaps its messages with the local reduction before them and the distribution after them.
 // Touches what world.h touches.
 #include <algorithm>
 #include <atomic>
@@ -11,8 +11,8 @@ using namespace world;
 using collective::Algorithm;
 using collective::Reduction;
 
-// Sums are made and results are spread in these orders: each byte once, and equal chunks of rounds or segments.
-TEST(allreduce_orders_cover_everything) {
+// Reduction and distribution follow these orders: every byte once, and equal chunks per round or segment.
+TEST(allreduce_orders_cover_every_byte_once) {
   collective::Context context;
   for (Algorithm algorithm : {Algorithm::ring, Algorithm::direct, Algorithm::doubling, Algorithm::tree}) {
     context.algorithm = algorithm;
@@ -34,8 +34,8 @@ TEST(allreduce_orders_cover_everything) {
   }
 }
 
-// A slice of which no part is summed yet sends nothing; what is summed goes out at once, before the rest is there.
-TEST(allreduce_goes_on_with_what_is_there) {
+// A slice without a reduced part sends nothing. A reduced part is sent at once, before the rest is reduced.
+TEST(allreduce_sends_what_is_reduced_at_once) {
   for (Algorithm algorithm : {Algorithm::ring, Algorithm::direct}) {
     Options options;
     options.algorithm = algorithm;

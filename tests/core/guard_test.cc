@@ -1,5 +1,5 @@
-// What the engine does when something fails where nobody expects it: no memory, an exception at the driver's seat, a
-// full queue of events. Touches api/ through job.h, and engine/events.h.
+// Failures in unusual places of the engine: no memory, an exception while driving ends, a full queue of events. Touches
+// api/ through job.h, and engine/events.h.
 #include "check.h"
 #include "engine/events.h"
 #include "job.h"
@@ -29,7 +29,7 @@ struct Fault {
 
 }  // namespace
 
-TEST(no_memory_inside_a_collective_is_the_rule_for_no_memory) {
+TEST(no_memory_inside_a_collective_names_the_rank_without_memory) {
   Job job({0, 0});
   Fault fault(job.engine(1), "allreduce.reduce", "no_memory");
   std::vector<int> codes(2);
@@ -41,13 +41,13 @@ TEST(no_memory_inside_a_collective_is_the_rule_for_no_memory) {
   });
   CHECK_EQUAL(fault.fired(), 1);
   CHECK_EQUAL(codes[1], kNoMemory);
-  // Rank 0 may have had its result before; what it asks for next ends with the other's lack of memory.
+  // Rank 0 may have its result already; then its next operation ends with the other rank's lack of memory.
   Tensor tensor(1000, 1);
   CHECK_EQUAL(finish(job.engine(0), submit(job.engine(0), request(kAllreduce, "y", tensor)), &texts[0]), kRevoked);
   CHECK(texts[0].find("rank 1 out of memory") != std::string::npos);
 }
 
-TEST(an_exception_while_the_seat_is_left_does_not_keep_it_taken) {
+TEST(an_exception_while_driving_ends_does_not_keep_the_driver_lock) {
   for (const char* action : {"error", "no_memory"}) {
     Job job({0, 0});
     Fault fault(job.engine(0), "allreduce.settle", action);
@@ -56,7 +56,7 @@ TEST(an_exception_while_the_seat_is_left_does_not_keep_it_taken) {
     CHECK(code == kInternal || code == kNoMemory);
     CHECK_EQUAL(fault.fired(), 1);
     int64_t values[5];
-    CHECK_EQUAL(farandole_tuning(job.engine(0), values), 0);  // waits for the seat
+    CHECK_EQUAL(farandole_tuning(job.engine(0), values), 0);  // waits for the driver lock
   }
 }
 
@@ -112,7 +112,7 @@ TEST(no_memory_after_some_of_a_bucket_are_done_ends_each_of_them_once) {
   CHECK_EQUAL(told, 2);
 }
 
-TEST(no_memory_while_submitting_is_as_if_nothing_had_been_asked) {
+TEST(no_memory_while_submitting_leaves_nothing_behind) {
   Job job({0, 0});
   constexpr const char* kNames[2][2] = {{"x", "y"}, {nullptr, nullptr}};
   for (const auto& names : kNames) {
@@ -134,7 +134,7 @@ TEST(no_memory_while_submitting_is_as_if_nothing_had_been_asked) {
   }
 }
 
-TEST(a_full_queue_loses_no_wish_for_a_link) {
+TEST(a_full_event_queue_loses_no_link_request) {
   farandole::Events events;
   constexpr int kLines = 10'000, kWishes = 300;
   for (int i = 0; i < kLines; ++i) events.push({farandole::EventKind::log, -1, farandole::Level::info, "line"});

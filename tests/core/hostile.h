@@ -1,5 +1,5 @@
 // A job of two engines and a hostile rank that has proven the secret like any other. What it does is chosen byte by
-// byte, by a fuzzer or by a test that draws the bytes. Touches api/ and what peer.h touches.
+// byte, by a fuzzer or by a test that draws the bytes. Touches api/ and what fake_peer.h touches.
 #pragma once
 
 #include <fcntl.h>
@@ -10,18 +10,18 @@
 #include <cstring>
 #include <optional>
 
-#include "beside.h"
-#include "engine/words.h"
+#include "background.h"
+#include "engine/plan_state.h"
+#include "fake_peer.h"
 #include "job.h"
 #include "negotiate/coordinator.h"
 #include "negotiate/plan.h"
 #include "os/memory.h"
-#include "peer.h"
 
 namespace hostile {
 
 using namespace farandole;
-using peer::Bytes;
+using fake_peer::Bytes;
 
 // Decisions, one or more bytes each; zeros when none are left.
 class Choices {
@@ -74,8 +74,8 @@ class Game {
   static constexpr int kPatienceMs = 200;  // an engine that has revoked the generation asks for nothing any more
 
   Game(std::span<const std::byte> bytes, Report& report) : choices_(bytes), report_(report) {
-    const unsigned drawn = choices_.below(4 * (Beside::kWhats + 3)), shape = drawn % 4;
-    what_ = drawn / 4 < Beside::kWhats ? drawn / 4 : unsigned{Beside::kNothing};
+    const unsigned drawn = choices_.below(4 * (Background::kWhats + 3)), shape = drawn % 4;
+    what_ = drawn / 4 < Background::kWhats ? drawn / 4 : unsigned{Background::kNothing};
     me_ = shape % 2 == 0 ? 0 : 2;  // the coordinator, or one who asks it
     const int mine = shape < 2 ? 0 : 1;
     hosts_ = me_ == 0 ? std::vector<int32_t>{mine, 0, 0} : std::vector<int32_t>{0, 0, mine};
@@ -97,12 +97,12 @@ class Game {
     farandole_add_link(engines_[1], honest_[0], ends[1], 0);
     peer_.emplace(me_, std::vector<int>(hosts_.begin(), hosts_.end()), options);
     for (std::size_t i = 0; i < 2; ++i) peer_->connect(honest_[i], engines_[i]);
-    beside_.emplace(engines_, honest_, me_);
+    background_.emplace(engines_, honest_, me_);
   }
   Game(const Game&) = delete;
   Game& operator=(const Game&) = delete;
   ~Game() {
-    peer_->hang_up();
+    peer_->close_links();
     for (farandole_engine* engine : engines_) farandole_leave(engine, 100);
     for (farandole_engine* engine : engines_) farandole_destroy(engine);
   }
@@ -110,12 +110,12 @@ class Game {
   void play() {
     const bool early = choices_.below(16) == 15;
     if (early) act();  // before its greeting
-    for (int other : honest_) peer_->greet(other);
+    for (int other : honest_) peer_->send_hello(other);
     if (!start(early)) return;
     const bool one_host = hosts_[static_cast<std::size_t>(me_)] == 0;
     for (unsigned left = choices_.below(5); left > 0 && one_host && !early; --left) honest_round();
     submit(choices_.below(4) == 0 ? Kind::allreduce : static_cast<Kind>(choices_.below(6)));
-    beside_->begin(what_);
+    background_->begin(what_);
     const bool first = choices_.below(2) == 0;
     if (first) take_part(true);
     do act();
@@ -139,7 +139,7 @@ class Game {
         if (codes[i] == 1) codes[i] = farandole_start(engines_[i], turn == 0 ? 1 : 100, text, sizeof text);
     never(!early && (codes[0] == 1 || codes[1] == 1), "an engine neither starts nor fails");
     if (codes[0] != 0 || codes[1] != 0) return false;
-    return peer_->meet(honest_[0]) && peer_->meet(honest_[1]);
+    return peer_->wait_for_rings(honest_[0]) && peer_->wait_for_rings(honest_[1]);
   }
 
   static float value(std::size_t i, std::size_t element) {
@@ -177,7 +177,7 @@ class Game {
   void take_part(bool mutated) {
     if (planned_) {
       if (mutated) return;
-      rings().my_words().own.store(Word{1, false, false, ++followed_}.pack(), std::memory_order_release);
+      rings().own_plan_states().own.store(PlanState{1, false, false, ++followed_}.pack(), std::memory_order_release);
       rings().notify_all();
     } else if (me_ != 0) {
       ask(mutated);
@@ -191,17 +191,17 @@ class Game {
     negotiate::Request request = request_;
     if (mutated && choices_.below(2) == 0) change(request);
     for (const Bytes& message : negotiate::encode_requests(0, 0, std::span(&request, 1)))
-      peer_->say(0, Control::requests, message);
+      peer_->send_control(0, Control::requests, message);
     if (mutated) {
-      std::vector<negotiate::Request> more = beside_->same(what_);
+      std::vector<negotiate::Request> more = background_->same(what_);
       if (!more.empty() && choices_.below(2) == 0) change(more.back());
-      for (const Bytes& message : negotiate::encode_requests(Beside::group_of(what_), 0, more))
-        peer_->say(0, Control::requests, message);
+      for (const Bytes& message : negotiate::encode_requests(Background::group_of(what_), 0, more))
+        peer_->send_control(0, Control::requests, message);
       return;
     }
     Bytes payload;
     negotiate::Answer heard;
-    never(!peer_->hear(0, Control::buckets, payload) || !decode(payload, heard), "no answer to an honest request");
+    never(!peer_->wait_for(0, Control::buckets, payload) || !decode(payload, heard), "no answer to an honest request");
     remember(heard.buckets);
   }
 
@@ -211,7 +211,8 @@ class Game {
     for (int other : honest_) {
       Bytes payload;
       negotiate::Requests heard;
-      if (!peer_->hear(other, Control::requests, payload, mutated ? kPatienceMs : peer::Peer::kLongestMs)) return;
+      if (!peer_->wait_for(other, Control::requests, payload, mutated ? kPatienceMs : fake_peer::FakePeer::kTimeoutMs))
+        return;
       never(!decode(payload, heard), "an engine's requests cannot be read");
       for (negotiate::Request& one : heard.requests) {
         if (one.name != request_.name && other == honest_[0]) coordinator.submit(0, one, 0);
@@ -229,7 +230,7 @@ class Game {
       writer.u32(1);
       writer.u32(static_cast<std::uint32_t>(told.size()));
       for (const negotiate::Bucket& bucket : told) negotiate::encode(writer, bucket);
-      peer_->say(other, Control::buckets, writer.take());
+      peer_->send_control(other, Control::buckets, writer.take());
     }
   }
 
@@ -282,9 +283,9 @@ class Game {
   std::vector<int32_t> hosts_;
   std::array<int, 2> honest_{};
   std::array<farandole_engine*, 2> engines_{};
-  std::optional<peer::Peer> peer_;
-  unsigned what_ = Beside::kNothing;
-  std::optional<Beside> beside_;
+  std::optional<fake_peer::FakePeer> peer_;
+  unsigned what_ = Background::kNothing;
+  std::optional<Background> background_;
   negotiate::Recorder recorder_{1024};
   negotiate::Request request_;
   Tensors tensors_;
@@ -375,11 +376,11 @@ inline void Game::change(negotiate::Bucket& bucket) {
 inline Bytes Game::payload_of(Control type) {
   const unsigned whose = choices_.below(4);
   const auto group = whose == 0   ? static_cast<std::uint32_t>(choices_.number())
-                     : whose == 1 ? (what_ == Beside::kNegotiated ? 1 : Beside::group_of(what_))
+                     : whose == 1 ? (what_ == Background::kNegotiated ? 1 : Background::group_of(what_))
                                   : 0;
   switch (type) {
     case Control::hello:
-      return control::encode(control::Hello{peer_->generation(), me_, peer::Peer::kNonce});
+      return control::encode(control::Hello{peer_->generation(), me_, fake_peer::FakePeer::kNonce});
     case Control::segment:
       return control::encode(control::Segment{group});
     case Control::requests: {
@@ -400,8 +401,8 @@ inline Bytes Game::payload_of(Control type) {
       negotiate::encode(writer, bucket);
       return writer.take();
     }
-    case Control::word:
-      return control::encode(control::Word{group, choices_.number()});
+    case Control::plan_state:
+      return control::encode(control::PlanState{group, choices_.number()});
     case Control::leaving:
       return control::encode(control::Leaving{{{group, {choices_.number(), choices_.number()}}}});
     case Control::revoke:
@@ -445,9 +446,9 @@ inline std::vector<os::Descriptor> Game::files_for(Control type) {
     if (type == Control::segment && right && peer_->rings() != nullptr) {
       files.push_back(peer_->rings()->memory().file().duplicate());
     } else if (which == 0) {
-      files.push_back(peer_->board().memory().file().duplicate());
+      files.push_back(peer_->status_page().memory().file().duplicate());
     } else if (which == 1) {
-      files.push_back(peer_->rope());
+      files.push_back(peer_->wakeup_sender());
     } else if (which == 2) {
       never(pipe(ends) != 0, "no pipe");
       files.emplace_back(ends[1]);
@@ -461,13 +462,13 @@ inline std::vector<os::Descriptor> Game::files_for(Control type) {
   return files;
 }
 
-// In the memory that neighbours read: whether this rank sleeps and where, the words, the counters, the stamps. That is
+// In the memory that local peers read: the status page, the plan states, the counters, the stamps. That is
 // a race on purpose, so not where races are looked for.
 inline void Game::scribble() {
 #ifndef __SANITIZE_THREAD__
   constexpr unsigned kSleeping = 8;
   const bool board = peer_->rings() == nullptr || choices_.below(8) == 0;
-  const os::SharedMemory& memory = board ? peer_->board().memory() : peer_->rings()->memory();
+  const os::SharedMemory& memory = board ? peer_->status_page().memory() : peer_->rings()->memory();
   auto* words = reinterpret_cast<std::uint64_t*>(memory.data());
   std::uint64_t& word = words[board ? kSleeping : choices_.below(128)];
   std::atomic_ref<std::uint64_t>(word).store(choices_.number(), std::memory_order_release);
@@ -484,7 +485,7 @@ inline void Game::act() {
   frame.tag = {choices_.below(3), choices_.below(8), choices_.below(4)};
   if (kind == kData || kind == kGrant) {
     using enum wire::FrameType;
-    constexpr std::array kWithoutBytes{grant, answer, ungrant};
+    constexpr std::array kWithoutBytes{grant, answer, cancel_grant};
     frame.type = kind == kData ? data : kWithoutBytes[choices_.below(kWithoutBytes.size())];
     frame.total = choices_.number();
     Bytes payload(kind == kData ? choices_.below(200) : 0);
@@ -497,15 +498,15 @@ inline void Game::act() {
     const auto type = kind == kUnknownControl ? static_cast<Control>(choices_.number()) : static_cast<Control>(kind);
     const Bytes payload = mutated(payload_of(type));
     std::vector<os::Descriptor> files = files_for(type);
-    if (!peer_->neighbour(other)) files.clear();
-    peer_->say(other, type, payload, std::move(files));
+    if (!peer_->is_local(other)) files.clear();
+    peer_->send_control(other, type, payload, std::move(files));
   }
 }
 
 // It hangs up, and whatever still waits for it ends.
 inline void Game::finish() {
   const auto began = std::chrono::steady_clock::now();
-  peer_->hang_up();
+  peer_->close_links();
   for (std::size_t i = 0; i < 2; ++i) {
     int code = 1;
     for (int slices = 0; code == 1 && slices < 200; ++slices)
@@ -515,7 +516,7 @@ inline void Game::finish() {
     never(farandole_outcome_of(engines_[i], tensors_.handles[i], &outcome) != 0, "an operation has no outcome");
     judge(i, outcome);
   }
-  beside_->finish([&](const farandole_outcome& outcome) { look_at(outcome); });
+  background_->finish([&](const farandole_outcome& outcome) { look_at(outcome); });
   const std::chrono::duration<double, std::milli> spent = std::chrono::steady_clock::now() - began;
   report_.slowest_ms = std::max(report_.slowest_ms, spent.count());
 }
@@ -558,7 +559,7 @@ inline void Game::judge(std::size_t i, const farandole_outcome& outcome) {
 
 inline void play(std::span<const std::byte> bytes, Report& report) {
   // A rank may truly bring a tensor of many GiB, and one that has joined fills as much with zeros.
-  os::largest_allocation = std::size_t{64} << 20;
+  os::max_allocation = std::size_t{64} << 20;
   Game game(bytes, report);
   game.play();
 }

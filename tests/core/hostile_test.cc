@@ -1,5 +1,5 @@
 // Row 40 of the fault table: a hostile rank sends 10,000 mutated frames of every kind and changes its shared memory.
-// Nothing crashes, every operation ends in time, and no result is wrong but by what that rank itself brings.
+// Nothing crashes, every operation ends in time, and no result is wrong except by the hostile rank's own contribution.
 #include "hostile.h"
 
 #include <cstdio>
@@ -26,9 +26,9 @@ hostile::Report play(unsigned seed) {
 
 TEST(row_40_ten_thousand_mutated_frames) {
   constexpr int kFrames = 10'000;
-  // Survivors raise within 100 ms, more with a sanitizer on a busy machine; but a lie about what one had before it left
-  // is only found when the time for that to come is up, after 10 s.
-  constexpr double kLongestMs = 15'000;
+  // Survivors raise within 100 ms, later with a sanitizer on a busy machine. A false progress in `leaving` is only
+  // found when the time limit for that is over, after 10 s.
+  constexpr double kTimeoutMs = 15'000;
   hostile::Report all;
   int done = 0;
   for (unsigned seed = 1; done < kFrames; ++seed) {
@@ -44,7 +44,7 @@ TEST(row_40_ten_thousand_mutated_frames) {
   for (int count : all.done) CHECK(count > kFrames / 50);
   CHECK(all.ended_well > 100);
   CHECK(all.blamed > 1000);
-  CHECK(all.slowest_ms < kLongestMs);
+  CHECK(all.slowest_ms < kTimeoutMs);
   std::printf("%d operations ended well, %d blamed the hostile rank, the slowest end took %.0f ms\n", all.ended_well,
               all.blamed, all.slowest_ms);
 }

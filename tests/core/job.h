@@ -87,7 +87,10 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
   ~Job() {
-    run([&](int rank) { farandole_leave(engine(rank), 2000); });
+    run([&](int rank) {
+      while (farandole_leave(engine(rank), 2000) == 1) {
+      }
+    });
     for (farandole_engine* engine : engines_) farandole_destroy(engine);
   }
 

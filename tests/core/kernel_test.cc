@@ -196,7 +196,7 @@ TEST(sets_can_be_selected) {
   for (const char* set : vector_sets()) std::printf("compared with scalar: %s\n", set);
 }
 
-TEST(vector_sets_give_the_bits_of_scalar) {
+TEST(vector_kernels_give_the_bits_of_scalar_kernels) {
   Selected restore;
   const std::vector<const char*> sets = vector_sets();
   struct Factors {
@@ -245,7 +245,7 @@ TEST(large_runs) {
   }
 }
 
-TEST(sums_are_added_from_the_left) {
+TEST(sums_are_added_in_member_order) {
   Selected restore;
   constexpr std::size_t kElements = 100;
   std::vector<float> sources[3];
@@ -354,7 +354,7 @@ TEST(float16_and_bfloat16_round_to_nearest_even) {
   CHECK_EQUAL(out, 0x3f81);
 }
 
-TEST(every_fp16_and_its_neighbours_round_alike) {
+TEST(every_fp16_and_the_values_next_to_it_round_alike) {
   Selected restore;
   const std::vector<const char*> sets = vector_sets();
   // prescale makes fp32 values between the fp16 ones, so the vector sets' rounding is met at ties and near them.
@@ -382,7 +382,7 @@ TEST(every_fp16_and_its_neighbours_round_alike) {
   }
 }
 
-TEST(adasum_bits_are_those_of_scalar) {
+TEST(adasum_vector_kernels_give_the_bits_of_scalar_kernels) {
   Selected restore;
   const std::vector<const char*> sets = vector_sets();
   for (DType dtype : kFloats) {
@@ -409,7 +409,7 @@ TEST(adasum_bits_are_those_of_scalar) {
   }
 }
 
-TEST(adasum_by_hand) {
+TEST(adasum_equals_values_computed_by_hand) {
   const double a[] = {1, 2, 0}, b[] = {2, -1, 0}, zero[] = {0, 0, 0};
   double out[3];
   kernel::Dots dots = kernel::dots(DType::float64, a, b, 3);

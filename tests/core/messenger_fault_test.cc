@@ -1,4 +1,5 @@
-// Tests of the messenger under faults: garbage, stale frames, injected corruption, one byte at a time.
+// Tests of the messenger under faults: invalid bytes, frames of another generation, injected corruption, one byte at a
+// time.
 // Touches link/ and sockets.
 #include <array>
 
@@ -22,7 +23,7 @@ std::array<std::byte, wire::kFrameBytes> header(wire::FrameType type, Tag tag, s
 
 }  // namespace
 
-TEST(garbage_ends_the_link) {
+TEST(invalid_bytes_end_the_link) {
   const Tag tag{1, 1, 1};
   using enum wire::FrameType;
   std::vector<std::vector<std::byte>> cases;
@@ -35,7 +36,7 @@ TEST(garbage_ends_the_link) {
   add(header(data, tag, 100'000, 0), header(data, tag, 100'000, 0));  // announced twice
   add(header(data, tag, 3, 2), std::vector<std::byte>(2), header(data, tag, 4, 2), std::vector<std::byte>(2));
   add(header(data, tag, 3, 2), std::vector<std::byte>(2), header(data, tag, 3, 2), std::vector<std::byte>(2));
-  add(header(control, tag, 2, 0));  // descriptors that never came
+  add(header(control, tag, 2, 0));  // descriptors that did not arrive
   for (const auto& bytes : cases) {
     Side b(1, 2);
     auto [mine, theirs] = connected(StreamKind::local);
@@ -81,7 +82,7 @@ TEST(frames_of_another_generation_are_dropped) {
   for (int i = 0; i < 10; ++i) b.step(1);
   CHECK(receive->done());
   CHECK_EQUAL(std::string(in.data(), 5), "2abcd");
-  CHECK(b.heard.empty() && b.left.empty() && b.lost.empty());
+  CHECK(b.controls.empty() && b.left.empty() && b.lost.empty());
 }
 
 TEST(one_byte_at_a_time) {
@@ -95,17 +96,17 @@ TEST(one_byte_at_a_time) {
     auto receive = pair.b.messenger.receive(0, {0, 1, 0}, crumbs(in, 100));
     auto send = pair.a.messenger.send(1, {0, 1, 0}, all(out));
     auto second = pair.a.messenger.send(1, {0, 2, 0}, crumbs(small, 10));
-    os::Doorbell bell;
+    os::Wakeup wakeup;
     std::vector<os::Descriptor> descriptors;
-    descriptors.push_back(bell.descriptor().duplicate());
-    pair.a.say(1, 1, "with a bell", std::move(descriptors));
-    pair.until([&] { return send->done() && receive->done() && !pair.b.heard.empty(); });
+    descriptors.push_back(wakeup.descriptor().duplicate());
+    pair.a.send_control(1, 1, "with a wakeup", std::move(descriptors));
+    pair.until([&] { return send->done() && receive->done() && !pair.b.controls.empty(); });
     pair.until([&] { return second->done(); });
     auto late = pair.b.messenger.receive(0, {0, 2, 0}, all(small_in));
     pair.until([&] { return late->done(); });
     CHECK(in == out && small_in == small);
-    CHECK_EQUAL(pair.b.heard[0].payload, "with a bell");
-    CHECK_EQUAL(pair.b.heard[0].descriptors.size(), 1u);
+    CHECK_EQUAL(pair.b.controls[0].payload, "with a wakeup");
+    CHECK_EQUAL(pair.b.controls[0].descriptors.size(), 1u);
   }
   CHECK(farandole_chaos_fired(nullptr, "stream.short") > 1000);
   CHECK_EQUAL(farandole_chaos_set(nullptr, "stream.short", "off", 0), 0);
@@ -152,8 +153,8 @@ TEST(failpoints_fire_once_after_their_passes) {
   farandole_chaos_set(name, "*.pack", "off", 0);
 }
 
-// What is left of a rank that is said to be dead is read to its end; a living one never comes to it.
-TEST(who_goes_on_writing_is_buried_all_the_same) {
+// The last bytes of a rank that is reported dead are read up to a limit: a rank that is alive would never stop sending.
+TEST(a_peer_that_keeps_writing_is_lost_all_the_same) {
   Side b(1, 2);
   auto [mine, theirs] = connected(StreamKind::local);
   b.messenger.add(0, std::move(theirs), StreamKind::local);
@@ -161,11 +162,11 @@ TEST(who_goes_on_writing_is_buried_all_the_same) {
   int said = 0;
   b.hook = [&] {
     ++said;
-    b.heard.clear();
+    b.controls.clear();
     if (b.lost.empty()) raw_write(mine.get(), head.data(), head.size());
   };
   raw_write(mine.get(), head.data(), head.size());
-  b.messenger.bury(0, {Code::peer_lost, "it is said to be dead", 0});
+  b.messenger.peer_died(0, {Code::peer_lost, "it is said to be dead", 0});
   CHECK_EQUAL(b.lost.size(), 1u);
   CHECK(said > 1000);
 }

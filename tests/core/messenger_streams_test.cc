@@ -1,4 +1,5 @@
-// Several streams between two ranks: messages spread over them, and a peer leaves or dies as one.
+// Several streams between two ranks: messages are spread over them, and a peer leaves or is lost on all of them at
+// once.
 // Touches link/ and sockets.
 #include <linux/tcp.h>
 #include <netinet/in.h>
@@ -24,22 +25,22 @@ std::uint64_t received_by(int fd) {
   return info.tcpi_bytes_received;
 }
 
-// Two sides whose first streams are watched from outside.
-struct Watched {
-  Watched() : a(0, 2, several()), b(1, 2, several()) {
+// Two sides. The test holds duplicates of b's sockets, to see on which stream bytes arrive.
+struct WatchedPair {
+  WatchedPair() : a(0, 2, several()), b(1, 2, several()) {
     for (int stream = 0; stream < kStreams; ++stream) {
       auto [one, two] = connected(StreamKind::tcp);
-      eyes.push_back(two.duplicate());
+      duplicates.push_back(two.duplicate());
       a.messenger.add(1, std::move(one), StreamKind::tcp);
       b.messenger.add(0, std::move(two), StreamKind::tcp);
     }
   }
   Side a, b;
-  std::vector<os::Descriptor> eyes;  // of b's ends
+  std::vector<os::Descriptor> duplicates;  // of b's ends
 };
 
 TEST(messages_spread_over_the_streams_and_keep_their_order) {
-  Watched pair;
+  WatchedPair pair;
   std::vector<std::vector<char>> out, in;
   std::vector<TransferPtr> transfers;
   for (unsigned i = 0; i < 60; ++i) {
@@ -55,7 +56,7 @@ TEST(messages_spread_over_the_streams_and_keep_their_order) {
   for (int i = 0; i < 1'000'000 && !over(); ++i) pair.a.step(), pair.b.step();
   CHECK(over());
   CHECK(in == out);
-  for (const os::Descriptor& eye : pair.eyes) CHECK(received_by(eye.get()) > 500'000);
+  for (const os::Descriptor& eye : pair.duplicates) CHECK(received_by(eye.get()) > 500'000);
 }
 
 TEST(no_more_streams_than_agreed) {
@@ -73,12 +74,12 @@ TEST(a_peer_has_left_when_it_left_on_every_stream) {
     in.emplace_back(out.back().size());
     transfers.push_back(pair.a.messenger.send(1, {0, i, 0}, all(out[i])));
   }
-  pair.a.say(1, 5, "goodbye");
+  pair.a.send_control(1, 5, "goodbye");
   pair.a.messenger.leave();
   pair.until([&] { return !pair.b.left.empty(); });
   CHECK_EQUAL(pair.b.left.size(), 1u);
   CHECK(pair.b.lost.empty());
-  CHECK_EQUAL(pair.b.heard.size(), 1u);
+  CHECK_EQUAL(pair.b.controls.size(), 1u);
   for (unsigned i = 0; i < 9; ++i) {
     auto receive = pair.b.messenger.receive(0, {0, i, 0}, all(in[i]));
     CHECK(receive->done());
@@ -86,7 +87,7 @@ TEST(a_peer_has_left_when_it_left_on_every_stream) {
   CHECK(in == out);
 }
 
-TEST(a_peer_is_lost_with_any_of_its_streams_once_and_after_its_last_words) {
+TEST(a_peer_is_lost_once_with_any_of_its_streams_and_after_its_last_frames) {
   for (int broken = 0; broken < kStreams; ++broken) {
     Side b(1, 2, several());
     std::vector<os::Descriptor> ends;
@@ -109,8 +110,8 @@ TEST(a_peer_is_lost_with_any_of_its_streams_once_and_after_its_last_words) {
     ends[static_cast<std::size_t>(broken)].reset();
     for (int i = 0; i < 1000 && b.lost.empty(); ++i) b.step(1);
     CHECK_EQUAL(b.lost.size(), 1u);
-    CHECK_EQUAL(b.heard.size(), 1u);
-    CHECK_EQUAL(b.heard[0].type, 9u);
+    CHECK_EQUAL(b.controls.size(), 1u);
+    CHECK_EQUAL(b.controls[0].type, 9u);
     for (const TransferPtr& receive : receives) CHECK_EQUAL(code_of(receive), Code::peer_lost);
     for (int i = 0; i < 5; ++i) b.step(1);
     CHECK_EQUAL(b.lost.size(), 1u);

@@ -1,4 +1,4 @@
-// Tests of the messenger: matching, grants, order, cancelling, leaving, dying, garbage.
+// Tests of the messenger: matching, grants, order, cancelling, leaving, lost peers.
 // Touches link/ and sockets.
 #include "link/messenger.h"
 
@@ -60,8 +60,8 @@ TEST(no_message_waits_behind_a_larger_one) {
   auto second = pair.b.messenger.receive(0, {0, 2, 0}, all(small_in));
   auto send_large = pair.a.messenger.send(1, {0, 1, 0}, all(large));
   auto send_small = pair.a.messenger.send(1, {0, 2, 0}, all(small));
-  pair.a.say(1, 9, "urgent");
-  pair.until([&] { return second->done() && !pair.b.heard.empty(); });
+  pair.a.send_control(1, 9, "urgent");
+  pair.until([&] { return second->done() && !pair.b.controls.empty(); });
   CHECK(!first->done());
   CHECK(small_in == small);
 }
@@ -83,7 +83,7 @@ TEST(messages_of_one_tag_keep_their_order) {
   CHECK(in == out);
 }
 
-TEST(sizes_that_differ_fail_on_the_sides_that_can_know) {
+TEST(different_sizes_fail_on_the_sides_that_know_both) {
   struct Case {
     std::size_t sent, expected;
     bool receive_first;
@@ -112,7 +112,7 @@ TEST(sizes_that_differ_fail_on_the_sides_that_can_know) {
                                       " bytes from rank 0, but the message has " + std::to_string(now.sent));
     CHECK_EQUAL(code_of(receive), Code::precondition);
     CHECK_EQUAL(code_of(send), now.sent > 65536 ? Code::precondition : Code::ok);
-    // The link goes on.
+    // The link still works.
     auto again = pattern(80'000);
     std::vector<char> again_in(80'000);
     auto next_receive = pair.b.messenger.receive(0, {1, 2, 1}, all(again_in));
@@ -122,9 +122,9 @@ TEST(sizes_that_differ_fail_on_the_sides_that_can_know) {
   }
 }
 
-// Sends and receives of one tag, posted in any order beside each other: the n-th send meets the n-th receive, also
-// after pairs that differ in size, and nothing is left behind that a later message could take for its own.
-TEST(many_messages_of_one_tag_whatever_is_posted_first) {
+// Sends and receives of one tag, posted in any order: the n-th send matches the n-th receive, also after pairs of
+// different sizes, and nothing stays behind that a later message could match.
+TEST(many_messages_of_one_tag_in_any_order_of_posting) {
   const std::vector<std::size_t> sizes{0, 10, 65'536, 65'537, 100'000};
   for (unsigned seed = 1; seed <= 300; ++seed) {
     std::mt19937 random(seed);
@@ -177,18 +177,18 @@ TEST(control_frames_carry_descriptors_in_order) {
       close(ends[1]);
       descriptors.emplace_back(ends[0]);
     }
-    pair.a.say(1, static_cast<std::uint32_t>(i), std::string(static_cast<std::size_t>(i * 997), 'x'),
-               std::move(descriptors));
+    pair.a.send_control(1, static_cast<std::uint32_t>(i), std::string(static_cast<std::size_t>(i * 997), 'x'),
+                        std::move(descriptors));
   }
-  pair.until([&] { return pair.b.heard.size() == 20; });
+  pair.until([&] { return pair.b.controls.size() == 20; });
   for (int i = 0; i < 20; ++i) {
-    const Heard& heard = pair.b.heard[static_cast<std::size_t>(i)];
-    CHECK_EQUAL(heard.type, static_cast<std::uint32_t>(i));
-    CHECK_EQUAL(heard.payload.size(), static_cast<std::size_t>(i * 997));
-    CHECK_EQUAL(heard.descriptors.size(), static_cast<std::size_t>(i % 4));
+    const Control& control = pair.b.controls[static_cast<std::size_t>(i)];
+    CHECK_EQUAL(control.type, static_cast<std::uint32_t>(i));
+    CHECK_EQUAL(control.payload.size(), static_cast<std::size_t>(i * 997));
+    CHECK_EQUAL(control.descriptors.size(), static_cast<std::size_t>(i % 4));
     for (int k = 0; k < i % 4; ++k) {
       char name[2] = {};
-      const int fd = heard.descriptors[static_cast<std::size_t>(k)].get();
+      const int fd = control.descriptors[static_cast<std::size_t>(k)].get();
       CHECK((fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
       CHECK(read(fd, name, 2) == 2);
       CHECK(name[0] == 'a' + i && name[1] == '0' + k);
@@ -200,11 +200,11 @@ TEST(a_large_control_frame_arrives) {
   for (StreamKind kind : {StreamKind::local, StreamKind::tcp}) {
     Pair pair(kind);
     const std::string text(9'000'001, 'q');
-    pair.a.say(1, 5, text);
-    pair.a.say(0, 6, "to myself");
-    pair.until([&] { return pair.b.heard.size() == 1 && pair.a.heard.size() == 1; });
-    CHECK(pair.b.heard[0].payload == text);
-    CHECK_EQUAL(pair.a.heard[0].payload, "to myself");
+    pair.a.send_control(1, 5, text);
+    pair.a.send_control(0, 6, "to myself");
+    pair.until([&] { return pair.b.controls.size() == 1 && pair.a.controls.size() == 1; });
+    CHECK(pair.b.controls[0].payload == text);
+    CHECK_EQUAL(pair.a.controls[0].payload, "to myself");
   }
 }
 
@@ -231,12 +231,12 @@ TEST(transfers_wait_for_their_link) {
   Pair pair;
   Side c(0, 3), d(2, 3);
   std::vector<int> wanted;
-  c.messenger.wanted = [&](int peer) { wanted.push_back(peer); };
+  c.messenger.request_link = [&](int peer) { wanted.push_back(peer); };
   auto out = pattern(kLarge), small = pattern(9);
   std::vector<char> in(kLarge), small_in(9);
   auto send = c.messenger.send(2, {0, 0, 0}, all(out));
   auto receive_small = c.messenger.receive(2, {0, 0, 1}, all(small_in));
-  c.say(2, 1, "hello");
+  c.send_control(2, 1, "hello");
   CHECK(wanted == std::vector<int>{2});
   CHECK(!c.messenger.has(2) && c.messenger.has(0));
   auto receive = d.messenger.receive(0, {0, 0, 0}, all(in));
@@ -247,7 +247,7 @@ TEST(transfers_wait_for_their_link) {
   d.messenger.add(0, std::move(two), StreamKind::local);
   CHECK(c.messenger.has(2));
   CHECK_EQUAL(c.messenger.local_pid(2), getpid());
-  while (!(send->done() && receive->done() && receive_small->done() && !d.heard.empty())) c.step(), d.step();
+  while (!(send->done() && receive->done() && receive_small->done() && !d.controls.empty())) c.step(), d.step();
   CHECK(in == out && small_in == small);
   auto [three, four] = connected(StreamKind::local);
   CHECK_THROWS(c.messenger.add(2, std::move(three), StreamKind::local), Failure);
@@ -266,9 +266,9 @@ TEST(a_dropped_receive_leaves_its_memory_alone) {
   in.reset();  // the address sanitizer would see a later write
   pair.until([&] { return send->done(); });
   pair.settle();
-  pair.a.say(1, 1, "still here");
+  pair.a.send_control(1, 1, "still here");
   pair.settle();
-  CHECK_EQUAL(pair.b.heard.size(), 1u);
+  CHECK_EQUAL(pair.b.controls.size(), 1u);
   CHECK_EQUAL(pair.b.messenger.traffic().received, out.size());
 }
 
@@ -284,9 +284,9 @@ TEST(a_dropped_send_leaves_the_link_whole) {
     CHECK(!send->done());
     send.reset();
     out.reset();
-    pair.a.say(1, 1, "still here");
+    pair.a.send_control(1, 1, "still here");
     pair.settle();
-    CHECK_EQUAL(pair.b.heard.size(), 1u);
+    CHECK_EQUAL(pair.b.controls.size(), 1u);
     CHECK(pair.b.lost.empty());
     CHECK(!receive->done());
     std::vector<char> again(10);
@@ -311,12 +311,12 @@ TEST(fail_all_ends_transfers_but_not_control) {
   CHECK_EQUAL(code_of(send), Code::revoked);
   CHECK_EQUAL(code_of(receive), Code::revoked);
   CHECK_EQUAL(code_of(other), Code::revoked);
-  pair.a.say(1, 1, "bye");
+  pair.a.send_control(1, 1, "bye");
   pair.settle();
-  CHECK_EQUAL(pair.b.heard.size(), 1u);
+  CHECK_EQUAL(pair.b.controls.size(), 1u);
 }
 
-TEST(a_peer_that_leaves) {
+TEST(a_peer_leaves) {
   for (StreamKind kind : {StreamKind::local, StreamKind::tcp}) {
     auto pair = std::make_unique<Pair>(kind);
     auto out = pattern(1000), large = pattern(kLarge);
@@ -324,14 +324,14 @@ TEST(a_peer_that_leaves) {
     auto send = pair->a.messenger.send(1, {0, 1, 0}, all(out));
     auto never = pair->b.messenger.receive(0, {0, 2, 0}, all(nothing));
     auto unread = pair->b.messenger.send(0, {0, 3, 0}, all(large));
-    pair->a.say(1, 1, "last words");
+    pair->a.send_control(1, 1, "last words");
     pair->a.messenger.leave();
     CHECK(!pair->a.messenger.flushed());
     while (!pair->a.messenger.flushed()) pair->a.messenger.flush();
-    pair->a.say(1, 2, "not after leave");
+    pair->a.send_control(1, 2, "not after leave");
     Side& b = pair->b;
     pair->until([&] { return !b.left.empty(); });
-    CHECK_EQUAL(b.heard.size(), 1u);
+    CHECK_EQUAL(b.controls.size(), 1u);
     CHECK_EQUAL(code_of(never), Code::shut_down);
     CHECK_EQUAL(text_of(never), "rank 0 has left");
     CHECK(unread->done());
@@ -339,7 +339,7 @@ TEST(a_peer_that_leaves) {
     CHECK(early->done() && in == out);
     CHECK_EQUAL(code_of(b.messenger.receive(0, {0, 9, 0}, all(in))), Code::shut_down);
     CHECK(b.messenger.send(0, {0, 9, 0}, all(in))->done());
-    b.messenger.bury(0, {Code::peer_lost, "its process died", 0});
+    b.messenger.peer_died(0, {Code::peer_lost, "its process died", 0});
     b.messenger.leave();
     CHECK(b.messenger.flushed());
     pair->settle();
@@ -356,7 +356,7 @@ TEST(both_leave_and_close_at_once) {
       auto [one, two] = connected(kind);
       a.messenger.add(1, std::move(one), kind);
       b.messenger.add(0, std::move(two), kind);
-      b.say(0, 1, std::string(100'000, 'x'));  // unread: a careless close would reset the connection
+      b.send_control(0, 1, std::string(100'000, 'x'));  // unread: a plain close() would reset the connection
       b.step();
       a.messenger.leave();
       while (!a.messenger.flushed()) a.messenger.flush();
@@ -367,7 +367,7 @@ TEST(both_leave_and_close_at_once) {
   }
 }
 
-TEST(a_peer_that_dies) {
+TEST(a_peer_dies) {
   for (StreamKind kind : {StreamKind::local, StreamKind::tcp}) {
     Side b(1, 2);
     auto large = pattern(kLarge), early = pattern(10);
@@ -384,10 +384,10 @@ TEST(a_peer_that_dies) {
       a.step();
     }
     std::string said;
-    b.hook = [&] {  // callbacks may come back
+    b.hook = [&] {  // callbacks may call the messenger again
       said += 'x';
       b.messenger.fail_all({Code::revoked, "x", -1});
-      b.say(0, 1, "nobody hears");
+      b.send_control(0, 1, "nobody hears");
       b.messenger.flush();
     };
     for (int i = 0; i < 1000 && b.lost.empty(); ++i) b.step(1);
@@ -398,25 +398,25 @@ TEST(a_peer_that_dies) {
     CHECK_EQUAL(code_of(receive), Code::peer_lost);
     CHECK_EQUAL(code_of(b.messenger.send(0, {0, 1, 0}, all(large))), Code::peer_lost);
     CHECK(b.messenger.receive(0, {0, 3, 0}, all(in))->done());
-    b.messenger.bury(0, {Code::peer_lost, "again", 0});
+    b.messenger.peer_died(0, {Code::peer_lost, "again", 0});
     CHECK_EQUAL(b.lost.size(), 1u);
   }
 }
 
-TEST(burial_reads_what_is_left_and_gives_its_reason) {
+TEST(peer_died_reads_what_is_left_and_keeps_its_reason) {
   Pair pair;
-  pair.a.say(1, 1, "one");
-  pair.a.say(1, 2, "two");
+  pair.a.send_control(1, 1, "one");
+  pair.a.send_control(1, 2, "two");
   pair.a.messenger.flush();
-  pair.b.hook = [&] { pair.b.messenger.bury(0, {Code::peer_lost, "from within", 0}); };
-  pair.b.messenger.bury(0, {Code::peer_lost, "its process died", -1});
-  CHECK_EQUAL(pair.b.heard.size(), 2u);
+  pair.b.hook = [&] { pair.b.messenger.peer_died(0, {Code::peer_lost, "from within", 0}); };
+  pair.b.messenger.peer_died(0, {Code::peer_lost, "its process died", -1});
+  CHECK_EQUAL(pair.b.controls.size(), 2u);
   CHECK_EQUAL(pair.b.lost.size(), 1u);
   CHECK_EQUAL(pair.b.lost[0].second.rank, 0);
 }
 
 // Two threads, each with its own messenger: many messages of many sizes, posted in different orders.
-TEST(a_storm_of_messages) {
+TEST(many_messages_between_two_threads) {
   for (StreamKind kind : {StreamKind::local, StreamKind::tcp}) {
     auto [one, two] = connected(kind);
     constexpr int kMessages = 300;

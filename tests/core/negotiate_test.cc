@@ -54,7 +54,7 @@ void expect_mismatch(Request base, Change change, const std::string& start) {
   }
 }
 
-TEST(requests_and_buckets_survive_the_wire) {
+TEST(requests_and_buckets_encode_and_decode) {
   Request original = bundled("näme", "pack", 3);
   original.kind = Kind::alltoall;
   original.dtype = DType::bfloat16;
@@ -101,7 +101,7 @@ TEST(requests_and_buckets_survive_the_wire) {
   }
 }
 
-TEST(garbage_is_refused) {
+TEST(invalid_bytes_are_refused) {
   std::vector<Request> wrong(5, request("t"));
   wrong[0].shape = {-1};
   wrong[1].shape = {1ll << 32, 1ll << 31};
@@ -171,7 +171,7 @@ TEST(mismatches_are_errors_on_all_and_the_next_one_works) {
   CHECK(!coordinator.anything_pending());
 }
 
-TEST(one_rank_finds_its_own_mistakes) {
+TEST(one_rank_gets_validation_errors_too) {
   const auto code = [](const Request& r) { return validate_alone(r, kRanks).code; };
   Request r = request("t", {6}, Kind::alltoall);
   CHECK(code(r) == Code::ok);
@@ -351,7 +351,7 @@ TEST(fusion_keeps_order_and_threshold) {
   CHECK_EQUAL(fuse(failed, {}).size(), 2u);
 }
 
-TEST(bundles_may_keep_to_themselves) {
+TEST(bundles_may_stay_unfused) {
   CoordinatorOptions apart;
   apart.fuse_bundles = false;
   for (bool together : {true, false}) {

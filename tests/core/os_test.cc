@@ -1,4 +1,4 @@
-// Tests of os/: descriptors in forked children, sealed memory, poller, doorbell, futex, threads.
+// Tests of os/: descriptors in forked children, sealed memory, poller, wake-ups, futex, threads.
 // Touches os/.
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -34,7 +34,7 @@ using namespace farandole::os;
 
 namespace {
 
-// The body's value as exit status of a forked child.
+// The body's return value becomes the exit status of a forked child.
 int in_child(int (*body)()) {
   const pid_t child = fork();
   if (child == 0) _exit(body());
@@ -50,22 +50,22 @@ bool open_here(int fd) { return fcntl(fd, F_GETFD) >= 0; }
 TEST(descriptor_closes_itself) {
   int raw = -1;
   {
-    Doorbell bell;
-    raw = bell.descriptor().get();
+    Wakeup wakeup;
+    raw = wakeup.descriptor().get();
     CHECK(open_here(raw));
     CHECK((fcntl(raw, F_GETFD) & FD_CLOEXEC) != 0);
-    Descriptor copy = bell.descriptor().duplicate();
+    Descriptor copy = wakeup.descriptor().duplicate();
     CHECK(copy.get() != raw);
     CHECK((fcntl(copy.get(), F_GETFD) & FD_CLOEXEC) != 0);
   }
   CHECK(!open_here(raw));
 }
 
-TEST(forked_children_close_what_is_watched) {
+TEST(forked_children_close_registered_descriptors) {
   static int watched, plain;
   static unsigned depth;
-  Doorbell bell;
-  watched = bell.descriptor().get();
+  Wakeup wakeup;
+  watched = wakeup.descriptor().get();
   plain = dup(watched);
   depth = fork_depth();
   const int result = in_child([] {
@@ -101,14 +101,14 @@ TEST(memory_is_shared_sealed_and_not_inherited) {
   mine = SharedMemory::create(8192);
   CHECK_EQUAL(mine.bytes(), 8192u);
   for (std::size_t i = 0; i < 8192; ++i) CHECK(mine.data()[i] == std::byte{0});
-  SharedMemory seen = SharedMemory::open(mine.file().duplicate(), 8192);
+  SharedMemory seen = SharedMemory::open_read_only(mine.file().duplicate(), 8192);
   mine.data()[8191] = std::byte{7};
   CHECK(seen.data()[8191] == std::byte{7});
   CHECK(ftruncate(mine.file().get(), 0) != 0);
   CHECK(ftruncate(mine.file().get(), 16384) != 0);
   void* writable = mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, mine.file().get(), 0);
   CHECK(writable == MAP_FAILED);  // F_SEAL_FUTURE_WRITE: Linux 5.1
-  CHECK_THROWS(SharedMemory::open(mine.file().duplicate(), 4096), Failure);
+  CHECK_THROWS(SharedMemory::open_read_only(mine.file().duplicate(), 4096), Failure);
   const int result = in_child([] {
     unsigned char resident = 0;
     return mincore(mine.data(), 4096, &resident) != 0 ? 0 : 1;  // ENOMEM: nothing is mapped there
@@ -136,52 +136,52 @@ bool all_are(const std::byte* block, std::size_t bytes, int value) {
 
 }  // namespace
 
-TEST(an_arena_lends_and_takes_back) {
+TEST(an_arena_allocates_and_releases) {
   Arena arena;
   CHECK(arena.idle());
-  std::byte* one = arena.lend(3 * kMebibyte + 1);
-  std::byte* two = arena.lend(5 * kMebibyte);
+  std::byte* one = arena.allocate(3 * kMebibyte + 1);
+  std::byte* two = arena.allocate(5 * kMebibyte);
   CHECK(one != nullptr && two != nullptr && arena.owns(one) && arena.owns(two));
   CHECK_EQUAL(static_cast<std::size_t>(two - one), 4 * kMebibyte);
   CHECK_EQUAL(allocated(arena) / kMebibyte, 9u);
-  arena.take_back(one, 3 * kMebibyte + 1);
-  CHECK(arena.lend(5 * kMebibyte) > two);
-  CHECK(arena.lend(4 * kMebibyte) == one);
-  CHECK(arena.lend(0) == nullptr);
-  CHECK(arena.lend(300 * kMebibyte) == nullptr);
-  CHECK(arena.lend(243 * kMebibyte) == nullptr);  // no room beside the 14 that are on loan
+  arena.release(one, 3 * kMebibyte + 1);
+  CHECK(arena.allocate(5 * kMebibyte) > two);
+  CHECK(arena.allocate(4 * kMebibyte) == one);
+  CHECK(arena.allocate(0) == nullptr);
+  CHECK(arena.allocate(300 * kMebibyte) == nullptr);
+  CHECK(arena.allocate(243 * kMebibyte) == nullptr);  // 14 are allocated already
   CHECK(!arena.idle());
 }
 
-TEST(an_arena_keeps_some_and_gives_the_rest_back_to_the_system) {
+TEST(an_arena_keeps_some_memory_and_returns_the_rest_to_the_system) {
   Arena arena;
   std::byte* blocks[5];
   for (std::byte*& block : blocks) {
-    block = arena.lend(40 * kMebibyte);
+    block = arena.allocate(40 * kMebibyte);
     std::memset(block, 1, 40 * kMebibyte);
   }
   CHECK_EQUAL(allocated(arena) / kMebibyte, 200u);
-  for (std::byte* block : blocks) arena.take_back(block, 40 * kMebibyte);
+  for (std::byte* block : blocks) arena.release(block, 40 * kMebibyte);
   CHECK_EQUAL(allocated(arena) / kMebibyte, 40u);
-  std::byte* kept = arena.lend(2 * kMebibyte);
+  std::byte* kept = arena.allocate(2 * kMebibyte);
   std::memset(kept, 2, 2 * kMebibyte);
   const Descriptor file = arena.memory().file().duplicate();
   arena.close();
   CHECK(!arena.memory().file());
   CHECK(all_are(kept, 2 * kMebibyte, 2));
-  CHECK(arena.lend(kMebibyte) == nullptr);
+  CHECK(arena.allocate(kMebibyte) == nullptr);
   struct stat status{};
   CHECK_EQUAL(fstat(file.get(), &status), 0);
   CHECK_EQUAL(static_cast<std::size_t>(status.st_blocks) * 512 / kMebibyte, 2u);
 }
 
-TEST(what_is_on_loan_at_a_fork_belongs_to_parent_and_child_each) {
+TEST(blocks_are_copied_for_a_forked_child) {
   int to_child[2], to_parent[2];
   constexpr std::size_t kBytes = 3 * kMebibyte;
   Arena arena;
-  std::byte* lent = arena.lend(kBytes);
-  std::byte* idle = arena.lend(kMebibyte);
-  arena.take_back(idle, kMebibyte);
+  std::byte* lent = arena.allocate(kBytes);
+  std::byte* idle = arena.allocate(kMebibyte);
+  arena.release(idle, kMebibyte);
   std::memset(lent, 1, kBytes);
   CHECK_EQUAL(pipe(to_child), 0);
   CHECK_EQUAL(pipe(to_parent), 0);
@@ -189,7 +189,7 @@ TEST(what_is_on_loan_at_a_fork_belongs_to_parent_and_child_each) {
   if (child == 0) {
     char word = 0;
     if (read(to_child[0], &word, 1) != 1) _exit(1);
-    if (!all_are(lent, kBytes, 1)) _exit(2);  // what the parent has written since is its own
+    if (!all_are(lent, kBytes, 1)) _exit(2);  // later writes of the parent must not show here
     unsigned char resident = 0;
     if (mincore(idle, 4096, &resident) == 0) _exit(3);
     std::memset(lent, 3, kBytes);
@@ -201,8 +201,8 @@ TEST(what_is_on_loan_at_a_fork_belongs_to_parent_and_child_each) {
   CHECK_EQUAL(write(to_child[1], "x", 1), 1);
   CHECK_EQUAL(read(to_parent[0], &word, 1), 1);
   CHECK(all_are(lent, kBytes, 2));
-  arena.take_back(lent, kBytes);  // and used again
-  std::memset(arena.lend(kBytes), 4, kBytes);
+  arena.release(lent, kBytes);  // and allocate it again
+  std::memset(arena.allocate(kBytes), 4, kBytes);
   CHECK_EQUAL(write(to_child[1], "x", 1), 1);
   int status = 0;
   waitpid(child, &status, 0);
@@ -219,13 +219,13 @@ TEST(quotas_of_control_groups_count_as_cores) {
     std::ofstream(root + "/" + file) << text << "\n";
   };
   auto cores = [&] { return quota_cores(root + "/cgroup", root); };
-  CHECK(cores() == 0);  // nothing is known
+  CHECK(cores() == 0);  // no quota is set
   write("cgroup", "5:memory:/a\n0::/box/inner");
   write("box/inner/cpu.max", "max 100000");
   CHECK(cores() == 0);
   write("box/cpu.max", "250000 100000");
   CHECK(cores() == 2);
-  write("cpu.max", "50000 100000");  // the strictest of all above it
+  write("cpu.max", "50000 100000");  // the smallest of all groups above counts
   CHECK(cores() == 1);
   write("cgroup", "5:cpu,cpuacct:/box\n1:cpuset:/other");
   write("cpu/box/cpu.cfs_quota_us", "-1");
@@ -236,44 +236,44 @@ TEST(quotas_of_control_groups_count_as_cores) {
   std::filesystem::remove_all(root);
 }
 
-// Who has an arena's file can make holes in it, and no more: what is mapped stays.
+// Whoever has an arena's file can punch holes into it, but cannot shrink it: mappings stay valid.
 TEST(an_arena_cannot_shrink) {
   Arena arena;
   const Descriptor file = arena.memory().file().duplicate();
   CHECK(ftruncate(file.get(), 0) != 0 && ftruncate(file.get(), 1 << 30) != 0);
-  std::byte* block = arena.lend(kMebibyte);
-  SharedMemory seen = SharedMemory::join(file.duplicate(), arena.memory().bytes(), true);
+  std::byte* block = arena.allocate(kMebibyte);
+  SharedMemory seen = SharedMemory::open_shared(file.duplicate(), arena.memory().bytes(), true);
   block[7] = std::byte{7};
   CHECK(seen.data()[7] == std::byte{7});
   CHECK_EQUAL(madvise(seen.data(), kMebibyte, MADV_REMOVE), 0);
   CHECK(block[7] == std::byte{0});
 }
 
-TEST(what_is_joined_is_memory_and_sealed_where_its_maker_seals) {
+TEST(open_shared_accepts_memory_and_checks_its_seals) {
   const Descriptor file(memfd_create("test", MFD_CLOEXEC));
   CHECK(ftruncate(file.get(), 4096) == 0);
-  CHECK_THROWS(SharedMemory::join(file.duplicate(), 4096, true), Failure);
-  CHECK(static_cast<bool>(SharedMemory::join(file.duplicate(), 4096, false)));
-  // A file of a file system answers when that likes.
+  CHECK_THROWS(SharedMemory::open_shared(file.duplicate(), 4096, true), Failure);
+  CHECK(static_cast<bool>(SharedMemory::open_shared(file.duplicate(), 4096, false)));
+  // Reading a file of a file system may block, so it is refused.
   const int own = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
   struct stat status{};
   CHECK_EQUAL(fstat(own, &status), 0);
   try {
-    SharedMemory::join(Descriptor(own), static_cast<std::size_t>(status.st_size), false);
+    SharedMemory::open_shared(Descriptor(own), static_cast<std::size_t>(status.st_size), false);
     CHECK(false);
   } catch (const Failure& failure) {
     CHECK(failure.error().code == Code::precondition);
-    CHECK(std::string(failure.what()).find("is no memory") != std::string::npos);
+    CHECK(std::string(failure.what()).find("is not memory") != std::string::npos);
   }
 }
 
 TEST(an_unsealed_file_is_refused) {
   const int fd = memfd_create("test", MFD_CLOEXEC);
   CHECK(ftruncate(fd, 4096) == 0);
-  CHECK_THROWS(SharedMemory::open(Descriptor(fd), 4096), Failure);
+  CHECK_THROWS(SharedMemory::open_read_only(Descriptor(fd), 4096), Failure);
 }
 
-// In a child whose kernel seems to have no memfd_create, files of /dev/shm take its place.
+// In a child whose kernel seems to have no memfd_create, files in /dev/shm are used instead.
 TEST(memory_without_memfd) {
   const int result = in_child([] {
     sock_filter filter[] = {
@@ -284,12 +284,12 @@ TEST(memory_without_memfd) {
     };
     sock_fprog program{4, filter};
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
-      return 0;  // this sandbox allows no filters: nothing to test
+      return 0;  // this sandbox allows no seccomp filters: nothing to test
     }
     if (access("/dev/shm", W_OK) != 0) return 0;
     try {
       SharedMemory mine = SharedMemory::create(4096);
-      SharedMemory seen = SharedMemory::open(mine.file().duplicate(), 4096);
+      SharedMemory seen = SharedMemory::open_read_only(mine.file().duplicate(), 4096);
       mine.data()[5] = std::byte{9};
       return seen.data()[5] == std::byte{9} ? 0 : 1;
     } catch (const Failure&) {
@@ -314,7 +314,7 @@ TEST(running_out_of_descriptors_names_the_limit) {
   CHECK_EQUAL(result, 0);
 }
 
-TEST(memory_beyond_reason_says_what_to_do) {
+TEST(too_much_memory_says_what_to_do) {
   try {
     SharedMemory::create(std::size_t{1} << 60);
     CHECK(false);
@@ -325,12 +325,12 @@ TEST(memory_beyond_reason_says_what_to_do) {
 }
 
 TEST(an_allocation_fits_into_what_the_machine_has) {
-  CHECK(fits(0) && fits(1 << 20));
-  CHECK(!fits(std::size_t{1} << 60));
-  largest_allocation = 4096;
-  CHECK(fits(4096) && !fits(4097));
-  largest_allocation = std::numeric_limits<std::size_t>::max();
-  CHECK(fits(4097));
+  CHECK(can_allocate(0) && can_allocate(1 << 20));
+  CHECK(!can_allocate(std::size_t{1} << 60));
+  max_allocation = 4096;
+  CHECK(can_allocate(4096) && !can_allocate(4097));
+  max_allocation = std::numeric_limits<std::size_t>::max();
+  CHECK(can_allocate(4097));
 }
 
 TEST(poller_reports_readable_and_writable) {
@@ -355,51 +355,51 @@ TEST(poller_reports_readable_and_writable) {
   CHECK(poller.wait(0, events).empty());
 }
 
-TEST(doorbell_rings_until_answered) {
+TEST(a_wakeup_stays_readable_until_drained) {
   Poller poller;
-  Doorbell bell;
-  poller.add(bell.descriptor().get(), 1);
+  Wakeup wakeup;
+  poller.add(wakeup.descriptor().get(), 1);
   std::vector<Event> events;
-  bell.ring();
-  bell.ring();
+  wakeup.notify();
+  wakeup.notify();
   CHECK_EQUAL(poller.wait(0, events).size(), 1u);
-  bell.answer();
+  wakeup.drain();
   CHECK(poller.wait(0, events).empty());
-  bell.answer();  // nothing to forget; does not block
+  wakeup.drain();  // nothing to drain; does not block
 }
 
-// Each side has its own socket alone: what one does to its own, flags and all, is nothing to the other.
-TEST(a_rope_rings_without_waiting_whatever_the_other_side_does) {
+// Each side has its own socket: flags that one side sets do not affect the other.
+TEST(a_wakeup_sender_never_blocks) {
   Poller poller;
-  Farbell bell;
-  Rope rope(bell.give_rope());
-  poller.add(bell.descriptor().get(), 1);
+  PeerWakeup wakeup;
+  WakeupSender sender(wakeup.take_sender());
+  poller.add(wakeup.descriptor().get(), 1);
   std::vector<Event> events;
   CHECK(poller.wait(0, events).empty());
-  for (int i = 0; i < 1000; ++i) rope.ring();  // without an answer: the bell is full, and no ring waits for room
+  for (int i = 0; i < 1000; ++i) sender.notify();  // nobody drains: the buffer is full, and notify() does not wait
   CHECK_EQUAL(poller.wait(0, events).size(), 1u);
-  bell.answer();
-  CHECK(poller.wait(0, events).empty());  // however often it rang
-  for (const int fd : {bell.descriptor().get(), rope.descriptor().get()})
+  wakeup.drain();
+  CHECK(poller.wait(0, events).empty());  // all notifications were drained
+  for (const int fd : {wakeup.descriptor().get(), sender.descriptor().get()})
     CHECK_EQUAL(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK), 0);
-  bell.answer();  // nothing to forget; does not block
-  for (int i = 0; i < 1000; ++i) rope.ring();
+  wakeup.drain();  // nothing to drain; does not block
+  for (int i = 0; i < 1000; ++i) sender.notify();
   CHECK_EQUAL(poller.wait(0, events).size(), 1u);
-  bell.answer();
-  shutdown(rope.descriptor().get(), SHUT_RDWR);
-  rope.ring();  // raises no signal
+  wakeup.drain();
+  shutdown(sender.descriptor().get(), SHUT_RDWR);
+  sender.notify();  // raises no signal
   CHECK(poller.wait(0, events).empty());
-  bell = Farbell();
-  rope.ring();
+  wakeup = PeerWakeup();
+  sender.notify();
 }
 
-TEST(only_a_rope_rings) {
+TEST(a_wakeup_sender_must_be_a_datagram_socket) {
   int pipe_ends[2], stream_ends[2];
   CHECK_EQUAL(pipe(pipe_ends), 0);
   CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM, 0, stream_ends), 0);
-  Doorbell eventfd;
+  Wakeup eventfd;
   for (const int fd : {dup(eventfd.descriptor().get()), pipe_ends[0], pipe_ends[1], stream_ends[0], stream_ends[1]})
-    CHECK_THROWS(Rope(Descriptor(fd)), Failure);
+    CHECK_THROWS(WakeupSender(Descriptor(fd)), Failure);
 }
 
 TEST(a_process_can_be_watched) {

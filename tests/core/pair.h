@@ -45,7 +45,7 @@ inline std::pair<os::Descriptor, os::Descriptor> connected(StreamKind kind) {
   return {os::Descriptor(ends[0]), os::Descriptor(ends[1])};
 }
 
-struct Heard {
+struct Control {
   int peer;
   std::uint32_t type;
   std::string payload;
@@ -58,8 +58,8 @@ struct Side final : link::Listener {
 
   void on_control(int peer, std::uint32_t type, std::span<const std::byte> payload,
                   std::vector<os::Descriptor> descriptors) override {
-    heard.push_back({peer, type, std::string(reinterpret_cast<const char*>(payload.data()), payload.size()),
-                     std::move(descriptors)});
+    controls.push_back({peer, type, std::string(reinterpret_cast<const char*>(payload.data()), payload.size()),
+                        std::move(descriptors)});
     if (hook) hook();
   }
   void on_lost(int peer, const Error& why) override {
@@ -77,13 +77,14 @@ struct Side final : link::Listener {
     for (const os::Event& event : events) messenger.ready(event);
     return moved || !events.empty();
   }
-  void say(int peer, std::uint32_t type, const std::string& text, std::vector<os::Descriptor> descriptors = {}) {
+  void send_control(int peer, std::uint32_t type, const std::string& text,
+                    std::vector<os::Descriptor> descriptors = {}) {
     const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
     messenger.control(peer, type, {bytes, bytes + text.size()}, std::move(descriptors));
   }
 
   os::Poller poller;
-  std::vector<Heard> heard;
+  std::vector<Control> controls;
   std::vector<std::pair<int, Error>> lost;
   std::vector<int> left;
   std::function<void()> hook;
@@ -104,9 +105,9 @@ struct Pair {
   }
   // Until nothing moves any more.
   void settle() {
-    for (int quiet = 0; quiet < 3;) {
+    for (int idle = 0; idle < 3;) {
       const bool moved = a.step() | b.step(1);
-      quiet = moved ? 0 : quiet + 1;
+      idle = moved ? 0 : idle + 1;
     }
   }
   void until(const std::function<bool()>& condition) {
@@ -148,7 +149,7 @@ inline std::vector<char> pattern(std::size_t bytes, unsigned seed = 1) {
 
 inline Pieces all(std::vector<char>& data) { return Pieces(data.data(), data.size()); }
 
-// The same memory in pieces of growing odd sizes.
+// The same memory in pieces of growing, odd sizes.
 inline Pieces crumbs(std::vector<char>& data, std::size_t step) {
   Pieces pieces;
   for (std::size_t at = 0, size = 1; at < data.size(); at += size, size = size * 3 % step + 1) {

@@ -46,7 +46,7 @@ using Program = std::vector<Op>;
 struct Published {
   std::uint32_t epoch = 0;
   bool diverted = false;
-  std::uint64_t go = 0;
+  std::uint64_t ready = 0;
 };
 
 struct Group;
@@ -134,7 +134,7 @@ void Member::negotiate(std::int64_t ticket) {
   group->letters[static_cast<std::size_t>(me)].push_back({me, epoch, mine});
 }
 
-void Member::publish() { group->words[static_cast<std::size_t>(me)] = {epoch, diverting, follower->go()}; }
+void Member::publish() { group->words[static_cast<std::size_t>(me)] = {epoch, diverting, follower->ready()}; }
 
 void Member::divert() {
   if (diverting) return;
@@ -249,15 +249,15 @@ bool Member::follow(std::mt19937& random_) {
   bool any = false, all = true;
   for (const Published& word : seen) {
     const bool current = word.epoch == epoch;
-    go = std::min(go, current ? word.go : 0);
+    go = std::min(go, current ? word.ready : 0);
     any = any || (current && word.diverted);
     all = all && current && word.diverted;
   }
   if (any && !diverting) divert();
   bool moved = false;
   for (; run < go; ++run, moved = true) {
-    CHECK(run < follower->go());
-    std::string line = name_of(follower->bucket(run).bucket.kind);
+    CHECK(run < follower->ready());
+    std::string line = name_of(follower->bucket(run).bucket->kind);
     const std::vector<std::int64_t> tickets = follower->take(run);
     for (std::int64_t ticket : tickets) {
       line += " " + request(ticket).name;
@@ -428,7 +428,7 @@ TEST(any_group_runs_the_same_buckets_and_ends) {
   CHECK(diverts > 100);
 }
 
-TEST(a_steady_program_is_all_plan) {
+TEST(a_repeating_program_runs_by_plan_only) {
   std::vector<Program> programs(3);
   for (Program& program : programs) {
     for (int step = 0; step < 100; ++step) {

@@ -2,6 +2,8 @@
 // Touches negotiate/ alone.
 #include "negotiate/plan.h"
 
+#include <functional>
+
 #include "check.h"
 
 namespace farandole::negotiate {
@@ -28,22 +30,28 @@ Request bundled(const std::string& name, const std::string& bundle, std::uint32_
 }
 
 Planned planned(const std::vector<Request>& requests) {
-  Planned planned;
-  planned.requests = requests;
-  planned.bucket.kind = requests.front().kind;
+  Bucket bucket;
+  bucket.kind = requests.front().kind;
   for (const Request& request : requests) {
     Item item;
     item.name = request.name;
     item.unnamed = request.unnamed;
     item.shape = request.shape;
-    planned.bucket.items.push_back(item);
+    bucket.items.push_back(item);
   }
-  return planned;
+  return {bucket, requests};
+}
+
+// The same with its bucket changed.
+Planned changed(const Planned& planned, const std::function<void(Bucket&)>& change) {
+  Bucket bucket = *planned.bucket;
+  change(bucket);
+  return {bucket, planned.requests};
 }
 
 using Match = Follower::Match;
 
-TEST(a_repeated_step_becomes_a_plan_whatever_its_order) {
+TEST(a_repeated_step_becomes_a_plan_in_any_order) {
   Recorder recorder(100);
   CHECK(!recorder.record(planned({named("a"), named("b")})));
   CHECK(!recorder.record(planned({named("c")})));
@@ -59,19 +67,16 @@ TEST(a_repeated_step_becomes_a_plan_whatever_its_order) {
   CHECK(recorder.record(planned({named("b")})));
 }
 
-TEST(what_cannot_be_planned_ends_the_recording) {
+TEST(an_operation_that_cannot_be_planned_ends_the_recording) {
   Recorder none(0), small(1), recorder(100);
   for (int i = 0; i < 4; ++i) {
     CHECK(!none.record(planned({named("a")})));
     CHECK(!small.record(planned({named("a"), named("b")})));
   }
-  Planned barrier = planned({named("barrier")});
-  barrier.bucket.kind = Kind::barrier;
-  Planned joined = planned({named("a")});
-  joined.bucket.joined = 1;
+  Planned barrier = changed(planned({named("barrier")}), [](Bucket& bucket) { bucket.kind = Kind::barrier; });
+  Planned joined = changed(planned({named("a")}), [](Bucket& bucket) { bucket.joined = 1; });
   joined.requests.clear();
-  Planned failed = planned({named("a")});
-  failed.bucket.error = {Code::precondition, "no"};
+  Planned failed = changed(planned({named("a")}), [](Bucket& bucket) { bucket.error = {Code::precondition, "no"}; });
   for (const Planned& fence : {barrier, joined, failed}) {
     recorder.reset();
     CHECK(!recorder.record(planned({named("a")})));
@@ -109,7 +114,7 @@ TEST(unnamed_tensors_repeat_within_a_step) {
   CHECK_EQUAL(length, 3u);
 }
 
-TEST(alternating_steps_are_not_planned_for_ever) {
+TEST(alternating_steps_stop_being_planned) {
   Recorder recorder(100);
   int plans = 0;
   for (int step = 0; step < 200; ++step) {
@@ -141,14 +146,14 @@ TEST(a_plan_holds_whole_bundles) {
   CHECK(!part("a", "y2"));
 }
 
-TEST(a_follower_fills_buckets_and_looks_ahead) {
+TEST(a_follower_fills_buckets_of_this_and_the_next_step) {
   const std::vector<Planned> plan = {planned({named("a"), named("b")}), planned({named("c")})};
   Follower follower(plan);
   CHECK(follower.offer(named("c"), 1) == Match::planned);
   CHECK(follower.offer(named("b"), 2) == Match::planned);
   CHECK(follower.incomplete(1));
   CHECK(follower.offer(named("a"), 3) == Match::filled);
-  CHECK_EQUAL(follower.go(), 2u);
+  CHECK_EQUAL(follower.ready(), 2u);
   CHECK(!follower.anything_incomplete());
   CHECK(follower.offer(named("a"), 4) == Match::planned);  // of the next pass
   CHECK(follower.anything_incomplete());
@@ -156,7 +161,7 @@ TEST(a_follower_fills_buckets_and_looks_ahead) {
   CHECK(follower.take(1) == (std::vector<std::int64_t>{1}));
   CHECK(follower.offer(named("c"), 5) == Match::planned);
   CHECK(follower.offer(named("b"), 6) == Match::filled);
-  CHECK_EQUAL(follower.go(), 4u);
+  CHECK_EQUAL(follower.ready(), 4u);
   CHECK(follower.offer(named("d"), 7) == Match::unplanned);
   CHECK(follower.offer(named("a", 5), 7) == Match::unplanned);
   CHECK(follower.take(2) == (std::vector<std::int64_t>{4, 6}));
@@ -164,12 +169,12 @@ TEST(a_follower_fills_buckets_and_looks_ahead) {
   CHECK_THROWS(follower.take(3), Failure);
 }
 
-TEST(withdrawn_tickets_come_in_the_order_of_the_offers) {
+TEST(withdrawn_requests_keep_their_order) {
   Follower follower({planned({named("a")}), planned({named("b")}), planned({named("c"), named("d")})});
   follower.offer(named("c"), 30);
   follower.offer(named("b"), 20);
   follower.offer(named("a"), 10);
-  CHECK_EQUAL(follower.go(), 2u);
+  CHECK_EQUAL(follower.ready(), 2u);
   CHECK(follower.withdraw(1) == (std::vector<std::int64_t>{30, 20}));
   CHECK(follower.take(0) == (std::vector<std::int64_t>{10}));
 }
@@ -180,19 +185,19 @@ TEST(unnamed_requests_match_by_order_within_their_kind) {
   CHECK(follower.offer(unnamed(9, 4), 1) == Match::planned);
   CHECK(follower.offer(unnamed(10, 5), 2) == Match::filled);
   CHECK(follower.offer(named("a"), 3) == Match::filled);
-  CHECK_EQUAL(follower.go(), 2u);
+  CHECK_EQUAL(follower.ready(), 2u);
   CHECK(follower.take(0) == (std::vector<std::int64_t>{2}));
   CHECK(follower.take(1) == (std::vector<std::int64_t>{1, 3}));
 }
 
-TEST(bundles_are_never_torn) {
+TEST(bundles_are_never_split) {
   Follower follower({planned({bundled("a", "x", 2)}), planned({bundled("b", "x", 2), named("c")})});
   CHECK(follower.offer(bundled("a", "y", 2), 1) == Match::planned);
   CHECK(follower.offer(bundled("b", "y", 2), 2) == Match::planned);
-  CHECK_EQUAL(follower.go(), 0u);  // stopping after a would leave b without its bundle
+  CHECK_EQUAL(follower.ready(), 0u);  // stopping after a would leave b without its bundle
   CHECK(follower.incomplete(1));
   CHECK(follower.offer(named("c"), 3) == Match::filled);
-  CHECK_EQUAL(follower.go(), 2u);
+  CHECK_EQUAL(follower.ready(), 2u);
   CHECK(follower.offer(named("a"), 4) == Match::unplanned);
 }
 

@@ -45,7 +45,7 @@ bool within(int ms, Done done) {
 
 }  // namespace
 
-TEST(it_counts_and_stops_at_zero) {
+TEST(it_counts_up_and_ends_with_zero) {
   File mine, theirs;
   {
     Pulse pulse(mine.copy(), theirs.copy(), 5);
@@ -54,7 +54,7 @@ TEST(it_counts_and_stops_at_zero) {
   CHECK(*mine.word == 0);
 }
 
-TEST(the_guard_is_called_once_when_the_agent_hears_nothing_more) {
+TEST(the_guard_is_called_once_when_the_agent_is_silent) {
   File mine, theirs;
   std::atomic<int> called{0};
   std::atomic<bool> beat{true};
@@ -67,32 +67,32 @@ TEST(the_guard_is_called_once_when_the_agent_hears_nothing_more) {
   Pulse pulse(mine.copy(), theirs.copy(), 20);
   const std::uint64_t began = *mine.word;
   pulse.guard(1000, [&] { ++called; });
-  CHECK(within(30'000, [&] { return *mine.word >= began + 75; }));  // it has looked for 1.5 s
+  CHECK(within(30'000, [&] { return *mine.word >= began + 75; }));  // it has checked for 1.5 s
   CHECK(called == 0);
   beat = false;
   agent.join();
   CHECK(within(10'000, [&] { return called == 1; }));
   CHECK(pulse.silence_ms() >= 1000);
   const std::uint64_t then = *mine.word;
-  CHECK(within(30'000, [&] { return *mine.word >= then + 5; }));  // it has looked again
+  CHECK(within(30'000, [&] { return *mine.word >= then + 5; }));  // it has checked again
   CHECK(called == 1);
   pulse.guard(0, nullptr);
   *theirs.word = farandole::os::now_ns() / 1'000'000 + 1000;
   CHECK(within(5000, [&] { return pulse.silence_ms() < 1000; }));
 }
 
-TEST(a_guard_that_was_taken_back_is_not_called) {
+TEST(a_removed_guard_is_not_called) {
   File mine, theirs;
   std::atomic<int> called{0};
   Pulse pulse(mine.copy(), theirs.copy(), 5);
   pulse.guard(100'000, [&] { ++called; });
   pulse.guard(0, nullptr);
   const std::uint64_t then = *mine.word;
-  CHECK(within(30'000, [&] { return *mine.word >= then + 10; }));  // it has looked again and again
+  CHECK(within(30'000, [&] { return *mine.word >= then + 10; }));  // it has checked several times
   CHECK(called == 0);
 }
 
-TEST(without_an_agent_nobody_is_watched) {
+TEST(without_an_agent_the_guard_is_not_called) {
   File mine;
   std::atomic<int> called{0};
   Pulse pulse(mine.copy(), Descriptor(), 5);

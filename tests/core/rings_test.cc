@@ -1,4 +1,4 @@
-// Rings and boards: slots handed between members that are threads here, and sleepers that are woken exactly when
+// Rings and status pages: members that are threads pass slots to each other, and sleepers are woken exactly when
 // needed. Touches link/ and os/.
 #include "link/rings.h"
 
@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "check.h"
-#include "link/board.h"
+#include "link/status_page.h"
 #include "os/clock.h"
 
 using namespace farandole;
@@ -15,30 +15,31 @@ using namespace farandole::link;
 
 namespace {
 
-// All members' rings of one host, attached to each other by duplicated descriptors. With neighbours when asked for.
+// The rings of all members of one host, attached to each other through duplicated descriptors; with local peers when
+// asked for.
 struct Host {
   std::vector<std::unique_ptr<Rings>> rings;
-  std::vector<std::unique_ptr<Board>> boards;
-  std::vector<std::unique_ptr<os::Farbell>> bells;
-  std::vector<os::Descriptor> ropes;
-  std::vector<std::unique_ptr<Neighbour>> neighbours;
+  std::vector<std::unique_ptr<StatusPage>> pages;
+  std::vector<std::unique_ptr<os::PeerWakeup>> wakeups;
+  std::vector<os::Descriptor> senders;
+  std::vector<std::unique_ptr<LocalPeer>> local_peers;
 
   explicit Host(RingShape shape) {
     for (int m = 0; m < shape.members; ++m) {
       rings.push_back(std::make_unique<Rings>(shape, m));
-      boards.push_back(std::make_unique<Board>(7, m, 1000 + static_cast<std::uint64_t>(m)));
-      bells.push_back(std::make_unique<os::Farbell>());
-      ropes.push_back(bells.back()->give_rope());
+      pages.push_back(std::make_unique<StatusPage>(7, m, 1000 + static_cast<std::uint64_t>(m)));
+      wakeups.push_back(std::make_unique<os::PeerWakeup>());
+      senders.push_back(wakeups.back()->take_sender());
     }
     for (int m = 0; m < shape.members; ++m) {
       for (int other = 0; other < shape.members; ++other) {
         if (other == m) continue;
         auto o = static_cast<std::size_t>(other);
-        neighbours.push_back(std::make_unique<Neighbour>(boards[o]->memory().file().duplicate(), ropes[o].duplicate(),
-                                                         7, other, 1000 + o));
+        local_peers.push_back(std::make_unique<LocalPeer>(pages[o]->memory().file().duplicate(), senders[o].duplicate(),
+                                                          7, other, 1000 + o));
         CHECK(!rings[static_cast<std::size_t>(m)]->complete());
         rings[static_cast<std::size_t>(m)]->attach(other, rings[o]->memory().file().duplicate(),
-                                                   neighbours.back().get());
+                                                   local_peers.back().get());
       }
       CHECK(rings[static_cast<std::size_t>(m)]->complete());
     }
@@ -46,21 +47,21 @@ struct Host {
   }
 };
 
-bool rung(const os::Farbell& bell) {
+bool rung(const os::PeerWakeup& wakeup) {
   os::Poller poller;
-  poller.add(bell.descriptor().get(), 1);
+  poller.add(wakeup.descriptor().get(), 1);
   std::vector<os::Event> events;
   bool any = !poller.wait(0, events).empty();
-  bell.answer();
+  wakeup.drain();
   return any;
 }
 
-void put(Rings& rings, int lane, std::uint64_t value) {
+void put(Rings& rings, int ring, std::uint64_t value) {
   std::byte* slot = nullptr;
-  while ((slot = rings.claim(lane)) == nullptr) std::this_thread::yield();
+  while ((slot = rings.claim(ring)) == nullptr) std::this_thread::yield();
   std::memcpy(slot, &value, sizeof value);
   std::memcpy(slot + rings.slot_bytes() - sizeof value, &value, sizeof value);
-  rings.publish(lane, value);
+  rings.publish(ring, value);
 }
 
 void take(Rings& rings, int writer, bool from_everyone, std::uint64_t expected) {
@@ -101,7 +102,7 @@ TEST(claims_end_when_the_ring_is_full) {
   CHECK(writer.claim(Rings::everyone) == nullptr);
   CHECK(writer.claim(0) != nullptr);
   take(*host.rings[0], 1, true, 1);
-  CHECK(writer.claim(Rings::everyone) == nullptr);  // the slowest reader counts
+  CHECK(writer.claim(Rings::everyone) == nullptr);  // the slowest reader decides
   take(*host.rings[2], 1, true, 1);
   CHECK(writer.claim(Rings::everyone) == first);
   CHECK(host.rings[0]->peek(1, false, 0) == nullptr);
@@ -110,7 +111,7 @@ TEST(claims_end_when_the_ring_is_full) {
   take(*host.rings[0], 1, false, 9);
 }
 
-TEST(lanes_carry_everything_in_order) {
+TEST(rings_carry_everything_in_order) {
   constexpr int kMembers = 4;
   constexpr std::uint64_t kRounds = 400;
   Host host(RingShape{kMembers, 4096, 3});
@@ -140,43 +141,43 @@ TEST(lanes_carry_everything_in_order) {
   for (auto& failure : failures) CHECK_EQUAL(failure, std::string());
 }
 
-TEST(sleepers_are_rung_when_it_concerns_them) {
+TEST(sleepers_are_woken_only_when_needed) {
   Host host(RingShape{2, 4096, 2});
   put(*host.rings[0], 1, 1);
-  CHECK(!rung(*host.bells[1]));  // awake: no system call
-  host.boards[1]->sleep_soon(Sleep::waiting);
+  CHECK(!rung(*host.wakeups[1]));  // awake: no system call
+  host.pages[1]->announce_sleep(Sleep::waiting);
   put(*host.rings[0], 1, 2);
-  CHECK(rung(*host.bells[1]));
-  host.boards[1]->awake();
-  host.boards[0]->sleep_soon(Sleep::waiting);
-  take(*host.rings[1], 0, false, 1);  // the lane was full: the writer may wait for this slot
-  CHECK(rung(*host.bells[0]));
-  take(*host.rings[1], 0, false, 2);  // it was not full: nobody can wait
-  CHECK(!rung(*host.bells[0]));
+  CHECK(rung(*host.wakeups[1]));
+  host.pages[1]->announce_awake();
+  host.pages[0]->announce_sleep(Sleep::waiting);
+  take(*host.rings[1], 0, false, 1);  // the ring was full: the writer may wait for this slot
+  CHECK(rung(*host.wakeups[0]));
+  take(*host.rings[1], 0, false, 2);  // it was not full: nobody can wait for it
+  CHECK(!rung(*host.wakeups[0]));
 }
 
-// Every wait sleeps on the doorbell: a single lost ring would hang this test.
-TEST(no_ring_is_lost) {
+// Every wait sleeps in the poller: a single lost wake-up would hang this test.
+TEST(no_wakeup_is_lost) {
   Host host(RingShape{2, 4096, 2});
   auto member = [&](std::size_t m) {
     Rings& rings = *host.rings[m];
     os::Poller poller;
-    poller.add(host.bells[m]->descriptor().get(), 1);
+    poller.add(host.wakeups[m]->descriptor().get(), 1);
     std::vector<os::Event> events;
     int other = 1 - static_cast<int>(m);
     auto wait_for = [&](auto&& condition) {
       while (!condition()) {
-        host.boards[m]->sleep_soon(Sleep::waiting);
+        host.pages[m]->announce_sleep(Sleep::waiting);
         if (!condition() && poller.wait(10000, events).empty()) check::fail(__FILE__, __LINE__, "a ring was lost");
-        host.bells[m]->answer();
-        host.boards[m]->awake();
+        host.wakeups[m]->drain();
+        host.pages[m]->announce_awake();
       }
     };
     std::uint64_t read = 0;
     for (std::uint64_t round = 0; round < 3000; ++round) {
       wait_for([&] { return rings.claim(other) != nullptr; });
       rings.publish(other, round);
-      if (m == 0 || round % 2 == 1) {  // one side reads in pairs, so that lanes do fill up
+      if (m == 0 || round % 2 == 1) {  // one side reads in pairs, so that rings fill up
         for (int i = 0; i < (m == 0 ? 1 : 2); ++i) {
           wait_for([&] { return rings.peek(other, false, read) != nullptr; });
           rings.consume(other, false);
@@ -198,29 +199,29 @@ TEST(no_ring_is_lost) {
   CHECK_EQUAL(failure, std::string());
 }
 
-TEST(words_and_boards) {
+TEST(plan_states_and_status_pages) {
   Host host(RingShape{2, 4096, 2});
-  host.rings[0]->my_words().own.store(42);
-  CHECK_EQUAL(host.rings[1]->words_of(0).own.load(), 42u);
-  CHECK_EQUAL(host.rings[0]->words_of(0).own.load(), 42u);
-  host.boards[1]->sleep_soon(Sleep::waiting);
+  host.rings[0]->own_plan_states().own.store(42);
+  CHECK_EQUAL(host.rings[1]->plan_states_of(0).own.load(), 42u);
+  CHECK_EQUAL(host.rings[0]->plan_states_of(0).own.load(), 42u);
+  host.pages[1]->announce_sleep(Sleep::waiting);
   host.rings[0]->notify(1);
-  CHECK(rung(*host.bells[1]));
+  CHECK(rung(*host.wakeups[1]));
   host.rings[0]->notify_all();
-  CHECK(rung(*host.bells[1]));
-  CHECK_THROWS(Neighbour(host.boards[0]->memory().file().duplicate(), host.ropes[0].duplicate(), 7, 0, 1), Failure);
-  CHECK_THROWS(Neighbour(host.boards[0]->memory().file().duplicate(), host.ropes[0].duplicate(), 8, 0, 1000), Failure);
+  CHECK(rung(*host.wakeups[1]));
+  CHECK_THROWS(LocalPeer(host.pages[0]->memory().file().duplicate(), host.senders[0].duplicate(), 7, 0, 1), Failure);
+  CHECK_THROWS(LocalPeer(host.pages[0]->memory().file().duplicate(), host.senders[0].duplicate(), 8, 0, 1000), Failure);
 }
 
-// A group may follow a plan before the memory of all its members has come.
-TEST(who_has_not_come_has_said_nothing) {
+// A group may follow a plan before the shared memory of all its members has arrived.
+TEST(plan_states_of_a_missing_member_are_zero) {
   Rings rings(RingShape{3, 4096, 2}, 1);
   CHECK(!rings.attached(0) && !rings.complete());
   for (int member : {0, 2}) {
-    CHECK_EQUAL(rings.words_of(member).own.load(), 0u);
-    CHECK_EQUAL(rings.words_of(member).remote.load(), 0u);
+    CHECK_EQUAL(rings.plan_states_of(member).own.load(), 0u);
+    CHECK_EQUAL(rings.plan_states_of(member).remote.load(), 0u);
   }
-  rings.my_words().own.store(42);
-  CHECK_EQUAL(rings.words_of(1).own.load(), 42u);
+  rings.own_plan_states().own.store(42);
+  CHECK_EQUAL(rings.plan_states_of(1).own.load(), 42u);
   rings.notify_all(true);
 }

@@ -27,7 +27,7 @@ enum { kAllreduce = 0, kAlltoall = 3, kBarrier = 5 };
 enum { kInPlaceBytes = 6 };
 constexpr std::size_t kElements = (1 << 20) + 37;
 
-// A tensor in a file of its own, which neighbours may have.
+// A tensor in a file of its own, which local peers may have.
 class Shared {
  public:
   Shared(farandole_engine* engine, std::size_t elements, std::size_t announced = 0)
@@ -133,7 +133,7 @@ TEST(two_tensors_of_one_bucket) {
   });
 }
 
-TEST(one_rank_without_it_makes_all_do_without) {
+TEST(one_rank_without_shared_memory_makes_all_copy) {
   Job job({0, 0, 0});
   job.run([&](int rank) {
     std::vector<float> sum = expected(job, rank, kElements);
@@ -158,7 +158,7 @@ TEST(a_file_of_another_size_is_not_used) {
   });
 }
 
-TEST(memory_comes_and_goes) {
+TEST(shared_memory_is_added_and_removed) {
   Job job({0, 0});
   job.run([&](int rank) {
     std::vector<float> sum = expected(job, rank, kElements);
@@ -173,7 +173,7 @@ TEST(memory_comes_and_goes) {
   });
 }
 
-TEST(between_hosts_it_changes_nothing) {
+TEST(shared_memory_changes_nothing_between_hosts) {
   Job job({0, 0, 1, 1});
   job.run([&](int rank) {
     std::vector<float> sum = expected(job, rank, kElements);
@@ -256,7 +256,7 @@ Rows even(std::size_t size, std::int64_t rows) { return Rows(size, std::vector<s
 
 }  // namespace
 
-TEST(blocks_go_straight_into_the_results_of_neighbours) {
+TEST(blocks_go_directly_into_the_results_of_local_peers) {
   for (std::size_t size : {2u, 3u, 5u}) {
     Job job(std::vector<int>(size, 0));
     const Rows rows = even(size, 600);
@@ -264,7 +264,7 @@ TEST(blocks_go_straight_into_the_results_of_neighbours) {
   }
 }
 
-TEST(results_stay_as_they_are_while_others_come) {
+TEST(results_stay_unchanged_during_later_operations) {
   Job job({0, 0});
   const Rows rows = even(2, 520), more = even(2, 900);
   job.run([&](int rank) {
@@ -296,18 +296,18 @@ TEST(blocks_of_any_size_and_none) {
   });
 }
 
-TEST(blocks_between_hosts_come_into_the_same_results) {
+TEST(blocks_from_other_hosts_go_into_the_same_results) {
   Job job({0, 0, 1, 1});
   const Rows rows = even(4, 400);
   job.run([&](int rank) { exchange_until_in_place(job, rank, rows); });
 }
 
-TEST(results_are_reduced_like_memory_that_nobody_shares) {
+TEST(results_are_reduced_like_private_memory) {
   Job job({0, 0});
   const Rows rows = even(2, 520);
   job.run([&](int rank) {
     exchange_until_in_place(job, rank, rows);
-    // A sum that fails would leave neighbours writing into memory that a later result gets.
+    // A sum that fails would let local peers write into memory that a later result gets.
     Received received(job, rank, rows);
     const std::int64_t before = in_place(job, rank);
     auto* data = const_cast<float*>(received.data());
@@ -339,7 +339,7 @@ int mappings(std::size_t bytes) {
 
 }  // namespace
 
-TEST(after_the_end_there_is_what_is_on_loan_and_nothing_else) {
+TEST(after_shutdown_only_results_in_use_remain) {
   constexpr std::size_t kArena = 256 << 20;
   const Rows rows = even(3, 400);
   {
@@ -351,14 +351,17 @@ TEST(after_the_end_there_is_what_is_on_loan_and_nothing_else) {
       auto received = std::make_unique<Received>(job, rank, rows);
       if (rank == 1) held = std::move(received);
     });
-    job.run([&](int rank) { farandole_leave(job.engine(rank), 2000); });
+    job.run([&](int rank) {
+      while (farandole_leave(job.engine(rank), 2000) == 1) {
+      }
+    });
     CHECK_EQUAL(mappings(kArena), 1);
     held->check();
   }
   CHECK_EQUAL(mappings(kArena), 0);
 }
 
-TEST(what_a_failure_leaves_behind_is_not_used_again) {
+TEST(memory_of_a_failed_operation_is_not_reused) {
   int shared = 0;
   auto results = std::make_shared<farandole::Results>([&](const farandole::os::SharedMemory&) { ++shared; });
   constexpr std::size_t kBytes = 4 << 20;

@@ -130,7 +130,7 @@ TEST(any_order_of_calls_is_balanced) {
   }
 }
 
-TEST(memory_is_bounded_and_losses_are_told) {
+TEST(memory_is_limited_and_dropped_events_are_counted) {
   Trace trace;
   trace.start(os::now_ns(), 0, false);
   const std::string name(1 << 16, 'n');
@@ -150,7 +150,7 @@ TEST(memory_is_bounded_and_losses_are_told) {
   trace.stop();
   std::vector<std::string> lines = lines_of(trace, 8 << 20);
   for (const std::string& line : lines) total += line.size() + 1;
-  CHECK(total > Trace::kMostBytes && total < Trace::kMostBytes + (1 << 20));
+  CHECK(total > Trace::kMaxBytes && total < Trace::kMaxBytes + (1 << 20));
   bool told = false;
   for (const std::string& line : lines) told = told || field(line, "name") == "\"DROPPED_EVENTS\"";
   CHECK(told);
@@ -158,7 +158,7 @@ TEST(memory_is_bounded_and_losses_are_told) {
   CHECK_EQUAL(trace.drain(small, sizeof small), 0u);
 }
 
-TEST(draining_beside_the_driver) {
+TEST(draining_while_the_driver_runs) {
   Trace trace;
   trace.start(os::now_ns(), 0, false);
   std::atomic<bool> done{false};

@@ -103,7 +103,7 @@ TEST(a_switch_within_a_step_changes_no_sum) {
   }
 }
 
-TEST(the_pace_is_counted_and_the_plan_comes_back) {
+TEST(steps_are_measured_and_the_plan_comes_back) {
   Job job({0, 0});
   job.run([&](int rank) {
     farandole_engine* engine = job.engine(rank);
@@ -122,7 +122,7 @@ TEST(the_pace_is_counted_and_the_plan_comes_back) {
   });
 }
 
-TEST(only_rank_0_tunes_and_only_with_sense) {
+TEST(only_rank_0_tunes_and_only_with_valid_values) {
   Job job({0, 0});
   char error[512];
   int64_t handle = 0;
@@ -136,7 +136,7 @@ TEST(only_rank_0_tunes_and_only_with_sense) {
   job.run([&](int rank) { step(job, rank, 1); });
 }
 
-TEST(tuning_beside_ranks_that_have_joined) {
+TEST(tuning_while_ranks_have_joined) {
   Job job({0, 0, 1});
   job.run([&](int rank) {
     Tensor nothing(0);

@@ -57,10 +57,10 @@ Case exchanged() {
 }
 
 std::string fault(const Case& given, bool joined = false, bool asked = true) {
-  const Asker asker{kRanks, 1, joined};
-  const char* found = fault_in(given.bucket, asker);
+  const Requester requester{kRanks, 1, joined};
+  const char* found = fault_in(given.bucket, requester);
   for (const Item& item : given.bucket.items)
-    if (found == nullptr) found = fault_in(given.bucket, item, asked ? &given.own : nullptr, asker);
+    if (found == nullptr) found = fault_in(given.bucket, item, asked ? &given.own : nullptr, requester);
   return found == nullptr ? "" : found;
 }
 
@@ -71,7 +71,7 @@ void refused(Case given, const std::function<void(Bucket&)>& change, const std::
   if (found.find(part) == std::string::npos) check::fail(__FILE__, __LINE__, "'" + found + "' without '" + part + "'");
 }
 
-TEST(what_everybody_asked_for_passes) {
+TEST(a_correct_answer_passes) {
   for (Kind kind : {Kind::allreduce, Kind::allgather, Kind::broadcast, Kind::alltoall, Kind::reducescatter,
                     Kind::barrier, Kind::add_group, Kind::remove_group})
     CHECK_EQUAL(fault(agreed(request("t", {6, 2}, kind))), "");
@@ -120,7 +120,7 @@ TEST(splits_of_other_members_must_add_up) {
   refused(exchanged(), [](Bucket& b) { b.items[0].rows = kLargest; }, "added up");
 }
 
-TEST(a_request_that_cannot_be_is_not_agreed_to) {
+TEST(an_impossible_request_is_not_accepted) {
   Case scalar = gathered();
   scalar.own.shape = scalar.bucket.items[0].shape = {};
   CHECK(!fault(scalar).empty());
@@ -165,7 +165,7 @@ TEST(errors_are_those_of_negotiation) {
   CHECK(!fault(given).empty());
 }
 
-TEST(what_nobody_can_count_is_an_error_for_all) {
+TEST(a_size_that_overflows_is_an_error_on_all) {
   Coordinator coordinator(kRanks, {});
   for (int member = 0; member < 3; ++member)
     coordinator.submit(member, request("t", {kLargest / 2, 0}, Kind::allgather), 0);
@@ -199,10 +199,10 @@ std::size_t sent_for_one_alltoall(int members) {
     Answer answer;
     CHECK(decode(messages[0], answer));
     const Item& item = answer.buckets.at(0).items.at(0);
-    const Asker asker{ranks, member, false};
+    const Requester requester{ranks, member, false};
     const auto own = static_cast<std::size_t>(member);
-    CHECK(fault_in(answer.buckets[0], asker) == nullptr);
-    CHECK(fault_in(answer.buckets[0], item, &requests[own], asker) == nullptr);
+    CHECK(fault_in(answer.buckets[0], requester) == nullptr);
+    CHECK(fault_in(answer.buckets[0], item, &requests[own], requester) == nullptr);
     for (int other = 0; other < members; ++other) {
       CHECK_EQUAL(item.splits[static_cast<std::size_t>(other)], split(member, other));
       CHECK_EQUAL(item.splits[static_cast<std::size_t>(members + other)], split(other, member));
@@ -212,7 +212,7 @@ std::size_t sent_for_one_alltoall(int members) {
   return sent;
 }
 
-TEST(an_alltoall_of_1024_members_costs_a_row_and_a_column_each) {
+TEST(an_alltoall_of_1024_members_sends_each_its_row_and_column) {
   for (std::size_t members : {128u, 256u, 512u, 1024u}) {
     const std::size_t words = 2 * members * members * sizeof(std::int64_t);
     const std::size_t sent = sent_for_one_alltoall(static_cast<int>(members));

@@ -1,4 +1,4 @@
-// Tests of wire/: buffers, frames, checksums, and what garbage does to them.
+// Tests of wire/: buffers, frames, checksums, and invalid bytes.
 // Touches wire/.
 #include <array>
 #include <limits>
@@ -19,7 +19,7 @@ Frame example() {
   frame.generation = 0x01020304;
   frame.tag = {0xfffffffe, 0x1122334455667788, 7};
   frame.total = std::uint64_t{1} << 40;
-  frame.length = kLargestData;
+  frame.length = kMaxDataPayload;
   frame.crc = 0xdeadbeef;
   return frame;
 }
@@ -63,7 +63,7 @@ TEST(values_come_back) {
   CHECK(reader.finished());
 }
 
-TEST(every_shorter_run_of_bytes_is_refused) {
+TEST(truncated_bytes_are_refused) {
   Writer writer;
   writer.u8(1);
   writer.text("name");
@@ -81,7 +81,7 @@ TEST(every_shorter_run_of_bytes_is_refused) {
   }
 }
 
-TEST(a_lie_about_a_count_allocates_nothing) {
+TEST(a_wrong_count_allocates_nothing) {
   Writer writer;
   writer.u32(0xffffffff);
   writer.u64(0);
@@ -114,21 +114,21 @@ TEST(every_flipped_bit_is_noticed) {
 
 TEST(impossible_lengths_are_refused) {
   Frame frame = example();
-  frame.length = kLargestData + 1;
+  frame.length = kMaxDataPayload + 1;
   CHECK(!decode(encoded(frame)));
   frame = example();
   frame.total = frame.length - 1;
   CHECK(!decode(encoded(frame)));
   frame = {};
   frame.type = FrameType::control;
-  frame.length = kLargestControl;
+  frame.length = kMaxControlPayload;
   CHECK(decode(encoded(frame)));
-  frame.length = kLargestControl + 1;
+  frame.length = kMaxControlPayload + 1;
   CHECK(!decode(encoded(frame)));
   frame.length = 0;
-  frame.total = kMostDescriptors + 1;
+  frame.total = kMaxDescriptors + 1;
   CHECK(!decode(encoded(frame)));
-  for (FrameType type : {FrameType::grant, FrameType::answer, FrameType::ungrant, FrameType::leave}) {
+  for (FrameType type : {FrameType::grant, FrameType::answer, FrameType::cancel_grant, FrameType::leave}) {
     frame = {};
     frame.type = type;
     frame.total = 99;

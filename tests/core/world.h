@@ -19,8 +19,8 @@ namespace world {
 
 using namespace farandole;
 
-// A test knows no deaths: whatever the messenger reports besides data is a failure.
-struct Quiet : link::Listener {
+// These tests lose no peer: whatever the messenger reports besides data is a failure.
+struct FailOnLoss : link::Listener {
   void on_control(int, std::uint32_t, std::span<const std::byte>, std::vector<os::Descriptor>) override {}
   void on_lost(int peer, const Error& why) override { lost = "lost " + std::to_string(peer) + ": " + why.message; }
   void on_left(int) override {}
@@ -39,11 +39,11 @@ struct Member {
   int rank = 0;
   Topology topology;
   os::Poller poller;
-  Quiet listener;
+  FailOnLoss listener;
   std::unique_ptr<link::Messenger> messenger;
   std::unique_ptr<link::Rings> rings;
-  std::mt19937 shared;  // draws the same on all members: sizes, roots
-  std::mt19937 own;     // where my memory breaks
+  std::mt19937 shared;  // draws the same numbers on all members: sizes, roots
+  std::mt19937 own;     // draws where this member's memory is divided
   std::uint64_t sequence = 0;
   Options options;
 
@@ -135,7 +135,7 @@ class World {
     }
   }
 
-  // Every member runs the body in a thread of its own; the first failure is this thread's.
+  // Every member runs the body in its own thread; the first failure is thrown here.
   void run(const std::function<void(Member&)>& body) {
     std::vector<std::string> failures(members_.size());
     std::vector<std::thread> threads;
@@ -170,7 +170,7 @@ class World {
   std::vector<std::unique_ptr<Member>> members_;
 };
 
-// Memory in several pieces with gaps between them; what lies in the gaps must not change.
+// Memory in several pieces with gaps between them. The gaps must not change.
 class Buffer {
  public:
   static constexpr std::byte kGap{0x5a};

@@ -18,7 +18,7 @@ from distributed_cases import all_gather_single, numbers, reduce_scatter_single
 from distributed_job import case
 from torch.distributed import ReduceOp
 
-from farandole.runtime import runtime
+from farandole.world.runtime import runtime
 
 
 @case

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import farandole
-from farandole.runtime import runtime
+from farandole.world.runtime import runtime
 
 SCRATCH = Path(os.environ["SCRATCH"])
 NP = 2

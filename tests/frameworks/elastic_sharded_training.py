@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 import farandole.torch as hvd
-from farandole.runtime import runtime
+from farandole.elastic import commits, memory
+from farandole.world.runtime import runtime
 
 SCRATCH = Path(os.environ["SCRATCH"])
 COMMIT_EVERY = 3
@@ -75,7 +76,7 @@ def as_plain(params: list[torch.nn.Parameter], whole: Any, steps: int) -> dict[s
 
 def tell(state: Any, pids: list[int]) -> None:
     if hvd.rank() == 0:
-        words = {"step": state.step, "size": hvd.size(), "pids": pids, "commits": state.commits}
+        words = {"step": state.step, "size": hvd.size(), "pids": pids, "commits": commits(state)}
         words |= {"generation": runtime.world.session.generation, "time": time.monotonic()}
         (SCRATCH / "progress.new").write_text(json.dumps(words))
         os.rename(SCRATCH / "progress.new", SCRATCH / "progress")
@@ -119,7 +120,7 @@ def main() -> None:
         "counted": [int(items["step"]) for items in whole["state"].values()],
         "steps": state.step,
         "sizes": state.sizes,
-        "memory": state.memory(),
+        "memory": memory(state),
     }
     (SCRATCH / f"result.{hvd.rank()}").write_text(json.dumps(result))
     hvd.shutdown()

@@ -21,7 +21,8 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 import farandole.torch as hvd
-from farandole.runtime import runtime
+from farandole.elastic import commits
+from farandole.world.runtime import runtime
 
 SCRATCH = Path(os.environ["SCRATCH"])
 MODE, SAMPLES, EPOCHS, WORKERS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
@@ -58,7 +59,7 @@ def note(state: Any, epoch: int, used: list[int], padded: list[int]) -> None:
 
 def tell(state: Any, epoch: int) -> None:
     if hvd.rank() == 0:
-        words = {"step": state.step, "epoch": epoch, "size": hvd.size(), "pids": PIDS, "commits": state.commits}
+        words = {"step": state.step, "epoch": epoch, "size": hvd.size(), "pids": PIDS, "commits": commits(state)}
         words["generation"] = runtime.world.session.generation
         (SCRATCH / "progress.new").write_text(json.dumps({**words, "time": time.monotonic()}))
         os.rename(SCRATCH / "progress.new", SCRATCH / "progress")
@@ -176,7 +177,7 @@ def main() -> None:
         "used": [state.ledger[epoch][0].tolist() for epoch in sorted(state.ledger)],
         "padded": [state.ledger[epoch][1].tolist() for epoch in sorted(state.ledger)],
         "sizes": state.sizes,
-        "commits": state.commits,
+        "commits": commits(state),
     }
     (SCRATCH / f"result.{hvd.rank()}").write_text(json.dumps(result))
     hvd.shutdown()

@@ -16,7 +16,7 @@ from battery.binding import BARRIER, GRADIENTS, JOIN, Binding, Table
 from battery.run import common, run_forms
 
 import farandole.jax as hvd
-from farandole.engine import Array, DType
+from farandole.engine.interface import Array, DType
 
 OPERATIONS = """allreduce grouped_allreduce allgather grouped_allgather broadcast alltoall reducescatter
     grouped_reducescatter"""

@@ -19,6 +19,9 @@ from battery.run import run
 from jax_binding import PATIENCE_S, EagerBinding
 
 import farandole.jax as hvd
+from farandole.base import errors
+from farandole.base.errors import HostsUpdatedInterrupt
+from farandole.elastic import load_from, memory, save_to
 
 TRAINING = Table()
 case = TRAINING.case
@@ -245,6 +248,12 @@ def arguments_that_cannot_be(b: Any, rank: int, size: int) -> None:
     fails(TypeError, "compression=", lambda: hvd.value_and_grad(loss_on, compression="fp16"))
 
 
+def begin_again(state: Any) -> None:
+    """Goes back to the last commit, in a new world. A disagreement of the ranks is raised instead."""
+    state.restore()
+    raise HostsUpdatedInterrupt(False)
+
+
 @case()
 def going_on_after_an_error(b: Any, rank: int, size: int) -> None:
     """The loop goes back to the last commit, in a new world, with functions that were compiled in the old one."""
@@ -259,17 +268,19 @@ def going_on_after_an_error(b: Any, rank: int, size: int) -> None:
         total = float(step(jnp.ones(()))[()])
         if len(seen) == 1:
             state.params, state.batch = {"w": jnp.full(2, 9.0)}, 7
-            jax.block_until_ready(step(jnp.ones(3 + rank)))  # the ranks disagree
+            begin_again(state)
         return total
 
     assert train(state) == size
-    assert seen == [0.0, 0.0] and state.batch == 0 and state.memory()["replicated"] >= 16
+    disagree = hvd.elastic.run(lambda state: jax.block_until_ready(step(jnp.ones(3 + rank))))
+    fails(errors.Mismatch, "", lambda: disagree(state))
+    assert seen == [0.0, 0.0] and state.batch == 0 and memory(state)["replicated"] >= 16
     assert float(jax.random.normal(state.key)) == float(jax.random.normal(jax.random.key(0)))
     with tempfile.TemporaryDirectory() as folder:
         place = hvd.broadcast_object(folder)
-        state.save_to(place, wait=True)
+        save_to(state, place, wait=True)
         other = hvd.elastic.JaxState(params={"w": jnp.zeros(2)}, key=jax.random.key(5), batch=-1)
-        other.load_from(place)
+        load_from(other, place)
         assert rank != 0 or (other.batch, other.params["w"].tolist()) == (0, [0.0, 0.0])
         hvd.barrier()
 

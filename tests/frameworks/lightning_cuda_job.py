@@ -57,7 +57,7 @@ def trained(strategy: Any, precision: str, **options: Any) -> tuple[float, list[
 
 def main() -> None:
     """By its name, as Horovod's users write it; then DDP and FSDP, on nodes of one rank each: they share a GPU so."""
-    ours = {precision: trained("horovod", precision) for precision in PRECISIONS}
+    ours = {precision: trained("farandole", precision) for precision in PRECISIONS}
     os.environ.update(NODE_RANK=RANK, LOCAL_RANK="0")
     strategies = importlib.import_module(f"{pl.__name__}.strategies")
     for precision, (loss, params) in ours.items():

@@ -209,16 +209,21 @@ def heard() -> Iterator[list[str]]:
 
 @own
 def learning_rates() -> None:
-    """Scaled, with the schedulers, and said so, where somebody asks for it; by default only in lightning_horovod's."""
-    from lightning_horovod import HorovodStrategy as Theirs
+    """Scaled, with the schedulers, and said so, where somebody asks for it, and by Horovod's name."""
+    import lightning_horovod
+    from lightning_horovod.__about__ import __version__
+    from lightning_horovod.strategy import HorovodStrategy as Theirs
 
+    assert Theirs is lightning_horovod.HorovodStrategy is HorovodStrategy and __version__ == "0.1.0"
     assert issubclass(HorovodStrategy, FarandoleStrategy.__mro__[1])
     for strategy, factor in (
         (FarandoleStrategy(), 1),
-        (HorovodStrategy(scale_lr=True), SIZE),
+        (FarandoleStrategy(scale_lr=True), SIZE),
+        (HorovodStrategy(), SIZE),
         (Theirs(), SIZE),
         (Theirs(scale_lr=False), 1),
-        ("horovod", 1),
+        ("horovod", SIZE),
+        ("farandole", 1),
     ):
         runs = trainer("ours", max_epochs=1, limit_train_batches=1, strategy=strategy)
         with heard() as lines:
@@ -398,7 +403,7 @@ def the_other_tree() -> None:
         configure_optimizers = Plain.configure_optimizers
 
     results = []
-    for strategy in ("horovod", trees.strategy("pytorch_lightning")()):
+    for strategy in ("farandole", trees.strategy("pytorch_lightning")()):
         runs = other.Trainer(
             accelerator="cpu", devices=1, strategy=strategy, max_epochs=1, logger=False, enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False,

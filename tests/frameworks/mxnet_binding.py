@@ -15,7 +15,7 @@ from battery.binding import BARRIER, IN_PLACE, JOIN, Binding, Table
 from battery.run import common, run_forms
 
 import farandole.mxnet as hvd
-from farandole.engine import Array, DType
+from farandole.engine.interface import Array, DType
 
 # These pass `compression` to single operations, which Horovod has in other frameworks alone; or look at the line of the
 # script that a warning points to, which is one of this file here.

@@ -102,7 +102,7 @@ def with_torch(path: str) -> None:
 
 
 def coalesce_by(path: str) -> None:
-    from farandole.private import torch_names
+    from farandole.bindings.private import torch_names
 
     torch_names.coalesce(None, None, begin=path.endswith("._start_coalescing"))
 
@@ -125,7 +125,7 @@ def with_jax(path: str) -> None:
 
 def with_ray(path: str) -> None:
     """What the trainers ask for, without a cluster."""
-    from farandole.private import MISSING, ray_names
+    from farandole.bindings.private import MISSING, ray_names
 
     class Reports:
         def __init__(self, theirs: Any) -> None:
@@ -190,8 +190,8 @@ def without_names_of_lightning() -> None:
     from lightning.pytorch.loops.fit_loop import _FitLoop
     from lightning.pytorch.strategies import ParallelStrategy
 
+    from farandole.bindings.private import lightning_names
     from farandole.lightning import trees
-    from farandole.private import lightning_names
 
     def again(call: Callable[[], Any]) -> Any:
         lightning_names.look.cache_clear()
@@ -259,10 +259,10 @@ def without_names_of_spark() -> None:
     import pyspark
     from pyspark.ml.param import Params
 
-    from farandole.private import MISSING
+    from farandole.bindings.private import MISSING
 
     with missing(pyspark.SparkContext, "_active_spark_context", "makes a SparkSession of it first"):
-        from farandole.private import spark_names
+        from farandole.bindings.private import spark_names
         from farandole.spark import session
 
         assert spark_names.active_context() is None
@@ -288,7 +288,7 @@ def without_names_of_tensorflow() -> None:
     import tensorflow as tf
     from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-    from farandole.private import tensorflow_names
+    from farandole.bindings.private import tensorflow_names
 
     service = tf.data.experimental.service
     del service.DispatchServer.__del__  # it would be asked of an object that is no server
@@ -331,7 +331,7 @@ def without_names_of_mxnet() -> None:
     later = mx.gluon.nn.Dense(2)
     later.initialize()
     with missing(mx.gluon.Parameter, "_init_impl", "call it after the first forward pass"):
-        from farandole.private import mxnet_names
+        from farandole.bindings.private import mxnet_names
 
         raises(RuntimeError, "first values", lambda: mxnet_names.after_first_values(later.weight, print))
     array = mx.nd.zeros(2)
@@ -385,8 +385,8 @@ def alone(run: Callable[[], Any]) -> Any:
 
 def names_of(framework: str) -> dict[str, str]:
     """The names that are there, and what is said to happen without them."""
-    importlib.import_module(f"farandole.private.{framework}_names")
-    private = importlib.import_module("farandole.private")
+    importlib.import_module(f"farandole.bindings.private.{framework}_names")
+    private = importlib.import_module("farandole.bindings.private")
     return {path: name.without for path, name in private.FOUND.items()}
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import waiting
+from entry_point import install
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -39,11 +40,7 @@ class Cluster:
         self._place = tempfile.TemporaryDirectory(prefix="r")
         self.home = Path(self._place.name)
         # As if the package were installed: torch finds the backend by its entry point.
-        metadata = self.home / "site" / "farandole-0.dist-info"
-        metadata.mkdir(parents=True)
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: farandole\nVersion: 0\n")
-        (metadata / "entry_points.txt").write_text("[torch.backends]\nfarandole = farandole.autoload:register\n")
-        places = (ROOT / "src", HERE, HERE.parent / "ranks", metadata.parent)
+        places = (ROOT / "src", HERE, HERE.parent / "ranks", install(self.home))
         self.environment = {
             **os.environ,
             MARK: self.mark,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import farandole.spark as hvd_spark
-from farandole.errors import RankFailed
+from farandole.base.errors import RankFailed
 
 
 def place(add: float = 0.0, factor: float = 1.0) -> dict[str, Any]:

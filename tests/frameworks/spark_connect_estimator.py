@@ -14,13 +14,13 @@ from pyspark.sql import SparkSession
 
 def main() -> None:
     """Fits, predicts, saves and loads."""
-    import keras
     import torch
     from pyspark.ml import Pipeline, PipelineModel
 
     place = sys.argv[1]
     spark = SparkSession.builder.getOrCreate()
     cases.use(spark)
+    keras = cases.the_keras()
     estimator = cases.keras_estimator(f"{place}/store", num_proc=cases.RANKS)
     fitted = Pipeline(stages=[cases.assembler(), estimator, cases.after()]).fit(cases.rows())
     plain = cases.linear()
@@ -30,7 +30,8 @@ def main() -> None:
     fitted.save(f"{place}/fitted")
     found = {
         "session": type(spark).__module__,
-        "backend": keras.backend.backend(),
+        "backend": keras.backend.backend() if keras.__name__ == "keras" else keras.__name__,
+        "trained": type(trained.getModel()).__module__.partition(".")[0],
         "weights": cases.weights_of(trained.getModel()),
         "expected": expected,
         "history": sorted(trained.getHistory()),

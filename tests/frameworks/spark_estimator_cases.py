@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -326,9 +327,13 @@ def lightning_estimator(place: str, **more: Any) -> Any:
     return LightningEstimator(model=Line(), **common(place, validation="held", **more))
 
 
-def keras_estimator(place: str, **more: Any) -> Any:
-    import keras
+def the_keras() -> Any:
+    """Keras 3, or tf_keras in a process for that."""
+    return importlib.import_module("tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else "keras")
 
+
+def keras_estimator(place: str, **more: Any) -> Any:
+    keras = the_keras()
     from farandole.spark.keras import KerasEstimator
 
     model = more.pop("model", None)

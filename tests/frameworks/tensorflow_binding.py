@@ -15,7 +15,7 @@ from battery.binding import BARRIER, GRADIENTS, JOIN, Binding, Table
 from battery.run import common, run_forms
 
 import farandole.tensorflow as hvd
-from farandole.engine import Array, DType
+from farandole.engine.interface import Array, DType
 from farandole.tensorflow.failures import translated
 
 OPERATIONS = """allreduce grouped_allreduce allgather grouped_allgather broadcast alltoall reducescatter

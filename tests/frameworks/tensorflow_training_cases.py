@@ -20,7 +20,9 @@ from battery.run import run
 from tensorflow_binding import PATIENCE_S, EagerBinding
 
 import farandole.tensorflow as hvd
-from farandole import compat
+from farandole.base.errors import HostsUpdatedInterrupt
+from farandole.bindings import compat
+from farandole.elastic import memory
 
 TRAINING = Table()
 case = TRAINING.case
@@ -357,6 +359,12 @@ def chains_in_opposite_orders(b: Any, rank: int, size: int) -> None:
         assert [float(value) for value in step()] == [size**3] * 8
 
 
+def begin_again(state: Any) -> None:
+    """Goes back to the last commit, in a new world. A disagreement of the ranks is raised instead."""
+    state.restore()
+    raise HostsUpdatedInterrupt(False)
+
+
 @case()
 def going_on_after_an_error_in_a_graph(b: Any, rank: int, size: int) -> None:
     """The loop goes back to the last commit, in a new world, with the functions that were traced in the old one."""
@@ -371,7 +379,7 @@ def going_on_after_an_error_in_a_graph(b: Any, rank: int, size: int) -> None:
         total = float(step(tf.ones(1))[0])
         if len(seen) == 1:
             variable.assign([9.0])
-            step(tf.ones(3 + rank))  # the ranks disagree
+            begin_again(state)
         return total
 
     assert train(state) == size
@@ -384,7 +392,6 @@ def state_of_a_session(b: Any, rank: int, size: int) -> None:
     with tf.Graph().as_default(), V1.Session() as session:
         weights = V1.get_variable("weights", initializer=W + rank, use_resource=rank % 2 == 0)  # both kinds
         moved = weights.assign_add(hvd.allreduce(tf.ones_like(W), op=hvd.Sum, name="session.step"))
-        broken = hvd.allreduce(tf.ones(3 + rank), name="session.broken")
         session.run(V1.global_variables_initializer())
         state = hvd.elastic.TensorFlowState(session=session, batch=rank)
         begun = []
@@ -398,13 +405,13 @@ def state_of_a_session(b: Any, rank: int, size: int) -> None:
                 state.commit()
                 session.run(moved)
                 state.batch = 2
-                session.run(broken)  # the ranks disagree
+                begin_again(state)
 
         train(state)
         assert [batch for _, batch in begun] == [0, 1] and np.array_equal(begun[0][0], W), begun
         assert np.array_equal(begun[1][0], W + size), begun
         agree(session.run(weights).ravel(), (W + 2 * size).ravel())
-        assert state.memory()["replicated"] >= W.nbytes
+        assert memory(state)["replicated"] >= W.nbytes
 
 
 @case()
@@ -433,7 +440,7 @@ def state_of_a_keras_model(b: Any, rank: int, size: int) -> None:
             if state.batch == 2:
                 state.commit()
             if state.batch == 4 and len(begun) == 1:
-                hvd.allreduce(tf.ones(3 + rank), name="model.broken")  # the ranks disagree
+                begin_again(state)
 
     train(state)
     assert begun == [(0, 0), (2, 2)], begun  # the optimizer went back with the weights

@@ -40,7 +40,7 @@ def test_cases(backend: str) -> None:
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         pytest.skip(f"not installed: {', '.join(missing)}")
     found = results("keras_cases.py", 2, **(ENVIRONMENT if backend == "jax" else TENSORFLOW), **BACKENDS[backend])
-    assert len(found) == 8
+    assert len(found) == 11
     for name in found:
         judge(found, name, 2)
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -15,25 +16,21 @@ from pathlib import Path
 
 import bed
 import pytest
+from entry_point import install
 
 pytest.importorskip("torch")
 pytest.importorskip("lightning_utilities", reason="Lightning is not installed")
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "examples" / "lightning_digits.py")
-ENTRY = "[torch.backends]\nfarandole = farandole.autoload:register\n"
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(200)]
 
 
 @pytest.fixture
 def installed(tmp_path: Path) -> dict[str, str]:
     """An environment as after `pip install`; its temporary files are the test's."""
-    metadata = tmp_path / "site" / "farandole-0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: farandole\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text(ENTRY)
     own = dict.fromkeys(("TMPDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"), str(tmp_path))
     own["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path)
-    path = f"{ROOT / 'src'}:{tmp_path / 'site'}:{Path(__file__).parent}"
+    path = f"{ROOT / 'src'}:{install(tmp_path)}:{Path(__file__).parent}"
     own |= {"TESTS_WITHOUT": "matplotlib pandas", "CUDA_VISIBLE_DEVICES": ""}
     return {**os.environ, **own, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
@@ -242,3 +239,17 @@ def test_a_stack_over_two_hosts(installed: dict[str, str]) -> None:
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         assert "`max_epochs=2` reached" in done.stdout + done.stderr
         assert (hosts[1].counters() - before).sent > 100_000, "the ranks should have met over the wire"
+
+
+def test_after_ranks_of_its_own_the_trainer_answers_as_after_ddp_spawn(installed: dict[str, str]) -> None:
+    job = str(Path(__file__).with_name("lightning_spawn_job.py"))
+    found = {}
+    for strategy in ("ddp_spawn", "farandole", "object"):
+        folder = Path(installed["TMPDIR"]) / strategy
+        text = said([sys.executable, job, strategy, str(folder)], installed)
+        [line] = [line for line in text.splitlines() if line.startswith("said ")]
+        found[strategy] = json.loads(line[5:])
+        found[strategy].pop("pid")
+    assert found["farandole"] == found["ddp_spawn"] == found["object"]
+    assert set(found["farandole"]["metrics"]) == {"train", "train_epoch", "train_step", "val"}, found
+    assert found["farandole"]["state"][2] and found["farandole"]["there"] == [found["farandole"]["best"]]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole import tested
+from farandole.base import tested
 from farandole.launch import local
 
 SOURCE = str(Path(__file__).parents[2] / "src")

@@ -1,6 +1,6 @@
 # Each private name of a framework, taken away: what was announced happens, and nothing else.
 # Touches the frameworks in processes of their own.
-"""The names stand in src/farandole/private, one file per framework, each with what happens without it."""
+"""The names stand in src/farandole/bindings/private, one file per framework, each with what happens without it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.private import lightning_names
+from farandole.bindings.private import lightning_names
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
@@ -88,6 +88,7 @@ ABOVE = {"lightning": "torch", "tensorflow": "keras", "spark": "lightning"}
 ALLOWED = {
     "autoload.py: _rendezvous_handlers": "the import of torch loads no second file; private/torch_names.py tells of it",
     "jax/training.py: _replace": "of named tuples, which Python documents",
+    "spark/data_loaders/pytorch_data_loaders.py: _asdict": "of named tuples, which Python documents",
     "spark/common/params.py: _set": "of Params, for the authors of stages",
     "spark/common/params.py: _setDefault": "of Params, for the authors of stages",
     "spark/common/persistence.py: _set": "of Params, for the authors of stages",
@@ -139,7 +140,7 @@ def used(tree: ast.Module) -> Iterator[str]:
 
 def strangers(sources: dict[str, str]) -> list[str]:
     """Private names in these files (by their paths) that none of our own classes and modules of the room defines."""
-    trees = {path: ast.parse(text) for path, text in sources.items() if not path.startswith("private/")}
+    trees = {path: ast.parse(text) for path, text in sources.items() if not path.startswith("bindings/private/")}
     ours: dict[str, set[str]] = {}
     for path, tree in trees.items():
         ours.setdefault(path.partition("/")[0], set()).update(defined(tree))

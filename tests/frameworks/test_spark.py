@@ -80,7 +80,7 @@ def test_bad_input(local: Application) -> None:
     room = "num_proc=9, but Spark has 3 slots (spark.master local[3], 1 CPU for each task)"
     assert room in found["slots"] and room in found["elastic slots"]
     assert "num_workers=0: a job has at least one worker" in found["none"]
-    assert "without mpirun" in found["mpi"] and "5 is no function" in found["function"]
+    assert "without mpirun" in found["mpi"] and "5 is not a function" in found["function"]
     assert "no interface nothing0" in found["nics"] and "start_timeout" in found["timeout"]
     assert found["least"] == "ValueError: min_num_proc=3: expected a number from 1 to num_proc, which is 2"
     assert found["most"] == "ValueError: max_num_proc=1: expected at least num_proc, which is 2"

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -111,11 +112,15 @@ def test_several_outputs_weights_nulls_and_a_transformation(cluster: Application
     assert train and held and sorted(train + held) == [n / 5 for n in range(24)]
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("tensorflow", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("backend", ["torch", "tf_keras", pytest.param("tensorflow", marks=pytest.mark.nightly)])
 def test_keras_through_spark_connect(cluster: Application, tmp_path: Path, backend: str) -> None:
     driver = str(HERE / "spark_connect_estimator.py")
-    said = cluster.run(driver, str(tmp_path), SPARK_REMOTE=cluster.remote, KERAS_BACKEND=backend)
+    if backend == "tf_keras" and importlib.util.find_spec(backend) is None:
+        pytest.skip("tf_keras is not installed")
+    chosen = {"TF_USE_LEGACY_KERAS": "1"} if backend == "tf_keras" else {"KERAS_BACKEND": backend}
+    said = cluster.run(driver, str(tmp_path), SPARK_REMOTE=cluster.remote, **chosen)
     found = json.loads(said.splitlines()[-1])
+    assert found["trained"] == ("tf_keras" if backend == "tf_keras" else "keras")
     assert found["session"] == "pyspark.sql.connect.session" and found["backend"] == backend
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
     assert found["columns"] == COLUMNS and found["history"] == ["loss", "mae", "val_loss", "val_mae"]

@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from pathlib import Path
 
 import jobs
@@ -50,12 +47,4 @@ except tf.errors.OpError as error:
 @pytest.mark.parametrize("way", ["compiled", "callback"])
 def test_a_killed_rank_raises_on_the_others(way: str) -> None:
     environment = {**TENSORFLOW, "FARANDOLE_TENSORFLOW_OPS": way}
-    with jobs.local.start([sys.executable, "-c", KILLED], 3, None, environment, stop_on_failure=False) as job:
-        for rank in range(3):
-            jobs.look_until(lambda: jobs.results(job, rank), job, 150)  # noqa: B023
-        os.kill(jobs.results(job, 1)[0]["pid"], signal.SIGKILL)
-        for rank in (0, 2):
-            found = jobs.look_until(lambda: jobs.results(job, rank)[1:], job, 20)  # noqa: B023
-            assert found == [{"error": "PeerLost"}]
-        job.wait(60)
-        assert [job.codes[rank] for rank in (0, 2)] == [0, 0]
+    jobs.kill_one_of_three(KILLED, environment)

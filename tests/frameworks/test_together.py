@@ -51,7 +51,7 @@ def run(framework):
 threads = [threading.Thread(target=run, args=(framework,)) for framework in STEPS]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
-engine = __import__("farandole.runtime").runtime.runtime.world.engine
+engine = __import__("farandole.world.runtime").runtime.runtime.world.engine
 print(json.dumps({{"done": done, "failures": failures, "pending": engine.pending}}), flush=True)
 for_torch.shutdown()
 """

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from entry_point import install
 from waiting import in_time
 
 from farandole.launch import local
@@ -110,7 +111,6 @@ def test_beyond_gloo(ours: list[dict[str, Any]], name: str) -> None:
 
 # --- without an import of ours, under launchers, and when a rank dies -------------------------------------------------
 
-ENTRY = "[torch.backends]\nfarandole = farandole.autoload:register\n"
 SUM = """
 import os, sys, torch, torch.distributed as dist
 assert [name for name in sys.modules if name.startswith("farandole.")] == ["farandole.autoload"]
@@ -125,11 +125,7 @@ dist.destroy_process_group()
 @pytest.fixture
 def installed(tmp_path: Path) -> dict[str, str]:
     """An environment in which torch finds the entry point, as after `pip install`."""
-    metadata = tmp_path / "site" / "farandole-0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: farandole\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text(ENTRY)
-    return {"PYTHONPATH": f"{SOURCE}:{tmp_path / 'site'}", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    return {"PYTHONPATH": f"{SOURCE}:{install(tmp_path)}", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
 
 
 def python(program: str, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -290,7 +286,7 @@ DEATH_IN_SHARED_MEMORY = """
 import os, sys, time, torch, torch.distributed as dist
 from torch import nn
 import farandole.torch.distributed
-from farandole.runtime import runtime
+from farandole.world.runtime import runtime
 dist.init_process_group("farandole")
 rank = dist.get_rank()
 layers = nn.Sequential(*[nn.Linear(1100, 1100) for _ in range(3)])

@@ -12,6 +12,7 @@ from typing import Any
 
 import bed
 import pytest
+from entry_point import install
 
 from farandole.launch import local
 
@@ -91,7 +92,6 @@ def test_hook_for_ddp(tmp_path: Path, backend: str) -> None:
 
 
 EXAMPLES = {"fsdp2": 2, "tensor_parallel": 2, "pipeline": 2, "hybrid": 4, "accelerate_digits": 2}
-ENTRY = "[torch.backends]\nfarandole = farandole.autoload:register\n"
 
 
 @pytest.mark.slow
@@ -100,11 +100,7 @@ def test_examples(tmp_path: Path, name: str) -> None:
     """Under the launcher, with the entry point as after `pip install`: no script imports anything of ours."""
     if name == "accelerate_digits":
         pytest.importorskip("accelerate", reason="accelerate is not installed")
-    metadata = tmp_path / "site" / "farandole-0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: farandole\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text(ENTRY)
-    path = {"PYTHONPATH": f"{SOURCE}:{tmp_path / 'site'}", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    path = {"PYTHONPATH": f"{SOURCE}:{install(tmp_path)}", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "farandole", "run", "-np", str(EXAMPLES[name]), sys.executable]
     done = subprocess.run(
         [*command, str(ROOT / "examples" / f"{name}.py")],

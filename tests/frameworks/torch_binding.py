@@ -13,9 +13,10 @@ from battery.binding import ASYNC, BARRIER, GRADIENTS, IN_PLACE, JOIN, Binding, 
 from battery.run import common, run
 from torch_cases import TORCH
 from torch_cuda_cases import CUDA
+from torch_inner_cases import INNER
 
 import farandole.torch as hvd
-from farandole.engine import Array, DType
+from farandole.engine.interface import Array, DType
 
 
 class TorchBinding(Binding):
@@ -53,6 +54,7 @@ def table(device: str = "cpu") -> Table:
     """The common cases and those that only torch has."""
     cases = common()
     cases.update(TORCH)
+    cases.update(INNER)
     if device == "cuda":
         cases.update(CUDA)
     return cases

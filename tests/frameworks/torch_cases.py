@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import time
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from battery.binding import Table, fails
 from torch import nn
 
 import farandole.torch as hvd
-from farandole import errors
-from farandole.native import NativeEngine
-from farandole.runtime import runtime
+from farandole.base import errors
+from farandole.engine.native import NativeEngine
+from farandole.world.runtime import runtime
 
 TORCH = Table()
 case = TORCH.case
@@ -267,7 +268,7 @@ def torch_check_equal_in_process_sets(b: Any, rank: int, size: int) -> None:
 @case()
 def torch_gathered_again(b: Any, rank: int, size: int) -> None:
     """Calls that are known from before: their results are new tensors, of whatever size the others make them."""
-    kept = []
+    kept, total = [], sum(range(size))
     for step, (rows, dtype) in enumerate([(2, torch.float32)] * 3 + [(1, torch.bfloat16)] * 3 + [(0, torch.int64)] * 3):
         tensor = torch.full((rows * size, 3), 10 * step + rank).to(dtype)
         kept.append((hvd.alltoall(tensor, name="again.all"), hvd.allgather(tensor, name="again.gather"), step))
@@ -284,6 +285,11 @@ def torch_gathered_again(b: Any, rank: int, size: int) -> None:
         assert parts.tolist() == [*range(size - 1), *[size - 1] * (1 + more)]
         exchanged = hvd.alltoall(torch.full((size * (1 + mine),), rank), name="again.exchange")
         assert exchanged.tolist() == [*range(size - 1), *[size - 1] * (1 + more)]
+    for late in (False, False, True):  # the last time rank 0 comes after the others have begun to sleep
+        if late and rank == 0:
+            time.sleep(0.5)  # sleep: longer than a call of the core waits before it comes back to Python
+        assert hvd.allgather(torch.full((1,), rank), name="again.late").tolist() == list(range(size))
+        assert hvd.allreduce(torch.full((2,), rank), op=hvd.Sum, name="again.later").tolist() == [total] * 2
     fails(ValueError, "alltoall without splits", lambda: hvd.alltoall(torch.ones(size + 1), name="again.exchange"))
     fails(ValueError, "the tensor of shape", lambda: hvd.alltoall(torch.ones(2, size).T, name="again.exchange"))
     torch.set_default_device("meta")  # memory for results is the tensors' own kind of memory all the same

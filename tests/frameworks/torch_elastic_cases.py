@@ -16,8 +16,8 @@ from torch import nn
 from torch_job import case, equal_everywhere, raises, run, same, small_model, wrap
 
 import farandole.torch as hvd
+from farandole.elastic import commits, describe_memory, load_from, memory, save_to
 from farandole.elastic.mirror import Mirror, partner
-from farandole.runtime import runtime
 from farandole.torch.elastic.state import (
     ModelStateHandler,
     StateHandler,
@@ -25,6 +25,7 @@ from farandole.torch.elastic.state import (
     get_handler_registry,
     set_handler_registry,
 )
+from farandole.world.runtime import runtime
 
 SCRATCH = Path(os.environ["SCRATCH"])
 
@@ -82,7 +83,7 @@ def a_new_rank_gets_everything() -> None:
         state = TorchState(model=model, optimizer=optimizer, batch=0, notes=[])
     state.sync()
     equal_everywhere(model)
-    assert state.batch == 2 and state.notes == ["old"] and state.commits == 2
+    assert state.batch == 2 and state.notes == ["old"] and commits(state) == 2
     assert all("momentum_buffer" in one for one in optimizer.state.values())
     train(model, optimizer)
     equal_everywhere(model)
@@ -351,17 +352,17 @@ def checkpoints_of_models() -> None:
     state.commit()
     kept = snapshot(model, optimizer)
     path = str(SCRATCH / "models")
-    writing = state.save_to(path)
+    writing = save_to(state, path)
     train(model, optimizer)
     state.commit()  # while it is being written: what is written is the commit before
     writing.wait(30)
     train(model, optimizer)
     other = small_model(seed=8)
     again = TorchState(model=other, optimizer=wrap(other), epoch=0, draws=hvd.elastic.TorchRandomState())
-    assert again.load_from(path) == (2 if hvd.rank() == 0 else 0)
+    assert load_from(again, path) == (2 if hvd.rank() == 0 else 0)
     again.sync()
     same(snapshot(other, again.optimizer), kept, 0)
-    assert again.epoch == 3 and again.commits == 2
+    assert again.epoch == 3 and commits(again) == 2
     train(other, again.optimizer)
     equal_everywhere(other)
 
@@ -371,10 +372,10 @@ def checkpoints_of_sharded_parts() -> None:
     state = sharded_state()
     state.commit()
     path = str(SCRATCH / "sharded")
-    state.save_to(path, wait=True)
+    save_to(state, path, wait=True)
     hvd.barrier()  # rank 0 has the manifest
     again = TorchState(moments=hvd.elastic.Sharded({100: 1}), step=5)
-    again.load_from(path)
+    load_from(again, path)
     again.sync()
     holds(again, 0.0)
     assert again.step == 0
@@ -392,7 +393,7 @@ def shares_of_an_optimizer() -> None:
     state.commit()
     kept = snapshot(model, optimizer)
     path = str(SCRATCH / "shares")
-    state.save_to(path, wait=True)
+    save_to(state, path, wait=True)
     hvd.barrier()
     for _ in range(2):  # what was restored is not the copy itself
         optimizer.param_groups[0]["lr"] = 0.2
@@ -406,14 +407,14 @@ def shares_of_an_optimizer() -> None:
     same(snapshot(model, optimizer), kept, 0)
     other = small_model(seed=8)
     again = TorchState(model=other, optimizer=wrap(other, shard_optimizer_state=True), epoch=0)
-    again.load_from(path)
+    load_from(again, path)
     again.sync()
     same(snapshot(other, again.optimizer), kept, 0)
     assert again.epoch == 3 and again.optimizer.param_groups[0]["lr"] == 0.05
     train(other, again.optimizer)
     equal_everywhere(other)
     if hvd.rank() == 0:
-        raises(ValueError, "optimizer.shards", TorchState(model=other, optimizer=wrap(other)).load_from, path)
+        raises(ValueError, "optimizer.shards", load_from, TorchState(model=other, optimizer=wrap(other)), path)
 
 
 @case
@@ -457,12 +458,12 @@ def what_a_commit_costs() -> None:
     for _ in range(20):
         state.commit()
     seconds = (time.perf_counter() - start) / 20
-    assert state.memory()["replicated"] == 4 * 4_004_000
+    assert memory(state)["replicated"] == 4 * 4_004_000
     sent = runtime.world.engine.counter("bytes_sent")
     state.commit()
     sent = runtime.world.engine.counter("bytes_sent") - sent
     assert sent < 10_000, sent  # replicated state travels nowhere
-    print(f"a commit of 16 MB takes {1e3 * seconds:.2f} ms and sends {sent} bytes; {state.describe_memory()}")
+    print(f"a commit of 16 MB takes {1e3 * seconds:.2f} ms and sends {sent} bytes; {describe_memory(state)}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import farandole.torch as hvd
-from farandole.runtime import runtime
+from farandole.world.runtime import runtime
 
 CASES: dict[str, Callable[[], Any]] = {}
 

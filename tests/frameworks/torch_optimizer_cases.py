@@ -551,7 +551,7 @@ def mistakes() -> None:
     raises(ValueError, "sequence of tuples", make, inner, nn.Tanh())
     raises(ValueError, "must be > 0", make, inner, named, backward_passes_per_step=0)
     raises(ValueError, "gradient_predivide_factor", make, inner, named, op=hvd.Sum, gradient_predivide_factor=2.0)
-    raises(ValueError, "no reduction", make, inner, named, op=17)
+    raises(ValueError, "is not a reduction", make, inner, named, op=17)
     raises(ValueError, "whole number", make, inner, named, backward_passes_per_step=1.5)
     raises(ValueError, "gradient_predivide_factor", make, inner, named, gradient_predivide_factor=0.0)
     raises(ValueError, "gradient_predivide_factor", make, inner, named, gradient_predivide_factor=float("nan"))

@@ -35,7 +35,7 @@ from torch_job import (
 )
 
 import farandole.torch as hvd
-from farandole.runtime import runtime
+from farandole.world.runtime import runtime
 
 
 def trained_by(kind: Any, make: Any, ranks: list[int], wrapped: bool) -> tuple[Any, list[torch.Tensor]]:

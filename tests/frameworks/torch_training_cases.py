@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import farandole.torch as hvd
-from farandole.runtime import runtime
+from farandole.world.runtime import runtime
 
 STEPS = 50
 ROWS = 11  # uneven on 2 and on 3 ranks

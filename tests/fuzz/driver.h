@@ -1,7 +1,7 @@
-// The main program of a fuzzer where libFuzzer is not there to be one: runs saved inputs, or looks for new ones.
+// The main program of a fuzzer without libFuzzer: runs saved inputs, or searches for new ones.
 // Touches files and the clock. The fuzzer that includes it defines LLVMFuzzerTestOneInput and make_corpus.
-//   X_fuzz <corpus>                               runs every file of it, and, if the fuzzer says so, what is near
-//   X_fuzz --make-corpus <corpus>                 writes the seeds
+//   X_fuzz <corpus>                               runs every file and, if kRunsNear, small changes of it
+//   X_fuzz --make-corpus <corpus>                 writes the first inputs
 //   X_fuzz --seconds <n> <kept> <found> <corpus>  changes inputs at random and keeps those that reach new code
 #pragma once
 
@@ -31,7 +31,7 @@ namespace driver {
 
 inline constexpr std::size_t kPlaces = 1 << 16;
 inline constexpr std::size_t kLongestInput = 4096;
-inline constexpr unsigned kLongestSeconds = 60;  // one input; then SIGALRM ends the fuzzer
+inline constexpr unsigned kLongestSeconds = 60;  // for one input; then SIGALRM ends the fuzzer
 inline std::array<volatile std::uint8_t, kPlaces> reached{};
 
 inline void run(const std::string& input) {
@@ -54,7 +54,7 @@ inline std::vector<std::string> inputs_of(const std::filesystem::path& directory
   return inputs;
 }
 
-// Every prefix and every flipped byte of a small input: a fuzzer's first steps.
+// Every prefix of a small input, and the input with each byte flipped.
 inline void run_near(const std::string& input) {
   constexpr std::size_t kSmall = 300;
   for (std::size_t i = 0; input.size() <= kSmall && i < input.size(); ++i) {
@@ -95,7 +95,7 @@ inline std::string changed(std::string input, const std::vector<std::string>& ot
   return input.substr(0, kLongestInput);
 }
 
-// True when the last run came somewhere no run had been before.
+// True when the last run reached code that no run had reached before.
 inline bool news(std::array<bool, kPlaces>& known) {
   bool any = false;
   for (std::size_t place = 0; place < kPlaces; ++place) {
@@ -115,7 +115,7 @@ inline int search(int seconds, const std::filesystem::path& kept, const std::fil
   const std::filesystem::path current = found / ("input-" + std::to_string(getpid()));
   long runs = 0, new_ones = 0;
   const auto try_one = [&](const std::string& input) {
-    write(current, input);  // whatever ends this process, the input is there
+    write(current, input);  // when the process dies, its input is in the file
     alarm(kLongestSeconds);
     run(input);
     ++runs;

@@ -1,11 +1,11 @@
-// Fuzzing of whole engines, with their negotiation, their links and their shared memory: a rank that has proven the
-// secret does what the input says (tests/core/hostile.h), to two engines that it shares a job with.
-// Touches what hostile.h touches. driver.h says how it is called.
+// Fuzzing of whole engines with their negotiation, links and shared memory: a hostile rank that knows the secret does
+// what the input says (tests/core/hostile.h) to two engines of its job.
+// Touches what hostile.h touches. driver.h says how to call it.
 #include "../core/hostile.h"
 #include "driver.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  constexpr std::size_t kLongest = 256;  // so that one game does not take the time of many
+  constexpr std::size_t kLongest = 256;  // so that one input does not take the time of many
   hostile::Report report;
   try {
     hostile::play(std::as_bytes(std::span(data, std::min(size, kLongest))), report);
@@ -18,13 +18,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 #ifndef FARANDOLE_LIBFUZZER
 
-const bool kRunsNear = false;  // a game takes milliseconds; hostile_test draws thousands of others
+const bool kRunsNear = false;  // a run takes milliseconds; hostile_test runs thousands of other inputs
 
-// One game of every shape, with each kind of frame in it, and of those with something beside it a few. The first byte
-// chooses the shape, the second whether there is an act before the greeting, the third how many honest rounds come
-// first (on one host).
+// One input per kind of job and per kind of frame; some also run background operations. The first byte chooses the job,
+// the second whether the hostile rank acts before `hello`, the third how many honest rounds come first (on one host).
 void make_corpus(const std::filesystem::path& directory) {
-  for (int shape = 0; shape < 4 * hostile::Beside::kWhats; ++shape)
+  for (int shape = 0; shape < 4 * hostile::Background::kWhats; ++shape)
     for (int kind = 0; kind < hostile::kActs; kind += shape < 4 ? 1 : 4) {
       const bool one_host = shape % 4 < 2;
       std::string input{static_cast<char>(shape), 0};

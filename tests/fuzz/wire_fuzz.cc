@@ -1,6 +1,6 @@
 // Fuzzing of everything that reads bytes from another rank: headers, buffers, requests, buckets, and a whole messenger.
-// Touches wire/, negotiate/, engine/control.h and link/. With -fsanitize=fuzzer libFuzzer drives it, otherwise
-// driver.h does, which says how.
+// Touches wire/, negotiate/, engine/control.h and link/. Driven by libFuzzer with -fsanitize=fuzzer, else by driver.h,
+// which says how to call it.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -25,7 +25,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-class Deaf final : public link::Listener {
+class IgnoreAll final : public link::Listener {
  public:
   void on_control(int, std::uint32_t, std::span<const std::byte>, std::vector<os::Descriptor>) override {}
   void on_lost(int, const Error&) override {}
@@ -78,8 +78,8 @@ void feed_decoders(std::span<const std::byte> bytes) {
   feed<control::Abandon>(bytes);
 }
 
-// Header checksums would stop most inputs at the first frame: the fuzzer's bytes are cut into frames whose headers are
-// made right, so that it reaches what lies behind them. Each frame: type, tag, total, length in four bytes, payload.
+// Header checksums would stop most inputs at the first frame. So the input is cut into frames, and valid headers are
+// made for them: type, tag, total, length in four bytes, then the payload.
 Bytes framed(std::span<const std::byte> bytes) {
   Bytes out;
   while (bytes.size() >= 4) {
@@ -104,7 +104,7 @@ void feed_messenger(std::span<const std::byte> bytes) {
   must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
   os::Descriptor attacker(ends[0]);
   os::Poller poller;
-  Deaf listener;
+  IgnoreAll listener;
   link::MessengerOptions options;
   options.eager_bytes = 64;
   link::Messenger messenger(1, 2, poller, listener, options);

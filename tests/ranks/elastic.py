@@ -1,6 +1,8 @@
-# An elastic job for the tests: the real launcher as users type it, ranks that step and report, faults from outside.
+# An elastic job for tests: the real launcher with a user's command line, ranks that report, faults from outside.
 # Touches processes and the files it is given.
-"""`Dance(words, tmp_path)` starts `farandole run`; its ranks report every change of their world as a line of JSON."""
+"""`ElasticJob(words, tmp_path)` starts `farandole run`. Its ranks report every change of their world as a line of
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from waiting import until
 
@@ -23,25 +25,25 @@ import farandole
 
 SOURCE = str(Path(farandole.__file__).parents[1])
 RUN = [sys.executable, "-m", "farandole", "run"]
-LONG = "CHAOS_N" in os.environ  # `make chaos`: what takes its time takes all of it
+LONG = "CHAOS_N" in os.environ  # `make chaos`: long tests run in full
 # Steps until the file FINISH is there. `weights` is the state: every step changes it, so that two histories differ.
 PROGRAM = """
 import ctypes, faulthandler, hashlib, json, os, sys, threading, time
 import numpy as np
 import farandole as hvd
-from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
-from farandole.runtime import runtime
-faulthandler.dump_traceback_later(float(os.environ.get("DANCE_SECONDS", "200")), exit=True)
-finish = os.environ["DANCE_FINISH"]
-saves = os.environ.get("DANCE_SAVES", "")
+from farandole.base.errors import HorovodInternalError, HostsUpdatedInterrupt
+from farandole.world.runtime import runtime
+faulthandler.dump_traceback_later(float(os.environ.get("JOB_SECONDS", "200")), exit=True)
+finish = os.environ["JOB_FINISH"]
+saves = os.environ.get("JOB_SAVES", "")
 step, commits, weights = 0, 0, np.zeros(64)
-folder = os.environ.get("DANCE_LEDGER")
+folder = os.environ.get("JOB_LEDGER")
 ledger = open(f"{folder}/{os.environ['FARANDOLE_WORKER']}", "a") if folder else None
 
 def say(event, **more):
     now = time.monotonic()
     line = {"event": event, "t": now, "pid": os.getpid(), "worker": int(os.environ["FARANDOLE_WORKER"]), **more}
-    sys.stdout.write("dance " + json.dumps(line) + "\\n")
+    sys.stdout.write("event " + json.dumps(line) + "\\n")
     sys.stdout.flush()
 
 def place():
@@ -60,12 +62,12 @@ def work():
     time.sleep(0.005)  # sleep: what a step computes
 
 def pause():
-    while open(os.environ["DANCE_ORDERS"]).read().strip() == f"gil {os.getpid()}":
+    while open(os.environ["JOB_ORDERS"]).read().strip() == f"gil {os.getpid()}":
         say("gil")
-        ctypes.PyDLL(None).sleep(int(os.environ.get("DANCE_GIL", "7")))  # sleep: the fault, a GIL that is held
+        ctypes.PyDLL(None).sleep(int(os.environ.get("JOB_GIL", "7")))  # sleep: the fault, a GIL that is held
         say("no gil")
-        open(os.environ["DANCE_ORDERS"], "w").close()
-    if open(os.environ["DANCE_ORDERS"]).read().strip() == f"raise {os.getpid()}":
+        open(os.environ["JOB_ORDERS"], "w").close()
+    if open(os.environ["JOB_ORDERS"]).read().strip() == f"raise {os.getpid()}":
         raise ValueError("the user's own error")
 
 def age():
@@ -75,8 +77,8 @@ def age():
 say("imported", seconds=age())
 hvd.init()
 if saves:
-    runtime.tell_saving(True)
-if os.environ.get("DANCE_CHILDREN"):
+    runtime.set_saving(True)
+if os.environ.get("JOB_CHILDREN"):
     for kind in ("loader", "setsid"):
         if os.fork() == 0:
             if kind == "setsid":
@@ -106,7 +108,7 @@ while True:
         if found[0]:
             if found[1] and saves:
                 with open(f"{saves}/{os.getpid()}-{step}", "x"):
-                    runtime.tell_saved()
+                    runtime.set_saved()
             raise HostsUpdatedInterrupt
     except HorovodInternalError as error:
         say("lost", error=str(error), kind=type(error).__name__, blames=getattr(error, "rank", None), step=step)
@@ -121,7 +123,7 @@ hvd.shutdown()
 """
 
 
-class Dance:
+class ElasticJob:
     """A running elastic job. Use it as a context manager."""
 
     def __init__(
@@ -141,8 +143,8 @@ class Dance:
             "PYTHONPATH": SOURCE,
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
-            "DANCE_FINISH": str(self.finish_file),
-            "DANCE_ORDERS": str(self.orders),
+            "JOB_FINISH": str(self.finish_file),
+            "JOB_ORDERS": str(self.orders),
             **(env or {}),
         }
         command = [*RUN[:-1], *command] if command else [*RUN, *words, sys.executable, "-c", program]
@@ -159,7 +161,7 @@ class Dance:
             )
         self.events: list[dict[str, Any]] = []
         self.lines: list[str] = []
-        self._reader = threading.Thread(target=self._read, name="Thread-pytest-dance", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="Thread-pytest-job", daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
@@ -167,11 +169,11 @@ class Dance:
         for line in self.process.stdout:
             text = line.decode(errors="replace").rstrip()
             self.lines.append(text)
-            if "dance {" in text:
+            if "event {" in text:
                 with contextlib.suppress(ValueError):
-                    self.events.append(json.loads(text.partition("dance ")[2]))
+                    self.events.append(json.loads(text.partition("event ")[2]))
 
-    def __enter__(self) -> Dance:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -189,7 +191,7 @@ class Dance:
     # Looking.
 
     def wait(self, done: Callable[[], Any], seconds: float = 60.0, what: str = "") -> Any:
-        """What `done()` gives, once it gives something."""
+        """Waits until `done()` returns a true value, and returns it."""
         return until(
             done,
             seconds,
@@ -202,9 +204,9 @@ class Dance:
         return "\n".join(self.lines[-count:])
 
     def said(self, word: str) -> list[str]:
-        """Lines of the launcher that have this word."""
+        """The lines of the launcher that contain this word."""
         if self.process.poll() is not None:
-            self._reader.join(10)  # its last words may still be in the pipe
+            self._reader.join(10)  # the last output may still be in the pipe
         return [line for line in self.lines if line.startswith("farandole:") and word in line]
 
     @property
@@ -237,7 +239,7 @@ class Dance:
         return [event for event in self.events if event[by] == number and name in ("", event["event"])]
 
     def finish(self, seconds: float = 60.0) -> None:
-        """Lets the ranks end, and looks at how they did."""
+        """Lets the ranks end, and checks how they ended."""
         members = self.members()
         self.finish_file.touch()
         assert self.process.wait(seconds) == 0, self.tail()
@@ -248,7 +250,7 @@ class Dance:
 
 
 def discover(folder: Path, text: str) -> tuple[Path, Path]:
-    """A list of hosts, and a script that prints it; `looks` counts how often it ran."""
+    """Makes a list of hosts, and a script that prints it. `looks` counts how often the script ran."""
     listed, script = folder / "hosts", folder / "discover"
     listed.write_text(text)
     script.write_text(f"#!/bin/sh\ncd {shlex.quote(str(folder))}\ncat hosts\necho >> looks\n")
@@ -257,7 +259,7 @@ def discover(folder: Path, text: str) -> tuple[Path, Path]:
 
 
 def looks(folder: Path) -> int:
-    """How often a script of `discover` has told its list to the end."""
+    """How often a script of `discover` has printed its whole list."""
     return len((folder / "looks").read_text())
 
 
@@ -278,7 +280,7 @@ def split_brains(folder: Path) -> tuple[list[int], int]:
 
 
 def within(host: Any) -> Callable[[list[str], dict[str, str]], subprocess.Popen[bytes]]:
-    """How a Dance is started in a host of tests/bed."""
+    """How an ElasticJob is started in a host of tests/bed."""
 
     def start(command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
         started: subprocess.Popen[bytes] = host.start(
@@ -290,7 +292,7 @@ def within(host: Any) -> Callable[[list[str], dict[str, str]], subprocess.Popen[
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> float:
-    """The moment of it."""
+    """Sends a signal. Returns the time."""
     moment = time.monotonic()
     os.kill(pid, number)
     return moment

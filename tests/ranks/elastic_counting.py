@@ -18,7 +18,7 @@ import numpy as np
 import farandole as hvd
 from farandole.elastic import ObjectState, RandomState, Sharded, run
 from farandole.elastic.sampler import next_cursor, order, shares
-from farandole.runtime import runtime
+from farandole.world.runtime import runtime
 
 SCRATCH = Path(os.environ["SCRATCH"])
 SAMPLES, BATCH, COMMIT_EVERY = (int(word) for word in sys.argv[1:4])

@@ -1,6 +1,6 @@
-# The ledger of elastic tests: which samples of which epoch stand behind the committed model, and how often.
-# Touches NumPy alone.
-"""`take` notes what a step has used; `copy` and assignment make commits and roll-backs; `verdict` counts."""
+# The ledger of elastic tests: counts how often the committed model has used each sample of each epoch.
+# Touches only NumPy.
+"""`take` records the samples of a step; `copy` and assignment make commits and restore them; `verdict` counts."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ class Verdict:
 
 
 class Ledger:
-    """Counts of samples and of marked repetitions, an epoch in each row."""
+    """Counts of samples and of marked repetitions. Each row is an epoch."""
 
     def __init__(self, length: int, epochs: int) -> None:
         self.used: NDArray[np.int64] = np.zeros((epochs, length), dtype=np.int64)
         self.padded: NDArray[np.int64] = np.zeros((epochs, length), dtype=np.int64)
 
     def take(self, epoch: int, indices: Iterable[int], padded: Iterable[int] = ()) -> None:
-        """A step has used these samples; `padded` are those that only fill up, and are not among `indices`."""
+        """Records the samples of a step. `padded`: samples that only fill a batch; they are not in `indices`."""
         for index in indices:
             self.used[epoch, index] += 1
         for index in padded:
             self.padded[epoch, index] += 1
 
     def copy(self) -> Ledger:
-        """As it stands now."""
+        """A copy of the present state."""
         twin = Ledger(0, 0)
         twin.used, twin.padded = self.used.copy(), self.padded.copy()
         return twin
 
     def verdict(self) -> Verdict:
-        """Over all epochs; padding is that of the worst epoch."""
+        """The result over all epochs. The padding is that of the worst epoch."""
         return judge(self.used, self.padded)
 
 

@@ -15,7 +15,7 @@ import jobs
 from programs import Item, Program, input_of, takes_part
 
 import farandole as hvd
-from farandole.engine import Array, Kind
+from farandole.engine.interface import Array, Kind
 
 KEY = b"the programs of this test"
 PATIENCE_S = 60.0

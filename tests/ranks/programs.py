@@ -1,5 +1,5 @@
 # Random programs: lists of collectives as plain data, how a rank runs them, and what must come out.
-# Touches engine.py's words and specification.py as the oracle; NumPy is the second oracle.
+# Touches engine/interface.py's words and specification.py as the oracle; NumPy is the second oracle.
 """`programs(...)` is a hypothesis strategy, `run_program` is one rank's part, `check_program` is the judge."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from farandole import specification as spec
-from farandole.engine import FLOATING, STORAGE, Array, DType, Engine, Kind, ReduceOp, Request
+from farandole.engine import specification as spec
+from farandole.engine.interface import FLOATING, STORAGE, Array, DType, Engine, Kind, ReduceOp, Request
 
 KINDS = [Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER, Kind.BARRIER, Kind.SEND]
 FLOATS = list(FLOATING)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from farandole.tools.bench import hosts
-from farandole.tools.bench.inside.libraries import OPERATIONS
+from farandole.tools.bench.inside.library import OPERATIONS
 from farandole.tools.bench.plan import PARTS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from world import ENGINES, World, barrier, do
 
-from farandole.engine import Engine, Kind, Request
+from farandole.engine.interface import Engine, Kind, Request
 
 BYTES = 8 * 9 * 5 * 7 * 64 * 8  # every number of members below divides it
 TOLERANCE = 8 << 10

@@ -1,5 +1,5 @@
 # How frameworks' operations come to be compiled: once for all ranks of a host, or for none where one cannot.
-# Touches farandole.compiled, a compiler, and files in a scratch directory.
+# Touches farandole.bindings.compiled, a compiler, and files in a scratch directory.
 """A small library stands for a framework's; its compiler is the real one behind a script that counts and waits."""
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ exec {compiler} "$@"
 BUILD = """
 import ctypes
 from pathlib import Path
-from farandole import compiled
-from farandole.runtime import runtime
+from farandole.bindings import compiled
+from farandole.world.runtime import runtime
 hvd.init()
 source, failure, path = Path(os.environ["SCRATCH"], "answer.cc"), "", None
 def load():

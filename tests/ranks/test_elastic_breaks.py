@@ -9,32 +9,32 @@ import time
 from pathlib import Path
 
 import pytest
-from elastic import Dance, alive, children_of, discover, kill
+from elastic import ElasticJob, alive, children_of, discover, kill
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(180)]
 
 
 def test_who_failed_long_ago_is_not_blamed_for_the_end(tmp_path: Path) -> None:
     """A rank is killed and replaced; later another one raises, and that ends the job."""
-    with Dance(["-np", "2", "--min-np", "2", "--reset-limit", "1"], tmp_path) as dance:
-        full = dance.world(2)
+    with ElasticJob(["-np", "2", "--min-np", "2", "--reset-limit", "1"], tmp_path) as job:
+        full = job.world(2)
         kill(full[1]["pid"])
-        again = dance.world(2, full[0]["generation"])
+        again = job.world(2, full[0]["generation"])
         guilty = again[1]
-        dance.orders.write_text(f"raise {guilty['pid']}")
-        assert dance.process.wait(60) == 1, dance.tail()
-        dance.wait(lambda: dance.said("failed first"), 5)
-        [blamed] = dance.said("failed first")
+        job.orders.write_text(f"raise {guilty['pid']}")
+        assert job.process.wait(60) == 1, job.tail()
+        job.wait(lambda: job.said("failed first"), 5)
+        [blamed] = job.said("failed first")
         assert f"rank {guilty['rank']} (process {guilty['pid']} " in blamed and "exit code 1" in blamed
 
 
 def test_hosts_that_cannot_be_reached_leave_nothing_behind(tmp_path: Path) -> None:
     """Each attempt is an ssh with its pipes; a host may be away for days."""
     _, script = discover(tmp_path, "localhost:1\nno-such-host.invalid:1\n")
-    with Dance(["-np", "1", "--min-np", "1", "--host-discovery-script", str(script)], tmp_path) as dance:
-        dance.world(1)
+    with ElasticJob(["-np", "1", "--min-np", "1", "--host-discovery-script", str(script)], tmp_path) as job:
+        job.world(1)
 
-        pid = dance.process.pid
+        pid = job.process.pid
 
         def held() -> tuple[int, int]:
             """Descriptors and children of the launcher."""
@@ -47,30 +47,30 @@ def test_hosts_that_cannot_be_reached_leave_nothing_behind(tmp_path: Path) -> No
             return None if "ssh" in names or held() != found else found
 
         def after(attempts: int) -> None:
-            dance.wait(lambda: len(dance.said("no-such-host.invalid is out")) >= attempts, 60)
+            job.wait(lambda: len(job.said("no-such-host.invalid is out")) >= attempts, 60)
 
         after(1)
-        first = dance.wait(between_attempts)
+        first = job.wait(between_attempts)
         after(3)
-        dance.wait(lambda: between_attempts() == first, 60, f"no more than {first}")
-        dance.finish()
+        job.wait(lambda: between_attempts() == first, 60, f"no more than {first}")
+        job.finish()
 
 
 def test_a_command_that_no_host_has(tmp_path: Path) -> None:
     """Where ranks run is the script's affair: whether the launcher's own host has the command is not asked."""
     _, script = discover(tmp_path, "localhost:1\n")
     words = ["run", "-np", "1", "--min-np", "1", "--host-discovery-script", str(script), "no-such-command"]
-    with Dance([], tmp_path, command=words) as dance:
-        assert dance.process.wait(60) == 127
-        dance.wait(lambda: dance.said("cannot run the command"), 5)
+    with ElasticJob([], tmp_path, command=words) as job:
+        assert job.process.wait(60) == 127
+        job.wait(lambda: job.said("cannot run the command"), 5)
 
 
 def until_two(listed: str) -> int:
     import numpy as np
 
     import farandole as hvd
-    from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
-    from farandole.runtime import runtime
+    from farandole.base.errors import HorovodInternalError, HostsUpdatedInterrupt
+    from farandole.world.runtime import runtime
 
     hvd.init()
     Path(listed + ".new").write_text("localhost:1\n127.0.0.1:1\n")
@@ -114,12 +114,29 @@ def test_names_are_looked_up_beside_the_thread_that_keeps_the_job_going(
     assert "farandole-job" not in {thread for _, thread in asked}
 
 
+def test_a_discovery_class_of_horovods_finds_the_hosts(tmp_path: Path) -> None:
+    import farandole
+    from horovod.runner.elastic.discovery import HostDiscovery
+
+    listed = tmp_path / "hosts"
+    listed.write_text("localhost:1\n")
+
+    class Mine(HostDiscovery):  # type: ignore[misc]
+        def find_available_hosts_and_slots(self) -> dict[str, int]:
+            return {name: int(slots) for name, slots in (line.split(":") for line in listed.read_text().split())}
+
+    found = farandole.run(
+        until_two, (str(listed),), num_proc=1, min_num_proc=1, max_num_proc=2, host_discovery_script=Mine()
+    )
+    assert found == [2]
+
+
 # A state of the script's own, as Horovod's documentation has it: save, restore and sync are its affair.
 OWN_STATE = """
 import os, sys, time
 import numpy as np
 import farandole as hvd
-from farandole.elastic import State, run
+from farandole.elastic import State, commits, run
 class Mine(State):
     def __init__(self):
         super().__init__(hvd.broadcast_object, hvd.rank)
@@ -134,11 +151,12 @@ class Mine(State):
 @run
 def train(state):
     while True:
-        done = hvd.allreduce(np.array([float(os.path.exists(os.environ["DANCE_FINISH"]))]), op=hvd.Max, name="step")
+        done = hvd.allreduce(np.array([float(os.path.exists(os.environ["JOB_FINISH"]))]), op=hvd.Max,
+        name="step")
         state.value += 1
         time.sleep(0.01)  # sleep: what a step computes
         state.commit()
-        place = f"{hvd.rank()} {hvd.size()} {state.value} {state.commits} {os.getpid()}"
+        place = f"{hvd.rank()} {hvd.size()} {state.value} {commits(state)} {os.getpid()}"
         sys.stdout.write("place " + place + "\\n")
         sys.stdout.flush()
         if done[0]:
@@ -150,14 +168,14 @@ train(Mine())
 
 def test_newcomers_count_commits_like_the_others_whatever_the_state(tmp_path: Path) -> None:
     """The one that had the state from the beginning dies; the one that came later has it too, and goes on."""
-    with Dance(["-np", "2", "--min-np", "1"], tmp_path, program=OWN_STATE) as dance:
+    with ElasticJob(["-np", "2", "--min-np", "1"], tmp_path, program=OWN_STATE) as job:
 
         def places(size: int) -> list[list[int]]:
-            found = [line.partition("place ")[2].split() for line in list(dance.lines) if "place " in line]
+            found = [line.partition("place ")[2].split() for line in list(job.lines) if "place " in line]
             return [[int(word) for word in words] for words in found if len(words) == 5 and words[1] == str(size)]
 
         def at(rank: int, size: int, after: int) -> list[int]:
-            found: list[int] = dance.wait(
+            found: list[int] = job.wait(
                 lambda: next((one for one in places(size) if one[0] == rank and one[2] > after), None), 30
             )
             return found
@@ -171,15 +189,15 @@ def test_newcomers_count_commits_like_the_others_whatever_the_state(tmp_path: Pa
         alone = at(0, 1, newcomer[2])
         assert alone[4] == newcomer[4] and alone[3] >= alone[2]
         at(0, 2, alone[2])
-        dance.finish_file.touch()
-        assert dance.process.wait(60) == 0, dance.tail()
+        job.finish_file.touch()
+        assert job.process.wait(60) == 0, job.tail()
 
 
 PARTS = """
 import os, signal, sys, time
 import numpy as np
 import farandole as hvd
-from farandole.elastic import ObjectState, Sharded, checkpoint, run
+from farandole.elastic import ObjectState, Sharded, checkpoint, run, save_to
 checkpoint.LOST_SECONDS = 1.0
 encoded = checkpoint._encoded
 def dies(snapshot, rank):
@@ -195,14 +213,14 @@ def train(state):
         state.tried = True
         state.commit()
         try:
-            state.save_to(os.environ["SAVE_TO"], wait=True)
+            save_to(state, os.environ["SAVE_TO"], wait=True)
         except TimeoutError as error:
             print("refused", round(time.monotonic() - began, 1), error, flush=True)
     hvd.barrier()
     while hvd.size() < 2:
         time.sleep(0.05)  # sleep: what a step computes
         state.commit()
-    state.save_to(os.environ["SAVE_TO"], wait=True)
+    save_to(state, os.environ["SAVE_TO"], wait=True)
 hvd.init()
 train(ObjectState(hvd.broadcast_object, hvd.rank, tried=False, parts=Sharded({0: 1, 1: 2})))
 """
@@ -210,9 +228,9 @@ train(ObjectState(hvd.broadcast_object, hvd.rank, tried=False, parts=Sharded({0:
 
 def test_row_19_the_part_of_a_rank_that_was_lost_holds_nobody_up(tmp_path: Path) -> None:
     saves = tmp_path / "saves"
-    with Dance(["-np", "2", "--min-np", "1"], tmp_path, {"SAVE_TO": str(saves)}, PARTS) as dance:
-        assert dance.process.wait(60) == 0, dance.tail()
-        [line] = [line for line in dance.lines if "refused" in line]
+    with ElasticJob(["-np", "2", "--min-np", "1"], tmp_path, {"SAVE_TO": str(saves)}, PARTS) as job:
+        assert job.process.wait(60) == 0, job.tail()
+        [line] = [line for line in job.lines if "refused" in line]
         assert "a rank was lost while the checkpoint was written" in line
         assert 1.0 <= float(line.split("refused")[1].split()[0]) < 20.0
     assert [path.name for path in saves.iterdir() if path.name.startswith("checkpoint-")]

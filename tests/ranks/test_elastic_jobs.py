@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic import LONG, SOURCE, Dance, alive, children_of, discover, kill, parent_of
+from elastic import LONG, SOURCE, ElasticJob, alive, children_of, discover, kill, parent_of
 from waiting import in_time, until
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(180)]
@@ -29,87 +29,87 @@ def mostly(values: list[float], limit: float) -> None:
 
 
 def after_a_loss(
-    dance: Dance, moment: float, before: dict[int, dict[str, Any]], lost: set[int]
+    job: ElasticJob, moment: float, before: dict[int, dict[str, Any]], lost: set[int]
 ) -> tuple[list[float], list[float]]:
     """How long survivors took to know, and to be in a world without the lost."""
     survivors = {event["pid"] for event in before.values()} - lost
     generation = next(iter(before.values()))["generation"]
-    dance.world(len(survivors), generation) if len(dance.members()) != len(before) else None
+    job.world(len(survivors), generation) if len(job.members()) != len(before) else None
     knew, went_on = [], []
     for pid in survivors:
-        knew += [next(e["t"] for e in dance.of(pid, "lost") if e["t"] > moment) - moment]
-        went_on += [next(e["t"] for e in dance.of(pid, "world") if e["t"] > moment) - moment]
+        knew += [next(e["t"] for e in job.of(pid, "lost") if e["t"] > moment) - moment]
+        went_on += [next(e["t"] for e in job.of(pid, "world") if e["t"] > moment) - moment]
     return knew, went_on
 
 
 def test_rows_1_and_3_kill_9_of_any_rank(tmp_path: Path) -> None:
     """Survivors know at once, go on in their processes, and the world is full again by itself."""
     detect, recover, replace = [], [], []
-    with Dance(["-np", "3", "--min-np", "1"], tmp_path, {"DANCE_CHILDREN": "1"}) as dance:
-        full = dance.world(3)
+    with ElasticJob(["-np", "3", "--min-np", "1"], tmp_path, {"JOB_CHILDREN": "1"}) as job:
+        full = job.world(3)
         for rank in (1, 2, 0, 0, 1, 2):
             victim = full[rank]["pid"]
             others = {event["pid"] for event in full.values()} - {victim}
             step = max(event["step"] for event in full.values())
             generation = full[0]["generation"]
             moment = kill(victim)
-            small = dance.world(2, generation)
+            small = job.world(2, generation)
             assert {event["pid"] for event in small.values()} == others  # the same processes
             assert all(event["step"] >= step for event in small.values())
-            knew, went_on = after_a_loss(dance, moment, full, {victim})
+            knew, went_on = after_a_loss(job, moment, full, {victim})
             detect += knew
             recover += went_on
-            full = dance.world(3, small[0]["generation"])
+            full = job.world(3, small[0]["generation"])
             [new] = [event for event in full.values() if event["pid"] not in others]
-            replace.append(max(event["t"] for event in full.values()) - moment - dance.import_seconds(new["pid"]))
+            replace.append(max(event["t"] for event in full.values()) - moment - job.import_seconds(new["pid"]))
             assert alive(new["pid"]) and not alive(victim)
         print(f"detect {max(detect):.3f} s, recover {max(recover):.3f} s, full {max(replace):.2f} s beside imports")
         mostly(detect, DETECT_S)
         mostly(recover, RECOVER_S)
         mostly(replace, REPLACE_S)
-        blamed = {event["blames"] for event in dance.events if event["event"] == "lost"}
+        blamed = {event["blames"] for event in job.events if event["event"] == "lost"}
         assert blamed == {0, 1, 2}
-        dance.finish()
+        job.finish()
 
 
 def test_row_2_several_at_once_and_again_during_recovery(tmp_path: Path) -> None:
-    with Dance(["-np", "4", "--min-np", "1"], tmp_path) as dance:
-        full = dance.world(4)
+    with ElasticJob(["-np", "4", "--min-np", "1"], tmp_path) as job:
+        full = job.world(4)
         for rank in (1, 2, 3):
             kill(full[rank]["pid"])
         moment = time.monotonic()
-        small = dance.world(1, full[0]["generation"])
+        small = job.world(1, full[0]["generation"])
         assert small[0]["pid"] == full[0]["pid"]
         in_time(small[0]["t"] - moment, 2.0, "a world of one after three deaths at once")
-        full = dance.world(4, small[0]["generation"])
+        full = job.world(4, small[0]["generation"])
         kill(full[0]["pid"])  # and the next one as soon as a survivor has heard of it
-        dance.wait(lambda: any(e["generation"] >= 0 for e in dance.of(full[1]["pid"], "world")))
-        dance.wait(lambda: dance.of(full[1]["pid"], "lost")[-1:] and dance.of(full[1]["pid"], "lost")[-1]["t"] > 0)
+        job.wait(lambda: any(e["generation"] >= 0 for e in job.of(full[1]["pid"], "world")))
+        job.wait(lambda: job.of(full[1]["pid"], "lost")[-1:] and job.of(full[1]["pid"], "lost")[-1]["t"] > 0)
         moment = kill(full[2]["pid"])
-        again = dance.world(4, full[0]["generation"])
+        again = job.world(4, full[0]["generation"])
         assert {full[1]["pid"], full[3]["pid"]} <= {event["pid"] for event in again.values()}
-        dance.finish()
+        job.finish()
 
 
 def test_row_5_a_stopped_rank_is_evicted_fenced_and_comes_back(tmp_path: Path) -> None:
     """Also if it has something to save: that its connection was closed does not mean that the launcher is gone."""
     (tmp_path / "saves").mkdir()
-    with Dance(["-np", "3", "--min-np", "1"], tmp_path, {"DANCE_SAVES": str(tmp_path / "saves")}) as dance:
-        full = dance.world(3)
+    with ElasticJob(["-np", "3", "--min-np", "1"], tmp_path, {"JOB_SAVES": str(tmp_path / "saves")}) as job:
+        full = job.world(3)
         victim = full[1]["pid"]
         moment = kill(victim, signal.SIGSTOP)
-        small = dance.world(2, full[0]["generation"])
-        evicted = min(e["t"] for pid in (full[0]["pid"], full[2]["pid"]) for e in dance.of(pid, "lost")) - moment
+        small = job.world(2, full[0]["generation"])
+        evicted = min(e["t"] for pid in (full[0]["pid"], full[2]["pid"]) for e in job.of(pid, "lost")) - moment
         print(f"evicted after {evicted:.2f} s")
         assert evicted >= 4.5
         in_time(evicted, 5.5, "the eviction of a stopped rank")
-        assert dance.said("no sign of life for 2") and dance.said("evicted")
+        assert job.said("no sign of life for 2") and job.said("evicted")
         ahead = small[0]["step"]
         os.kill(victim, signal.SIGCONT)
-        full = dance.world(3, small[0]["generation"])
+        full = job.world(3, small[0]["generation"])
         [back] = [event for event in full.values() if event["pid"] == victim]
         assert back["step"] >= ahead and back["hash"] == full[0]["hash"]  # it took theirs, they nothing of it
-        dance.finish()
+        job.finish()
     assert not list((tmp_path / "saves").iterdir())
 
 
@@ -117,16 +117,16 @@ def test_rows_7_and_37_who_only_seems_dead_stays(tmp_path: Path) -> None:
     """The GIL held for longer than eviction takes; all frozen at once; a debugger attached to one."""
     held = 70 if LONG else 7
     words = ["-np", "2", "--min-np", "1", *([] if LONG else ["--stall-note-seconds", "2"])]
-    with Dance(words, tmp_path, {"DANCE_GIL": str(held)}) as dance:
-        full = dance.world(2)
-        dance.orders.write_text(f"gil {full[1]['pid']}")
-        dance.wait(lambda: dance.of(full[1]["pid"], "gil"), 20)
+    with ElasticJob(words, tmp_path, {"JOB_GIL": str(held)}) as job:
+        full = job.world(2)
+        job.orders.write_text(f"gil {full[1]['pid']}")
+        job.wait(lambda: job.of(full[1]["pid"], "gil"), 20)
         moment = time.monotonic()
-        dance.wait(lambda: any("rank 1" in line and "step" in line for line in dance.lines), held)
+        job.wait(lambda: any("rank 1" in line and "step" in line for line in job.lines), held)
         # Reported while it lasts, 5 s after the others began to wait.
         in_time(time.monotonic() - moment, 5.0 + 2.0, "the report about a rank that holds its GIL")
-        dance.wait(lambda: dance.of(full[1]["pid"], "no gil"), held + 13)
-        assert any("rank 1" in line and "step" in line for line in dance.lines), dance.tail()  # named, not evicted
+        job.wait(lambda: job.of(full[1]["pid"], "no gil"), held + 13)
+        assert any("rank 1" in line and "step" in line for line in job.lines), job.tail()  # named, not evicted
         for event in full.values():
             kill(event["pid"], signal.SIGSTOP)
         time.sleep(8)  # sleep: all are frozen for longer than eviction takes
@@ -143,23 +143,23 @@ ptrace(17, {full[0]["pid"]}, 0, 0)
 """
         attached = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
         assert attached.returncode == 0, attached.stderr
-        assert dance.generation == full[0]["generation"] and not dance.said("evicted"), dance.tail()
-        assert not [event for event in dance.events if event["event"] == "lost"]
-        dance.finish()
+        assert job.generation == full[0]["generation"] and not job.said("evicted"), job.tail()
+        assert not [event for event in job.events if event["event"] == "lost"]
+        job.finish()
 
 
 def test_row_8_a_rank_that_raises_is_tried_again_and_one_that_always_does_ends_the_job(tmp_path: Path) -> None:
-    with Dance(["-np", "2", "--min-np", "1"], tmp_path) as dance:
-        full = dance.world(2)
-        dance.orders.write_text(f"raise {full[1]['pid']}")
-        dance.world(1, full[0]["generation"])
-        full = dance.world(2, full[0]["generation"] + 1)
-        dance.finish()
+    with ElasticJob(["-np", "2", "--min-np", "1"], tmp_path) as job:
+        full = job.world(2)
+        job.orders.write_text(f"raise {full[1]['pid']}")
+        job.world(1, full[0]["generation"])
+        full = job.world(2, full[0]["generation"] + 1)
+        job.finish()
     bad = "import farandole\nfarandole.init()\nraise ValueError('always')"
-    with Dance(["-np", "2", "--min-np", "1"], tmp_path, program=bad) as dance:
-        assert dance.process.wait(60) == 1
-        assert any("ValueError: always" in line for line in dance.lines), dance.tail()
-        assert dance.said("failed first")
+    with ElasticJob(["-np", "2", "--min-np", "1"], tmp_path, program=bad) as job:
+        assert job.process.wait(60) == 1
+        assert any("ValueError: always" in line for line in job.lines), job.tail()
+        assert job.said("failed first")
 
 
 def test_row_24_hosts_come_and_go_by_discovery(tmp_path: Path) -> None:
@@ -171,14 +171,14 @@ def test_row_24_hosts_come_and_go_by_discovery(tmp_path: Path) -> None:
         (tmp_path / "new").write_text(text)
         (tmp_path / "new").rename(listed)  # nobody may find it empty
 
-    with Dance(words, tmp_path) as dance:
-        found = dance.world(2)
+    with ElasticJob(words, tmp_path) as job:
+        found = job.world(2)
         for text, size in (("localhost:2\n127.0.0.1:2", 4), ("127.0.0.1:1", 1), ("127.0.0.1:1\nlocalhost:2", 3)):
             before = {event["pid"] for event in found.values()}
             moment = time.monotonic()
             change(text)
-            found = dance.world(size, found[0]["generation"])
-            ups = [e["t"] for e in dance.events if e["event"] == "up" and e["pid"] not in before and e["t"] > moment]
+            found = job.world(size, found[0]["generation"])
+            ups = [e["t"] for e in job.events if e["event"] == "up" and e["pid"] not in before and e["t"] > moment]
             if ups:  # the last newcomer was ready a moment before it was in
                 in_time(max(e["t"] for e in found.values()) - max(ups), REPLACE_S, "taking in a newcomer that is up")
             assert {e["pid"] for e in found.values()} & before  # somebody brought the state
@@ -186,30 +186,33 @@ def test_row_24_hosts_come_and_go_by_discovery(tmp_path: Path) -> None:
         change("127.0.0.1:1\nlocalhost:1")
         time.sleep(0.4)  # sleep: two changes within the second after which discovery looks
         change("127.0.0.1:2\nlocalhost:2")
-        found = dance.world(4, found[0]["generation"])
-        assert [found[rank]["local"] for rank in range(4)] == [[0, 2, 0, 2], [1, 2, 0, 2], [0, 2, 1, 2], [1, 2, 1, 2]]
+        found = job.world(4, found[0]["generation"])
+        # By host; inside a host a local rank is the slot's number, whichever of the two ranks has been there longer.
+        places = [found[rank]["local"] for rank in range(4)]
+        assert [place[2] for place in places] == [0, 0, 1, 1]
+        assert sorted(places) == [[0, 2, 0, 2], [0, 2, 1, 2], [1, 2, 0, 2], [1, 2, 1, 2]]
         script.write_text("#!/bin/sh\necho oops >&2; exit 3\n")
-        dance.wait(lambda: dance.said("exit code 3"), 10)
-        dance.finish()
+        job.wait(lambda: job.said("exit code 3"), 10)
+        job.finish()
 
 
 def test_rows_4_and_22_an_agent_dies_with_its_ranks_and_comes_back(tmp_path: Path) -> None:
     words = ["-np", "4", "--min-np", "1", "-H", "localhost:2,127.0.0.1:2"]
-    with Dance(words, tmp_path, {"DANCE_CHILDREN": "1"}) as dance:
-        full = dance.world(4)
+    with ElasticJob(words, tmp_path, {"JOB_CHILDREN": "1"}) as job:
+        full = job.world(4)
         first, second = parent_of(full[0]["pid"]), parent_of(full[3]["pid"])
         assert first != second and parent_of(full[2]["pid"]) == second
         doomed = [full[2]["pid"], full[3]["pid"]]
         below = [child for pid in doomed for child in children_of(pid)]
         moment = kill(second)
-        small = dance.world(2, full[0]["generation"])
+        small = job.world(2, full[0]["generation"])
         assert {e["pid"] for e in small.values()} == {full[0]["pid"], full[1]["pid"]}
         in_time(max(e["t"] for e in small.values()) - moment, 2.0, "going on without a host whose agent was killed")
-        dance.wait(lambda: not any(map(alive, [*doomed, *below])), what="the end of all that was below the agent")
+        job.wait(lambda: not any(map(alive, [*doomed, *below])), what="the end of all that was below the agent")
         in_time(time.monotonic() - moment, 4.0, "the end of all that was below the agent")
-        full = dance.world(4, small[0]["generation"])
-        assert len(dance.said("its agent was lost")) == 1  # one message for the host
-        dance.finish()
+        full = job.world(4, small[0]["generation"])
+        assert len(job.said("its agent was lost")) == 1  # one message for the host
+        job.finish()
 
 
 @pytest.mark.parametrize("saves", [False, True])
@@ -220,17 +223,20 @@ def test_row_21_the_launcher_dies(tmp_path: Path, saves: bool) -> None:
     """
     folder = tmp_path / "saves"
     folder.mkdir()
-    more = {"DANCE_CHILDREN": "1", **({"DANCE_SAVES": str(folder), "DANCE_GIL": "6"} if saves else {})}
-    with Dance(["-np", "3", "--min-np", "1"], tmp_path, more) as dance:
-        full = dance.world(3)
+    more = {
+        "JOB_CHILDREN": "1",
+        **({"JOB_SAVES": str(folder), "JOB_GIL": "6"} if saves else {}),
+    }
+    with ElasticJob(["-np", "3", "--min-np", "1"], tmp_path, more) as job:
+        full = job.world(3)
         pids = [event["pid"] for event in full.values()]
         agent = parent_of(pids[0])
         below = [*pids, agent, parent_of(agent), *(child for pid in pids for child in children_of(pid))]
         if saves:
-            dance.orders.write_text(f"gil {pids[1]}")
-            dance.wait(lambda: dance.of(pids[1], "gil"), 10)
+            job.orders.write_text(f"gil {pids[1]}")
+            job.wait(lambda: job.of(pids[1], "gil"), 10)
         moment = time.monotonic()
-        dance.process.kill()
+        job.process.kill()
         until(lambda: not any(map(alive, below)), 60.0, lambda: [pid for pid in below if alive(pid)])
         in_time(time.monotonic() - moment, 16.0 if saves else 2.0, "the end of all ranks without their launcher")
     names = sorted(path.name for path in folder.iterdir())
@@ -244,13 +250,13 @@ def test_row_21_the_launcher_dies(tmp_path: Path, saves: bool) -> None:
 def test_row_21_a_job_that_survives_its_launcher(tmp_path: Path) -> None:
     """The launcher is killed; the job goes on, replaces a rank, and another launcher shows it to its end."""
     home = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    with Dance(["-np", "2", "--min-np", "1", "--survive-launcher"], tmp_path, home) as dance:
-        full = dance.world(2)
-        dance.process.kill()
-        dance.process.wait()
+    with ElasticJob(["-np", "2", "--min-np", "1", "--survive-launcher"], tmp_path, home) as job:
+        full = job.world(2)
+        job.process.kill()
+        job.process.wait()
         assert all(alive(event["pid"]) for event in full.values())
         kill(full[1]["pid"])
-        with Dance([], tmp_path, home, command=["attach"]) as again:
+        with ElasticJob([], tmp_path, home, command=["attach"]) as again:
             new = again.world(2, full[0]["generation"] + 1)
             assert full[0]["pid"] in {event["pid"] for event in new.values()}
             listed = subprocess.run(
@@ -269,21 +275,21 @@ def test_row_23_sigterm_to_an_agent_drains_its_host_and_the_others_go_on(tmp_pat
     folder = tmp_path / "saves"
     folder.mkdir()
     words = ["-np", "4", "--min-np", "1", "-H", "localhost:2,127.0.0.1:2", "--drain-timeout", "10"]
-    with Dance(words, tmp_path, {"DANCE_SAVES": str(folder), "DANCE_CHILDREN": "1"}) as dance:
-        full = dance.world(4)
+    with ElasticJob(words, tmp_path, {"JOB_SAVES": str(folder), "JOB_CHILDREN": "1"}) as job:
+        full = job.world(4)
         doomed = [full[2]["pid"], full[3]["pid"]]
         agent = parent_of(doomed[0])
         kill(agent, signal.SIGTERM)
-        small = dance.world(2, full[0]["generation"])
+        small = job.world(2, full[0]["generation"])
         assert {e["pid"] for e in small.values()} == {full[0]["pid"], full[1]["pid"]}
         names = sorted(path.name for path in folder.iterdir())
         assert sorted(int(name.partition("-")[0]) for name in names) == sorted(e["pid"] for e in full.values())
         assert len({name.partition("-")[2] for name in names}) == 1  # one agreed step, once per rank
-        dance.wait(lambda: not any(map(alive, doomed)), 10.0)
-        assert not dance.said("has ended")  # they left in good order
+        job.wait(lambda: not any(map(alive, doomed)), 10.0)
+        assert not job.said("has ended")  # they left in good order
         other = parent_of(full[0]["pid"])
         kill(other, signal.SIGTERM)  # the last one goes as well: the job is over, and well
-        assert dance.process.wait(60) == 0, dance.tail()
+        assert job.process.wait(60) == 0, job.tail()
         assert len(list(folder.iterdir())) == 6
 
 
@@ -291,47 +297,47 @@ def test_row_23_sigterm_to_one_rank_and_to_all_of_them(tmp_path: Path) -> None:
     """Every rank saves once, at one step; the one that was asked ends well and is replaced. Then the whole job."""
     folder = tmp_path / "saves"
     folder.mkdir()
-    with Dance(["-np", "3", "--min-np", "1"], tmp_path, {"DANCE_SAVES": str(folder), "DANCE_CHILDREN": "1"}) as dance:
-        full = dance.world(3)
+    with ElasticJob(["-np", "3", "--min-np", "1"], tmp_path, {"JOB_SAVES": str(folder), "JOB_CHILDREN": "1"}) as job:
+        full = job.world(3)
         kill(full[1]["pid"], signal.SIGTERM)
-        again = dance.world(3, full[0]["generation"] + 1)
+        again = job.world(3, full[0]["generation"] + 1)
         names = [path.name.split("-") for path in folder.iterdir()]
         assert sorted(int(pid) for pid, _ in names) == sorted(event["pid"] for event in full.values())
-        assert len({step for _, step in names}) == 1 and not dance.said("has ended")
+        assert len({step for _, step in names}) == 1 and not job.said("has ended")
         assert {full[0]["pid"], full[2]["pid"]} < {event["pid"] for event in again.values()}
         assert not alive(full[1]["pid"])
-        dance.process.send_signal(signal.SIGTERM)
-        assert dance.process.wait(60) == 128 + signal.SIGTERM
+        job.process.send_signal(signal.SIGTERM)
+        assert job.process.wait(60) == 128 + signal.SIGTERM
         later = [path.name.split("-") for path in folder.iterdir()][:]
         fresh = [name for name in later if name not in names]
-        assert sorted(int(pid) for pid, _ in fresh) == sorted(event["pid"] for event in again.values()), dance.tail()
+        assert sorted(int(pid) for pid, _ in fresh) == sorted(event["pid"] for event in again.values()), job.tail()
         assert len({step for _, step in fresh}) == 1
 
 
 def test_row_12_ranks_that_hear_no_launcher_stop_at_the_end_of_their_lease(tmp_path: Path) -> None:
     """The launcher is frozen: nobody knows whether others go on, so nobody does; then the same ranks come together."""
-    with Dance(["-np", "2", "--min-np", "1"], tmp_path) as dance:
-        full = dance.world(2)
-        moment = kill(dance.process.pid, signal.SIGSTOP)
+    with ElasticJob(["-np", "2", "--min-np", "1"], tmp_path) as job:
+        full = job.world(2)
+        moment = kill(job.process.pid, signal.SIGSTOP)
         time.sleep(7)  # sleep: the launcher is frozen for longer than a lease lasts
-        os.kill(dance.process.pid, signal.SIGCONT)
-        again = dance.world(2, full[0]["generation"])
+        os.kill(job.process.pid, signal.SIGCONT)
+        again = job.world(2, full[0]["generation"])
         assert {event["pid"] for event in again.values()} == {event["pid"] for event in full.values()}
-        stopped = [event["t"] - moment for event in dance.events if event["event"] == "lost"]
+        stopped = [event["t"] - moment for event in job.events if event["event"] == "lost"]
         assert len(stopped) == 2 and min(stopped) >= 3.0, stopped
         in_time(max(stopped), 5.0, "stopping at the end of a lease")
-        assert not dance.said("evicted") and not dance.said("silent")
-        dance.finish()
+        assert not job.said("evicted") and not job.said("silent")
+        job.finish()
 
 
 def test_row_38_ctrl_c_ends_an_elastic_job(tmp_path: Path) -> None:
-    with Dance(["-np", "2", "--min-np", "1", "--grace", "1"], tmp_path) as dance:
-        full = dance.world(2)
+    with ElasticJob(["-np", "2", "--min-np", "1", "--grace", "1"], tmp_path) as job:
+        full = job.world(2)
         kill(full[1]["pid"], signal.SIGSTOP)  # the other one waits in a collective
         time.sleep(0.5)  # sleep: nothing can be seen of a rank that waits
         moment = time.monotonic()
-        dance.process.send_signal(signal.SIGINT)
-        assert dance.process.wait(60) == 130
+        job.process.send_signal(signal.SIGINT)
+        assert job.process.wait(60) == 130
         in_time(time.monotonic() - moment, 3.0, "the end of an elastic job after Ctrl-C")
         assert not alive(full[0]["pid"]) and not alive(full[1]["pid"])
 
@@ -340,8 +346,8 @@ def count_to(target: int) -> tuple[int, int, int]:
     import numpy as np
 
     import farandole as hvd
-    from farandole.errors import HorovodInternalError, HostsUpdatedInterrupt
-    from farandole.runtime import runtime
+    from farandole.base.errors import HorovodInternalError, HostsUpdatedInterrupt
+    from farandole.world.runtime import runtime
 
     hvd.init()
     done = 0
@@ -371,21 +377,22 @@ def test_run_with_ranks_that_come_and_go() -> None:
 
     found = farandole.run(count_to, (300,), num_proc=3, min_num_proc=2)
     assert [place[:2] for place in found] == [(0, 300), (1, 300)] and found[0][2] >= 2  # one has died
-    with pytest.raises(KeyError, match="mine"):
+    with pytest.raises(RuntimeError, match="Horovod detected that one or more processes exited") as caught:
         farandole.run(always_wrong, num_proc=2, min_num_proc=1, verbose=False)
+    assert isinstance(caught.value.__cause__, KeyError) and caught.value.__cause__.args == ("mine",)
 
 
 def test_limits_end_the_job_with_a_reason(tmp_path: Path) -> None:
-    with Dance(["-np", "2", "--min-np", "1", "--reset-limit", "0"], tmp_path) as dance:
-        full = dance.world(2)
+    with ElasticJob(["-np", "2", "--min-np", "1", "--reset-limit", "0"], tmp_path) as job:
+        full = job.world(2)
         kill(full[1]["pid"])
-        assert dance.process.wait(60) != 0 and dance.said("--reset-limit 0"), dance.tail()
+        assert job.process.wait(60) != 0 and job.said("--reset-limit 0"), job.tail()
     fails = "import os, sys\nos.environ['FARANDOLE_WORKER'] == '0' or sys.exit(3)\n"
     from elastic import PROGRAM
 
     words = ["-np", "2", "--min-np", "2", "--elastic-timeout", "2"]
-    with Dance(words, tmp_path, program=fails + PROGRAM) as dance:
-        assert dance.process.wait(60) == 3 and dance.said("-np"), dance.tail()
+    with ElasticJob(words, tmp_path, program=fails + PROGRAM) as job:
+        assert job.process.wait(60) == 3 and job.said("-np"), job.tail()
 
 
 SAYS_WHY = """
@@ -409,10 +416,10 @@ os._exit(3)
 
 def test_survivors_of_a_job_that_cannot_go_on_have_time_to_say_why(tmp_path: Path) -> None:
     words = ["-np", "2", "--min-np", "1", "--reset-limit", "0", "--survivor-grace-seconds", "0"]
-    with Dance(words, tmp_path, program=SAYS_WHY) as dance:
-        assert dance.process.wait(40) == 7, dance.tail()
-        assert sum("line " in line for line in dance.lines) == 20, dance.tail()
-        assert dance.said("failed first"), dance.tail()
+    with ElasticJob(words, tmp_path, program=SAYS_WHY) as job:
+        assert job.process.wait(40) == 7, job.tail()
+        assert sum("line " in line for line in job.lines) == 20, job.tail()
+        assert job.said("failed first"), job.tail()
 
 
 def test_signs_of_life_cost_a_static_job_nothing(tmp_path: Path) -> None:
@@ -426,3 +433,30 @@ def test_signs_of_life_cost_a_static_job_nothing(tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.stdout.count("[]") == 2 and ctypes.sizeof(ctypes.c_void_p) == 8
+
+
+def test_a_discovered_host_whose_rank_fails_is_left_out_unless_slots_are_asked_for(tmp_path: Path) -> None:
+    """As in Horovod, with its cool-down; `--blacklist slot` starts another rank beside those that live."""
+    _, script = discover(tmp_path, "localhost:2\n127.0.0.1:1\n")
+    words = ["-np", "3", "--min-np", "1", "--host-discovery-script", str(script)]
+    with ElasticJob([*words, "--blacklist-cooldown-range", "3", "4"], tmp_path) as job:
+        found = job.world(3)
+        generation = found[0]["generation"]
+        kill(next(event["pid"] for event in found.values() if event["host"] == "127.0.0.1"))
+        smaller = job.world(2, generation)
+        assert {event["host"] for event in smaller.values()} == {"localhost"}
+        assert job.said("127.0.0.1 is left out for ")
+        again = job.world(3, smaller[0]["generation"])  # its time is over
+        assert sorted(event["host"] for event in again.values()) == ["127.0.0.1", "localhost", "localhost"]
+        kill(next(event["pid"] for event in again.values() if event["host"] == "localhost"))
+        alone = job.world(1, again[0]["generation"])  # the other rank of that host has left as well
+        assert alone[0]["host"] == "127.0.0.1"
+        job.finish()
+    (tmp_path / "finish").unlink()
+    with ElasticJob([*words, "--blacklist", "slot"], tmp_path) as job:
+        found = job.world(3)
+        victim = next(event for event in found.values() if event["host"] == "127.0.0.1")
+        kill(victim["pid"])
+        full = job.world(3, found[0]["generation"])
+        assert sorted(event["host"] for event in full.values()) == ["127.0.0.1", "localhost", "localhost"]
+        job.finish()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jobs
 import pytest
-from elastic import LONG, PROGRAM, Dance, alive, kill
+from elastic import LONG, PROGRAM, ElasticJob, alive, kill
 from waiting import in_time
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(240)]
@@ -56,8 +56,8 @@ import json, os, sys, time
 import numpy as np
 import farandole as hvd
 hvd.init()
-print("dance " + json.dumps({"event": "up", "pid": os.getpid(), "rank": hvd.rank()}), flush=True)
-while hvd.allreduce(np.array([float(os.path.exists(os.environ["DANCE_FINISH"]))]), op=hvd.Max, name="go")[0] == 0:
+print("event " + json.dumps({"event": "up", "pid": os.getpid(), "rank": hvd.rank()}), flush=True)
+while hvd.allreduce(np.array([float(os.path.exists(os.environ["JOB_FINISH"]))]), op=hvd.Max, name="go")[0] == 0:
     compute(0.01)
 hvd.shutdown()
 """
@@ -80,30 +80,28 @@ def slowed(pid: int, seconds: float = 20.0) -> Iterator[float]:
 
 def test_row_17_a_slow_rank_is_named_with_what_the_others_wait(tmp_path: Path) -> None:
     program = PROGRAM.replace("def work():\n", BUSY + "def work():\n    return compute(0.01)\n", 1)
-    with Dance(["-np", "2", "--min-np", "1"], tmp_path, program=program) as dance:
-        full = dance.world(2)
+    with ElasticJob(["-np", "2", "--min-np", "1"], tmp_path, program=program) as job:
+        full = job.world(2)
         with slowed(full[1]["pid"]) as began:
-            line = dance.wait(lambda: dance.said("slow"), 60.0, "the name of the slow rank")[0]
+            line = job.wait(lambda: job.said("slow"), 60.0, "the name of the slow rank")[0]
             took = time.monotonic() - began
         print(f"named after {took:.1f} s: {line}")
         found = re.search(r"rank (\d+) on \S+ is slow: the others wait for it (\d+)% of the time", line)
         assert found and found[1] == "1" and int(found[2]) >= 50, line
         in_time(took, 10.0, "naming a slow rank")
-        assert not dance.said("rank 0 on") and not dance.said("evicted"), dance.tail()
-        dance.finish()
+        assert not job.said("rank 0 on") and not job.said("evicted"), job.tail()
+        job.finish()
 
 
 def test_row_17_a_slow_rank_of_a_static_job_is_named(tmp_path: Path) -> None:
-    with Dance(["-np", "2"], tmp_path, program=BUSY + IN_STEP) as dance:
-        up = dance.wait(lambda: [one for one in dance.events if one["rank"] == 1], 30.0)
+    with ElasticJob(["-np", "2"], tmp_path, program=BUSY + IN_STEP) as job:
+        up = job.wait(lambda: [one for one in job.events if one["rank"] == 1], 30.0)
         with slowed(up[0]["pid"]):
             named = "is slow: the others wait for it"
-            line = dance.wait(lambda: [one for one in dance.lines if named in one], 60.0, "the name of the slow rank")[
-                0
-            ]
+            line = job.wait(lambda: [one for one in job.lines if named in one], 60.0, "the name of the slow rank")[0]
         assert "rank 1 on " in line, line
-        dance.finish_file.touch()
-        assert dance.process.wait(60) == 0, dance.tail()
+        job.finish_file.touch()
+        assert job.process.wait(60) == 0, job.tail()
 
 
 def test_row_37_busy_cores_evict_nobody(tmp_path: Path) -> None:
@@ -118,11 +116,11 @@ for _ in range(8):
 fresh = True
 """
     program = PROGRAM.replace("fresh = True\n", busy, 1)
-    with Dance(["-np", "8", "--min-np", "1", "--start-timeout", "120"], tmp_path, program=program) as dance:
-        dance.world(8, seconds=120)
-        generation = dance.generation
+    with ElasticJob(["-np", "8", "--min-np", "1", "--start-timeout", "120"], tmp_path, program=program) as job:
+        job.world(8, seconds=120)
+        generation = job.generation
         time.sleep(60.0 if LONG else 8.0)  # sleep: longer than eviction takes
-        assert dance.generation == generation and not dance.said("evicted"), dance.tail()
+        assert job.generation == generation and not job.said("evicted"), job.tail()
 
 
 STUCK = """
@@ -150,26 +148,26 @@ def test_row_38_signals_reach_ranks_that_wait_in_a_stalled_collective(tmp_path: 
     took: list[float] = []
     with contextlib.ExitStack() as jobs_at_once:
         words = ["-np", "2", "--min-np", "1"]
-        for dance in [jobs_at_once.enter_context(Dance(words, tmp_path, {"WHERE": where}, STUCK)) for _ in range(2)]:
-            took.append(ended_by(dance, number))
+        for job in [jobs_at_once.enter_context(ElasticJob(words, tmp_path, {"WHERE": where}, STUCK)) for _ in range(2)]:
+            took.append(ended_by(job, number))
     if max(took) > ENDS_S:
-        with Dance(words, tmp_path, {"WHERE": where}, STUCK) as dance:
-            took.append(ended_by(dance, number))
+        with ElasticJob(words, tmp_path, {"WHERE": where}, STUCK) as job:
+            took.append(ended_by(job, number))
     print(f"ended after {took} s")
     in_time(sorted(took)[1 if len(took) == 3 else -1], ENDS_S, f"the end of a job with stuck ranks ({took})")
 
 
-def ended_by(dance: Dance, number: int) -> float:
+def ended_by(job: ElasticJob, number: int) -> float:
     """Seconds from the signal to the end of a job whose ranks are stuck."""
-    dance.wait(lambda: sum("stuck" in line for line in dance.lines) == 2)
+    job.wait(lambda: sum("stuck" in line for line in job.lines) == 2)
     time.sleep(0.3)  # sleep: the line comes before the call in which they wait, and nothing can be seen of that
     moment = time.monotonic()
-    dance.process.send_signal(number)
-    assert dance.process.wait(60) == 128 + number
+    job.process.send_signal(number)
+    assert job.process.wait(60) == 128 + number
     took = time.monotonic() - moment
-    pids = [int(line.split()[-1]) for line in dance.lines if "stuck" in line]
+    pids = [int(line.split()[-1]) for line in job.lines if "stuck" in line]
     assert not any(map(alive, pids))
     if number == signal.SIGTERM:
-        dance.said("")  # its last words may still be in the pipe
-        assert sum("handler ran" in line for line in dance.lines) == 2
+        job.said("")  # its last words may still be in the pipe
+        assert sum("handler ran" in line for line in job.lines) == 2
     return took

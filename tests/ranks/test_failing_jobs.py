@@ -116,6 +116,6 @@ def test_row_18_memory_that_runs_out_is_an_error_on_every_rank() -> None:
     )
     assert done.returncode == 0, done.stderr
     text = "cannot allocate 134217728 bytes for a result"
-    lines = [f"0 {name} Revoked: rank 1 {text}" for name in ("afterwards", "large")]
+    lines = [f"0 {name} Revoked: Horovod has been shut down: rank 1 {text}" for name in ("afterwards", "large")]
     lines += [f"1 {name} MemoryError: {text}" for name in ("afterwards", "large")]
     assert sorted(line.partition(":")[2] for line in done.stdout.splitlines()) == lines, done.stdout

@@ -19,7 +19,7 @@ import pytest
 from waiting import in_time
 from world import CHAOS_LIBRARY, LIBRARY
 
-from farandole.engine import Kind
+from farandole.engine.interface import Kind
 
 RANKS = 3
 HOSTS = {"shm": ["one"] * RANKS, "tcp": ["one", "two", "three"]}

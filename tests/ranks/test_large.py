@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from world import ENGINES, World, do
 
-from farandole.engine import Engine, Kind, ReduceOp, Request
+from farandole.engine.interface import Engine, Kind, ReduceOp, Request
 
 COUNT = (1 << 31) + 4096 + 7
 PLACES = [0, 1, (1 << 30) - 1, 1 << 30, (1 << 31) - 1, 1 << 31, COUNT - 1]

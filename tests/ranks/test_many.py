@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from world import ENGINES, World, add_groups, allreduce, barrier, do
 
-from farandole.engine import Engine, Kind, Request
+from farandole.engine.interface import Engine, Kind, Request
 
 pytestmark = [pytest.mark.skipif("native" not in ENGINES, reason="the native library is not built")]
 RANKS = 64

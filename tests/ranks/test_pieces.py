@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from world import ENGINES, World, do
 
-from farandole.engine import DType, Engine, Kind, ReduceOp, Request, Span
+from farandole.engine.interface import DType, Engine, Kind, ReduceOp, Request, Span
 
 pytestmark = pytest.mark.skipif("native" not in ENGINES, reason="the native library is not built")
 SIZES = [1, 64, 3, 5000, 17, 40_000, 1, 250_000]  # more than a slot, odd, single elements

@@ -17,7 +17,7 @@ import pytest
 from waiting import Moment, in_time, repeated, until
 from world import ENGINES, World, add_groups, allreduce, barrier
 
-from farandole.engine import Array, Engine, Kind, ReduceOp, Request
+from farandole.engine.interface import Array, Engine, Kind, ReduceOp, Request
 
 ROUNDS = 1000 * int(os.environ.get("CHAOS_N", "1"))
 SOON_S = 0.050

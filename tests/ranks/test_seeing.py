@@ -58,7 +58,7 @@ def test_a_timeline_from_any_one_rank_is_summarised_in_ten_lines(
 def test_the_specification_announces_itself_once() -> None:
     with jobs.start("hvd.init(); hvd.barrier(); hvd.shutdown()", 2, env={"FARANDOLE_ENGINE": "python"}) as job:
         assert job.wait(60) == 0
-        said = [job.stderr(rank).count("the Python reference engine is at work") for rank in range(2)]
+        said = [job.stderr(rank).count("the Python reference engine is in use") for rank in range(2)]
     assert said == [1, 0]
 
 
@@ -83,3 +83,36 @@ report(cpu_percent=100 * (after[0] - before[0]) / 3, switches_per_s=(after[1] - 
 """
     for found in jobs.run(body, 2):
         assert found["cpu_percent"] < 0.5 and found["switches_per_s"] < 10, found
+
+
+MARKS = """
+hvd.init()
+if rank == 0:
+    hvd.start_timeline(PLACE, mark_cycles=MARKED)
+longest = 0.0
+for step in range(8):
+    hvd.allreduce(np.ones(100), name=f"once.{step}")  # a new name each time: no step repeats, so there is no plan
+    ended = time.monotonic()
+    while rank == 0 and f'once.{step}"' not in open(PLACE).read():
+        time.sleep(0.002)  # sleep: until the event is in the file
+    longest = max(longest, time.monotonic() - ended)
+events = []
+if rank == 0:
+    hvd.stop_timeline()
+    events = json.load(open(PLACE))
+report(seconds=longest, marks=[event for event in events if event.get("name") == "CYCLE_START"],
+       planned=engine().counter("planned_buckets"))
+hvd.shutdown()
+"""
+
+
+@needs_native
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("marked", [True, False])
+def test_events_are_in_the_file_at_once_and_buckets_are_marked_without_a_plan(
+    size: int, marked: bool, tmp_path: Path
+) -> None:
+    found = jobs.run(f"MARKED, PLACE = {marked}, {str(tmp_path / 'trace.json')!r}\n" + MARKS, size)
+    assert found[0]["planned"] == 0 and len(found[0]["marks"]) == (8 if marked else 0), found[0]
+    assert all((event["ph"], event["s"]) == ("i", "g") for event in found[0]["marks"])
+    waiting.in_time(found[0]["seconds"], 0.1, "an event of the timeline")

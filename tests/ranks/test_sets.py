@@ -85,7 +85,7 @@ def test_links_that_a_large_job_makes_on_demand(engine: str) -> None:
     """By the rules of a job beyond 64 ranks and 32 hosts, with six of each: ranks 1 and 4 begin without a link."""
     body = """
 from farandole.rendezvous import links
-links.EVERYBODY = links.NEAR_HOSTS = 1
+links.FULL_MESH_RANKS = links.ALL_PAIRS_HOSTS = 1
 assert 4 not in links.initial_links(1, list(range(6)))[1]
 pair = hvd.ProcessSet([1, 4])
 hvd.init(process_sets=[pair])
@@ -104,8 +104,8 @@ hvd.shutdown()
 
 FOUNDED = """
 import os, resource, time
-from farandole.engine import DType, Kind, ReduceOp, Request
-from farandole.runtime import runtime
+from farandole.engine.interface import DType, Kind, ReduceOp, Request
+from farandole.world.runtime import runtime
 
 def found():
     engine = runtime.world.engine

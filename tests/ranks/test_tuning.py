@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from world import ENGINES, World, allreduce
 
-from farandole.config import Config
-from farandole.engine import Engine, Kind, Request
-from farandole.tuning.live import COLUMNS, Tuner
-from farandole.tuning.search import PAIRS, Values, choices
+from farandole.base.config import Config
+from farandole.engine.interface import Engine, Kind, Request
+from farandole.world.tuning.live import COLUMNS, Tuner
+from farandole.world.tuning.search import PAIRS, Values, choices
 
 pytestmark = pytest.mark.skipif("native" not in ENGINES, reason="the native library is not built")
 
@@ -102,7 +102,7 @@ def check_log(log: Path, search: Any) -> None:
 LOOP = """
 import hashlib, torch
 import farandole.torch as ht
-from farandole.runtime import runtime
+from farandole.world.runtime import runtime
 torch.manual_seed(1)
 ht.init()
 layers = torch.nn.Linear(40, 300), torch.nn.ReLU(), torch.nn.Linear(300, 300), torch.nn.Linear(300, 3)
@@ -150,7 +150,7 @@ def test_training_with_torch_ends_with_the_same_model(tmp_path: Path) -> None:
 
 STEPS = """
 hvd.init()
-from farandole.runtime import runtime
+from farandole.world.runtime import runtime
 over = False
 while not over:
     for layer in range(3):
@@ -173,7 +173,7 @@ def test_what_users_have_given_stays(tmp_path: Path) -> None:
 
 DEATH = """
 hvd.init()
-from farandole.runtime import runtime
+from farandole.world.runtime import runtime
 try:
     for turn in range(100_000):
         hvd.allreduce(np.ones(5000), name="x")
@@ -248,7 +248,7 @@ def test_tuning_at_init_is_done_once_and_remembered(hosts: list[str], tmp_path: 
     with jobs.start(SHORT, len(hosts), hosts, env) as job:
         assert job.wait(60.0) == 0
         said = "".join(job.stderr(rank) for rank in range(len(hosts)))
-    assert said.count("is not used: it is no JSON") == 1, said
+    assert said.count("is not used: it is not JSON") == 1, said
     assert json.loads(file.read_text())["shape"] == kept["shape"]
 
 

@@ -14,9 +14,9 @@ import pytest
 from waiting import in_time, until
 from world import ENGINES, World, add_groups, allreduce, barrier, do
 
-from farandole import errors
-from farandole.engine import Engine, Kind, ReduceOp, Request
-from farandole.reference import ReferenceEngine
+from farandole.base import errors
+from farandole.engine.interface import Engine, Kind, ReduceOp, Request
+from farandole.engine.reference import ReferenceEngine
 
 LINKS = {"shm": [0, 0, 0], "both": [0, 1, 1]}
 ONES = np.ones(4, np.float32)

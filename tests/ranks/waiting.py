@@ -1,4 +1,4 @@
-# What tests do with time: they wait for events, hold what they promise, and say how busy the machine was.
+# Time in tests: waiting for events, checking promised times, measuring how busy the machine was.
 # Touches the clocks, and what /proc tells of processors and of this process's children.
 """`until(ready)` waits for an event; `in_time(took, limit, what)` is for a promise that is a time.
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 TRIES = 3  # of a test, as long as each was too slow on a busy machine
-PATIENT = 5.0  # seconds for an event, from which on a busy machine gets more of them
+PATIENT = 5.0  # a wait of at least this many seconds gets longer on a busy machine
 BUSY = 0.2  # of the processors' time went to others: a machine that is busy
 STOLEN = 0.05  # the same for time that the host of a virtual machine gave to others
 T = TypeVar("T")
@@ -59,7 +59,7 @@ def this_process() -> str:
 
 
 def lives(name: str) -> bool:
-    """Whether the process that had this name is still there."""
+    """Whether the process with this name still exists."""
     pid, _, started = name.partition("-")
     return _started(int(pid)) == started
 
@@ -71,7 +71,7 @@ def _started(pid: int) -> str:
 
 
 class TooSlow(AssertionError):
-    """Right, but not in time."""
+    """The result was right, but too late."""
 
 
 def in_time(took: float, limit: float, what: str) -> None:
@@ -144,7 +144,8 @@ def _own_seconds() -> float:
 
 
 def children_of(pid: int) -> list[int]:
-    """Its child processes, the dead but unburied among them. Most kernels list them; to look at every process of the
+    """Its child processes, including dead ones that are not reaped. Most kernels list them; to look at every process of
+    the
     machine, before and after each test, takes longer than most tests."""
     found: list[int] = []
     if _kernel_lists_children():

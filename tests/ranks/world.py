@@ -1,6 +1,6 @@
-# Ranks as threads of one process: engines joined by socket pairs that the test makes. Quick, and good for most cases.
-# Touches the engines; stands in for rendezvous/.
-"""`World` holds one engine per rank; `World.run` runs a function on all of them and never hangs."""
+# Ranks as threads of one process: the test connects their engines by socket pairs. It is fast, for most tests.
+# Touches the engines; replaces rendezvous/.
+"""`World` has one engine per rank. `World.run` runs a function on all ranks and never hangs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from farandole import errors, native
-from farandole.config import Config
-from farandole.engine import Engine, Kind, Outcome, Request
-from farandole.native import NativeEngine
-from farandole.reference import ReferenceEngine
+from farandole.base import errors
+from farandole.base.config import Config
+from farandole.engine import native
+from farandole.engine.interface import Engine, Kind, Outcome, Request
+from farandole.engine.native import NativeEngine
+from farandole.engine.reference import ReferenceEngine
 
 UNIX, TCP = 0, 1
 DEADLINE_S = 30.0
 
 
 CHAOS_LIBRARY = Path(native.LIBRARY).with_name("libfarandole_chaos.so")
-LIBRARY = os.environ.get("FARANDOLE_LIBRARY")  # None: the one beside the package
+LIBRARY = os.environ.get("FARANDOLE_LIBRARY")  # None: the library in the package
 ENGINES = ["native", "python"] if Path(LIBRARY or native.LIBRARY).exists() else ["python"]
 
 
@@ -50,11 +51,11 @@ def make_engine(kind: str, config: Config, rank: int, hosts: Sequence[int]) -> E
 
 
 class Stuck(AssertionError):
-    """A rank did not come back in time; the stacks of all threads went to stderr."""
+    """A rank did not return in time. The stacks of all threads were printed to stderr."""
 
 
 class World:
-    """A job in one process. `hosts[r]` is rank r's host number: equal ones share memory, others talk TCP."""
+    """A job in one process. `hosts[r]` is the host number of rank r. Ranks of one host share memory; others use TCP."""
 
     def __init__(self, hosts: Sequence[int], engine: str = "native", *, linked: bool = True, **settings: Any) -> None:
         self.hosts = list(hosts)
@@ -84,7 +85,7 @@ class World:
         on_all(lambda rank: self.engines[rank].close(), self.size, DEADLINE_S)
 
     def run(self, function: Callable[[Engine, int], Any], deadline: float = DEADLINE_S) -> list[Any]:
-        """function(engine, rank) on every rank; the results by rank. The lowest rank's exception is raised."""
+        """Runs function(engine, rank) on every rank. Returns the results by rank, or raises the lowest rank's error."""
         results = self.attempt(function, deadline)
         for result in results:
             if isinstance(result, BaseException):
@@ -92,7 +93,7 @@ class World:
         return results
 
     def attempt(self, function: Callable[[Engine, int], Any], deadline: float = DEADLINE_S) -> list[Any]:
-        """As run, but an exception is a result like any other."""
+        """Like `run`, but returns exceptions as results."""
 
         def give_up() -> None:
             for engine in self.engines:
@@ -104,7 +105,7 @@ class World:
 def on_all(
     function: Callable[[int], Any], size: int, deadline: float, give_up: Callable[[], None] = lambda: None
 ) -> list[Any]:
-    """function(rank) in one thread per rank; exceptions are results. After the deadline: stacks, and Stuck."""
+    """Runs function(rank) in a thread per rank. Exceptions are results. If late: prints stacks and raises Stuck."""
     results: list[Any] = [None] * size
 
     def body(rank: int) -> None:
@@ -145,7 +146,7 @@ def barrier(engine: Engine, group: int = 0) -> None:
 
 
 def add_groups(engine: Engine, *groups: Sequence[int]) -> list[int]:
-    """Adds process sets, and gives their numbers."""
+    """Adds process sets. Returns their numbers."""
     splits = [number for ranks in groups for number in (len(ranks), *ranks)]
     first = do(engine, Request(Kind.ADD_GROUP, splits=splits)).value
     return list(range(first, first + len(groups)))

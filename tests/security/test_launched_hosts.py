@@ -19,12 +19,12 @@ import bed
 import jobs
 import pytest
 from bed.launcher import ENVIRONMENT, SOURCE, launch
-from meeting import listening
+from local_ranks import listening
 from waiting import in_time, until
 
+from farandole.base.version import package_version
 from farandole.launch import ssh
 from farandole.launch.hosts import parse
-from farandole.version import package_version
 
 pytestmark = [pytest.mark.security, pytest.mark.ranks]
 TRAIN = """
@@ -215,13 +215,13 @@ def test_row_31_another_version_on_a_host_is_named_with_the_remedy() -> None:
     ],
 )
 def test_row_32_what_is_no_host_name_never_reaches_ssh(name: str) -> None:
-    with pytest.raises(ValueError, match="is no host name"):
-        ssh.Way(sys.executable, SOURCE).command(name)
+    with pytest.raises(ValueError, match="is not a host name"):
+        ssh.SshOptions(sys.executable, SOURCE).command(name)
 
 
 @pytest.mark.parametrize("slots", ["0", "-1", "1e9", "9" * 400, "000000001999999999", "4097", "²", "1;x"])
 def test_row_32_slots_that_are_no_small_number_are_refused(slots: str) -> None:
-    with pytest.raises(ValueError, match="is no number of slots"):
+    with pytest.raises(ValueError, match="is not a number of slots"):
         parse(f"a:{slots}")
 
 

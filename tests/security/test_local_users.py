@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from meeting import engines, meeting
+from local_ranks import engines, local_job
 from waiting import until
 
 from farandole.launch import local
@@ -40,10 +40,10 @@ def as_nobody(act: Callable[[], int]) -> int:
 
 @root
 def test_row_35_another_user_cannot_reach_the_hub() -> None:
-    with meeting(1) as place:
+    with local_job(1) as place:
         path = place.hub.address.removeprefix("unix:")
 
-        def knock() -> int:
+        def probe_hub() -> int:
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(5)
                 sock.connect(path)
@@ -51,7 +51,7 @@ def test_row_35_another_user_cannot_reach_the_hub() -> None:
 
         assert stat.S_IMODE(os.stat(place.directory).st_mode) == 0o700
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-        assert as_nobody(knock) == 101
+        assert as_nobody(probe_hub) == 101
         # Even with every door of the file system open, the kernel tells whose process it is.
         above = [parent for parent in Path(path).parents if parent.name.startswith("farandole-")]
         before = {parent: stat.S_IMODE(parent.stat().st_mode) for parent in above}
@@ -59,7 +59,7 @@ def test_row_35_another_user_cannot_reach_the_hub() -> None:
             for parent in above:
                 parent.chmod(before[parent] | 0o011)
             os.chmod(path, 0o666)
-            assert as_nobody(knock) == 0, "closed without a word"
+            assert as_nobody(probe_hub) == 0, "closed without a word"
         finally:
             for parent in above:
                 parent.chmod(before[parent])

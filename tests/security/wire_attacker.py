@@ -18,7 +18,7 @@ import struct
 import sys
 import time
 
-from strangers import attacks, greeting
+from attacks import attacks, greeting
 
 from farandole.rendezvous.handshake import GREETING_BYTES, MAGIC, PROOF_BYTES
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farandole.engine import DType
-from farandole.native import load
+from farandole.engine.interface import DType
+from farandole.engine.native import load
 from farandole.tools.bench import command, compare, kernels, plan, report, steps, targets
-from farandole.tools.bench.inside import collectives, libraries, together
+from farandole.tools.bench.inside import collectives, library, together
 from farandole.tools.bench.plan import KIB, MIB, row
 from farandole.tools.bench.processes import Failed
 
@@ -103,14 +103,14 @@ def test_plans_measure_what_was_asked_for() -> None:
     assert {KIB, MIB, 64 * MIB} <= set(some.allreduce_sizes) <= set(plan.full([], 2, 9).allreduce_sizes)
 
 
-@pytest.mark.parametrize("operation", libraries.OPERATIONS)
+@pytest.mark.parametrize("operation", library.OPERATIONS)
 def test_wrong_results_are_noticed(operation: str, tmp_path: Path) -> None:
     """A library that returns what it got is right for a broadcast to its own root alone."""
 
-    class Lazy(libraries.Library):
+    class Lazy(library.Library):
         rank, size = 0, 2
 
-        def call(self, operation: str, name: str, fresh: bool) -> libraries.Call:
+        def call(self, operation: str, name: str, fresh: bool) -> library.Call:
             return lambda tensor: np.resize(tensor, len(collectives.wanted(operation, 0, 2, len(tensor))))
 
     class Nobody(together.Together):

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from farandole import native, tested
+from farandole.base import tested
+from farandole.base.version import package_version
+from farandole.engine import native
 from farandole.tools import checks, doctor, env
-from farandole.version import package_version
 
 ROOT = Path(__file__).resolve().parents[2]
 DESCRIPTORS_OF = "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)); "
@@ -77,7 +78,7 @@ def test_few_descriptors_are_noted_with_the_remedy() -> None:
 def test_a_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(native, "LIBRARY", tmp_path / "libfarandole.so")
     native.load.cache_clear()
-    with pytest.raises(checks.Trouble, match="does not exist") as trouble:
+    with pytest.raises(checks.Problem, match="does not exist") as trouble:
         checks.native_library()
     assert "pip install" in trouble.value.remedy and not trouble.value.note
     native.load.cache_clear()
@@ -117,7 +118,7 @@ def test_different_versions_and_clocks_are_named() -> None:
 
 def test_bad_words_are_refused() -> None:
     done = tool("doctor", "-H", "good,-oProxyCommand=x")
-    assert done.returncode == 2 and "is no host name" in done.stderr and not done.stdout
+    assert done.returncode == 2 and "is not a host name" in done.stderr and not done.stdout
 
 
 def test_env_is_a_block_without_secrets_names_or_addresses() -> None:

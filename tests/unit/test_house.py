@@ -33,25 +33,29 @@ VIOLATIONS = [
     ("core/os/stream.cc", CORE + "int f() { return ::socket(1, 2, 3); }\n", "core-call"),
     ("core/os/settings.cc", CORE + 'auto f() { return std::getenv("X"); }\n', "core-call"),
     ("core/engine/log.cc", CORE + 'void f() { std::cerr << "x"; }\n', "core-call"),
-    ("src/farandole/errors.py", PYTHON + "from farandole.runtime import rank\n", "python-arrow"),
-    ("src/farandole/errors.py", PYTHON + "from farandole import runtime\n", "python-arrow"),
-    ("src/farandole/errors.py", PYTHON + "from . import runtime\n", "python-arrow"),
+    ("src/farandole/base/errors.py", PYTHON + "from farandole.world.runtime import rank\n", "python-arrow"),
+    ("src/farandole/base/errors.py", PYTHON + "from farandole.world import runtime\n", "python-arrow"),
+    ("src/farandole/base/errors.py", PYTHON + "from ..world import runtime\n", "python-arrow"),
     ("src/farandole/rendezvous/mesh.py", PYTHON + "from ..launch import local\n", "python-arrow"),
     ("src/farandole/cellar.py", PYTHON, "python-arrow"),
-    ("src/farandole/ops.py", PYTHON + "import torch\n", "framework"),
-    ("src/farandole/ops.py", PYTHON + "def f():\n    import torch\n", "framework"),
+    ("src/farandole/base/errors.py", PYTHON + "module_of('farandole.world.runtime')\n", "python-arrow"),
+    ("src/farandole/base/errors.py", PYTHON + "module_of('..world.runtime', __package__)\n", "python-arrow"),
+    ("src/farandole/base/errors.py", PYTHON + "import importlib\nimportlib.import_module('json')\n", "import-by-name"),
+    ("src/farandole/base/errors.py", PYTHON + "__import__('json')\n", "import-by-name"),
+    ("src/farandole/operations/ops.py", PYTHON + "import torch\n", "framework"),
+    ("src/farandole/operations/ops.py", PYTHON + "def f():\n    import torch\n", "framework"),
     ("src/farandole/tools/bench.py", PYTHON + "import torch\n", "framework"),
-    ("src/farandole/runtime.py", PYTHON + "import socket\n", "socket"),
+    ("src/farandole/world/runtime.py", PYTHON + "import socket\n", "socket"),
     ("src/farandole/rendezvous/hub.py", PYTHON + "import subprocess\n", "process"),
     ("src/farandole/launch/local.py", PYTHON + "import os\nos.fork()\n", "process"),
-    ("src/farandole/ops.py", PYTHON + "import os\nx = os.environ['A']\n", "environment"),
+    ("src/farandole/operations/ops.py", PYTHON + "import os\nx = os.environ['A']\n", "environment"),
     ("src/farandole/rendezvous/messages.py", PYTHON + "import pickle\n", "pickle"),
-    ("src/farandole/ops.py", PYTHON + "import ctypes\n", "ctypes"),
-    ("src/farandole/ops.py", "import os\n", "header"),
-    ("src/farandole/ops.py", '"""One line."""\nimport os\n', "header"),
+    ("src/farandole/operations/ops.py", PYTHON + "import ctypes\n", "ctypes"),
+    ("src/farandole/operations/ops.py", "import os\n", "header"),
+    ("src/farandole/operations/ops.py", '"""One line."""\nimport os\n', "header"),
     ("core/base/x.h", "#pragma once\n", "header"),
-    ("src/farandole/ops.py", PYTHON + "x = 1\n" * 700, "long-file"),
-    ("src/farandole/ops.py", PYTHON + "def f():\n" + "    x = 1\n" * 81, "long-function"),
+    ("src/farandole/operations/ops.py", PYTHON + "x = 1\n" * 700, "long-file"),
+    ("src/farandole/operations/ops.py", PYTHON + "def f():\n" + "    x = 1\n" * 81, "long-function"),
     ("core/base/x.cc", CORE + "int f(int x) {\n" + "  x++;\n" * 81 + "}\n", "long-function"),
     ("tests/test_x.py", PYTHON + "time.sle" + "ep(1)\n", "sleep"),
     ("tests/test_x.py", PYTHON + "CODE = 'import time; time.sle" + "ep(1)'  # naps\n", "sleep"),
@@ -68,12 +72,30 @@ def test_a_violation_is_found(tmp_path: Path, path: str, text: str, rule: str) -
     assert rule in {finding.rule for finding in house.check(tmp_path)}
 
 
+def test_files_that_import_each_other_are_found(tmp_path: Path) -> None:
+    texts = {
+        "base/one.py": "from . import two\n",
+        "base/two.py": "def f():\n    from .three import g\n",
+        "base/three.py": "from .one import h\n",
+    }
+    for path, text in texts.items():
+        file = tmp_path / "src" / "farandole" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(PYTHON + text)
+    assert {finding.rule for finding in house.check(tmp_path)} == {"circle"}
+    (tmp_path / "src/farandole/base/three.py").write_text(PYTHON)
+    assert house.check(tmp_path) == []
+
+
 FINE = [
     ("core/link/rings.cc", CORE + '#include "os/memory.h"\n#include <vector>\n// calls socket() never\n'),
     ("core/os/stream.cc", CORE + "#include <sys/socket.h>\nint f(int a) { return recv(a, nullptr, 0, 0); }\n"),
     ("core/engine/e.cc", CORE + "namespace farandole {\n" + "int f() { return 1; }\n" * 100 + "}\n"),
-    ("src/farandole/rendezvous/mesh.py", PYTHON + "import socket\nfrom ..errors import PeerLost\n"),
-    ("src/farandole/ops.py", PYTHON + "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"),
+    ("src/farandole/rendezvous/mesh.py", PYTHON + "import socket\nfrom ..base.errors import PeerLost\n"),
+    (
+        "src/farandole/operations/ops.py",
+        PYTHON + "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n",
+    ),
     ("src/farandole/tools/bench.py", PYTHON + "def f():\n    import torch\n"),
     ("src/farandole/launch/spawn.py", PYTHON + "import subprocess\n"),
     ("tests/test_x.py", PYTHON + "time.sle" + "ep(1)  # sleep: the fault lasts a second\n"),

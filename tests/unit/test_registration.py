@@ -39,7 +39,7 @@ class Finder:
 """
 AFTER = """
 registration.watch()
-[place] = [place for place, finder in enumerate(sys.meta_path) if isinstance(finder, registration.Watcher)]
+[place] = [place for place, finder in enumerate(sys.meta_path) if isinstance(finder, registration.ImportHook)]
 sys.meta_path.insert(place + 1, Finder())
 import pytorch_lightning.strategies as found
 print(Finder.asked, list(found.StrategyRegistry))

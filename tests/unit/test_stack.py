@@ -40,7 +40,7 @@ def test_one_word_says_a_layer() -> None:
         ({"application": MODULE, "communication": "glo"}, "'glo' is unknown; did you mean 'gloo'?"),
         ({"application": MODULE, "communication": "smoke"}, "expected one of farandole, gloo, nccl"),
         ({"application": MODULE, "orchestration": {"rank": 2}}, "unknown key 'rank'; did you mean 'ranks'?"),
-        ({"application": MODULE, "orchestration": {"ranks": 0}}, "0 is no number of ranks"),
+        ({"application": MODULE, "orchestration": {"ranks": 0}}, "0 is not a number of ranks"),
         ({"application": MODULE, "orchestration": "hosts"}, "hosts is missing"),
         ({"application": MODULE, "orchestration": {"hosts": "a:1"}}, "hosts is for kind: hosts, not for local"),
         ({"application": {**MODULE, "trainer": {"strategy": "ddp"}}}, "communication and orchestration say that"),

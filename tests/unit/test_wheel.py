@@ -34,7 +34,7 @@ def test_a_wheel_with_the_fault_injector_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "farandole-0.1.0-cp311-abi3-manylinux_2_28_x86_64.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("libfarandole.so", "libfarandole_chaos.so"):
-            archive.writestr(f"farandole/_native/{name}", b"")
+            archive.writestr(f"farandole/engine/_native/{name}", b"")
     with pytest.raises(AssertionError, match="chaos"):
         wheel.check(path, "x86_64")
 

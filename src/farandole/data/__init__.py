@@ -1,6 +1,6 @@
-# Horovod's data loaders: a base class, and a mixin that loads ahead.
+# Horovod's data loaders: a base class, and a mixin that loads batches in advance.
 # Re-exports alone.
-"""Stands where a script has `horovod.data`."""
+"""Replaces `horovod.data` in scripts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-# Data loaders as Horovod has them: a base class, and a mixin that loads ahead in a thread.
-# Touches threads alone; knows no framework.
-"""Stands where a script has `horovod.data.data_loader_base`."""
+# Horovod's data loaders: a base class, and a mixin that loads batches in advance in a thread.
+# Touches threads only; knows no framework.
+"""Replaces `horovod.data.data_loader_base` in scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
 
 
 class BaseDataLoader:
-    """A loader says how many batches it has (`__len__`) and gives them (`_iterate`)."""
+    """A loader defines the number of its batches (`__len__`) and gives them (`_iterate`)."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -26,19 +26,19 @@ class BaseDataLoader:
             yield self._process_batch(batch)
 
     def _process_batch(self, batch: Any) -> Any:
-        """What becomes of a batch before the user has it; in the user's own thread."""
+        """Changes a batch before the user gets it; runs in the user's thread."""
         return batch
 
 
 class _End:
-    """The last thing of a pass: it is over, or this went wrong."""
+    """The last item of a pass: its end, or the error that ended it."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
 class AsyncDataLoaderMixin:
-    """Loads ahead in a thread; stands before the loader's class: `class Mine(AsyncDataLoaderMixin, Loader)`.
+    """Loads batches in advance in a thread. It comes before the loader: `class Mine(AsyncDataLoaderMixin, Loader)`.
 
     With `async_loader_queue_size=0` there is no thread.
     """
@@ -52,7 +52,7 @@ class AsyncDataLoaderMixin:
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
-        """Ends the thread; a later pass begins another."""
+        """Ends the thread; a later pass starts a new one."""
         if self._ahead is None:
             return
         (thread, leave), self._ahead = self._ahead, None
@@ -65,7 +65,7 @@ class AsyncDataLoaderMixin:
         if self.async_loader_queue_size <= 0:
             yield from base.__iter__()
             return
-        self.close_async_loader()  # of a pass that was left early
+        self.close_async_loader()  # of a pass that was not finished
         batches: queue.Queue[Any] = queue.Queue(self.async_loader_queue_size)
         leave = threading.Event()
         thread = threading.Thread(target=_load, args=(self, batches, leave), name="farandole-loader", daemon=True)
@@ -93,7 +93,7 @@ def _load(loader: Any, batches: queue.Queue[Any], leave: threading.Event) -> Non
 
 
 def _get(batches: queue.Queue[Any], leave: threading.Event) -> Any:
-    """The next batch; the end when the loader was closed, or another pass has begun."""
+    """The next batch; an end with an error if the loader was closed or another pass has begun."""
     while True:
         try:
             return batches.get(timeout=0.1)
@@ -103,7 +103,7 @@ def _get(batches: queue.Queue[Any], leave: threading.Event) -> Any:
 
 
 def _put(batches: queue.Queue[Any], batch: Any, leave: threading.Event) -> bool:
-    """Whether it was taken; not when the user has left."""
+    """Whether the batch was queued; False if the user has ended the pass."""
     while not leave.is_set():
         try:
             batches.put(batch, timeout=0.1)

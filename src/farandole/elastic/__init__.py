@@ -1,17 +1,27 @@
-# Elastic training: state that is committed, a loop that goes on when ranks come and go, and the launcher's side of it.
-# Re-exports alone, each when it is asked for: the launcher needs no arrays.
-"""`run`, `State`, `ObjectState` and their companions; frameworks have their own in `farandole.torch.elastic`."""
+# Elastic training: state that is committed, and a loop that continues when ranks join or leave.
+# Only re-exports names, and imports each at its first use, because the launcher needs no arrays.
+"""`run`, `State`, `ObjectState` and related names. Frameworks have their own, such as `farandole.torch.elastic`."""
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from ..base.named import module_of
+
 if TYPE_CHECKING:
-    from ..errors import HorovodInternalError, HostsUpdatedInterrupt
+    from ..base.errors import HorovodInternalError, HostsUpdatedInterrupt
     from .loop import notification_manager, run, run_fn
     from .mirror import LostShards, RandomState, Sharded
-    from .state import HostUpdateResult, ObjectState, State
+    from .state import (
+        HostUpdateResult,
+        ObjectState,
+        State,
+        commits,
+        describe_memory,
+        load_from,
+        memory,
+        save_to,
+    )
 
 __all__ = [
     "HorovodInternalError",
@@ -22,16 +32,21 @@ __all__ = [
     "RandomState",
     "Sharded",
     "State",
+    "commits",
+    "describe_memory",
+    "load_from",
+    "memory",
     "notification_manager",
     "run",
     "run_fn",
+    "save_to",
 ]
 
 _HOMES = {
-    "farandole.errors": "HorovodInternalError HostsUpdatedInterrupt",
+    "farandole.base.errors": "HorovodInternalError HostsUpdatedInterrupt",
     "farandole.elastic.loop": "notification_manager run run_fn",
     "farandole.elastic.mirror": "LostShards RandomState Sharded",
-    "farandole.elastic.state": "HostUpdateResult ObjectState State",
+    "farandole.elastic.state": "HostUpdateResult ObjectState State commits describe_memory load_from memory save_to",
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -39,7 +54,7 @@ _MODULES = {name: module for module, names in _HOMES.items() for name in names.s
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    return getattr(module_of(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
-# Checkpoints on disk: parts in the safetensors format and a manifest that is written last. Nothing in them is executed.
+# Checkpoints on disk: parts in the safetensors format, and a manifest that is written last. They contain no code.
 # Touches the file system, safetensors, trees, objects and runtime.
-"""A checkpoint is a directory that gets its name when everything in it is on disk: there is all of it or nothing."""
+"""A checkpoint is a directory. It gets its final name when all its files are on disk, so it is always complete."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from ..objects import broadcast_object
-from ..runtime import runtime
+from ..operations.objects import broadcast_object
+from ..world.runtime import runtime
 from . import safetensors, trees
 from .safetensors import Block, Damaged
 
 logger = logging.getLogger("farandole")
 
-CHUNK_BYTES = 4 << 20  # has one checksum
-PARTS_SECONDS = 600.0  # how long rank 0 waits for the other ranks' parts
-LOST_SECONDS = 10.0  # and how long once a rank was lost: its part may never come
+CHUNK_BYTES = 4 << 20  # each chunk has a checksum
+PARTS_SECONDS = 600.0  # how long rank 0 waits for the parts of other ranks
+LOST_SECONDS = 10.0  # how long it waits after a rank was lost, because the part may never come
 FORMAT, VERSION = "farandole checkpoint", 1
 MANIFEST = "manifest.json"
 FINISHED, UNFINISHED, OLD = "checkpoint-", ".writing-", ".removing-"
@@ -38,45 +38,45 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Writing:
-    """A checkpoint on its way to disk."""
+    """A checkpoint that is being written."""
 
     def __init__(self, path: str, skipped: bool = False) -> None:
         self.path = path
-        self.skipped = skipped  # because another one was being written
+        self.skipped = skipped  # this checkpoint was skipped, because another one was being written
         self.error: Exception | None = None
         self._done = threading.Event()
 
     @property
     def done(self) -> bool:
-        """Whether it is over, well or not."""
+        """Whether it has ended, with an error or without."""
         return self._done.is_set()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Returns when all is on disk; raises what went wrong, or TimeoutError."""
+        """Waits until all is on disk; raises the error, or TimeoutError."""
         if not self.settle(timeout):
             raise TimeoutError(f"the checkpoint below {self.path} is still being written after {timeout} s")
         if self.error is not None:
             raise self.error
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Returns when it is over, well or not; False after so many seconds."""
+        """Waits until it has ended, with an error or without; False after `timeout` seconds."""
         return self._done.wait(timeout)
 
     @classmethod
     def over(cls, path: str, skipped: bool) -> Writing:
-        """One that has nothing to do."""
+        """An object for a rank that has nothing to write. It has ended already."""
         writing = cls(path, skipped)
         writing.finish()
         return writing
 
     def finish(self, error: Exception | None = None) -> None:
-        """It is over."""
+        """Marks it as ended."""
         self.error = error
         self._done.set()
 
 
 class Writer:
-    """Writes one checkpoint at a time, on a thread. Python's exit waits for it."""
+    """Writes one checkpoint at a time, on a thread. Python waits for it at exit."""
 
     def __init__(self) -> None:
         self.current: Writing | None = None
@@ -87,7 +87,7 @@ class Writer:
         return self.current is not None and not self.current.done
 
     def drain(self) -> None:
-        """Returns when none is being written."""
+        """Waits until no checkpoint is being written."""
         if self.current is not None:
             self.current.settle()
 
@@ -123,7 +123,7 @@ def _explained(error: Exception, path: str) -> Exception:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A commit as it goes to disk; nobody changes its tensors until `release` is called."""
+    """A commit that is written to disk. Its tensors do not change until `release` is called."""
 
     commit: int
     replicated: dict[str, Any]
@@ -132,7 +132,7 @@ class Snapshot:
 
 
 def save(writer: Writer, snapshot: Snapshot, path: str, keep: int, wait: bool) -> Writing:
-    """What `ObjectState.save_to` does."""
+    """Writes a checkpoint: see `farandole.elastic.save_to`."""
     rank, size = (runtime.world.engine.rank, runtime.world.engine.size) if runtime.initialized else (0, 1)
     parts = size if snapshot.sharded is not None else 1
     if wait:
@@ -142,7 +142,7 @@ def save(writer: Writer, snapshot: Snapshot, path: str, keep: int, wait: bool) -
     if parts > 1:
         nonce, skip = broadcast_object((nonce, skip), name="elastic.checkpoint")
         if not skip:
-            writer.drain()  # rank 0 is free, and so must this one be: its part is waited for
+            writer.drain()  # rank 0 has no other checkpoint, and will wait for the part of this rank
     if skip or rank >= parts:
         snapshot.release()
         if skip:
@@ -188,9 +188,9 @@ def write(
     text: str,
     lost: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Writes this rank's part; rank 0 waits for the others, writes the manifest and gives the directory its name.
+    """Writes this rank's part. Rank 0 also waits for the other parts, writes the manifest and renames the directory.
 
-    `lost()`: whether a rank has been lost since all began to write.
+    `lost()`: whether a rank has been lost since the ranks began to write.
     """
     os.makedirs(path, mode=0o700, exist_ok=True)
     folder = os.path.join(path, UNFINISHED + nonce)
@@ -214,13 +214,13 @@ def write(
         _sync_folder(path)
         for _, old in finished(path)[:-keep]:
             gone = os.path.join(path, OLD + os.path.basename(old))
-            os.rename(old, gone)  # so that no half of it is ever taken for a checkpoint
+            os.rename(old, gone)  # first, so that an incomplete directory is never used as a checkpoint
             _remove(gone)
 
 
 @contextlib.contextmanager
 def _lock(path: str) -> Iterator[None]:
-    """Two jobs that write into one directory would remove each other's files: the second is refused."""
+    """Locks the directory. Two jobs in one directory would remove each other's files, so the second gets an error."""
     lock = os.open(os.path.join(path, ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -235,7 +235,7 @@ def _lock(path: str) -> Iterator[None]:
 
 
 def _make_folder(folder: str) -> None:
-    with contextlib.suppress(FileExistsError):  # another rank may have been first
+    with contextlib.suppress(FileExistsError):  # another rank may have made it
         os.mkdir(folder, 0o700)
 
 
@@ -247,7 +247,7 @@ def _write_part(folder: str, rank: int, blocks: dict[str, Block], text: str) -> 
 
 
 def _parts(folder: str, count: int, lost: Callable[[], bool]) -> list[Any]:
-    """What each rank says about its part, once it is all on disk."""
+    """The description of each rank's part, when all parts are on disk."""
     deadline, hurried = time.monotonic() + PARTS_SECONDS, False
     found: list[Any] = []
     while len(found) < count:
@@ -266,12 +266,12 @@ def _parts(folder: str, count: int, lost: Callable[[], bool]) -> list[Any]:
                     f"the part of rank {len(found)} did not appear in {folder} within {PARTS_SECONDS:.0f} s; with "
                     "sharded state all hosts have to share the directory"
                 ) from None
-            time.sleep(0.02)  # a file system tells nobody across hosts
+            time.sleep(0.02)  # a shared file system sends no notifications to other hosts
     return found
 
 
 def _write_file(folder: str, name: str, pieces: Iterable[memoryview]) -> tuple[int, list[str]]:
-    """Writes a file under another name, and renames it when it is on disk; its size and checksums."""
+    """Writes a file under a temporary name and renames it when it is on disk. Returns its size and checksums."""
     place = os.path.join(folder, "." + name)
     file = os.open(place, _NEW_FILE, 0o600)
     try:
@@ -305,7 +305,7 @@ def _sync_folder(folder: str) -> None:
 
 
 def _tidy(path: str, own: str) -> None:
-    """Removes what an earlier writer was killed over."""
+    """Removes incomplete directories of earlier writers that were killed."""
     for name in os.listdir(path):
         place = os.path.join(path, name)
         if name.startswith((UNFINISHED, OLD)) and place != own:
@@ -328,7 +328,7 @@ def _signed(value: Any) -> memoryview:
 
 
 def finished(path: str) -> list[tuple[int, str]]:
-    """The checkpoints below a path with their numbers, oldest first; whether they are good is not known yet."""
+    """The checkpoints below a path with their numbers, oldest first. They are not checked yet."""
     try:
         names = os.listdir(path)
     except FileNotFoundError:
@@ -338,7 +338,7 @@ def finished(path: str) -> list[tuple[int, str]]:
 
 
 def load(path: str) -> tuple[int, dict[str, Any], dict[str, dict[Any, Any]]] | None:
-    """The newest good checkpoint below a path; None: there is none at all, Damaged: none is good."""
+    """The newest good checkpoint below a path; None without checkpoints; Damaged when none is good."""
     reasons = []
     for _, folder in reversed(finished(path)):
         try:
@@ -352,7 +352,7 @@ def load(path: str) -> tuple[int, dict[str, Any], dict[str, dict[Any, Any]]] | N
 
 
 def read(folder: str) -> tuple[int, dict[str, Any], dict[str, dict[Any, Any]]]:
-    """The commit number, the replicated tree and the sharded parts; Damaged or OSError say what is wrong."""
+    """The commit number, the replicated tree and the sharded parts. Damaged or OSError say what is wrong."""
     manifest = _read_signed(os.path.join(folder, MANIFEST))
     try:
         if manifest["format"] != FORMAT or manifest["version"] != VERSION:

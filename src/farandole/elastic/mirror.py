@@ -1,6 +1,6 @@
-# State of which every rank holds its own part: committed here and on one other host, dealt out anew after a change.
+# Sharded state: each rank holds a part, another host has a copy, and a change of ranks distributes all parts again.
 # Touches objects, ops, reductions and runtime.
-"""`Sharded` is what users hold; `Mirror` keeps its commits so that the loss of any one host loses none of them."""
+"""Users have `Sharded` objects. `Mirror` keeps their commits, so that no commit is lost when one host is lost."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .. import ops
-from ..objects import allgather_object, dumps, loads
-from ..runtime import runtime
+from ..operations import ops
+from ..operations.objects import allgather_object, dumps, loads
+from ..world.runtime import runtime
 
 Key: TypeAlias = int | str
 Item: TypeAlias = tuple[str, Key]  # the attribute of the state, and the key in it
@@ -21,15 +21,15 @@ Blobs: TypeAlias = dict[Item, bytes]
 
 
 class LostShards(RuntimeError):
-    """Parts of the last commit are gone: the ranks that held them and those with the copies were lost together."""
+    """Parts of the last commit are lost: the ranks that held them and the ranks with the copies failed together."""
 
 
 class Sharded:
-    """A dictionary of which each rank holds some keys: optimizer shards, say. Keys are numbers or texts.
+    """A dictionary of which each rank holds some keys, for example optimizer shards. Keys are numbers or strings.
 
-    When ranks come or go the keys of all ranks are dealt out anew: the i-th in order goes to rank i modulo size. Give
-    every rank all keys to begin with: one that is lost before the first commit then takes none of them away. Values are
-    whatever can be pickled.
+    When ranks join or leave, the keys of all ranks are distributed again: key i in order goes to rank i modulo size. At
+    the start give every rank all keys, so that no key is lost if a rank is lost before the first commit. Values must
+    be picklable.
 
     >>> moments = Sharded({0: [0.5], 1: [0.25]})
     >>> sorted(moments)
@@ -58,47 +58,47 @@ class Sharded:
         return key in self._values
 
     def collect(self) -> dict[Key, Any]:
-        """What a commit keeps."""
+        """The values that a commit keeps."""
         return self._values
 
     def apply(self, values: dict[Key, Any]) -> None:
-        """Takes what this rank holds from now on."""
+        """Replaces the values of this rank."""
         self._values = values
 
     def settle(self) -> None:
-        """After a change of ranks, when every rank has taken its values; a collective call."""
+        """Called after a change of ranks, when every rank has its new values. All ranks call it together."""
 
 
 class RandomState(Sharded):
     """The generators of Python's `random` and of NumPy, one pair for each rank number.
 
-    A rank number that goes keeps its place in the stream until there is such a rank again.
+    If a rank number disappears, its generators are kept until a rank has this number again.
     """
 
     def collect(self) -> dict[Key, Any]:
-        """The generators as they stand now, and those kept for ranks that are not there."""
+        """The present generators of this rank, and those that are kept for rank numbers that do not exist now."""
         self._values[runtime.world.engine.rank] = self.capture()
         return self._values
 
     def apply(self, values: dict[Key, Any]) -> None:
-        """Sets this rank's generators; a rank that is new keeps its own."""
+        """Sets this rank's generators. A rank number that is new keeps its own generators."""
         super().apply(values)
         own = values.get(runtime.world.engine.rank)
         if own is not None:
             self.set(own)
 
     def capture(self) -> Any:
-        """The generators' states."""
+        """The state of the generators."""
         return random.getstate(), np.random.get_state()
 
     def set(self, value: Any) -> None:
-        """Sets the generators to what `capture` gave."""
+        """Sets the generators to a state from `capture`."""
         random.setstate(value[0])
         np.random.set_state(value[1])
 
 
 def partner(rank: int, hosts: Sequence[int]) -> int | None:
-    """Who keeps a rank's copy: one on the next host, or the next rank where there is one host; None when alone.
+    """The rank that keeps the copy of `rank`: on the next host, or the next rank of a single host; None if alone.
 
     >>> [partner(rank, [0, 0, 1, 1]) for rank in range(4)]
     [2, 3, 0, 1]
@@ -116,7 +116,7 @@ def partner(rank: int, hosts: Sequence[int]) -> int | None:
 
 
 def owners(items: Iterable[Item], size: int) -> dict[Item, int]:
-    """Which rank gets what."""
+    """Which rank gets each item."""
     named: dict[str, list[Item]] = {}
     for item in items:
         named.setdefault(item[0], []).append(item)
@@ -129,7 +129,7 @@ def owners(items: Iterable[Item], size: int) -> dict[Item, int]:
 
 @dataclass
 class Holding:
-    """What a rank has of one commit: its own part, copies for others, and the list of what all ranks have."""
+    """What a rank has of one commit: its own part, copies of other parts, and the list of the items of all ranks."""
 
     own: Blobs = field(default_factory=dict)
     copies: Blobs = field(default_factory=dict)
@@ -140,7 +140,7 @@ class Holding:
 
 
 def exchange(parcels: dict[int, Any], name: str) -> list[Any]:
-    """Sends each rank its parcel and gives those that came."""
+    """Sends each rank its object and returns the objects that this rank received."""
     size = runtime.world.engine.size
     packed = [dumps(parcels[rank]) if rank in parcels else b"" for rank in range(size)]
     data = np.frombuffer(b"".join(packed), dtype=np.uint8)
@@ -154,35 +154,35 @@ def exchange(parcels: dict[int, Any], name: str) -> list[Any]:
 class Mirror:
     """The commits of all sharded parts of one state, on this rank.
 
-    A commit is first made everywhere (`prepare`), then agreed on (`agree`): while the ranks may disagree whether it
-    counts, the one before it is kept as well.
+    First all ranks make a commit (`prepare`), then they agree on it (`agree`). Until then the commit before it is kept
+    too, because ranks may not agree on the new one.
     """
 
     def __init__(self, parts: dict[str, Sharded]) -> None:
         self.parts = parts
-        self.agreed = 0  # the newest commit that is known to be complete on all ranks
+        self.agreed = 0  # the newest commit that this rank knows to be complete on all ranks
         self.held: dict[int, Holding] = {}
-        self._staged: Holding | None = None  # the agreed commit, dealt out anew; not yet known to be so everywhere
+        self._staged: Holding | None = None  # the agreed commit, distributed again, until all ranks have it
 
     def begin(self) -> None:
-        """The first commit, of what the ranks were given, dealt out; a collective call."""
+        """Commits the initial values and distributes them. All ranks call it together."""
         self.prepare(1)
         self.agree(1)
         self.recover()
 
     def prepare(self, number: int) -> None:
-        """Makes commit `number` here and on this rank's partner; a collective call."""
+        """Makes commit `number` here and on this rank's partner. All ranks call it together."""
         own = {(name, key): dumps(value) for name, part in self.parts.items() for key, value in part.collect().items()}
         self.held[number] = Holding(own, self._copied(own))
 
     def agree(self, number: int) -> None:
-        """Returns when all ranks have prepared the commit; from then on it is the one that counts."""
+        """Waits until all ranks have prepared the commit. From then on it is the agreed commit."""
         new, old = self.held[number], self.held.get(self.agreed, Holding())
         changed = np.array([self.agreed == 0 or new.own.keys() != old.own.keys()], dtype=np.int32)
         if ops.allreduce(changed, op=ops.Max, name="elastic.agree")[0]:
             everyones = allgather_object(list(new.own), name="elastic.items")
             new.everything = list(dict.fromkeys(item for items in everyones for item in items))
-            ops.barrier()  # who knows what there is may be the only one left to tell
+            ops.barrier()  # no rank continues before all ranks have the list
         else:
             new.everything = old.everything
         self._settle(number, new)
@@ -197,23 +197,23 @@ class Mirror:
         return {item: blob for copies in exchange(parcels, "elastic.mirror") for item, blob in copies.items()}
 
     def restore(self) -> None:
-        """Goes back to the agreed commit, as far as this rank holds it."""
+        """Restores this rank's part of the agreed commit."""
         if self.agreed:
             self._apply(self.held[self.agreed].own)
 
     def recover(self) -> None:
-        """After a change of ranks: all parts of the newest agreed commit, dealt out anew; a collective call."""
+        """Distributes all parts of the newest agreed commit after a change of ranks. All ranks call it together."""
         told = allgather_object((self.agreed, self._everything(), self._inventory()), name="elastic.recover")
         newest = max(agreed for agreed, _, _ in told)
         if newest == 0:
-            return  # nothing has been committed yet: every rank begins with what it has
+            return  # there is no commit yet: every rank keeps its initial values
         everything = next(items for agreed, items, _ in told if agreed == newest)
         sources = _sources(everything, newest, [inventory for _, _, inventory in told])
         holdings = self._holdings(newest)
         own = self._move(owners(everything, runtime.world.engine.size), sources, holdings)
         staged = Holding(own, self._copied(own), everything)
-        # All ways to hold this commit are kept until every rank has the new one: somebody may be lost right now, and
-        # it need not be the first time.
+        # The old parts and copies are kept until every rank has the new ones, because a rank may be lost now, even
+        # repeatedly.
         before = Holding(everything=everything)
         for holding in holdings:
             before.own |= holding.own
@@ -233,7 +233,7 @@ class Mirror:
         return [one for one in (self.held.get(number), staged) if one is not None]
 
     def _inventory(self) -> dict[int, tuple[list[Item], list[Item]]]:
-        """For each commit: what this rank has as its own, and what it has copies of."""
+        """For each commit: the items of this rank's own part, and the items of which it has copies."""
         return {
             number: (
                 [item for one in self._holdings(number) for item in one.own],
@@ -265,18 +265,18 @@ class Mirror:
         return parts
 
     def adopt(self, number: int, values: dict[str, dict[Key, Any]]) -> None:
-        """All parts of a commit that was read from disk; `recover` deals them out."""
+        """Takes all parts of a commit that was read from disk. `recover` distributes them."""
         own = {(name, key): dumps(value) for name, part in values.items() for key, value in part.items()}
         self._settle(number, Holding(own, {}, list(own)))
         self._apply(own)
 
     def bytes(self) -> int:
-        """The memory that commits of sharded parts take here."""
+        """The memory that commits of sharded parts use on this rank."""
         return sum(holding.bytes() for holding in self.held.values())
 
 
 def _sources(known: Iterable[Item], number: int, told: Sequence[dict[int, tuple[list[Item], ...]]]) -> dict[Item, int]:
-    """Who gives each item: who has it as its own part, else who has the copy; LostShards when nobody does."""
+    """The rank that sends each item: the rank that owns it, else the rank with the copy. LostShards without both."""
     found: dict[Item, int] = {}
     for kind in (1, 0):
         for rank in reversed(range(len(told))):
@@ -287,6 +287,6 @@ def _sources(known: Iterable[Item], number: int, told: Sequence[dict[int, tuple[
         names = ", ".join(f"{name}[{key!r}]" for name, key in lost[:10])
         raise LostShards(
             f"{len(lost)} sharded parts of commit {number} are lost ({names}): the ranks that held them and those with "
-            "their copies went together; start again from a checkpoint (state.load_from)"
+            "their copies went together; start again from a checkpoint (farandole.elastic.load_from)"
         )
     return found

@@ -1,6 +1,6 @@
-# The safetensors format, written and read by hand: a length, a JSON header, raw bytes. Pure: bytes in, bytes out.
-# Touches NumPy alone.
-"""The format is small, and doing it here keeps every system call and every allocation of a checkpoint in our hands."""
+# Writes and reads the safetensors format: a length, a JSON header, raw bytes. Pure: bytes in, bytes out.
+# Touches only NumPy.
+"""We implement this small format ourselves, to control every system call and allocation of a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,37 +13,39 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LONGEST_HEADER = 100_000_000  # as the format's own library has it
+LONGEST_HEADER = 100_000_000  # the same limit as in the safetensors library
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
 
-ITEM_BYTES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "U16": 2,
-    "I16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "U32": 4,
-    "I32": 4,
-    "F32": 4,
-    "U64": 8,
-    "I64": 8,
-    "F64": 8,
-    "C64": 8,
+# Element types: the name in NumPy or torch (or both), the name in the format, and the number of bytes.
+TYPES = {
+    "bool": ("BOOL", 1),
+    "uint8": ("U8", 1),
+    "int8": ("I8", 1),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "uint16": ("U16", 2),
+    "int16": ("I16", 2),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "uint32": ("U32", 4),
+    "int32": ("I32", 4),
+    "float32": ("F32", 4),
+    "uint64": ("U64", 8),
+    "int64": ("I64", 8),
+    "float64": ("F64", 8),
+    "complex64": ("C64", 8),
 }
+ITEM_BYTES = dict(TYPES.values())
 
 
 class Damaged(ValueError):
-    """What was read is not what was written."""
+    """The data that was read is not the data that was written."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A tensor: its type by the format's name, its shape, its bytes in little-endian row-major order."""
+    """A tensor: its type with the name of the format, its shape, its bytes (little-endian, row-major)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,7 +53,7 @@ class Block:
 
 
 def header(blocks: Mapping[str, Block], metadata: Mapping[str, str]) -> bytes:
-    """All that stands before the tensors' bytes."""
+    """The bytes of the file before the first tensor."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     at = 0
     for name, block in blocks.items():
@@ -64,14 +66,14 @@ def header(blocks: Mapping[str, Block], metadata: Mapping[str, str]) -> bytes:
 
 
 def pieces(blocks: Mapping[str, Block], metadata: Mapping[str, str]) -> Iterable[memoryview]:
-    """The file, piece by piece; no byte of a tensor is copied."""
+    """The file in pieces. The bytes of tensors are not copied."""
     yield memoryview(header(blocks, metadata))
     for block in blocks.values():
         yield block.data.data
 
 
 def parse(data: NDArray[np.uint8]) -> tuple[dict[str, Block], dict[str, str]]:
-    """The tensors of a file, as views of its bytes, and its metadata; Damaged says what is wrong."""
+    """The tensors of a file as views of its bytes, and its metadata. Damaged says what is wrong."""
     if data.size < _LENGTH_BYTES:
         raise Damaged(f"{data.size} bytes are too few for a header")
     length = int.from_bytes(data[:_LENGTH_BYTES].tobytes(), "little")

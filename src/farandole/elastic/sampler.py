@@ -1,6 +1,6 @@
-# The order of an epoch's samples, and who takes which of them: pure functions of seed, epoch, cursor and membership.
-# Touches NumPy alone.
-"""A position in the order is the only thing to remember: ranks may come and go between any two steps.
+# The order of the samples of an epoch, and which rank takes which samples.
+# Pure functions of seed, epoch, cursor and number of ranks. Touches only NumPy.
+"""Only the position in the order must be remembered, so ranks may join or leave between any two steps.
 
 >>> [share.count for share in shares(cursor=8, length=11, batches=4, batch_size=2)]
 [1, 1, 1, 0]
@@ -21,7 +21,7 @@ _MASK = (1 << 64) - 1
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser: different numbers give different numbers, spread over all 64 bits."""
+    """The finaliser of SplitMix64: different inputs give different numbers, distributed over all 64 bits."""
     values = (values ^ (values >> np.uint64(30))) * _FIRST
     values = (values ^ (values >> np.uint64(27))) * _SECOND
     mixed: NDArray[np.uint64] = values ^ (values >> np.uint64(31))
@@ -29,7 +29,7 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def mixed_seed(*numbers: int) -> int:
-    """One seed of 63 bits out of several numbers; the same on every machine and for ever."""
+    """A seed of 63 bits from several numbers. It is the same on every machine and in every version."""
     state = np.zeros(1, dtype=np.uint64)
     for number in numbers:
         state = _mixed(state + _GOLDEN + np.array([number & _MASK], dtype=np.uint64))
@@ -39,8 +39,8 @@ def mixed_seed(*numbers: int) -> int:
 def order(length: int, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
     """The samples of an epoch in the order in which they are taken.
 
-    Sorted by a mixture of (seed, epoch, number) and not by a library's generator: a cursor in a checkpoint means the
-    same samples whatever version reads it.
+    They are sorted by a hash of (seed, epoch, number), not by the random generator of a library. So a cursor in a
+    checkpoint means the same samples in every version.
     """
     if not shuffle:
         return np.arange(length, dtype=np.int64)
@@ -50,7 +50,7 @@ def order(length: int, seed: int, epoch: int, shuffle: bool = True) -> NDArray[n
 
 
 def horovod_order(length: int, seed: int, epoch: int, shuffle: bool = True) -> list[int]:
-    """The order that ElasticSampler has by its contract."""
+    """The order that Horovod's ElasticSampler must have."""
     indices = list(range(length))
     if shuffle:
         random.Random(seed + epoch).shuffle(indices)
@@ -59,20 +59,20 @@ def horovod_order(length: int, seed: int, epoch: int, shuffle: bool = True) -> l
 
 @dataclass(frozen=True)
 class Share:
-    """What one of the parts of a step takes: `count` samples of the order from `start` on."""
+    """One part of a step: `count` samples of the order, beginning at `start`."""
 
     start: int
     count: int
-    total: int  # samples of the whole step
+    total: int  # the number of samples of the whole step
 
     @property
     def weight(self) -> float:
-        """This part's share of the step's samples; 0 for who has none and only takes part."""
+        """The share of this part in the samples of the step; 0 for a part without samples."""
         return self.count / self.total
 
 
 def shares(cursor: int, length: int, batches: int, batch_size: int) -> list[Share]:
-    """The step at `cursor` in `batches` parts: full batches, or what is left, dealt out as evenly as it goes."""
+    """The step at `cursor` in `batches` parts: full batches, or the samples that are left, as evenly as possible."""
     total = min(batches * batch_size, length - cursor)
     if total <= 0:
         return []
@@ -83,10 +83,10 @@ def shares(cursor: int, length: int, batches: int, batch_size: int) -> list[Shar
 
 
 def next_cursor(cursor: int, length: int, batches: int, batch_size: int) -> int:
-    """Where the step after the one at `cursor` begins."""
+    """The cursor of the next step."""
     return min(cursor + batches * batch_size, length)
 
 
 def dealt(count: int, rank: int, size: int) -> range:
-    """Which of `count` things in a row belong to a rank: neighbours, and of each rank about as many."""
+    """Which of `count` items belong to a rank: a contiguous range, about equally long for each rank."""
     return range(count * rank // size, count * (rank + 1) // size)

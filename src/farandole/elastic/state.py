@@ -1,22 +1,23 @@
-# What training has reached: committed now and then, restored after a loss, given to ranks that come.
+# The state of a training: users commit it, a loss restores it, and new ranks receive it.
 # Touches checkpoint, mirror, ops, runtime and errors.
-"""`State` is the interface, `ObjectState` holds plain objects; frameworks add their own handlers."""
+"""`State` is the interface, `ObjectState` holds Python objects; frameworks have subclasses."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import os
-import threading
+import queue
 from collections.abc import Callable, Sequence
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import ops
-from ..errors import HostsUpdatedInterrupt
-from ..runtime import runtime
+from ..base.errors import HostsUpdatedInterrupt
+from ..operations import ops
+from ..world.runtime import runtime
 from . import checkpoint
 from .mirror import Mirror, Sharded
 
@@ -24,7 +25,7 @@ logger = logging.getLogger("farandole")
 
 
 class HostUpdateResult(IntFlag):
-    """What has become of the hosts."""
+    """How the hosts changed."""
 
     no_update = 0
     removed = 1
@@ -33,94 +34,92 @@ class HostUpdateResult(IntFlag):
 
 
 def agree_on_largest(values: Sequence[int], name: str) -> list[int]:
-    """The largest of all ranks' numbers, place by place; a rank that is alone agrees with itself."""
+    """For each position the largest number of all ranks. A single rank returns its own numbers."""
     if not runtime.initialized or runtime.world.engine.size == 1:
         return list(values)
     return [int(value) for value in ops.allreduce(np.array(values, dtype=np.int64), op=ops.Max, name=name)]
 
 
 class State:
-    """State that survives the loss of ranks. Users take ObjectState or a framework's; this is what they have in common.
+    """The base class of state that survives the loss of ranks. Users use ObjectState or the class of a framework.
 
-    `bcast_object(value)` gives every rank rank 0's value; `get_rank()` is this rank's number.
+    `bcast_object(value)` returns the value of rank 0 on every rank; `get_rank()` returns this rank's number.
     """
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object = bcast_object
         self._rank = get_rank
-        self._messages: list[tuple[int, int]] = []
-        self._messages_lock = threading.Lock()
+        # These have Horovod's names, because subclasses and tests of users read them.
+        self._host_messages: queue.Queue[tuple[int, int]] = queue.Queue()
+        self._last_updated_timestamp = 0
         self._reset_callbacks: list[Callable[[], Any]] = []
         self._save_callbacks: list[Callable[[], Any]] = []
-        self._commits = 0
+        self._commits = 0  # the number of commits so far; the rank with the most sends its state to the others
 
-    @property
-    def commits(self) -> int:
-        """How many commits lie behind this state; the rank with most of them gives its state to the others."""
-        return self._commits
-
-    # --- what scripts call -------------------------------------------------------------------------------------------
+    # --- for scripts -------------------------------------------------------------------------------------------------
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], Any]]) -> None:
-        """Functions that are called after every change of ranks, before training goes on."""
+        """Adds functions that are called after every change of ranks, before training continues."""
         self._reset_callbacks.extend(callbacks)
 
     def register_save_callback(self, callback: Callable[[], Any]) -> None:
-        """A function that is called once on each rank, after a commit, when ranks are asked to leave (SIGTERM)."""
+        """Adds a function that each rank calls once, after a commit, when ranks must leave (SIGTERM)."""
         self._save_callbacks.append(callback)
-        runtime.tell_saving(True)
+        runtime.set_saving(True)
 
     def commit(self) -> None:
-        """Keeps the state as it is now, to come back to after a loss; then looks for changes of hosts.
+        """Keeps the present state, which is restored after a loss. Then it checks whether hosts joined or left.
 
-        All ranks call it at the same step. Raises HostsUpdatedInterrupt, on all of them, when hosts came or went.
+        All ranks call it at the same step. If hosts joined or left, it raises HostsUpdatedInterrupt on all ranks.
         """
         self._keep()
         self._look_for_updates(kept=True)
 
     def check_host_updates(self) -> None:
-        """Raises HostsUpdatedInterrupt, on all ranks alike, when hosts came or went; all ranks call it.
+        """Raises HostsUpdatedInterrupt on all ranks if hosts joined or left. All ranks call it.
 
-        The state is committed in that case: training goes on with it as it is.
+        In that case the state is committed first, so that training continues with the present state.
         """
         self._look_for_updates(kept=False)
 
-    # --- what the loop calls -----------------------------------------------------------------------------------------
+    # --- for the loop ------------------------------------------------------------------------------------------------
 
     def on_reset(self) -> None:
-        """After a change of ranks."""
-        with self._messages_lock:
-            self._messages.clear()
+        """Called after a change of ranks."""
+        self._host_messages = queue.Queue()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: int, update_res: int) -> None:
-        """Somebody says that hosts came or went; taken up at the next commit or check."""
-        with self._messages_lock:
-            self._messages.append((int(timestamp), int(update_res)))
+        """Called when hosts joined or left. The next commit or check uses this news."""
+        self._host_messages.put((timestamp, update_res))
 
-    def take_number(self, commits: int) -> None:
-        """All ranks hold the same state now, and call it the same commit: that of the rank it came from."""
+    def _take_number(self, commits: int) -> None:
+        """Sets the number of commits: all ranks now have the same state, and the number of its source."""
         self._commits = max(commits, 1)
 
     def _keep(self) -> None:
         self.save()
         self._commits += 1
 
-    def _pending(self) -> tuple[int, int, bool]:
-        with self._messages_lock:
-            messages, self._messages = self._messages, []
+    def _pending(self) -> tuple[bool, int, int, bool]:
+        """(whether there is news, the newest time stamp from users, how hosts changed, whether ranks must save)."""
         stamp, result, deadline = runtime.notifications.pending()
-        for timestamp, update in messages:
-            stamp, result = max(stamp, timestamp), result | update
-        return stamp, result, deadline is not None
+        newest = self._last_updated_timestamp
+        with contextlib.suppress(queue.Empty):
+            while True:
+                timestamp, update = self._host_messages.get_nowait()
+                if timestamp > self._last_updated_timestamp:  # earlier updates are done
+                    newest, result = max(newest, int(timestamp)), result | int(update)
+        return stamp > 0 or newest > self._last_updated_timestamp, newest, result, deadline is not None
 
     def _look_for_updates(self, kept: bool) -> None:
-        stamp, result, drain = self._pending()
+        news, newest, result, drain = self._pending()
         removed, added = bool(result & HostUpdateResult.removed), bool(result & HostUpdateResult.added)
-        # Any rank that knows is enough: the others may hear of it only later.
-        known = agree_on_largest([int(stamp > 0), stamp, removed, added, drain], "elastic.updates")
+        # The news of one rank is enough, because other ranks may get it later.
+        known = agree_on_largest([news, newest, removed, added, drain], "elastic.updates")
+        self._last_updated_timestamp = known[1]
         if not known[0]:
             return
         if not kept:
@@ -130,7 +129,7 @@ class State:
         raise HostsUpdatedInterrupt(skip_sync=bool(known[2]) and not known[3] and self._equal_without_sync())
 
     def _equal_without_sync(self) -> bool:
-        """Whether ranks that stay need nothing from those that leave."""
+        """Whether the ranks that stay need no data from the ranks that leave."""
         return True
 
     def _save_before_leaving(self) -> None:
@@ -139,33 +138,49 @@ class State:
                 callback()
             except Exception:
                 logger.exception("the save callback %r failed; this rank leaves nevertheless", callback)
-        runtime.tell_saved()
+        runtime.set_saved()
 
     # --- what each kind of state does --------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Keeps a copy of the state in memory, on this rank alone."""
+        """Keeps a copy of the state in memory, on this rank only."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Goes back to the last copy."""
+        """Restores the last copy."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Gives every rank rank 0's state."""
+        """Sends the state of rank 0 to every rank."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Adapts to a new set of ranks."""
+        """Adapts the state to a new set of ranks."""
+
+
+# Methods that the loop or scripts call on each state. Values must have other names; scripts may use any other name.
+METHODS = frozenset(
+    [
+        "check_host_updates",
+        "commit",
+        "on_hosts_updated",
+        "on_reset",
+        "register_reset_callbacks",
+        "reset",
+        "restore",
+        "save",
+        "sync",
+    ]
+)
 
 
 class ObjectState(State):
-    """State of plain objects, as attributes: `ObjectState(broadcast_object, rank, epoch=0, batch=0)`.
+    """State with objects as attributes: `ObjectState(broadcast_object, rank, epoch=0, batch=0)`.
 
-    Values of class Sharded are each rank's own; all others are the same on all ranks.
+    Values of class Sharded are different on each rank; all other values are the same on all ranks.
     """
 
-    if TYPE_CHECKING:  # its attributes are what the script gave
+    if TYPE_CHECKING:  # its attributes are the values of the script
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -175,11 +190,11 @@ class ObjectState(State):
         super().__init__(bcast_object, get_rank)
         self._sharded = {name: value for name, value in kwargs.items() if isinstance(value, Sharded)}
         self._names = [name for name in kwargs if name not in self._sharded]
-        taken = sorted(name for name in kwargs if hasattr(type(self), name))
+        taken = sorted(METHODS.intersection(kwargs))
         if taken:
-            raise ValueError(f"{', '.join(taken)}: {type(self).__name__} has these names already; take others")
+            raise ValueError(f"{', '.join(taken)}: methods of {type(self).__name__} have these names; take others")
         self._mirror = Mirror(self._sharded) if self._sharded else None
-        self._saved: dict[str, Any] = {}
+        self._saved_state: dict[str, Any] = {}  # Horovod's name, which subclasses use
         self._writer = checkpoint.Writer()
         self._told = False
         self._uncopied: set[str] = set()  # names of values that cannot be copied
@@ -192,28 +207,28 @@ class ObjectState(State):
     def _keep(self) -> None:
         number = self._commits + 1
         if self._mirror is not None:
-            # Only when every rank has its part of this commit, and its copy elsewhere, does it count.
+            # The commit is valid only when every rank has its own part and the copy of another part.
             self._mirror.prepare(number)
             self._mirror.agree(number)
         self.save()
         self._commits = number
         if not self._told:
             self._told = True
-            logger.info("%s", self.describe_memory())
+            logger.info("%s", self._describe_memory())
 
     def save(self) -> None:
-        """Keeps a copy of the objects in memory, on this rank alone."""
-        self._saved = {name: self._copied(name, getattr(self, name)) for name in self._names}
+        """Keeps a copy of the objects in memory, on this rank only."""
+        self._saved_state = {name: self._copied(name, getattr(self, name)) for name in self._names}
 
     def restore(self) -> None:
-        """Goes back to the last copy."""
-        for name, value in self._saved.items():
+        """Restores the last copy."""
+        for name, value in self._saved_state.items():
             setattr(self, name, self._copied(name, value))
         if self._mirror is not None:
             self._mirror.restore()
 
     def sync(self) -> None:
-        """Gives every rank rank 0's objects as they are now, and deals out what is sharded."""
+        """Sends the present objects of rank 0 to every rank, and distributes sharded values."""
         mine = self._commits, {name: getattr(self, name) for name in self._names}
         commits, values = self._bcast_object(mine)
         for name, value in values.items():
@@ -221,19 +236,19 @@ class ObjectState(State):
         self._take_over(commits)
 
     def _equal_without_sync(self) -> bool:
-        return self._mirror is None  # what leaving ranks hold has to be dealt out anew
+        return self._mirror is None  # the shards of leaving ranks must be distributed again
 
     def _take_over(self, commits: int) -> None:
-        """The end of a sync: all ranks hold the same state, and call it the same commit."""
+        """The last step of a sync: all ranks have the same state, and `commits` is its number."""
         if self._mirror is not None:
             self._mirror.recover()
             if self._mirror.agreed == 0:
                 self._mirror.begin()
         self.save()
-        self.take_number(commits)
+        self._take_number(commits)
 
     def _copied(self, name: str, value: Any) -> Any:
-        """A copy; the value itself where there can be none, as of locks and files, which is said once."""
+        """A copy. If a value cannot be copied (such as a lock or a file), the value itself, with one warning."""
         try:
             return copy.deepcopy(value)
         except Exception as error:
@@ -251,39 +266,27 @@ class ObjectState(State):
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
-    def memory(self) -> dict[str, int]:
-        """Bytes that being elastic costs on this rank: copies of replicated state, sharded parts with their copies."""
+    def _memory(self) -> dict[str, int]:
         sharded = self._mirror.bytes() if self._mirror is not None else 0
         return {"replicated": self._saved_bytes(), "sharded": sharded}
 
-    def describe_memory(self) -> str:
-        """One line about `memory()`."""
-        parts = ", ".join(f"{count / 1e6:.1f} MB {kind}" for kind, count in self.memory().items())
+    def _describe_memory(self) -> str:
+        parts = ", ".join(f"{count / 1e6:.1f} MB {kind}" for kind, count in self._memory().items())
         return f"a commit keeps {parts} in the memory of each rank"
 
     def _saved_bytes(self) -> int:
-        return sum(value.nbytes for value in self._saved.values() if isinstance(value, np.ndarray))
+        return sum(value.nbytes for value in self._saved_state.values() if isinstance(value, np.ndarray))
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def save_to(self, path: str, keep: int = 3, wait: bool = False) -> checkpoint.Writing:
-        """Writes the last commit below `path`, in the background, and keeps the newest `keep` checkpoints.
-
-        All ranks call it; rank 0 writes, and with sharded state each its part, so that `path` has to be shared. While
-        one is being written the next is left out, unless `wait`: then it returns, or raises, when all is on disk.
-        A failure is logged and training goes on.
-        """
+    def _save_to(self, path: str, keep: int, wait: bool) -> checkpoint.Writing:
         if keep < 1:
             raise ValueError(f"keep={keep}: at least one checkpoint is kept")
         own = None if self._mirror is None else self._mirror.values()
         snapshot = checkpoint.Snapshot(self._commits, self._saved_tree(), own, self._pin())
         return checkpoint.save(self._writer, snapshot, os.path.abspath(path), keep, wait)
 
-    def load_from(self, path: str) -> int:
-        """Takes the newest good checkpoint below `path`; damaged ones are named in the log and left alone.
-
-        Rank 0 reads, and the others get its state when `run` begins. Gives the number of the commit; 0: there is none.
-        """
+    def _load_from(self, path: str) -> int:
         if runtime.initialized and runtime.world.engine.rank != 0:
             return 0
         found = checkpoint.load(os.path.abspath(path))
@@ -302,14 +305,50 @@ class ObjectState(State):
         return commit
 
     def _saved_tree(self) -> dict[str, Any]:
-        """The last copy as a tree of plain values and tensors, by attribute."""
-        return dict(self._saved)
+        """The last copy, by attribute, as a tree of plain values and tensors."""
+        return dict(self._saved_state)
 
     def _load_tree(self, tree: dict[str, Any]) -> None:
-        """Takes the values of a checkpoint; attributes that it does not have stay."""
+        """Takes the values of a checkpoint. Attributes that are not in it do not change."""
         for name, value in tree.items():
             setattr(self, name, value)
 
     def _pin(self) -> Callable[[], None]:
-        """Keeps the tensors of the last copy from being overwritten by the next; gives what ends that."""
+        """Protects the tensors of the last copy from being overwritten. Returns a function that ends this."""
         return lambda: None
+
+
+# These are functions, because scripts may use any attribute name except Horovod's methods.
+
+
+def commits(state: State) -> int:
+    """The number of commits of a state so far. The rank with the most commits sends its state to the others."""
+    return state._commits
+
+
+def memory(state: ObjectState) -> dict[str, int]:
+    """The bytes that commits use on this rank: copies of replicated state, and sharded parts with their copies."""
+    return state._memory()
+
+
+def describe_memory(state: ObjectState) -> str:
+    """`memory(state)` as one line of text."""
+    return state._describe_memory()
+
+
+def save_to(state: ObjectState, path: str, keep: int = 3, wait: bool = False) -> checkpoint.Writing:
+    """Writes the last commit below `path` in the background, and keeps the newest `keep` checkpoints.
+
+    All ranks call it. Rank 0 writes; with sharded state each rank writes its part, so all hosts must share `path`.
+    If the last checkpoint is still being written, this one is skipped. With `wait` it is not skipped, and the call
+    returns, or raises, when all is on disk. Without `wait` an error is logged and training continues.
+    """
+    return state._save_to(path, keep, wait)
+
+
+def load_from(state: ObjectState, path: str) -> int:
+    """Loads the newest good checkpoint below `path`. Damaged checkpoints are reported in the log and not changed.
+
+    Rank 0 reads; the others get its state when `run` begins. Returns the number of the commit; 0: no checkpoint.
+    """
+    return state._load_from(path)

@@ -1,6 +1,6 @@
-# Trees of plain values and tensors as JSON beside blocks of bytes, and back: what a checkpoint holds. Never pickle.
+# The content of a checkpoint: turns trees of values and tensors into JSON and blocks of bytes, and back. No pickle.
 # Touches safetensors and NumPy; frameworks register their tensors here.
-"""`encode` and `decode`; what is none of the plain kinds is refused by name when it is saved."""
+"""`encode` and `decode`. `encode` raises an error for values of other types and names the place."""
 
 from __future__ import annotations
 
@@ -11,29 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from .safetensors import Block, Damaged
+from .safetensors import TYPES, Block, Damaged
 
-_NAMES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-    "int16": "I16",
-    "uint32": "U32",
-    "int32": "I32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-}
-_DTYPES = {name: np.dtype(dtype) for dtype, name in _NAMES.items()}
+# NumPy before version 2 has no name `bool`.
+_NAMES = {name: kind for name, (kind, _) in TYPES.items() if name == "bool" or hasattr(np, name)}
+_DTYPES = {kind: np.dtype(name) for name, kind in _NAMES.items()}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of tensors: how to know one, and how it becomes a block and is made of one."""
+    """A kind of tensors: how to recognise one, and how to convert it to a block and back."""
 
     is_one: Callable[[Any], bool]
     to_block: Callable[[Any], Block]
@@ -66,12 +53,12 @@ _SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozens
 
 
 def encode(value: Any, path: str, blocks: dict[str, Block]) -> Any:
-    """The value as JSON has it; tensors go to `blocks`, under their place in the tree."""
+    """The value in a form for JSON. Tensors are put into `blocks`; the key is their place in the tree."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is bytes:
         return ["bytes", base64.b64encode(value).decode()]
-    if isinstance(value, dict):  # the classes of state_dicts are dictionaries with more around them
+    if isinstance(value, dict):  # a state_dict may be a subclass of dict
         return ["dict", [[encode(k, path, blocks), encode(v, f"{path}.{k}", blocks)] for k, v in value.items()]]
     for name, make in _SEQUENCES.items():
         if type(value) is make:
@@ -90,7 +77,7 @@ def encode(value: Any, path: str, blocks: dict[str, Block]) -> Any:
 
 
 def decode(code: Any, blocks: dict[str, Block]) -> Any:
-    """The value that `encode` was given; Damaged when the code is none of its own."""
+    """The original value of `encode`; Damaged when `encode` did not make this code."""
     if code is None or isinstance(code, (bool, int, float, str)):
         return code
     if not (isinstance(code, list) and len(code) == 2 and isinstance(code[0], str)):

@@ -1,6 +1,6 @@
-# Sums over virtual shards in the order of a fixed binary tree, whoever holds which shards. Pure.
-# Touches nothing.
-"""Neighbours are added as soon as both halves of a node of the tree are there.
+# Sums over virtual shards in the order of a fixed binary tree. The order does not depend on who holds which shards.
+# Pure. Touches nothing.
+"""Two neighbour nodes are added as soon as both halves of their parent node exist.
 
 >>> def add(one, other): return f"({one}+{other})"
 >>> tree = Tree(add)
@@ -18,21 +18,21 @@ Sum = TypeVar("Sum")
 
 
 def checked_size(size: int) -> int:
-    """ValueError unless it is a power of two."""
+    """The size; ValueError unless it is a power of two."""
     if size < 1 or size & (size - 1):
         raise ValueError(f"virtual_size={size}: expected a power of two")
     return size
 
 
 class Tree(Generic[Sum]):
-    """The largest nodes that can be made of the shards seen so far, from left to right."""
+    """The largest nodes that can be made from the shards so far, from left to right."""
 
     def __init__(self, add: Callable[[Sum, Sum], Sum]) -> None:
         self._add = add
         self.nodes: list[tuple[int, int, Sum]] = []  # first shard, number of shards, their sum
 
     def push(self, first: int, width: int, value: Sum) -> None:
-        """One more node; they come in the order of their shards."""
+        """Adds a node. The caller adds nodes in the order of their shards."""
         self.nodes.append((first, width, value))
         while len(self.nodes) > 1:
             left, wide, one = self.nodes[-2]
@@ -43,7 +43,7 @@ class Tree(Generic[Sum]):
 
 
 def widths(shards: range) -> list[tuple[int, int]]:
-    """The nodes that a rank with these shards ends with: first shard and number of shards of each."""
+    """The nodes that remain for a rank with these shards: first shard and number of shards of each."""
     tree: Tree[None] = Tree(lambda one, other: None)
     for shard in shards:
         tree.push(shard, 1, None)

@@ -1,4 +1,4 @@
-# The JAX binding's face: Horovod's names for JAX, which Horovod itself never had.
+# The public names of the JAX binding: Horovod's names for JAX, which Horovod itself does not support.
 # Re-exports alone.
 """Collectives on JAX's arrays and trees of arrays, at once and inside `jit`, `grad`, `vmap` and `scan`.
 
@@ -11,10 +11,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from ..errors import (
+from ..base.errors import (
     FarandoleTimeout,
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -24,30 +23,9 @@ from ..errors import (
     Revoked,
     ShutDown,
 )
-from ..groups import ProcessSet, global_process_set
-from ..reductions import Adasum, Average, Max, Min, Product, Sum
-from ..runtime import (
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from ..base.named import module_of
+from ..bindings import face as _face
+from ..bindings.face import *  # noqa: F403 - the names of every binding
 from .compression import Compression, Compressor
 from .failures import translated
 from .framework import cuda_built, rocm_built
@@ -68,25 +46,17 @@ from .ops import (
 from .training import DistributedOptimizer, grad, value_and_grad
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Compression",
     "Compressor",
     "DistributedOptimizer",
     "FarandoleTimeout",
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
-    "Max",
-    "Min",
     "Mismatch",
     "NotInitialized",
     "PeerLost",
-    "ProcessSet",
-    "Product",
     "Revoked",
     "ShutDown",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -95,40 +65,21 @@ __all__ = [
     "broadcast",
     "broadcast_object",
     "broadcast_parameters",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
     "cuda_built",
-    "ddl_built",
     "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grad",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
     "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
-    "remove_process_set",
     "rocm_built",
     "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
     "translated",
     "value_and_grad",
 ]
+__all__ += _face.__all__
 
 
 if TYPE_CHECKING:
@@ -138,4 +89,4 @@ else:
     def __getattr__(name: str) -> Any:
         if name != "elastic":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return importlib.import_module(".elastic", __name__)
+        return module_of(".elastic", __name__)

@@ -1,51 +1,33 @@
-# What arrays are turned into for the journey: nothing, half precision, bfloat16, or what the user's class says.
-# Touches JAX alone.
-"""Compressors for gradients; a class of your own derives from `Compressor`."""
+# Compressors: the form in which tensors are sent. Unchanged, half precision, bfloat16, or a class of the user.
+# Touches JAX and bindings/compression.py.
+"""Compressors for gradients. A user's class derives from `Compressor`, which does not change arrays."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..bindings.compression import Cast, NoneCompressor
 from .framework import jax
 
-
-class Compressor:
-    """What a compressor offers; this one leaves arrays as they are."""
-
-    @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """The array that travels, and whatever `decompress` needs to know."""
-        return tensor, None
-
-    @classmethod
-    def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        """The reduced array as the caller wants it."""
-        return tensor
+Compressor = NoneCompressor
 
 
-class NoneCompressor(Compressor):
-    """Leaves arrays as they are."""
-
-
-class FP16Compressor(Compressor):
-    """Floating arrays travel with 16 bits: 11 of precision, values up to 65504."""
+class FP16Compressor(Cast):
+    """Sends floating-point tensors with 16 bits: 11 bits of precision, values up to 65504."""
 
     _travels: Any = jax.numpy.float16
 
-    @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """The array in 16 bits, if it is a floating one."""
-        floating = jax.numpy.issubdtype(tensor.dtype, jax.numpy.floating)
-        return (tensor.astype(cls._travels) if floating else tensor), tensor.dtype
+    @staticmethod
+    def _is_floating(tensor: Any) -> bool:
+        return bool(jax.numpy.issubdtype(tensor.dtype, jax.numpy.floating))
 
-    @classmethod
-    def decompress(cls, tensor: Any, ctx: Any) -> Any:
-        """The array in its own type again."""
-        return tensor.astype(ctx)
+    @staticmethod
+    def _cast(tensor: Any, dtype: Any) -> Any:
+        return tensor.astype(dtype)
 
 
 class BF16Compressor(FP16Compressor):
-    """Floating arrays travel with 16 bits: 8 of precision, the range of float32."""
+    """Sends floating-point tensors with 16 bits: 8 bits of precision, the range of float32."""
 
     _travels = jax.numpy.bfloat16
 

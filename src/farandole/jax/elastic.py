@@ -1,6 +1,6 @@
-# Elastic training for JAX: trees of arrays as state, and a loop that knows errors from inside compiled functions.
+# Elastic training for JAX: trees of arrays as state, and a loop that recognizes errors from compiled functions.
 # Touches JAX, elastic, compiled, failures and functions.
-"""`JaxState` holds what training has reached, `run` begins again with the last commit."""
+"""`JaxState` contains the state of training; `run` starts again from the last commit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ..base.errors import HorovodInternalError
 from ..elastic import loop
 from ..elastic.mirror import Sharded
 from ..elastic.state import ObjectState, State
-from ..errors import HorovodInternalError
-from ..runtime import rank, runtime
+from ..world.runtime import rank, runtime
 from . import compiled
 from .failures import forget, translated
 from .framework import jax
@@ -22,14 +22,14 @@ from .functions import broadcast_object, broadcast_tree
 
 __all__ = ["JaxState", "ObjectState", "Sharded", "State", "run"]
 
-_seen: Any = None  # the world that functions were compiled in
+_seen: Any = None  # the world in which functions were compiled
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates `func(state, ...)`: it is called again, with the last commit, when ranks were lost or came.
+    """Decorates `func(state, ...)`: calls it again with the last commit when ranks were lost or added.
 
-    Errors of the engine that JAX reports as its own, because they happened inside a compiled function, count as well.
-    Functions are compiled anew in a new world: their shapes, and the ranks that they name, may be others.
+    This includes engine errors that JAX reports as its own because they happened inside a compiled function. Functions
+    are compiled again in a new world, because their shapes and ranks may be different.
     """
 
     @functools.wraps(func)
@@ -38,7 +38,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return func(state, *args, **kwargs)
         except HorovodInternalError:
-            forget()  # a compiled step under way has failed with it
+            forget()  # a pending compiled step has failed with it
             raise
         except jax.errors.JaxRuntimeError as error:
             meant = translated(error)
@@ -66,8 +66,8 @@ class JaxState(ObjectState):
         self.save()
 
     def save(self) -> None:
-        """Keeps a copy in the host's memory, on this rank alone; arrays may be donated afterwards."""
-        self._saved = {
+        """Keeps a copy in the memory of this rank's host; the arrays may be donated afterwards."""
+        self._saved_state = {
             name: jax.tree.map(functools.partial(self._kept, name), getattr(self, name)) for name in self._names
         }
 
@@ -82,29 +82,29 @@ class JaxState(ObjectState):
         return jax.numpy.array(leaf.data) if isinstance(leaf, _Array) else self._copied(name, leaf)
 
     def restore(self) -> None:
-        """Goes back to the last copy."""
+        """Returns to the last copy."""
         copies = {
-            name: jax.tree.map(functools.partial(self._given, name), value) for name, value in self._saved.items()
+            name: jax.tree.map(functools.partial(self._given, name), value) for name, value in self._saved_state.items()
         }
         super().restore()
         for name, value in copies.items():
             setattr(self, name, value)
 
     def sync(self) -> None:
-        """Gives every rank rank 0's arrays and values as they are now, and deals out what is sharded."""
+        """Copies the present arrays and values of rank 0 to every rank, and divides sharded values again."""
         commits = broadcast_object(self._commits, 0, "elastic.commits")
-        # Who comes anew may have another tree: of a list that grows, say.
+        # A new rank may have another tree, for example if a list grows.
         values = broadcast_tree({name: getattr(self, name) for name in self._names})
         for name, value in values.items():
             setattr(self, name, value)
         self._take_over(commits)
 
     def _saved_bytes(self) -> int:
-        return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(self._saved))
+        return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(self._saved_state))
 
     def _saved_tree(self) -> dict[str, Any]:
-        """By attribute, the leaves: what a tree is made of need not be written."""
-        return {name: [_plain(leaf) for leaf in jax.tree.leaves(value)] for name, value in self._saved.items()}
+        """The leaves of each attribute; the structure of the trees is not written."""
+        return {name: [_plain(leaf) for leaf in jax.tree.leaves(value)] for name, value in self._saved_state.items()}
 
     def _load_tree(self, tree: dict[str, Any]) -> None:
         for name, leaves in tree.items():
@@ -115,14 +115,14 @@ class JaxState(ObjectState):
 
 
 class _Key:
-    """Keys of random numbers, which NumPy does not know."""
+    """Random keys, which NumPy does not know."""
 
     def __init__(self, key: Any) -> None:
         self.data, self.kind = np.array(jax.random.key_data(key)), jax.random.key_impl(key)
 
 
 class _Array:
-    """A JAX array's values, so that they become one again."""
+    """The values of a JAX array, marked so that they become a JAX array again."""
 
     def __init__(self, array: Any) -> None:
         self.data = np.array(array)
@@ -132,7 +132,7 @@ class _Array:
 def _plain(leaf: Any) -> Any:
     if not isinstance(leaf, (_Key, _Array)):
         return leaf
-    # NumPy has no bfloat16 of its own: the bits are written.
+    # NumPy has no bfloat16, so its bits are written.
     return leaf.data.view(np.uint16) if leaf.data.dtype.name == "bfloat16" else leaf.data
 
 

@@ -1,17 +1,17 @@
-# Errors of the engine that happened inside a compiled function: JAX turns them into its own, here they are turned back.
-# Touches JAX and farandole.compiled.
-"""`translated(error)` gives what the same call outside a compiled function would have raised."""
+# Recovers engine errors from inside compiled functions, which JAX raises as its own errors.
+# Touches JAX and farandole.bindings.compiled.
+"""`translated(error)` gives the error that the same call raises outside a compiled function."""
 
 from __future__ import annotations
 
-from ..compiled import meant
+from ..bindings.compiled import meant
 from .framework import jax, jax_names
 
 
 def translated(error: Exception) -> Exception | None:
-    """What a collective raised inside a compiled function; None when the error comes from something else.
+    """The error that a collective raised inside a compiled function; None if the error has another source.
 
-    The functions after it can run again: JAX would pass the error on to each of them.
+    Later functions can run again; otherwise JAX would pass the error on to each of them.
     """
     found = meant(str(error)) if isinstance(error, jax.errors.JaxRuntimeError) else None
     if found is not None:
@@ -20,12 +20,12 @@ def translated(error: Exception) -> Exception | None:
 
 
 def forget() -> None:
-    """The next collective of this thread depends on none before it."""
+    """The next collective of this thread does not depend on earlier ones."""
     jax_names.forget_tokens()
 
 
 def settle() -> None:
-    """Waits for the collectives of compiled functions that this thread has begun; raises what went wrong with them."""
+    """Waits for the collectives of compiled functions that this thread has begun; raises their error."""
     try:
         jax.effects_barrier()
     except jax.errors.JaxRuntimeError as error:

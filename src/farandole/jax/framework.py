@@ -1,19 +1,19 @@
-# JAX itself: present and new enough, or words that say what to install.
+# JAX itself: present and new enough or an ImportError says what to install.
 # Touches the import system, the version of JAX and private.
-"""`jax` is JAX; every file of this binding takes it from here, and its private names have been looked for then."""
+"""`jax` is JAX. Every file of this binding imports it from here, after its private names were found."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .. import tested
-from ..compat import is_version_greater_equal_than
+from ..base import tested
+from ..bindings.compat import is_version_greater_equal_than
 
 LEAST = tested.LEAST["jax"]
 
 
 def require() -> Any:
-    """JAX; ImportError says what to install."""
+    """Imports JAX. ImportError says what to install."""
     try:
         import jax
         import jax.extend.core
@@ -32,16 +32,16 @@ def require() -> Any:
 
 jax: Any = require()
 
-from ..private import jax_names as jax_names  # noqa: E402 (it looks for names of JAX)
+from ..bindings.private import jax_names as jax_names  # noqa: E402 (it looks for names of JAX)
 
 jax_names.check(jax.__version__)
 
 
 def cuda_built() -> bool:
-    """Whether arrays on CUDA devices can be used: they travel through the host's memory, by callbacks."""
+    """Whether there are GPUs. Their arrays are sent through the host's memory, by callbacks."""
     return any(device.platform == "gpu" for device in jax.devices())
 
 
 def rocm_built() -> bool:
-    """Whether arrays on ROCm devices can be used: as for CUDA, JAX calls both gpu."""
+    """Whether the GPUs use ROCm; JAX calls both kinds gpu."""
     return cuda_built() and "rocm" in jax.devices()[0].client.platform_version.lower()

@@ -1,6 +1,6 @@
-# Parameters and objects from one rank to all.
+# Copies parameters and objects from one rank to all.
 # Touches JAX, failures, ops and objects.
-"""Called once before training, so that all ranks begin with the same values."""
+"""Scripts call these once before training, so that all ranks begin with the same values."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from .. import objects
-from ..groups import ProcessSet, global_process_set
-from ..runtime import rank
+from ..engine.interface import NAMES
+from ..operations import objects
+from ..world.groups import ProcessSet, global_process_set
+from ..world.runtime import rank
 from .failures import settle
 from .framework import jax
 from .ops import broadcast
-from .running import TYPES
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
-    """The root's tree of arrays on every rank: parameters, an optimizer's state, keys of random numbers.
+    """The root's tree of arrays on every rank: parameters, an optimizer's state, random keys.
 
-    JAX's arrays never change: use what it gives. Leaves that are no arrays travel as objects.
+    JAX's arrays never change, so use the returned tree. Leaves that are not arrays are sent as objects.
     """
     leaves, shape = jax.tree.flatten(params)
     arrays = [place for place, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
@@ -35,7 +35,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
 
 
 def broadcast_tree(tree: Any, root_rank: int = 0) -> Any:
-    """The root's tree on every rank, whatever the others have in its place."""
+    """The root's tree on every rank; the trees of other ranks are ignored."""
     mine = rank() == root_rank
     skeleton = broadcast_object(jax.tree.map(_place, tree) if mine else None, root_rank, "tree.shape")
     places, shape = jax.tree.flatten(skeleton)
@@ -48,7 +48,7 @@ def broadcast_tree(tree: Any, root_rank: int = 0) -> Any:
 
 
 class _Place:
-    """What an array is, without its values."""
+    """The kind of an array, without its values."""
 
     def __init__(self, array: Any) -> None:
         self.numpy = isinstance(array, np.ndarray)
@@ -57,7 +57,7 @@ class _Place:
         self.shape, self.dtype = data.shape, np.dtype(data.dtype)
 
     def like(self) -> Any:
-        """An array of this kind."""
+        """A new array of this kind."""
         data = np.zeros(self.shape, self.dtype)
         if self.numpy:
             return data
@@ -73,11 +73,11 @@ def _is_key(array: Any) -> bool:
 
 
 def _travelling(array: Any) -> Any:
-    """The same in a type that travels: of what does not (uint32, complex numbers, keys) the bytes."""
+    """The same values in a type that can be sent; as bytes for types that cannot (uint32, complex numbers, keys)."""
     if _is_key(array):
         array = jax.random.key_data(array)
     narrowed = isinstance(array, np.ndarray) and array.dtype.itemsize == 8 and not jax.config.jax_enable_x64
-    if array.dtype.name in TYPES and not narrowed:
+    if array.dtype.name in NAMES and not narrowed:
         return array
     return np.ascontiguousarray(np.asarray(array)).reshape(-1).view(np.uint8)
 
@@ -94,7 +94,7 @@ def _arrived(array: Any, original: Any) -> Any:
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The root's object on every rank; what the others pass is ignored."""
+    """The root's object on every rank; objects of other ranks are ignored."""
     settle()
     return objects.broadcast_object(obj, root_rank, name, process_set)
 

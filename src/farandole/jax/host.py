@@ -1,6 +1,6 @@
-# How work gets done on the host: at once on concrete arrays, and in callbacks of compiled functions.
+# Runs collectives on the host: directly for concrete arrays, and in callbacks of compiled functions.
 # Touches JAX, NumPy, work and the NumPy layer.
-"""NumPy sees a JAX array's own memory on the CPU, and JAX takes over NumPy's."""
+"""On the CPU, NumPy reads a JAX array's memory without a copy, and JAX takes over NumPy's memory."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Buffer, incoming
-from ..engine import Array, Kind, Memory
-from ..work import Work, begin, results
+from ..bindings.work import Work, begin, results
+from ..engine.interface import Array, Kind, Memory
+from ..operations.arrays import Buffer, incoming
 from .failures import settle
 from .framework import jax
 
-ALIGNMENT = 64  # bytes; JAX copies what begins elsewhere
+ALIGNMENT = 64  # bytes; JAX copies arrays with other alignment
 
 
 class Aligned(Buffer):
-    """An array's memory; results lie so that JAX takes their memory over as it is."""
+    """An array's memory; results are aligned, so that JAX takes over their memory without a copy."""
 
     __slots__ = ()
 
@@ -34,20 +34,20 @@ class Aligned(Buffer):
 
 
 def carry_out(work: Work, arrays: Sequence[Any], splits: Any = None) -> list[Any]:
-    """The outputs of the work on concrete arrays; of an alltoall with splits the received splits as well.
+    """The outputs of the work on concrete arrays; for an alltoall with splits also the received splits.
 
-    What compiled functions have begun is done first: everything happens in the order of the program.
+    First waits for what compiled functions have begun, so that everything runs in program order.
     """
     settle()
     buffers = [Aligned(seen.array, seen.dtype, seen.give) for seen in map(incoming, _views(arrays))]
     found = results(work, begin("jax", work, buffers, splits))
     if work.kind == Kind.ALLTOALL and splits is None:
         found = found[:1]
-    return list(jax.device_put(found))  # unlike jax.numpy.asarray it takes their memory over
+    return list(jax.device_put(found))  # unlike jax.numpy.asarray, it takes over their memory
 
 
 def arrays_of(work: Work, arrays: Sequence[Any]) -> list[Array]:
-    """The same inside a compiled function, with NumPy's arrays."""
+    """The same inside a compiled function, with arrays of NumPy."""
     found = results(work, begin("jax", work, _views(arrays)))
     return found[:1] if work.kind == Kind.ALLTOALL else found
 

@@ -1,6 +1,6 @@
-# init and shutdown for JAX: joins the job, lets the ranks agree on how compiled functions reach the engine, leaves.
+# init and shutdown for JAX: joins or leaves the job; the ranks agree how compiled functions call the engine.
 # Touches compiled, failures and runtime.
-"""`init` and `shutdown` stand where scripts have `hvd.init()` and `hvd.shutdown()`."""
+"""`init` and `shutdown` replace `hvd.init()` and `hvd.shutdown()` of scripts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import contextlib
 import sys
 from typing import Any
 
-from .. import runtime
+from ..bindings.compiled import join
+from ..world import runtime
 from . import compiled
 from .failures import forget, settle
 
@@ -17,35 +18,30 @@ _registered = False
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Joins the job; without a launcher, a world of one. A second call does nothing.
+    """Joins the job. Without a launcher the world has one rank. A second call does nothing.
 
-    The first time with a version of JAX its calls are compiled, which takes some seconds; FARANDOLE_JAX_OPS=callback
-    does without them. Arguments as in `farandole.init`.
+    With a new version of JAX the first call compiles its calls, which takes some seconds; FARANDOLE_JAX_OPS=callback
+    avoids this. Arguments as in `farandole.init`.
     """
     global _registered
     if not runtime.is_initialized():
-        forget()  # what failed in another world
-    runtime.init(comm, process_sets)
-    try:
-        compiled.prepare()
-    except BaseException:
-        runtime.shutdown()
-        raise
+        forget()  # errors of an earlier world
+    join(compiled.prepare, comm, process_sets)
     if not _registered:
         _registered = True
-        atexit.register(_at_exit)  # after the runtime's, so that it runs before that
+        atexit.register(_at_exit)  # registered after the runtime's function, so that it runs first
 
 
 def shutdown() -> None:
-    """Leaves the job, once the compiled functions that were begun are done."""
+    """Leaves the job after the compiled functions that have begun are done."""
     if runtime.is_initialized() and sys.exc_info()[0] is None:
-        with contextlib.suppress(Exception):  # it has failed, and nobody has asked for the result
+        with contextlib.suppress(Exception):  # it has failed, and the script never used its result
             settle()
     runtime.shutdown()
     forget()
 
 
 def _at_exit() -> None:
-    # A script that has failed does not wait for ranks that may wait for it.
+    # A script that has failed does not wait for other ranks, which may wait for it.
     if not hasattr(sys, "last_value"):
         shutdown()

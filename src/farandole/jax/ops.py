@@ -1,6 +1,6 @@
-# The operations on arrays and trees of arrays: at once, and inside jit, grad, vmap and scan.
-# Touches JAX, compression, failures, running, work and the NumPy layer's words.
-"""Operations with the names and rules of Horovod. A tree of arrays goes in one call, and comes back as one."""
+# The operations on arrays and trees of arrays: directly, and inside jit, grad, vmap and scan.
+# Touches JAX, compression, failures, running, work and the NumPy layer's types.
+"""Operations with the names and rules of Horovod. A tree of arrays is sent in one call; the result is a tree too."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import ops as arrays_ops
-from ..engine import Kind
-from ..errors import HorovodInternalError
-from ..groups import ProcessSet, global_process_set
-from ..pending import checked_compression, checked_scales, chosen_op
-from ..reductions import Average, Sum
-from ..runtime import runtime
-from ..work import Work
+from ..base.errors import HorovodInternalError
+from ..bindings.work import Work
+from ..engine.interface import Kind
+from ..operations import ops as arrays_ops
+from ..operations.pending import checked_compression, checked_scales, chosen_op
+from ..operations.reductions import Average, Sum
+from ..world.groups import ProcessSet, global_process_set
+from ..world.runtime import runtime
 from .compression import Compression
 from .failures import settle
 from .framework import jax
@@ -25,7 +25,7 @@ from .running import run
 
 
 def _on_tree(work: Work, tree: Any) -> Any:
-    """The work on all arrays of the tree, in one call; the tree of the outputs."""
+    """Runs the work on all arrays of the tree in one call, and gives the tree of the outputs."""
     leaves, shape = jax.tree.flatten(tree)
     alone = jax.tree.structure(0) == shape
     if not alone:
@@ -34,7 +34,7 @@ def _on_tree(work: Work, tree: Any) -> Any:
 
 
 def _listed(tensors: Sequence[Any]) -> list[Any]:
-    """The arrays of a group; in a tree of JAX's None would be nothing at all."""
+    """The arrays of a group. TypeError for None, which would be an empty tree in JAX."""
     found = list(tensors)
     if any(one is None for one in found):
         raise TypeError("a group has None among its arrays; expected arrays")
@@ -79,9 +79,9 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The reduction of all ranks' arrays on every rank; the average unless `op` says otherwise.
+    """The reduction of all ranks' arrays on every rank; the average if `op` is not given.
 
-    `tensor` is an array or a tree of arrays, which travels in one call.
+    `tensor` is an array, or a tree of arrays, which is sent in one call.
     """
     scales = prescale_factor, postscale_factor
     return _allreduce(tensor, average, name, compression, op, scales, process_set)
@@ -111,7 +111,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """This rank's rows of the reduction; the first `rows % size` ranks get one row more."""
+    """This rank's rows of the reduction; the first `rows % size` ranks get one more row."""
     chosen = chosen_op(op, None)
     if chosen not in (Average, Sum):
         raise HorovodInternalError("Reducescatter currently only supports Average and Sum")
@@ -137,9 +137,9 @@ def grouped_reducescatter(
 
 
 def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """All ranks' arrays, one after the other along the first dimension; of a tree, for each of its arrays.
+    """The arrays of all ranks, concatenated along the first dimension; for a tree, each of its arrays.
 
-    The first dimension may differ between ranks, except in compiled functions, where it is the same on all.
+    The first dimension may differ between ranks, but in compiled functions it must be equal.
     """
     return _on_tree(Work(Kind.ALLGATHER, name, process_set=process_set), tensor)
 
@@ -169,9 +169,9 @@ def broadcast(
 def alltoall(
     tensor: Any, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Sends `splits[i]` rows to member i and gives the rows received; given `splits`, with the received splits.
+    """Sends `splits[i]` rows to member i and gives the received rows; with `splits`, also the received splits.
 
-    In compiled functions there are no splits: each member gets as many rows as the others.
+    Compiled functions support no splits: all members get the same number of rows.
     """
     work = Work(Kind.ALLTOALL, name, process_set=process_set)
     if splits is None:
@@ -190,7 +190,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join() -> int:
-    """Says that this rank has no more data: it adds zeros to the others' allreduces until all have joined.
+    """Declares that this rank has no more data. Until all have joined, it adds zeros to the others' allreduces.
 
     Gives the rank that joined last; not for compiled functions.
     """

@@ -1,11 +1,10 @@
-# A collective as JAX's own primitive: traced, batched, and compiled into a call of XLA or into a callback of Python.
+# A collective as a primitive of JAX: it can be traced and batched, and compiles to a call of XLA or a Python callback.
 # Touches JAX, compiled, host and work.
-"""`bind(work, arrays)` is one step of the program: its effect is ordered, so that JAX keeps the program's order.
+"""`bind(work, arrays)` adds a collective to the program. Its effect is ordered: JAX keeps the order of the program.
 
-Every rank runs the same program; XLA alone would run calls that do not depend on each other in any order and at once.
-JAX hands a token from each call with this effect to the next, in one program and from one program to the next, so that
-the collectives of a thread happen one after the other, in the same order on all ranks: there is nobody to wait for but
-ranks that have not come so far yet.
+Every rank runs the same program. XLA alone could run independent calls in any order, or at the same time. JAX passes a
+token from each call with this effect to the next call, also from one program to the next. So the collectives of a
+thread run one after the other, in the same order on all ranks, and wait only for ranks that are slower.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..engine import Kind, ReduceOp
-from ..pending import names_of
-from ..runtime import runtime
-from ..work import Work, own_name
+from ..bindings.work import Work, own_name
+from ..engine.interface import Kind, ReduceOp
+from ..operations.pending import names_of
+from ..world.runtime import runtime
 from . import compiled, host
 from .framework import jax, jax_names
 
@@ -38,7 +37,7 @@ jax_names.keep_in_order(InOrder)
 
 @dataclass(frozen=True)
 class Call:
-    """Work in a traced function: all that its shapes and its code depend on."""
+    """The work in a traced function, with everything that its shapes and its code depend on."""
 
     work: Work
     group: int
@@ -47,7 +46,7 @@ class Call:
     through_xla: bool
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """That of the output, which XLA wants to know: all ranks' arrays have the same number of rows."""
+        """The shape of the output, which XLA must know: the arrays of all ranks have the same number of rows."""
         kind = self.work.kind
         if kind in (Kind.ALLREDUCE, Kind.BROADCAST):
             return shape
@@ -67,7 +66,7 @@ _primitive.multiple_results = True
 
 
 def bind(work: Work, arrays: Sequence[Any]) -> list[Any]:
-    """The outputs of the work on arrays of which some are traced."""
+    """The outputs of the work on arrays, of which some are traced."""
     number, ranks = runtime.world.groups.members(work.process_set)
     through_xla = compiled.ready() and jax.default_backend() == "cpu"
     call = Call(work, number, len(ranks), list(ranks).index(runtime.world.engine.rank), through_xla)
@@ -85,7 +84,7 @@ def _shapes(*arrays: Any, call: Call) -> tuple[list[Any], set[Any]]:
 
 
 def _batched(arrays: Sequence[Any], axes: Sequence[Any], *, call: Call) -> tuple[list[Any], list[Any]]:
-    """vmap: every rank has the same batch, and it travels as a whole; rows stay the first dimension."""
+    """vmap: every rank has the same batch, which is sent as a whole; the rows stay the first dimension."""
     if call.work.kind in (Kind.ALLREDUCE, Kind.BROADCAST):
         if call.work.op == ReduceOp.ADASUM:
             raise NotImplementedError("Adasum looks at whole arrays: vmap cannot divide it into examples")
@@ -98,7 +97,7 @@ jax_names.batch_by(_primitive, _batched)
 
 
 def full_name(work: Work) -> str:
-    """The name in a traced function. No two calls of a thread happen at once, so that one serves all without any."""
+    """The name in a traced function. A thread runs one call at a time, so all calls without a name can share one."""
     name = names_of("name", work.name)[0]
     plain = "jit" if name is None else work.name
     return own_name("jax", f"{'grouped_' if work.grouped else ''}{work.kind.name.lower()}.{plain}")

@@ -1,6 +1,6 @@
-# How a collective runs on JAX's arrays: at once on concrete ones, as a step of the program on traced ones; gradients.
-# Touches JAX, host, primitive, work and the NumPy layer's words.
-"""`run(work, arrays)` gives the outputs; each gradient is a collective too, with the rules of the other bindings."""
+# Runs a collective on JAX's arrays: concrete ones at once, traced ones as a step of the program; with gradients.
+# Touches JAX, host, primitive, work and the NumPy layer's types.
+"""`run(work, arrays)` gives the outputs. Each gradient is a collective too, as in the other bindings."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import Any
 
 import numpy as np
 
-from .. import ops as arrays_ops
-from ..engine import DType, Kind
-from ..pending import names_of
-from ..reductions import Average, Sum
-from ..runtime import rank, runtime
-from ..work import Work
+from ..base.errors import NoRows
+from ..bindings.work import Work
+from ..engine.interface import NAMES, Kind
+from ..operations import ops as arrays_ops
+from ..operations.pending import names_of
+from ..operations.reductions import Average, Sum
+from ..world.runtime import rank, runtime
 from . import host, primitive
 from .framework import jax
 
-TYPES = tuple(kind.name.lower() for kind in DType)
 jnp: Any = jax.numpy
 
 
 def traced(arrays: Sequence[Any]) -> bool:
-    """Whether these are placeholders of a function that is being transformed, at least one of them."""
+    """Whether at least one of these is a placeholder in a function that is being transformed."""
     return any(isinstance(array, jax.core.Tracer) for array in arrays)
 
 
 def run(work: Work, arrays: Sequence[Any], splits: Any = None) -> list[Any]:
-    """The outputs, with gradients; of an alltoall with splits the rows and the received splits."""
-    names_of("name", work.name)  # TypeError or ValueError
-    runtime.world.groups.members(work.process_set)  # ValueError now rather than when the function runs
+    """The outputs, with gradients; for an alltoall with splits, the rows and the received splits."""
+    names_of("name", work.name)  # raises TypeError or ValueError
+    runtime.world.groups.members(work.process_set)  # raises ValueError now and not when the function runs
     given = [_array(array) for array in arrays]
     if not given:
         return []
     for array in given:
-        if array.dtype.name not in TYPES:
-            raise ValueError(f"arrays of dtype {array.dtype} are not supported; supported are {', '.join(TYPES)}")
+        if array.dtype.name not in NAMES:
+            raise ValueError(f"arrays of dtype {array.dtype} are not supported; supported are {', '.join(NAMES)}")
         if array.ndim == 0 and work.kind not in (Kind.ALLREDUCE, Kind.BROADCAST):
-            raise ValueError(f"{work.kind.name.lower()} needs an array with at least one dimension; reshape it to (1,)")
+            raise NoRows(f"{work.kind.name.lower()} needs an array with at least one dimension; reshape it to (1,)")
     if not traced(given):
         return host.carry_out(work, given, splits)
     return _differentiable(work, given, splits)
@@ -64,7 +64,7 @@ def _differentiable(work: Work, given: list[Any], splits: Any) -> list[Any]:
         return outputs, outputs[1] if splits is not None else None
 
     def backward(received: Any, grads: list[Any]) -> tuple[list[Any]]:
-        # Whole numbers have no gradient.
+        # Integers have no gradient.
         places = [place for place, one in enumerate(grads[: len(shapes)]) if one.dtype != jax.dtypes.float0]
         found: list[Any] = [None] * len(shapes)
         passed = _backward(work, [shapes[place] for place in places], [grads[place] for place in places], received)
@@ -90,7 +90,7 @@ def _backward(work: Work, shapes: list[tuple[int, ...]], grads: list[Any], recei
         factor = work.scales[0] * work.scales[1] * (_members(work) if work.op == Sum else 1)
         return _everyones_rows(again, shapes, [grad * jnp.asarray(factor, grad.dtype) for grad in grads])
     rows = run(again, grads, received)[0]
-    # Rows beyond the sum of the splits went nowhere.
+    # Rows beyond the sum of the splits were not sent.
     left = shapes[0][0] - rows.shape[0]
     return [jnp.concatenate([rows, jnp.zeros((left, *rows.shape[1:]), rows.dtype)]) if left else rows]
 
@@ -104,7 +104,9 @@ def _place(work: Work) -> int:
 
 
 def _own_rows(work: Work, shapes: list[tuple[int, ...]], grads: Sequence[Any]) -> list[Any]:
-    """This rank's part of gradients of what all ranks gathered; outside compiled functions rows may differ."""
+    """This rank's part of the gradients of gathered arrays. Outside compiled functions, ranks may have different
+    numbers of rows.
+    """
     own = np.array([[shape[0] for shape in shapes]])
     if traced(grads):
         before = own[0] * _place(work)
@@ -114,7 +116,7 @@ def _own_rows(work: Work, shapes: list[tuple[int, ...]], grads: Sequence[Any]) -
 
 
 def _everyones_rows(work: Work, shapes: list[tuple[int, ...]], grads: list[Any]) -> list[Any]:
-    """The gradients of all ranks' rows. Where some have a row more, XLA cannot gather them: they are added to zeros."""
+    """The gradients of the rows of all ranks. XLA cannot gather unequal numbers of rows: these are added to zeros."""
     members, place = _members(work), _place(work)
     if all(shape[0] % members == 0 for shape in shapes) or not traced(grads):
         return run(replace(work, kind=Kind.ALLGATHER, op=Sum, scales=(1.0, 1.0)), grads)

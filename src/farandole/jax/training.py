@@ -1,6 +1,6 @@
-# The gradients of a step, those of all ranks: behind an optimizer of optax, or behind jax.grad.
+# Reduces the gradients of a step over all ranks: before an optimizer of optax, or after jax.grad.
 # Touches JAX, compression and ops; optax's transformations are pairs of functions, and optax itself is not needed.
-"""`DistributedOptimizer` or `value_and_grad`: one of them in a program is enough."""
+"""A program needs only one of `DistributedOptimizer` and `value_and_grad`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..groups import ProcessSet, global_process_set
-from ..pending import checked_compression, chosen_op
-from ..reductions import Average
+from ..operations.pending import checked_compression, chosen_op
+from ..operations.reductions import Average
+from ..world.groups import ProcessSet, global_process_set
 from .compression import Compression
 from .framework import jax
 from .ops import allreduce
@@ -19,7 +19,7 @@ from .ops import allreduce
 
 @dataclass
 class Reduction:
-    """How gradients are reduced: all of a step in one call."""
+    """How gradients are reduced: all gradients of a step in one call."""
 
     compression: Any = Compression.none
     op: Any = Average
@@ -33,10 +33,10 @@ class Reduction:
             raise ValueError("gradient_predivide_factor only makes sense with op=Average")
 
     def __call__(self, gradients: Any) -> Any:
-        """The reduced tree; None stays None. A rank outside the process set keeps its own."""
+        """The reduced tree; None stays None. A rank outside the process set keeps its own gradients."""
         if self.process_set.included() is False or not (leaves := jax.tree.leaves(gradients)):
             return gradients
-        # Models that take turns have names of their own; ranks agree on them without having agreed on any name.
+        # Models that train in turn need different names, which ranks must choose in the same way without communication.
         name = f"gradients.{len(leaves)}.{sum(leaf.size for leaf in leaves)}"
         factor = self.gradient_predivide_factor
         return allreduce(
@@ -59,9 +59,9 @@ def DistributedOptimizer(
     average_aggregated_gradients: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """A transformation of optax that reduces the gradients of all ranks before `optimizer` sees them.
+    """A transformation of optax that reduces the gradients over all ranks before `optimizer` gets them.
 
-    With `backward_passes_per_step` gradients are added up (or averaged) and sent every so many updates.
+    With `backward_passes_per_step`, gradients of this many updates are added up (or averaged) and then reduced.
     """
     if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
         raise ValueError(f"optimizer is a {type(optimizer).__name__}; expected a GradientTransformation of optax")
@@ -87,7 +87,7 @@ class Passes(NamedTuple):
 
 
 def _every(passes: int, average: bool, optimizer: Any) -> Any:
-    """Adds up the gradients of so many passes, and only then asks the optimizer; the updates in between are zeros."""
+    """Adds up the gradients of this many passes and then calls the optimizer; in other passes the updates are zeros."""
 
     def init(params: Any) -> Passes:
         zeros = jax.tree.map(jax.numpy.zeros_like, params)
@@ -121,7 +121,7 @@ def value_and_grad(
     process_set: ProcessSet = global_process_set,
     **more: Any,
 ) -> Callable[..., Any]:
-    """As `jax.value_and_grad`, with the gradients of all ranks; the value is this rank's own."""
+    """Like `jax.value_and_grad`, with the gradients of all ranks; the value is this rank's."""
     reduction = Reduction(compression, op, gradient_predivide_factor, process_set)
     alone = jax.value_and_grad(fun, argnums, has_aux, **more)
 
@@ -134,7 +134,7 @@ def value_and_grad(
 
 
 def grad(fun: Callable[..., Any], argnums: Any = 0, has_aux: bool = False, **more: Any) -> Callable[..., Any]:
-    """As `jax.grad`, with the gradients of all ranks; more arguments as for `value_and_grad`."""
+    """Like `jax.grad`, with the gradients of all ranks; other arguments as in `value_and_grad`."""
     both = value_and_grad(fun, argnums, has_aux, **more)
 
     @functools.wraps(fun)

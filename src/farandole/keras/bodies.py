@@ -1,6 +1,10 @@
-# What the callbacks do, without their base class: the same for Keras 3 and for tf_keras.
+# The code of the callbacks without their base class: the same for Keras 3 and tf_keras.
 # Touches the NumPy layer, values and framework; imports no Keras.
-"""`callbacks.py` puts each of these before the `Callback` of its Keras."""
+"""`callbacks.py` combines each class with the `Callback` of its Keras.
+
+The hooks have the names of Horovod's callbacks (`on_batch_end`, which `on_train_batch_end` calls), because subclasses
+in other code override these.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import ops
-from ..reductions import Average, Min
-from ..runtime import rank, size
+from ..operations import ops
+from ..operations.reductions import Average
+from ..world.runtime import rank, size
 from .framework import array_of, current, variables_of
 from .values import broadcast_variables
 
@@ -26,7 +30,7 @@ def _on_tensorflow() -> bool:
 
 
 class Broadcast:
-    """Gives all ranks the root's variables: before the first batch what there is, after it everything."""
+    """Copies the root's variables to all ranks once, after the first batch, when the optimizer's variables exist."""
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
         super().__init__()
@@ -36,36 +40,30 @@ class Broadcast:
         self._local = {id(variable) for variable in local_variables or ()}
 
     def register_local_var(self, var: Any) -> None:
-        """This variable stays as it is on each rank."""
+        """This variable keeps its own value on each rank."""
         self._local.add(id(var))
 
     def set_model(self, model: Any) -> None:
-        """Before Keras compiles the step: XLA cannot leave it for the other ranks, so that it stays a plain graph."""
+        """Runs before Keras compiles the step. XLA cannot compile calls to other ranks, so the step stays a plain
+        graph.
+        """
         base: Any = super()
         base.set_model(model)
         if getattr(model, "jit_compile", None) is True and _on_tensorflow():
             _log.warning("jit_compile=True is switched off: XLA cannot compile a step that talks to other ranks")
             model.jit_compile = False
 
-    def _broadcast(self, variables: list[Any]) -> None:
-        broadcast_variables([one for one in variables if id(one) not in self._local], self.root_rank)
-
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.broadcast_done:
+            return
         model: Any = self.model  # type: ignore[attr-defined]
-        ready = np.array([bool(getattr(model, "built", False))], dtype=np.int32)
-        if ops.allreduce(ready, op=Min, name="keras.built")[0]:
-            self._broadcast(variables_of(model, None))
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if not self.broadcast_done:
-            model: Any = self.model  # type: ignore[attr-defined]
-            # The optimizer has its variables only now.
-            self._broadcast(variables_of(model, model.optimizer))
-            self.broadcast_done = True
+        variables = variables_of(model, model.optimizer)
+        broadcast_variables([one for one in variables if id(one) not in self._local], self.root_rank)
+        self.broadcast_done = True
 
 
 class MetricAverage:
-    """Replaces the metrics of an epoch by their average over the ranks; put it before callbacks that use them."""
+    """Replaces the metrics of an epoch by their average over the ranks. Put it before callbacks that use them."""
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
@@ -82,7 +80,7 @@ class MetricAverage:
 
 
 class Schedule:
-    """Sets the learning rate to `initial_lr` times a multiplier of the epoch; between epochs too unless `staircase`."""
+    """Sets the learning rate to `initial_lr` times a multiplier of the epoch; unless `staircase`, at each batch."""
 
     def __init__(
         self,
@@ -121,7 +119,7 @@ class Schedule:
         old, new = float(array_of(optimizer.learning_rate)), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = new
         momentum: Any = getattr(optimizer, "momentum", None)
-        # Momentum keeps the old rate's steps; where it is a number of the compiled step it cannot be corrected.
+        # Momentum has steps of the old rate. If it is a constant of the compiled step, it cannot be corrected.
         if self.momentum_correction and hasattr(momentum, "assign") and old > 0:
             self._momentum = float(array_of(momentum))
             momentum.assign(self._momentum * new / old)
@@ -136,7 +134,7 @@ class Schedule:
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.current_epoch = epoch
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         if not self._active():
             return
         if self.staircase:
@@ -145,7 +143,7 @@ class Schedule:
         else:
             self._set((self.current_epoch or 0) + batch / float(self.steps_per_epoch or 1))
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._momentum is not None:
             current(self.model)  # type: ignore[attr-defined]
             self.model.optimizer.momentum.assign(self._momentum)  # type: ignore[attr-defined]
@@ -158,7 +156,7 @@ class Schedule:
 
 
 class Warmup(Schedule):
-    """Raises the learning rate from that of one process to that of the job, batch by batch."""
+    """Raises the learning rate in each batch, from the rate of one process to the rate of the job."""
 
     def __init__(
         self,
@@ -172,7 +170,7 @@ class Warmup(Schedule):
         self.warmup_epochs = warmup_epochs
 
         def multiplier(epoch: float) -> float:
-            # The rate is that of the end of the batch, so that the last batch of the warm-up has all of it.
+            # Uses the end of the batch, so that the last batch of the warm-up has the full rate.
             epoch += 1.0 / (self.steps_per_epoch or 1)
             return 1.0 / size() * (epoch * (size() - 1) / warmup_epochs + 1)
 

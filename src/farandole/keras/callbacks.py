@@ -1,12 +1,12 @@
-# The callbacks of Keras 3, whatever its backend.
+# The callbacks of Keras 3 with any backend.
 # Touches Keras and bodies.
-"""Stands where a script has `horovod.keras.callbacks`."""
+"""Replaces `horovod.keras.callbacks` in scripts."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..runtime import rank
+from ..world.runtime import rank
 from . import bodies
 from .framework import require
 
@@ -16,7 +16,7 @@ _Checkpoint: Any = keras.callbacks.ModelCheckpoint
 
 
 class BroadcastGlobalVariablesCallback(bodies.Broadcast, _Callback):  # type: ignore[misc]
-    """Gives all ranks the root's variables when training begins."""
+    """Copies the root's variables to all ranks when training begins."""
 
 
 class MetricAverageCallback(bodies.MetricAverage, _Callback):  # type: ignore[misc]
@@ -28,11 +28,11 @@ class LearningRateScheduleCallback(bodies.Schedule, _Callback):  # type: ignore[
 
 
 class LearningRateWarmupCallback(bodies.Warmup, _Callback):  # type: ignore[misc]
-    """Raises the learning rate from that of one process to that of the job, batch by batch."""
+    """Raises the learning rate in each batch, from the rate of one process to the rate of the job."""
 
 
 class BestModelCheckpoint(_Checkpoint):  # type: ignore[misc]
-    """Saves the best model so far, on rank 0 alone. Set `filepath` before training: the default is best.keras."""
+    """Saves the best model so far, on rank 0 only. Set `filepath` before training: the default is best.keras."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class BestModelCheckpoint(_Checkpoint):  # type: ignore[misc]
         )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Where it saves, if it does so in the middle of an epoch."""
+        """Saves on rank 0 only, if it saves during an epoch."""
         if rank() == 0:
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Where it saves at the end of one."""
+        """Saves on rank 0 only, if it saves at the end of an epoch."""
         if rank() == 0:
             super().on_epoch_end(epoch, logs)

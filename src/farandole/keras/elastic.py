@@ -1,10 +1,9 @@
 # Elastic training for Keras 3: the model and its optimizer as state, and callbacks that commit.
 # Touches Keras, elastic, framework and values.
-"""Stands where a script has `horovod.keras.elastic`."""
+"""Replaces `horovod.keras.elastic` in scripts."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -21,23 +20,26 @@ KerasState = elastic_bodies.KerasState
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates `func(state, ...)`: it is called again, with the last commit, when ranks were lost or came.
+    """Decorates `func(state, ...)`: calls it again with the last commit when ranks were lost or added.
 
-    On TensorFlow and JAX errors from inside compiled steps count as well.
+    On TensorFlow and JAX this includes errors from inside compiled steps.
     """
     backend = keras.backend.backend()
-    if backend not in ("tensorflow", "jax"):
-        return loop.run(func)
-    repeated: Callable[..., Any] = importlib.import_module(f"farandole.{backend}.elastic").run(func)
-    return repeated
+    if backend == "tensorflow":
+        from ..tensorflow.elastic import run as repeat
+    elif backend == "jax":
+        from ..jax.elastic import run as repeat
+    else:
+        repeat = loop.run
+    return repeat(func)
 
 
 class CommitStateCallback(elastic_bodies.Commit, _Callback):  # type: ignore[misc]
-    """Commits the state every so many batches."""
+    """Commits the state after every `batches_per_commit` batches and at the end of each epoch."""
 
 
 class UpdateBatchStateCallback(elastic_bodies.UpdateBatch, _Callback):  # type: ignore[misc]
-    """Keeps `state.batch` up to date; Keras itself begins an interrupted epoch anew."""
+    """Keeps `state.batch` up to date. Keras itself restarts an interrupted epoch from its beginning."""
 
 
 class UpdateEpochStateCallback(elastic_bodies.UpdateEpoch, _Callback):  # type: ignore[misc]

@@ -1,6 +1,6 @@
-# What an elastic Keras job commits, and what its callbacks do: the same for Keras 3 and for tf_keras.
+# The state that an elastic Keras job commits, and the code of its callbacks: the same for Keras 3 and tf_keras.
 # Touches elastic, objects, values and framework; imports no Keras.
-"""`KerasState` holds a model, its optimizer, and plain values such as `batch` and `epoch`."""
+"""`KerasState` contains a model, its optimizer, and plain values such as `batch` and `epoch`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..elastic.state import ObjectState
-from ..engine import Array
-from ..objects import broadcast_object
-from ..runtime import rank
+from ..engine.interface import Array
+from ..operations.objects import broadcast_object
+from ..world.runtime import rank
 from .framework import array_of, variables_of
 from .values import broadcast_variables
 
@@ -30,8 +30,12 @@ class KerasState(ObjectState):
 
     @property
     def optimizer(self) -> Any:
-        """The one that was given, or the model's."""
+        """The given optimizer, or the optimizer of the model."""
         return self._optimizer if self._optimizer is not None else getattr(self.model, "optimizer", None)
+
+    @optimizer.setter
+    def optimizer(self, value: Any) -> None:
+        self._optimizer = value
 
     def _variables(self) -> list[Any]:
         return variables_of(self.model, self.optimizer)
@@ -40,12 +44,12 @@ class KerasState(ObjectState):
         self._copies = [np.array(array_of(variable)) for variable in self._variables()]
 
     def save(self) -> None:
-        """Keeps a copy in memory, on this rank alone."""
+        """Keeps a copy in this rank's memory."""
         self._keep_variables()
         super().save()
 
     def restore(self) -> None:
-        """Goes back to the last copy; an optimizer that has been built since begins at zero."""
+        """Returns to the last copy; the variables of an optimizer that was built later become zero."""
         variables = self._variables()
         for variable, value in zip(variables, self._copies, strict=False):
             variable.assign(value)
@@ -54,7 +58,7 @@ class KerasState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Gives every rank rank 0's variables and values; ranks that have not trained yet build their optimizer."""
+        """Copies rank 0's variables and values to every rank; ranks that have not trained yet build their optimizer."""
         self._build_optimizer()
         broadcast_variables(self._variables(), 0)
         super().sync()
@@ -68,41 +72,52 @@ class KerasState(ObjectState):
         return super()._saved_bytes() + sum(copy.nbytes for copy in self._copies)
 
 
+# The hooks have the names of Horovod's callbacks, as in bodies.py.
+
+
 class Commit:
-    """Commits the state every so many batches."""
+    """Commits the state after every `batches_per_commit` batches and at the end of each epoch."""
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
         super().__init__()
         self.state = state
         self.batches_per_commit = batches_per_commit
-        self._left = batches_per_commit
+        self.batches_remaining = batches_per_commit
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self._left = self.batches_per_commit
-            self.state.commit()
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.batches_remaining = self.batches_per_commit
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches_remaining -= 1
+        if self.batches_remaining == 0:
+            self.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._left = self.batches_per_commit
+        self.commit()
+
+    def commit(self) -> None:
+        self.batches_remaining = self.batches_per_commit
         self.state.commit()
 
 
 class UpdateBatch:
-    """Keeps `state.batch` up to date; tells callbacks that look at `params["steps"]` how many batches are left."""
+    """Keeps `state.batch` up to date; for other callbacks, puts the remaining batches into `params["steps"]`."""
 
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
-        self._steps: int | None = None
+        self.steps_per_epoch: int | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.steps_per_epoch = None  # it is known again when this fit's first epoch begins
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         params: Any = self.params  # type: ignore[attr-defined]
-        self._steps = self._steps or params.get("steps")
-        if self._steps:
-            params["steps"] = self._steps - self.state.batch
+        self.steps_per_epoch = self.steps_per_epoch or params.get("steps")
+        if self.steps_per_epoch:
+            params["steps"] = self.steps_per_epoch - self.state.batch
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
         self.state.batch = batch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -115,7 +130,10 @@ class UpdateEpoch:
     def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
-        self._initial = state.epoch
+        self.initial_epoch = state.epoch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.state.epoch = self._initial + epoch + 1
+        self.state.epoch = self.initial_epoch + epoch + 1

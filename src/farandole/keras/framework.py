@@ -1,6 +1,6 @@
-# Keras itself: present and new enough, or words that say what to install.
+# Keras itself: present and new enough or an ImportError says what to install.
 # Touches the import system and the version of Keras.
-"""`keras` is Keras 3; the bodies of this binding also serve the `tf_keras` of scripts for Keras 2."""
+"""`keras` is Keras 3. The code of this binding also works with `tf_keras`, for scripts for Keras 2."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from .. import tested
-from ..compat import is_version_greater_equal_than
-from ..engine import Array
-from ..private.tensorflow_names import accumulated
+from ..base import tested
+from ..bindings.compat import is_version_greater_equal_than
+from ..bindings.private.tensorflow_names import accumulated
+from ..engine.interface import Array
 
 LEAST = tested.LEAST["keras"]
 
 
 def present() -> None:
-    """ImportError says what to install when there is no Keras, or an old one; loads nothing."""
+    """ImportError says what to install if Keras is missing or too old; loads nothing."""
     if importlib.util.find_spec("keras") is None:
         raise ImportError(
             "farandole.keras needs Keras 3, and it is not installed: pip install keras, and one of its backends "
             "(tensorflow, torch, jax)"
         )
-    # TensorFlow's binding uses parts of this package for tf_keras too, and Keras 2 may lie beside that.
+    # TensorFlow's binding uses parts of this package also for tf_keras; then Keras 2 may be installed too.
     if "farandole.tensorflow" not in sys.modules:
-        # Without a record of pip's `require` looks at the module itself.
+        # If pip has no record of Keras, `require` checks the module itself.
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             _refuse_old(importlib.metadata.version("keras"))
 
@@ -43,7 +43,7 @@ def _refuse_old(version: str) -> None:
 
 
 def require() -> Any:
-    """Keras; ImportError says what to install."""
+    """Imports Keras. ImportError says what to install."""
     present()
     import keras
 
@@ -52,19 +52,21 @@ def require() -> Any:
 
 
 def array_of(value: Any) -> Array:
-    """A variable's or tensor's values, whatever the backend."""
+    """The values of a variable or tensor of any backend."""
     detached = value.detach().cpu() if hasattr(value, "detach") else value
     return np.asarray(detached.numpy() if hasattr(detached, "numpy") else detached)
 
 
 def current(model: Any) -> None:
-    """Gives a model's variables their values where Keras keeps them elsewhere between the batches of a fit, on JAX."""
+    """On JAX: updates a model's variables, whose values Keras keeps elsewhere between the batches of a fit."""
     if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()
 
 
 def variables_of(model: Any, optimizer: Any) -> list[Any]:
-    """What makes up the state of a model and its optimizer; gradients that are still added up belong to their rank."""
+    """The variables of a model and its optimizer, without gradients that are being accumulated: those belong to one
+    rank.
+    """
     current(model)
     found = list(model.variables)
     seen = {id(one) for one in accumulated(optimizer)}

@@ -1,13 +1,13 @@
-# Models from files, with their optimizer ready for several ranks.
+# Loads models from files and makes their optimizers distributed.
 # Touches Keras and optimizer.
-"""`load_model` is `keras.models.load_model` and then DistributedOptimizer."""
+"""`load_model` calls `keras.models.load_model` and then wraps the optimizer."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..groups import global_process_set
-from ..reductions import Average
+from ..operations.reductions import Average
+from ..world.groups import global_process_set
 from .compression import Compression
 from .framework import require
 from .optimizer import make
@@ -20,9 +20,9 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """A saved model whose optimizer reduces the gradients of all ranks; its state is that of the file.
+    """A saved model whose optimizer reduces the gradients of all ranks and has the saved state.
 
-    `custom_optimizers`: classes that Keras does not know. `legacy_opts` is there for scripts that pass it.
+    `custom_optimizers`: classes that Keras does not know. `legacy_opts` is accepted for compatibility.
     """
     keras = require()
     known = {kind.__name__: kind for kind in custom_optimizers or ()}

@@ -1,18 +1,17 @@
-# DistributedOptimizer for Keras 3, on its backends: the gradients of all ranks in `apply`.
+# DistributedOptimizer for Keras 3 on its backends: `apply` uses the gradients of all ranks.
 # Touches framework and, by the backend, farandole.tensorflow, farandole.torch or farandole.jax.
-"""Wraps an optimizer; the result is of a class of the same name, so that saved models load without this package."""
+"""Wraps an optimizer. The class keeps the wrapped name, so that saved models load without this package."""
 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..groups import ProcessSet, global_process_set
-from ..pending import chosen_op
-from ..private.tensorflow_names import check_sums, look_at_variables, trainable
-from ..reductions import Adasum, Average
+from ..bindings.private.tensorflow_names import check_sums, look_at_variables, trainable
+from ..operations.pending import chosen_op
+from ..operations.reductions import Adasum, Average
+from ..world.groups import ProcessSet, global_process_set
 from .compression import Compression
 from .framework import require
 from .gradients import reduction_on
@@ -21,10 +20,10 @@ Reduce = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
 
 
 class ReducedUpdates:
-    """The methods that a DistributedOptimizer has before those of the wrapped class."""
+    """Methods of a DistributedOptimizer; they come before those of the wrapped class."""
 
     def register_local_var(self, var: Any) -> None:
-        """The gradient of this variable stays on its rank."""
+        """The gradient of this variable is not reduced."""
         self._farandole.local.add(id(var))
         behind = getattr(var, "value", None)
         if behind is not None and not callable(behind):
@@ -34,29 +33,45 @@ class ReducedUpdates:
     def _farandole(self) -> Any:
         return self.__dict__["_farandole_reduction"]
 
+    # The two hooks of Horovod's optimizers. Other code derives from the class or replaces them.
+
+    def _allreduce(self, grads: Any, vars: Any) -> list[Any]:
+        """The gradients of all ranks; local variables keep this rank's gradients."""
+        return list(self._farandole.apart(list(grads), list(vars), self._allreduce_grads))
+
+    def _allreduce_grads(self, grads: Any, vars: Any) -> list[Any]:
+        """The gradients of all ranks for variables that are not local."""
+        return list(self._farandole(list(grads), list(vars)))
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """As the wrapped optimizer's, with the gradients of all ranks."""
+        """Like the wrapped optimizer's, with the gradients of all ranks."""
         base: Any = super()
         grads = list(grads)
         if base.__getattribute__("gradient_accumulation_steps"):
-            if not hasattr(base, "_clip_gradients"):  # nobody would reduce anything; it may have been set just now
-                check_sums(type(self).__mro__[2])
+            if not hasattr(base, "_clip_gradients"):  # nothing would be reduced; the steps may have been set just now
+                check_sums(_wrapped_class(type(self)))
         elif grads:
             variables = trainable_variables
             if variables is None:
                 variables = trainable(base.__getattribute__)
-            grads = self._farandole(grads, list(variables))
+            grads = self._allreduce(grads, list(variables))
         return base.apply(grads, trainable_variables)
 
     def _clip_gradients(self, grads: Any) -> Any:
-        # With gradient accumulation this is where Keras has the sums of all passes, and nothing else has seen them.
+        # With gradient accumulation, Keras has the sums of all passes here, before anything else uses them.
         base: Any = super()
         steps = base.__getattribute__("gradient_accumulation_steps")
         if steps:
             factor = self.__dict__["_farandole_factor"]
             summed = [grad if factor == 1 else grad * factor for grad in grads]
-            grads = self._farandole(summed, trainable(base.__getattribute__)[: len(summed)])
+            grads = self._allreduce(summed, trainable(base.__getattribute__)[: len(summed)])
         return base._clip_gradients(grads)
+
+
+def _wrapped_class(kind: type) -> type:
+    """The class of Keras, below our class and the classes that other code has derived from ours."""
+    order = kind.__mro__
+    return order[order.index(ReducedUpdates) + 1]
 
 
 @functools.cache
@@ -66,7 +81,7 @@ def _class_over(base: Any) -> Any:
 
 
 def wrapped(optimizer: Any, reduction: Any, passes: int, average: bool) -> Any:
-    """An object of the class over the optimizer's own, with everything that the optimizer has."""
+    """An object of the class derived from the optimizer's class, with all attributes of the optimizer."""
     kind: Any = type(optimizer)
     if isinstance(optimizer, ReducedUpdates):
         raise ValueError("optimizer is a DistributedOptimizer already")
@@ -74,7 +89,7 @@ def wrapped(optimizer: Any, reduction: Any, passes: int, average: bool) -> Any:
     if passes > 1 or optimizer.gradient_accumulation_steps:
         check_sums(kind)
     twin: Any = object.__new__(_class_over(kind))
-    object.__setattr__(twin, "__dict__", optimizer.__dict__)  # Keras watches assignments
+    object.__setattr__(twin, "__dict__", optimizer.__dict__)  # Keras tracks assignments
     twin.__dict__["_farandole_reduction"] = reduction
     twin.__dict__["_farandole_factor"] = 1
     if passes > 1:
@@ -83,15 +98,17 @@ def wrapped(optimizer: Any, reduction: Any, passes: int, average: bool) -> Any:
         if optimizer.built:
             raise ValueError("backward_passes_per_step needs an optimizer that has not been used yet")
         twin.gradient_accumulation_steps = passes
-        # Keras gives the mean of the passes; Horovod the sum, unless it is asked for the mean.
+        # Keras gives the mean of the passes. Horovod gives the sum, unless the mean is requested.
         twin.__dict__["_farandole_factor"] = 1 if average else passes
     return twin
 
 
 def reduction_for(backend: str, **options: Any) -> Any:
-    """What reduces gradients of a backend."""
+    """The object that reduces gradients of a backend."""
     if backend == "tensorflow":
-        return importlib.import_module("farandole.tensorflow.gradients").Reduction(**options)
+        from ..tensorflow.gradients import Reduction
+
+        return Reduction(**options)
     if backend in ("torch", "jax"):
         return reduction_on(backend, **options)
     raise NotImplementedError(
@@ -113,7 +130,7 @@ def make(
     scale_local_gradients: bool,
     local_layers: Any = None,
 ) -> Any:
-    """A DistributedOptimizer over an optimizer of Keras 3."""
+    """A DistributedOptimizer for an optimizer of Keras 3."""
     if chosen_op(op, None) == Adasum:
         raise ValueError("op=Adasum does not go with Keras optimizers")
     if backward_passes_per_step <= 0:
@@ -155,7 +172,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer that applies the average of all ranks' gradients. The first, `optimizer`, is used up by it."""
+    """An optimizer that applies the average of all ranks' gradients. Do not use the given `optimizer` afterwards."""
     return make(
         optimizer,
         compression,
@@ -186,7 +203,7 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A DistributedOptimizer that leaves the gradients of `local_layers` on their rank."""
+    """A DistributedOptimizer that does not reduce the gradients of `local_layers`."""
     return make(
         optimizer,
         compression,

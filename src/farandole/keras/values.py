@@ -1,6 +1,6 @@
-# Values between ranks: what callbacks and scripts reduce, gather and broadcast beside the training step.
+# Reduces, gathers and broadcasts values for callbacks and scripts, outside the training step.
 # Touches the NumPy layer, compression and framework.
-"""On NumPy arrays, numbers, and tensors of any backend; results are NumPy's."""
+"""Works on NumPy arrays, numbers, and tensors of any backend; results are NumPy arrays."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import ops
-from ..groups import ProcessSet, global_process_set
-from ..pending import checked_compression, chosen_op
-from ..reductions import Average
-from ..reductions import reducescatter as reducescatter_arrays
+from ..operations import ops
+from ..operations.pending import checked_compression, chosen_op
+from ..operations.reductions import Average
+from ..operations.reductions import reducescatter as reducescatter_arrays
+from ..world.groups import ProcessSet, global_process_set
 from .compression import Compression
 from .framework import array_of, require
 
@@ -27,8 +27,8 @@ def allreduce(
     op: Any = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """The reduction of all ranks' values; the average unless `op` says otherwise."""
-    chosen = chosen_op(op, False if average is not None and not average else None)  # True is what nobody need say
+    """The reduction of all ranks' values; the average if `op` is not given."""
+    chosen = chosen_op(op, False if average is not None and not average else None)  # True is the default
 
     def reduce(array: Any) -> Any:
         return ops.allreduce(array, None, name, chosen, prescale_factor, postscale_factor)
@@ -43,13 +43,13 @@ Conversion = Callable[[Any], Any]
 
 
 def compressed(value: Any, compression: Any, tensor: Conversion, array: Conversion, reduce: Conversion) -> Any:
-    """What `reduce` makes of the value's array, on a journey for which a compressor of tensors packs it."""
+    """Applies `reduce` to the value's array in the form in which a compressor of tensors sends it."""
     packed, ctx = checked_compression(compression).compress(tensor(value))
     return array(compression.decompress(tensor(reduce(array(packed))), ctx))
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """All ranks' values, one after the other along the first dimension."""
+    """The values of all ranks, concatenated along the first dimension."""
     return ops.allgather(array_of(value), name)
 
 
@@ -64,8 +64,8 @@ def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any
 
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
-    """Gives variables of any backend the root's values, all of them under way at once."""
-    # By place, not by name: Keras numbers its layers, and a rank may have made others before.
+    """Copies the root's values to variables of any backend; all broadcasts run at the same time."""
+    # By place, not by name: Keras numbers its layers, and a rank may have made other layers before.
     arrays = [np.array(array_of(variable), order="C") for variable in variables]
     handles = [
         ops.broadcast_async_(_numbers(array), root_rank, f"keras.variables.{place}", process_set)
@@ -84,14 +84,14 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: P
 
 
 def _numbers(array: Any) -> Any:
-    """The same memory in a type that travels: of what does not (uint32, uint64) the bytes."""
+    """The same memory in a type that can be sent; as bytes for types that cannot (uint32, uint64)."""
     if array.dtype.kind == "u" and array.dtype.itemsize > 2:
         return array.reshape(-1).view(np.uint8)
     return array
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """RuntimeError: Keras 3 has no global variables; the callback broadcasts a model's own."""
+    """RuntimeError: Keras 3 has no global variables; the callback broadcasts the variables of a model."""
     raise RuntimeError(
         "there are no global variables in Keras 3: pass BroadcastGlobalVariablesCallback(0) to model.fit, or call "
         "broadcast_variables(model.variables, root_rank=0)"

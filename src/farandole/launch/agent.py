@@ -1,9 +1,9 @@
-# The agent of a host: starts the ranks it is told to, passes on what they print, ends them, reports their ends.
+# The agent of a host: starts ranks, forwards their output, kills them, reports their ends.
 # Touches processes through spawn.py, its own input and output, the job's private directory.
-"""`main()` is what runs on each host of a job, on the launcher's own as on those behind ssh.
+"""`main()` runs on each host of a job: on the launcher's own host and on those reached by ssh.
 
-The launcher is heard over our input and spoken to over our output. When that line ends, for whatever reason, everything
-below this process is killed and nothing of the job is left on the host.
+The agent reads the launcher's messages from its input and answers on its output. When this connection ends, for any
+reason, everything below this process is killed and nothing of the job is left on the host.
 """
 
 from __future__ import annotations
@@ -17,34 +17,37 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from farandole.base.version import package_version
 from farandole.launch import environment, evidence, guard, machine, spawn, watch
-from farandole.rendezvous import interfaces, orders, sockets
+from farandole.rendezvous import agent_messages, interfaces, sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.flow import READ, Duplex, Flow, Loop, Stream, receive, send
 from farandole.rendezvous.handshake import NOBODY, Greeting, Proven, Role, answer
-from farandole.rendezvous.reach import knock
+from farandole.rendezvous.reach import probe_hub
 from farandole.rendezvous.secret import SECRET_BYTES, Secret
-from farandole.version import package_version
 
 GREETING_SECONDS = 60.0
 REACH_SECONDS = 10.0  # to reach the hub at one of its addresses
 REPORT_BYTES = 8192
 CHUNK_BYTES = 64 << 10
-PATIENCE_BYTES = 1 << 20  # so much may wait for the launcher before ranks have to wait with what they print and return
-PARTING_SECONDS = 2.0  # for a worker without a channel for calls to end by itself
-ASKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# unsent bytes to the launcher above which the ranks' output and results have to wait
+MAX_UNSENT_BYTES = 1 << 20
+EXIT_SECONDS = 2.0  # for a worker without a channel for calls to end by itself
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class _Rank:
-    """A worker, its streams, its way to tell of a failure, and its channel for calls."""
+    """A worker, its streams, the pipe for its failure report, and its channel for calls."""
 
     def __init__(self, worker: spawn.Worker, report: int, calls: Channel | None) -> None:
         self.worker = worker
         self.report = report
         self.calls = calls
-        self.early: list[orders.Call] = []  # what came before it had said hello; the launcher sends no more than a few
-        self.complaint = ""  # why we killed it
-        self.streams = {worker.stdout: orders.STDOUT, worker.stderr: orders.STDERR}
+        self.early: list[
+            agent_messages.Call
+        ] = []  # what came before it had said hello; the launcher sends no more than a few
+        self.complaint = ""  # why the agent killed it
+        self.streams = {worker.stdout: agent_messages.STDOUT, worker.stderr: agent_messages.STDERR}
 
     def close(self) -> None:
         os.close(self.report)
@@ -54,7 +57,7 @@ class _Rank:
 
 
 class Agent:
-    """Carries out orders until the line to the launcher, or the guard, is gone."""
+    """Carries out the launcher's commands until the connection to it, or the guard, has ended."""
 
     def __init__(
         self, loop: Loop, directory: str, line: Duplex, guard_line: int, secret: Secret | None, base: dict[bytes, bytes]
@@ -64,19 +67,19 @@ class Agent:
         self._ranks: dict[int, _Rank] = {}
         self._environment = base
         self._command: list[bytes] = []
-        self._port: object = None  # held, never listened on
+        self._port: object = None  # reserved, never listened on
         self._over = False
-        self._full = False  # the line does not keep up, so nothing that ranks say is read
+        self._full = False  # the connection is too slow, so the output of ranks is not read
         self._unwritten = 0  # bytes of output that the launcher has not written yet
         deadline = time.monotonic() + GREETING_SECONDS
         self._secret, proven = loop.finish(_introduce(line, directory, secret), deadline)
         self._secret_fd = self._secret.to_descriptor()
-        self._channel = Channel(loop, line, proven, self._heard, self._end, codec=orders)
+        self._channel = Channel(loop, line, proven, self._heard, self._end, codec=agent_messages)
         self._memory = evidence.Memory()
         self._watcher: watch.Watcher | None = None  # of an elastic job
         self._hub = ""  # where it is reached
-        self._knocking = False
-        self._orphaned = False  # the launcher is gone, and ranks save what they have
+        self._probing = False
+        self._orphaned = False  # the launcher is gone, and ranks save their state
         self._listen_to_signals()
         loop.watch(guard_line, READ, lambda _: self._end("the guard is gone"))
 
@@ -89,18 +92,18 @@ class Agent:
         if self._watcher is None or not self._watcher.saving or self._orphaned:
             self._over = True
             return
-        # The ranks have seen it themselves: they agree on a step, save, and end.
+        # The ranks see it themselves: they agree on a step, save, and end.
         self._orphaned = True
-        self._watcher.own.leave_alone()
+        self._watcher.own.set_launcher_gone()
         self._loop.at("orphaned", time.monotonic() + self._watcher.times.drain_ms / 1000, lambda: self._end("late"))
         self._unwritten = 0
         self._full = False
         self._listen()
         self._collect()
 
-    # Signs of life, in an elastic job.
+    # Heartbeats, in an elastic job.
 
-    def _watch_ranks(self, order: orders.Watch) -> None:
+    def _watch_ranks(self, order: agent_messages.WatchRanks) -> None:
         self._watcher = watch.Watcher(order)
         self._watcher.heard = time.monotonic()
         self._look()
@@ -110,33 +113,32 @@ class Agent:
         assert watcher is not None
         now = time.monotonic()
         if self._orphaned:
-            watcher.heard = now  # nobody is left who could go on without these ranks: they may take their time
+            watcher.heard = now  # no launcher could go on without these ranks, so their silence does not count
         due, reports = watcher.look(now)
         for report in reports:
             self._channel.send(report)
         if due:
-            self._channel.send(orders.Tick(int(1000 * (now - watcher.heard))))
-            if watcher.cut_off and not self._knocking and self._hub:
-                # A line that was cut may take long to come back by itself, and one way longer than the other; a new
-                # connection does not.
-                self._knocking = True
-                flow = knock(self._hub, self._secret, watcher.times.agent)
-                self._loop.spawn(flow, now + 2 * watcher.times.beat_ms / 1000, self._knocked)
+            self._channel.send(agent_messages.Heartbeat(int(1000 * (now - watcher.heard))))
+            if watcher.cut_off and not self._probing and self._hub:
+                # An interrupted connection may recover slowly, and in one direction only; a new connection is fast.
+                self._probing = True
+                flow = probe_hub(self._hub, self._secret, watcher.times.agent)
+                self._loop.spawn(flow, now + 2 * watcher.times.heartbeat_ms / 1000, self._probed)
         self._loop.at("look", now + watcher.pause, self._look)
 
-    def _ticked(self, tick: orders.Tick) -> None:
+    def _ticked(self, tick: agent_messages.Heartbeat) -> None:
         if self._watcher is not None:
-            self._watcher.unheard = tick.unheard_ms / 1000
+            self._watcher.launcher_silent_s = tick.launcher_silent_ms / 1000
 
-    def _knocked(self, answered: bool | None, _error: Exception | None) -> None:
-        self._knocking = False
+    def _probed(self, answered: bool | None, _error: Exception | None) -> None:
+        self._probing = False
         if answered and self._watcher is not None:
             self._watcher.heard = time.monotonic()
 
     def _listen_to_signals(self) -> None:
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, *ASKS):
+        for number in (signal.SIGCHLD, *END_SIGNALS):
             signal.signal(number, lambda *_: None)
 
         def woken(_events: int) -> None:
@@ -144,21 +146,21 @@ class Agent:
             if signal.SIGCHLD in numbers:
                 self._collect()
             for number in sorted(numbers - {signal.SIGCHLD}):
-                self._channel.send(orders.Asked(number))
+                self._channel.send(agent_messages.AgentSignaled(number))
 
         self._loop.watch(reader, READ, woken)
 
     def _heard(self, order: Any) -> None:
         act: dict[type[Any], Callable[[Any], None]] = {
-            orders.Prepare: self._prepare,
-            orders.Environment: self._add_environment,
-            orders.Command: self._add_words,
-            orders.Launch: self._launch,
-            orders.Signal: self._signal,
-            orders.Call: self._pass_on,
-            orders.Written: self._written,
-            orders.Watch: self._watch_ranks,
-            orders.Tick: self._ticked,
+            agent_messages.Prepare: self._prepare,
+            agent_messages.Environment: self._add_environment,
+            agent_messages.Command: self._add_words,
+            agent_messages.Launch: self._launch,
+            agent_messages.Signal: self._signal,
+            agent_messages.Call: self._pass_on,
+            agent_messages.OutputCredit: self._written,
+            agent_messages.WatchRanks: self._watch_ranks,
+            agent_messages.Heartbeat: self._ticked,
         }
         if self._watcher is not None:
             self._watcher.heard = time.monotonic()
@@ -166,9 +168,9 @@ class Agent:
 
     # Before the ranks.
 
-    def _prepare(self, order: orders.Prepare) -> None:
+    def _prepare(self, order: agent_messages.Prepare) -> None:
         try:
-            alone = order.addresses[0].startswith("unix:")  # a job on this host needs no network
+            alone = order.addresses[0].startswith("unix:")  # a job on one host needs no network
             own = () if alone else tuple(interfaces.candidates(order.interfaces))
         except ValueError as error:
             self._prepared("", str(error), ())
@@ -178,7 +180,7 @@ class Agent:
 
         def tried(address: str, _: bool | None, error: Exception | None) -> None:
             if not left:
-                return  # another one was quicker
+                return  # another address was faster
             if error is None:
                 left.clear()
                 self._prepared(address, "", _nearest_first(own, address))
@@ -190,22 +192,22 @@ class Agent:
 
         for address in order.addresses:
             deadline = time.monotonic() + REACH_SECONDS
-            self._loop.spawn(knock(address, self._secret), deadline, functools.partial(tried, address))
+            self._loop.spawn(probe_hub(address, self._secret), deadline, functools.partial(tried, address))
 
     def _prepared(self, address: str, reason: str, own: tuple[str, ...]) -> None:
         self._hub = address
         self._port, port = sockets.hold_port()
-        self._channel.send(orders.Prepared(address, reason, own, port, machine.usable_cores()))
+        self._channel.send(agent_messages.Prepared(address, reason, own, port, machine.usable_cores()))
 
-    def _add_environment(self, order: orders.Environment) -> None:
+    def _add_environment(self, order: agent_messages.Environment) -> None:
         self._environment.update(_variables(order.variables))
 
-    def _add_words(self, order: orders.Command) -> None:
+    def _add_words(self, order: agent_messages.Command) -> None:
         self._command += order.words
 
-    # The ranks' lives.
+    # Start and end of ranks.
 
-    def _launch(self, order: orders.Launch) -> None:
+    def _launch(self, order: agent_messages.Launch) -> None:
         reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         inherit = [self._secret_fd, writer]
         variables = {**self._environment, **_variables(order.variables)}
@@ -213,9 +215,9 @@ class Agent:
         variables[b"FARANDOLE_SECRET_FD"] = b"%d" % self._secret_fd
         variables[b"FARANDOLE_REPORT_FD"] = b"%d" % writer
         variables[b"FARANDOLE_PRIVATE_DIRECTORY"] = os.fsencode(self._directory)
-        word: watch.Word | None = None
+        word: watch.StatusPage | None = None
         if self._watcher is not None:
-            word = watch.Word()
+            word = watch.StatusPage()
             inherit += [word.fd, self._watcher.own_reader]
             variables[b"FARANDOLE_PULSE_FD"] = b"%d" % word.fd
             variables[b"FARANDOLE_AGENT_PULSE_FD"] = b"%d" % self._watcher.own_reader
@@ -232,7 +234,9 @@ class Agent:
                 near.close()
             if word is not None:
                 word.close()
-            self._channel.send(orders.NotStarted(order.rank, error.errno or 0, _explain(error, self._command[0])))
+            self._channel.send(
+                agent_messages.NotStarted(order.rank, error.errno or 0, _explain(error, self._command[0]))
+            )
             return
         finally:
             os.close(writer)
@@ -242,21 +246,21 @@ class Agent:
         if self._watcher is not None and word is not None:
             self._watcher.add(order.rank, worker.pid, word)
         self._listen(order.rank)
-        self._channel.send(orders.Running(order.rank, worker.pid))
+        self._channel.send(agent_messages.Running(order.rank, worker.pid))
         if near is not None:
             self._connect(rank, near)
 
-    def _signal(self, order: orders.Signal) -> None:
+    def _signal(self, order: agent_messages.Signal) -> None:
         for number, rank in self._ranks.items():
-            if order.rank in (number, orders.ALL):
+            if order.rank in (number, agent_messages.ALL):
                 rank.worker.send(order.number, bool(order.group))
 
     def _collect(self) -> None:
-        """Children that have ended: ranks are reported, orphans buried."""
+        """Reaps children that have ended, and reports those that are ranks."""
         while not self._full and (pid := spawn.next_dead_child()):
             number = next((number for number, rank in self._ranks.items() if rank.worker.pid == pid), None)
             if number is None:
-                spawn.bury(pid)
+                spawn.reap_child(pid)
             else:
                 self._ended(number)
 
@@ -273,18 +277,19 @@ class Agent:
                 self._pass_output(number, stream, data)
             self._pass_output(number, stream, b"")
         report = (_read(rank.report, REPORT_BYTES) or b"").decode(errors="replace")
-        self._report(orders.Ended(number, code, report, cause if code == 128 + signal.SIGKILL else ""))
+        self._report(agent_messages.Ended(number, code, report, cause if code == 128 + signal.SIGKILL else ""))
         rank.close()
         if self._watcher is not None:
             self._watcher.forget(number)
         if self._orphaned and not self._ranks:
             self._over = True
 
-    # What the ranks print and return. The line to the launcher itself is always read: signals come by it, and its end.
+    # The ranks' output and results. The connection to the launcher is always read, because signals and its end come
+    # there.
 
-    def _report(self, what: orders.Order) -> None:
+    def _report(self, what: agent_messages.AgentMessage) -> None:
         self._channel.send(what)
-        if not self._full and self._channel.backlog > PATIENCE_BYTES:
+        if not self._full and self._channel.backlog > MAX_UNSENT_BYTES:
             self._full = True
             self._channel.when_drained(self._go_on)
             self._listen()
@@ -295,8 +300,8 @@ class Agent:
         self._collect()
 
     def _listen(self, *numbers: int) -> None:
-        """Reads what these ranks, or all, say; or lets them wait until line (and, with output, launcher) keep up."""
-        hush = self._full or self._unwritten > PATIENCE_BYTES
+        """Reads the output of these ranks, or of all; stops while the connection or the launcher is too slow."""
+        hush = self._full or self._unwritten > MAX_UNSENT_BYTES
         for number in numbers or self._ranks:
             rank = self._ranks[number]
             if rank.calls is not None:
@@ -321,14 +326,14 @@ class Agent:
             return
         before = self._unwritten
         self._unwritten += len(data)
-        self._report(orders.Output(number, stream, data))
-        if before <= PATIENCE_BYTES < self._unwritten:
+        self._report(agent_messages.Output(number, stream, data))
+        if before <= MAX_UNSENT_BYTES < self._unwritten:
             self._listen()
 
-    def _written(self, order: orders.Written) -> None:
+    def _written(self, order: agent_messages.OutputCredit) -> None:
         before = self._unwritten
         self._unwritten -= order.count
-        if self._unwritten <= PATIENCE_BYTES < before:
+        if self._unwritten <= MAX_UNSENT_BYTES < before:
             self._listen()
 
     # Calls for ranks that wait for them.
@@ -342,11 +347,13 @@ class Agent:
                 rank.complaint = f"killed, because its channel for calls was lost: {reason}"
                 rank.worker.send(signal.SIGKILL, True)
 
-            if number in self._ranks:  # mostly it is just ending; one that goes on would never answer
-                self._loop.at(rank, time.monotonic() + PARTING_SECONDS, part)
+            if number in self._ranks:  # usually it is ending; if it runs on it would never answer
+                self._loop.at(rank, time.monotonic() + EXIT_SECONDS, part)
 
         def heard(order: Any) -> None:
-            if isinstance(order, orders.Call) and order.last:  # what was printed before a result comes before it
+            if (
+                isinstance(order, agent_messages.Call) and order.last
+            ):  # output from before a result is sent before the result
                 for descriptor, stream in rank.streams.items():
                     if data := _read(descriptor):
                         self._pass_output(number, stream, data)
@@ -357,7 +364,7 @@ class Agent:
                 near.close()
                 lost(str(error))
                 return
-            rank.calls = Channel(self._loop, near, proven, heard, lost, codec=orders)
+            rank.calls = Channel(self._loop, near, proven, heard, lost, codec=agent_messages)
             self._listen(number)
             early, rank.early = rank.early, []
             for order in early:
@@ -365,7 +372,7 @@ class Agent:
 
         self._loop.spawn(flow, None, done)  # some take minutes to start
 
-    def _pass_on(self, order: orders.Call) -> None:
+    def _pass_on(self, order: agent_messages.Call) -> None:
         rank = self._ranks.get(order.rank)
         if rank is not None and rank.calls is None:
             rank.early.append(order)
@@ -374,19 +381,19 @@ class Agent:
 
 
 def _nearest_first(own: tuple[str, ...], hub: str) -> tuple[str, ...]:
-    """The addresses of this host, first the one by which the launcher, and so most likely the others, reach it."""
+    """The addresses of this host; first the one that the launcher uses, which others can most likely use too."""
     place = sockets.split(hub)
     if isinstance(place, str):
         return own
     with contextlib.suppress(OSError):
-        return tuple(dict.fromkeys([interfaces.towards(*place), *own]))
+        return tuple(dict.fromkeys([interfaces.source_address(*place), *own]))
     return own
 
 
 def _introduce(line: Duplex, directory: str, known: Secret | None) -> Flow[tuple[Secret, Proven]]:
-    """Says who we are, gets the secret unless it is known, proves it."""
+    """Introduces this agent, receives the secret unless it is known, and authenticates."""
     words = f"{package_version()} {directory}\n".encode()
-    yield from send(line, orders.MARK + words)
+    yield from send(line, agent_messages.MARK + words)
     secret = known or Secret((yield from receive(line, SECRET_BYTES)))
     me = Greeting(Role.AGENT, NOBODY, 0)
     return secret, (yield from answer(line, secret, me, lambda peer: peer.role is Role.LAUNCHER))

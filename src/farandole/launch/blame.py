@@ -1,6 +1,6 @@
-# Who is to blame when a job fails, and who only fell with it.
-# Pure: endings go in, a verdict with its reason comes out.
-"""A rank that failed because another one was lost is collateral; the first other failure is the guilty one."""
+# Finds the root cause when a job fails, and the ranks that failed because of it.
+# Pure: it gets the endings of ranks and returns a verdict with its reason.
+"""A rank that failed because another rank was lost is collateral. The first failure that is not is the root cause."""
 
 from __future__ import annotations
 
@@ -10,21 +10,26 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+# Horovod's text for a job that failed. Programs search for it.
+EXITED = (
+    "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be terminated."
+)
+
 
 @dataclass(frozen=True)
 class Ending:
-    """How one rank ended. The list of endings is in the order of their arrival."""
+    """How one rank ended. A list of endings is in the order in which the launcher received them."""
 
     rank: int
     code: int  # 128 + signal if it was killed
-    asked: bool = False  # we had told it to end
-    cause: str = ""  # what the kernel said
-    error: str = ""  # the exception that ended it, in the worker's own words
-    blames: int | None = None  # the rank that the exception is about; -1: some other, it does not know which
+    asked: bool = False  # the launcher had told it to end
+    cause: str = ""  # why the agent or the kernel killed it, if that is known
+    error: str = ""  # the exception that ended it, as the worker reported it
+    blames: int | None = None  # the rank that the exception is about; -1: another rank, but it is not known which
 
     @classmethod
     def read(cls, rank: int, code: int, asked: bool, cause: str, report: str) -> Ending:
-        """From what the agent says; `report` is written by observe/ending.py and may be missing or cut."""
+        """From the message of the agent. `report` is written by base/ending.py and may be missing or incomplete."""
         error, blames = "", None
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
             found = json.loads(report)
@@ -34,18 +39,18 @@ class Ending:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended badly without having been told to."""
+        """Whether it ended with an error, and not because the launcher told it to end."""
         return self.code != 0 and not self.asked
 
     @property
     def collateral(self) -> bool:
-        """Whether it says that it fell with another."""
+        """Whether it reports that it failed because of another rank."""
         return self.failed and self.blames is not None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The guilty one, in words, and who fell with it."""
+    """The root cause, the reason as text, and the ranks that failed because of it."""
 
     rank: int
     code: int
@@ -53,10 +58,10 @@ class Verdict:
     collateral: tuple[int, ...]
 
 
-def culprit_under_way(endings: Sequence[Ending], running: Sequence[int]) -> bool:
-    """Whether the one that the last rank to end blames still runs, and may soon show its own ending.
+def root_cause_running(endings: Sequence[Ending], running: Sequence[int]) -> bool:
+    """Whether the last rank that ended blames a rank that still runs, and so may fail soon itself.
 
-    >>> culprit_under_way([Ending(0, 1, blames=1), Ending(2, 1, blames=0)], running=[1])
+    >>> root_cause_running([Ending(0, 1, blames=1), Ending(2, 1, blames=0)], running=[1])
     True
     """
     last = endings[-1]
@@ -65,7 +70,9 @@ def culprit_under_way(endings: Sequence[Ending], running: Sequence[int]) -> bool
 
 
 def blamed_by(ending: Ending, endings: Sequence[Ending]) -> Iterator[int]:
-    """Whom a fallen rank blames, whom that one blames if it has fallen too, and so on; no rank twice.
+    """The rank that a failed rank blames, the rank that this one blames if it has ended too, and so on.
+
+    Each rank appears once.
 
     >>> list(blamed_by(Ending(2, 1, blames=0), [Ending(1, 0), Ending(0, 1, blames=1)]))
     [0, 1]
@@ -80,7 +87,7 @@ def blamed_by(ending: Ending, endings: Sequence[Ending]) -> Iterator[int]:
 
 
 def judge(endings: Sequence[Ending]) -> Verdict | None:
-    """Who failed first by itself; None when nobody failed.
+    """The first rank that failed by itself; None when no rank failed.
 
     >>> judge([Ending(0, 1, blames=1), Ending(1, 7)])
     Verdict(rank=1, code=7, text='exit code 7', collateral=(0,))
@@ -88,20 +95,20 @@ def judge(endings: Sequence[Ending]) -> Verdict | None:
     failed = [ending for ending in endings if ending.failed]
     if not failed:
         return None
-    guilty = next((ending for ending in failed if not ending.collateral), failed[0])
-    text = describe(guilty.code, guilty.cause)
-    if guilty.collateral:  # the one it blames ended well, or does not know
-        text += f" ({guilty.error})"
-        blamed = set(blamed_by(guilty, endings))
+    root_cause = next((ending for ending in failed if not ending.collateral), failed[0])
+    text = describe(root_cause.code, root_cause.cause)
+    if root_cause.collateral:  # the rank that it blames ended with code 0, or it is not known which rank it is
+        text += f" ({root_cause.error})"
+        blamed = set(blamed_by(root_cause, endings))
         left = next((ending for ending in endings if ending.rank in blamed and ending.code == 0), None)
         if left is not None:
             text += f"; rank {left.rank} had ended before with exit code 0"
-    others = tuple(ending.rank for ending in endings if ending.code != 0 and ending is not guilty)
-    return Verdict(guilty.rank, guilty.code, text, others)
+    others = tuple(ending.rank for ending in endings if ending.code != 0 and ending is not root_cause)
+    return Verdict(root_cause.rank, root_cause.code, text, others)
 
 
 def describe(code: int, cause: str = "") -> str:
-    """An exit code in words."""
+    """An exit code as text."""
     if cause:
         return cause
     if code > 128:

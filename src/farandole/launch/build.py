@@ -1,15 +1,15 @@
-# What `--check-build` says: which frameworks are here, and who moves the bytes.
+# The table that `--check-build` prints: which frameworks are installed, and which library moves the data.
 # Touches the list of installed packages.
-"""The same table as Horovod's, told truthfully."""
+"""The table has the same form as Horovod's."""
 
 from __future__ import annotations
 
 import importlib.util
 
-from farandole.version import package_version
+from farandole.base.version import package_version
 
 FRAMEWORKS = (("TensorFlow", "tensorflow"), ("PyTorch", "torch"), ("MXNet", "mxnet"))
-# name, whether it is used, what that means
+# (name, whether it is used, a note)
 CONTROLLERS = (
     ("MPI", False, "ranks can be started by mpirun (--mpi); MPI moves no bytes"),
     ("Gloo", True, "stands for our own agents and links; no code of Gloo is inside"),
@@ -29,7 +29,7 @@ def usable(framework: str) -> bool:
 
 
 def table() -> str:
-    """The page."""
+    """The text of the table."""
     lines = [f"Farandole v{package_version()} (in the place of Horovod):", "", "Available Frameworks:"]
     lines += [_row(title, usable(name), "") for title, name in FRAMEWORKS]
     for title, rows in (("Available Controllers:", CONTROLLERS), ("Available Tensor Operations:", OPERATIONS)):

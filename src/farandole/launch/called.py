@@ -1,6 +1,6 @@
-# An agent that another system's task has started: it has called the launcher, and knows the secret.
-# Reads its environment, which is what its ranks get.
-"""`main()` is what such a task starts: the line is its input and output, the secret behind a descriptor it is told."""
+# An agent that a task of another system started. The task has connected to the launcher and knows the secret.
+# Reads its environment variables, which its ranks get.
+"""Such a task starts `main()`. Its input and output are the connection; an argument names the secret's descriptor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farandole.rendezvous.secret import Secret
 
 
 def main() -> None:
-    """Never returns."""
+    """Runs the agent; never returns."""
     mine = environment.forwarded(os.environ, other_host=False)
     base = {os.fsencode(name): os.fsencode(value) for name, value in mine.items()}
     agent.main(Secret.read(int(sys.argv[1])), base)

@@ -1,6 +1,6 @@
-# Functions for ranks and their results: Python objects <-> pieces that travel over proven channels.
-# The only pickle of the launcher; its bytes come from channels that have proven the job's secret, and nowhere else.
-"""What `run` and `Executor` send: `pack` and `unpack` whole objects, `cut` and `Assembly` the pieces of one."""
+# Functions for ranks and their results: turns Python objects into pieces for authenticated channels, and back.
+# The only file of the launcher that uses pickle. It reads only bytes from channels that have proven the job's secret.
+"""`run` and `Executor` use it: `pack` and `unpack` for whole objects, `cut` and `Assembly` for the pieces of one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,29 @@ from typing import Any
 
 import cloudpickle
 
-from farandole.errors import RankFailed
-from farandole.observe.ending import blames
-from farandole.rendezvous.orders import Call
+from farandole.base.ending import blames
+from farandole.base.errors import RankFailed
+from farandole.launch import blame
+from farandole.rendezvous.agent_messages import Call
 
 PIECE_BYTES = 256 << 10
-FUNCTION, RESULT, ERROR, END = 0, 1, 2, 3  # END: the worker ends, well unless there are bytes
+FUNCTION, RESULT, ERROR, END = 0, 1, 2, 3  # END: the worker ends with code 0, or with code 1 if the piece has bytes
 
 
 class RemoteTraceback(Exception):
-    """The traceback of another process, shown as the cause of its error."""
+    """The traceback of another process. It is the cause of the error from that process."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        super().__init__(rank, text)
+        self.rank = rank
 
     def __str__(self) -> str:
-        return f"\n{self.args[0]}"
+        return f"\nrank {self.rank}: {self.args[1]}"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception of a rank."""
+    """An exception of a rank. `blames`: the rank that it is about, if it is about another rank."""
 
     rank: int
     error: BaseException
@@ -36,31 +41,31 @@ class Failure:
 
 
 def pack(value: Any) -> bytes:
-    """An object as bytes; what cannot be pickled is a TypeError or whatever pickle raises."""
+    """An object as bytes. TypeError, or another error of pickle, when it cannot be pickled."""
     return bytes(cloudpickle.dumps(value))
 
 
 def unpack(data: bytes) -> Any:
-    """The object behind the bytes."""
+    """The object from the bytes of `pack`."""
     return cloudpickle.loads(data)
 
 
 def pack_error(error: BaseException) -> bytes:
-    """An exception with its traceback; one that cannot be pickled, or would end its reader, becomes a text."""
-    # The frame of our own loop is of no interest.
+    """An exception with its traceback. It becomes text if it cannot be pickled or is SystemExit."""
+    # The first frame is our own loop, which does not help the user.
     shown = error.with_traceback(error.__traceback__.tb_next if error.__traceback__ is not None else None)
     text = "".join(traceback.format_exception(shown))
     try:
         data = b"" if isinstance(error, SystemExit) else pack(error)
         if data:
-            unpack(data)  # some can be pickled and not read again
+            unpack(data)  # some exceptions can be pickled but not unpickled
     except Exception:
         data = b""
     return pack((data, f"{type(error).__name__}: {error}", text, blames(error)))
 
 
 def unpack_error(rank: int, data: bytes) -> Failure:
-    """The other way."""
+    """The exception of a rank, from the bytes of `pack_error`."""
     pickled, summary, text, blamed = unpack(data)
     try:
         error = unpack(pickled) if pickled else None
@@ -68,25 +73,35 @@ def unpack_error(rank: int, data: bytes) -> Failure:
         error = None
     if not isinstance(error, BaseException):
         error = RankFailed(f"rank {rank}: {summary}", rank=rank)
-    error.__cause__ = RemoteTraceback(f"rank {rank}: {text}")
+    error.__cause__ = RemoteTraceback(rank, text)
     return Failure(rank, error, blamed)
 
 
+def job_failed(error: BaseException) -> RankFailed | None:
+    """The error that `run` raises for an error of a rank, with Horovod's text; None: it is not an error of a rank."""
+    if isinstance(error, RankFailed):
+        return RankFailed(f"{blame.EXITED} {error}", rank=error.rank, code=error.code)
+    if isinstance(error.__cause__, RemoteTraceback):
+        rank = error.__cause__.rank
+        return RankFailed(f"{blame.EXITED} rank {rank}: {type(error).__name__}: {error}", rank=rank, code=1)
+    return None
+
+
 def cut(rank: int, call: int, kind: int, data: bytes) -> Iterator[Call]:
-    """The pieces of one object."""
+    """Splits one object into pieces."""
     for start in range(0, max(1, len(data)), PIECE_BYTES):
         last = start + PIECE_BYTES >= len(data)
         yield Call(rank, call, kind, int(last), data[start : start + PIECE_BYTES])
 
 
 class Assembly:
-    """Puts pieces together again."""
+    """Joins the pieces of objects."""
 
     def __init__(self) -> None:
         self._begun: dict[tuple[int, int], bytearray] = {}
 
     def add(self, piece: Call) -> bytes | None:
-        """The whole, when this was its last piece."""
+        """The whole object, if this was its last piece."""
         key = (piece.rank, piece.call)
         self._begun.setdefault(key, bytearray()).extend(piece.data)
         return bytes(self._begun.pop(key)) if piece.last else None

@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 
-from farandole.version import package_version
+from farandole.base.version import package_version
 
 USAGE = """usage: farandole COMMAND ...
 
@@ -29,7 +29,7 @@ USAGE = """usage: farandole COMMAND ...
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line; the exit code."""
+    """Runs a command line. Returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def horovodrun(arguments: Sequence[str] | None = None) -> int:
-    """`horovodrun -np 2 python train.py`; the exit code."""
+    """Runs the command line of `horovodrun`, such as `-np 2 python train.py`. Returns the exit code."""
     return _run(list(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -58,7 +58,7 @@ run_commandline = horovodrun  # Horovod's name for it
 def _run(words: Sequence[str]) -> int:
     from farandole.launch import options as option
     from farandole.launch import run
-    from farandole.launch.line import StartError
+    from farandole.launch.agent_connection import StartError
 
     _open_streams()
     try:
@@ -107,7 +107,7 @@ def _attach(words: Sequence[str]) -> int:
 
 
 def _open_streams() -> None:
-    """Where a shell has closed one of our streams (`>&-`), the next file that is opened would take its place."""
+    """Opens streams that a shell has closed (`>&-`). Otherwise the next file that we open would take their place."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -118,7 +118,7 @@ def _open_streams() -> None:
 
 
 def _missing(name: str) -> str:
-    """What to say when there is no such program on this host."""
+    """The error text if there is no such program on this host, else ""."""
     if shutil.which(name) is not None:
         return ""
     hint = f"; did you mean `python {name}`?" if name.endswith(".py") else ""

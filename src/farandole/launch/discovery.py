@@ -1,40 +1,40 @@
-# Where the hosts of an elastic job come from: a fixed list, a hostfile that may be edited, a script, somebody's code.
+# Finds the hosts of an elastic job: from a fixed list, a hostfile that may change, a script, or an object of the user.
 # Reads the hostfile; runs the script through spawn.py.
-"""`Discovery.find()` gives the hosts and their slots of this moment; the job asks once a second, on a thread."""
+"""`Discovery.find()` returns the present hosts and their slots. The job calls it once a second, on a thread."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from farandole.launch import hosts, spawn
 from farandole.launch.hosts import Host
 
-SCRIPT_SECONDS = 30.0  # for the script to answer
+SCRIPT_SECONDS = 30.0  # time limit of the script
 
 
 class DiscoveryError(Exception):
-    """The hosts cannot be found out now; the text says why."""
+    """The hosts cannot be found now; the text says why."""
 
 
 class Discovery(Protocol):
-    """What an elastic job needs to know about hosts; integrations bring their own."""
+    """Finds hosts for an elastic job. Integrations have their own classes."""
 
-    fixed: bool  # it gives the same hosts for ever
+    fixed: bool  # the hosts never change
 
     def find(self) -> list[Host]:
-        """The hosts of this moment, none at all included; DiscoveryError when that cannot be known."""
+        """The present hosts; there may be none. DiscoveryError when they cannot be found."""
         ...
 
     def close(self) -> None:
-        """Nobody asks any more. Safe from any thread; a `find` under way ends soon."""
+        """Called at the end of the job, from any thread. A `find` that runs then ends soon."""
         ...
 
 
 class Fixed:
-    """Hosts that were named once, as with -H."""
+    """A list of hosts that does not change, as with -H."""
 
     fixed = True
 
@@ -42,15 +42,15 @@ class Fixed:
         self._hosts = list(found)
 
     def find(self) -> list[Host]:
-        """Those that were named."""
+        """The hosts of the list."""
         return self._hosts
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing must be closed."""
 
 
 class Hostfile:
-    """A hostfile that people, or a cluster, may edit while the job runs."""
+    """A hostfile that a user or a cluster may change while the job runs."""
 
     fixed = False
 
@@ -58,7 +58,7 @@ class Hostfile:
         self._path = path
 
     def find(self) -> list[Host]:
-        """What stands in it now."""
+        """The hosts that the file has now."""
         try:
             return hosts.read(Path(self._path).read_text(), self._path)
         except (OSError, UnicodeDecodeError) as error:
@@ -67,7 +67,7 @@ class Hostfile:
             raise DiscoveryError(str(error)) from None
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing must be closed."""
 
 
 class Script:
@@ -77,14 +77,14 @@ class Script:
 
     def __init__(self, command: str, slots: int | None = None) -> None:
         self._command = command if os.path.dirname(command) or not os.path.exists(command) else f"./{command}"
-        self._slots = slots  # of a host without a number
+        self._slots = slots  # for hosts that are printed without a number
         self._script = spawn.Script(self._command)
 
     def find(self) -> list[Host]:
-        """Runs it."""
+        """Runs the program and reads its output."""
         try:
             code, out, err = self._script.run(SCRIPT_SECONDS)
-        except OSError as error:  # a TimeoutError is one
+        except OSError as error:  # TimeoutError is a subclass
             why = error.strerror or str(error)
             raise DiscoveryError(f"--host-discovery-script {self._command}: {why}") from None
         if code:
@@ -96,12 +96,34 @@ class Script:
             raise DiscoveryError(str(error)) from None
 
     def close(self) -> None:
-        """Ends it if it runs."""
+        """Ends the program if it runs."""
         self._script.close()
 
 
+class Given:
+    """A discovery object of the user, as in Horovod: it has the method `find_available_hosts_and_slots`."""
+
+    fixed = False
+
+    def __init__(self, discovery: Any) -> None:
+        self._discovery = discovery
+
+    def find(self) -> list[Host]:
+        """The hosts that the object returns now."""
+        try:
+            found = self._discovery.find_available_hosts_and_slots()
+        except Exception as error:
+            raise DiscoveryError(f"{type(self._discovery).__name__}: {error}") from None
+        return [Host(str(name), int(slots)) for name, slots in found.items() if slots]
+
+    def close(self) -> None:
+        """Nothing must be closed."""
+
+
 def parse(text: str, name: str, slots: int | None) -> list[Host]:
-    """Lines `host:slots`, or `host` with `slots` of them; no line, or no slots: no host. ValueError names a wrong line.
+    """Hosts from lines `host:slots` or `host` (which has `slots`). Hosts with 0 slots are left out.
+
+    The text may be empty. ValueError names a wrong line.
 
     >>> parse("a:2\\nb\\nc:0", "x", 4)
     [Host(name='a', slots=2), Host(name='b', slots=4)]

@@ -1,6 +1,6 @@
-# An elastic job: agents and workers come and go as the coordinator decides and discovery finds.
-# Touches lines, the hub, the loop's thread and the thread of discovery; decides through elastic/coordinator.py.
-"""`ElasticJob(plan, terms, sink)` is a `Job` whose ranks change. Worker numbers stand where other jobs have ranks."""
+# An elastic job: it starts and ends agents and workers as the elastic driver decides and host discovery finds.
+# Touches connections to agents, the hub, two threads; decides through rendezvous/elastic/driver.py.
+"""`ElasticJob(plan, terms, sink)` is a `Job` whose ranks change. It uses worker numbers where other jobs use ranks."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from farandole.elastic.coordinator import Coordinator
-from farandole.elastic.members import Drop, Kill, Over, Say, Start
-from farandole.elastic.policy import Limits, Times
+from farandole.base.version import package_version
 from farandole.launch import blame, environment, ssh
+from farandole.launch.agent_connection import AgentConnection, Pump, StartError
 from farandole.launch.blame import Ending
 from farandole.launch.discovery import Discovery, DiscoveryError
 from farandole.launch.hosts import Host
 from farandole.launch.job import GRACE_SECONDS, Job, Plan, encode_variables, parts
-from farandole.launch.line import Line, Pump, StartError
 from farandole.launch.output import Sink
 from farandole.launch.slots import Place
-from farandole.rendezvous import interfaces, orders
+from farandole.rendezvous import agent_messages, interfaces
+from farandole.rendezvous.elastic.driver import ElasticDriver
+from farandole.rendezvous.elastic.members import Drop, Kill, Over, Say, Start
+from farandole.rendezvous.elastic.policy import Limits, Times
 from farandole.rendezvous.hub import Hub
-from farandole.version import package_version
 
-LOOK_SECONDS = 1.0  # between two looks for hosts
-RETRY_SECONDS = 1.0  # before an agent that was lost is started again, more each time
+LOOK_SECONDS = 1.0  # between two searches for hosts
+RETRY_SECONDS = 1.0  # before a lost agent is started again; twice as long after each failure
 LONGEST_RETRY = 60.0
-GOOD_SECONDS = 10.0  # after which an agent's earlier ends are forgotten
-KEPT_ENDINGS = 64  # that are looked at when the job fails
+GOOD_SECONDS = 10.0  # when an agent has worked for so long, its earlier failures do not count any more
+KEPT_ENDINGS = 64  # endings from which the root cause is found when the job fails
 
 
 @dataclass(frozen=True)
-class Terms:
+class ElasticOptions:
     """What makes a job elastic."""
 
     limits: Limits
@@ -45,42 +45,42 @@ class Terms:
 
 
 @dataclass(eq=False)
-class Station:
-    """A host of the job: its line, and what waits until that stands."""
+class AgentHost:
+    """A host of the job: the connection to its agent, and the workers that wait for this connection."""
 
     name: str
-    here: bool  # it is the launcher's own
-    line: Line | None = None
+    here: bool  # this is the launcher's own host
+    line: AgentConnection | None = None
     ready: bool = False
     waiting: list[Start] = field(default_factory=list)
     failures: int = 0
-    number: int = 0  # its agent's
-    heard: float = 0.0  # when its agent spoke last
-    since: float = 0.0  # when it was ready
-    silent: bool = False  # for so long that it is out
+    number: int = 0  # the number of its agent
+    heard: float = 0.0  # when the last message of its agent came
+    since: float = 0.0  # when its agent became ready
+    silent: bool = False  # its agent was silent for so long that its workers are evicted
     suspected: bool = False
 
 
 class ElasticJob(Job):
-    """A running elastic job; `wait()` gives 0 when the ranks ended well."""
+    """A running elastic job; `wait()` returns 0 when the ranks ended without an error."""
 
     def __init__(
         self,
         plan: Plan,
-        terms: Terms,
+        terms: ElasticOptions,
         sink: Sink,
         say: Callable[[str], None] = lambda line: None,
-        on_call: Callable[[orders.Call], None] = lambda piece: None,
+        on_call: Callable[[agent_messages.Call], None] = lambda piece: None,
         on_ended: Callable[[int, int], None] = lambda rank, code: None,
         on_over: Callable[[], None] = lambda: None,
         on_running: Callable[[int], None] = lambda worker: None,
     ) -> None:
         self._on_running = on_running
         self._terms = terms
-        self.coordinator = Coordinator(terms.limits, package_version(), terms.times)
-        self._stations: dict[str, Station] = {}
-        self._old: list[Line] = []  # of hosts that are not in the job any more
-        self._where: dict[int, tuple[str, int]] = {}  # worker -> its host and process
+        self.driver = ElasticDriver(terms.limits, package_version(), terms.times)
+        self._stations: dict[str, AgentHost] = {}
+        self._old: list[AgentConnection] = []  # connections to hosts that are not in the job any more
+        self._where: dict[int, tuple[str, int]] = {}  # worker -> its host and process id
         self._was: dict[int, int] = {}  # worker -> its rank when it ended
         self._running_workers: set[int] = set()
         self._looking: threading.Thread | None = None
@@ -88,14 +88,14 @@ class ElasticJob(Job):
         self._trouble_said = ""
         self._ticked = 0.0
         self._numbers = 0
-        self._runs = 0  # of the coordinator, when the oldest of `endings` happened
+        self._runs = 0  # the value of `driver.runs` when the oldest of `endings` happened
         super().__init__(plan, sink, say, on_call, on_ended, on_over)
 
-    # What users call.
+    # Methods for users.
 
     def rank_of(self, worker: int) -> int:
-        """What a worker is called at this moment, or was when it ended."""
-        known = self.coordinator.workers.get(worker)
+        """The present rank of a worker, or its last rank if it has ended."""
+        known = self.driver.workers.get(worker)
         return known.rank if known is not None and known.rank >= 0 else self._was.get(worker, worker)
 
     def host_of(self, rank: int) -> str:
@@ -103,21 +103,21 @@ class ElasticJob(Job):
         return self._where.get(rank, ("?", 0))[0]
 
     def pid_of(self, rank: int) -> int:
-        """The process of a worker."""
+        """The process id of a worker."""
         return self._where.get(rank, ("?", 0))[1]
 
     @property
     def verdict(self) -> blame.Verdict | None:
-        """Who failed first in the last generation or after it; earlier ones have been replaced."""
-        return super().verdict if self._runs == self.coordinator.runs else None
+        """The root cause in the last generation or after it. Workers that failed earlier have been replaced."""
+        return super().verdict if self._runs == self.driver.runs else None
 
     def words(self) -> str:
-        """How it goes, in a few words."""
-        members = len(self.coordinator.members)
-        return f"{members} ranks run, generation {self.coordinator.last}"
+        """The state of the job, in a few words."""
+        members = len(self.driver.members)
+        return f"{members} ranks run, generation {self.driver.last}"
 
-    def send_call(self, rank: int, pieces: Iterator[orders.Call]) -> None:
-        """Pieces for one worker, as fast as it takes them. Safe from any thread."""
+    def send_call(self, rank: int, pieces: Iterator[agent_messages.Call]) -> None:
+        """Sends pieces of a call to one worker, as fast as the worker reads them. Safe from any thread."""
 
         def act() -> None:
             if rank in self._running_workers:
@@ -126,7 +126,7 @@ class ElasticJob(Job):
         self._loop.call(act)
 
     def close(self) -> None:
-        """Kills what still runs and removes every trace. Calling it again does nothing."""
+        """Kills what still runs and leaves nothing behind. A second call does nothing."""
         self._stop_looking.set()
         self._terms.discovery.close()
         if self._looking is not None:
@@ -138,7 +138,7 @@ class ElasticJob(Job):
             line.close()
         self._old.clear()
 
-    # Starting.
+    # The start.
 
     def _start(self) -> None:
         try:
@@ -162,8 +162,8 @@ class ElasticJob(Job):
             self._looking.start()
 
     def _is_here(self, name: str) -> bool:
-        """Whether an agent of that host is a child of this process; those that call us are none."""
-        return isinstance(self._plan.way, ssh.Way) and interfaces.is_this_host(name)
+        """Whether the agent of that host is a child of this process. Agents that connect to us themselves are not."""
+        return isinstance(self._plan.way, ssh.SshOptions) and interfaces.is_this_host(name)
 
     def _open_hub_at(self, alone: bool) -> None:
         try:
@@ -176,15 +176,15 @@ class ElasticJob(Job):
             size,
             addresses or ["tcp:127.0.0.1"],
             package_version(),
-            rounds=self.coordinator,
+            rounds=self.driver,
             loop=self._loop,
             after=self._act,
         )
-        self._hub.on_agent = self._knocked
+        self._hub.on_agent = self._probed
         self._hub.start()
         self._tick()
 
-    # Signs of life. Silence is counted in our own ticks: a launcher that did not run itself starts anew.
+    # Heartbeats of agents. If the launcher itself did not run for a time, it starts to count the silence again.
 
     def _tick(self) -> None:
         now, times = time.monotonic(), self._terms.times
@@ -196,36 +196,36 @@ class ElasticJob(Job):
             if late:
                 station.heard = now
             silence = now - station.heard
-            station.line.send(orders.Tick(int(1000 * silence)))
+            station.line.send(agent_messages.Heartbeat(int(1000 * silence)))
             if silence >= times.suspect and not station.suspected:
                 station.suspected = True
                 self._say(f"no word from {station.name} for {silence:.1f} s")
             if silence >= times.evict and not station.silent:
                 station.silent = True
-                self._deliver(self.coordinator.host_silent(station.name, now))
+                self._deliver(self.driver.host_silent(station.name, now))
             if silence >= times.stubborn:
                 self._part_with(station, f"no word from it for {silence:.0f} s")
-        for line in [line for line in self._old if line.over]:  # nothing is waited for: the loop has to go on
+        for line in [line for line in self._old if line.over]:  # `close` would block the loop while the process runs
             self._old.remove(line)
             line.close()
         self._loop.at("tick", now + times.beat, self._tick)
 
-    def _heard_from(self, station: Station) -> None:
+    def _heard_from(self, station: AgentHost) -> None:
         station.heard = time.monotonic()
         station.suspected = False
         if station.silent:
             station.silent = False
             self._say(f"{station.name} is back")
-            self._deliver(self.coordinator.host_up(station.name, station.heard))
+            self._deliver(self.driver.host_up(station.name, station.heard))
 
-    def _knocked(self, number: int) -> None:
+    def _probed(self, number: int) -> None:
         for station in self._stations.values():
             if station.number == number and station.ready:
                 self._heard_from(station)
                 return
 
     def _look(self) -> None:
-        """Asks for hosts, on a thread of its own: a script may take its time, and so may looking up a name."""
+        """Searches for hosts. It has its own thread, because a script or the lookup of a name may be slow."""
         here: dict[str, bool] = {}
         while not self._stop_looking.wait(LOOK_SECONDS):
             try:
@@ -251,36 +251,38 @@ class ElasticJob(Job):
         for host in found:
             if host.name not in self._stations:
                 self._numbers += 1
-                self._stations[host.name] = Station(host.name, here[host.name], number=self._numbers)
+                self._stations[host.name] = AgentHost(host.name, here[host.name], number=self._numbers)
                 self._connect(self._stations[host.name])
-        self._deliver(self.coordinator.hosts_found([(one.name, one.slots) for one in found], time.monotonic()))
-        for name in [name for name, host in self.coordinator.hosts.items() if not host.listed]:
+        self._deliver(self.driver.hosts_found([(one.name, one.slots) for one in found], time.monotonic()))
+        for name in [name for name, host in self.driver.hosts.items() if not host.listed]:
             if name in self._stations and not self._workers_of(name):
                 self._dismiss(self._stations.pop(name))
 
     def _workers_of(self, name: str) -> list[int]:
         return [worker for worker in self._running_workers if self._where[worker][0] == name]
 
-    def _dismiss(self, station: Station) -> None:
-        """A host without workers that discovery does not name any more."""
+    def _dismiss(self, station: AgentHost) -> None:
+        """Removes a host that has no workers and that discovery does not list any more."""
         self._loop.at(station, None, lambda: None)
-        # Some may be about to be started there.
-        self._deliver(self.coordinator.host_lost(station.name, "discovery does not name it any more", time.monotonic()))
-        del self.coordinator.hosts[station.name]
+        # Workers may be waiting to be started there.
+        self._deliver(self.driver.host_lost(station.name, "discovery does not name it any more", time.monotonic()))
+        del self.driver.hosts[station.name]
         self._give_up_line(station)
 
-    def _give_up_line(self, station: Station) -> None:
-        """Its process is buried when it has ended; nobody waits for that."""
+    def _give_up_line(self, station: AgentHost) -> None:
+        """Ends the connection to an agent. The process is reaped later, so that the launcher does not wait for it."""
         if station.line is not None:
             station.line.cut()
             self._lines.pop(station.name, None)
             self._old.append(station.line)
             station.line = None
 
-    def _connect(self, station: Station) -> None:
+    def _connect(self, station: AgentHost) -> None:
         host = "" if station.here else station.name
         try:
-            line = station.line = Line(self._loop, host, self._plan.way, self._secret, self._heard, self._lost)
+            line = station.line = AgentConnection(
+                self._loop, host, self._plan.way, self._secret, self._heard, self._lost
+            )
         except StartError as error:
             self._unreachable(station, error)
             return
@@ -289,19 +291,19 @@ class ElasticJob(Job):
 
         def opened() -> None:
             assert self._hub is not None
-            line.send(orders.Prepare(tuple(self._hub.addresses), self._plan.interfaces))
+            line.send(agent_messages.Prepare(tuple(self._hub.addresses), self._plan.interfaces))
 
         deadline = time.monotonic() + self._plan.start_timeout
         line.open(deadline, opened, lambda error: self._unreachable(station, error))
 
-    def _unreachable(self, station: Station, error: StartError) -> None:
-        """A host cannot be used now; it is tried again while discovery names it."""
+    def _unreachable(self, station: AgentHost, error: StartError) -> None:
+        """A host cannot be used now. We try it again as long as discovery lists it."""
         if self._stations.get(station.name) is not station:
-            return  # discovery does not name it any more
+            return  # discovery does not list it any more
         self._trouble_with(error)
         self._part_with(station, str(error))
 
-    def _part_with(self, station: Station, text: str) -> None:
+    def _part_with(self, station: AgentHost, text: str) -> None:
         if station.ready and time.monotonic() > station.since + GOOD_SECONDS:
             station.failures = 0
         station.ready = False
@@ -309,51 +311,51 @@ class ElasticJob(Job):
         station.waiting.clear()
         for worker in self._workers_of(station.name):
             self._running_workers.discard(worker)
-        if self._stopped or self.coordinator.over is not None:
+        if self._stopped or self.driver.over is not None:
             return
         station.failures += 1
         seconds = min(LONGEST_RETRY, RETRY_SECONDS * 2.0 ** (station.failures - 1))
         if self._thread is not None:
             self._say(f"{station.name} is out, and is tried again in {seconds:g} s: {text}")
-        if station.name in self.coordinator.hosts:
-            self._deliver(self.coordinator.host_lost(station.name, text, time.monotonic()))
+        if station.name in self.driver.hosts:
+            self._deliver(self.driver.host_lost(station.name, text, time.monotonic()))
         self._loop.at(station, time.monotonic() + seconds, lambda: self._try_again(station))
 
-    def _try_again(self, station: Station) -> None:
-        host = self.coordinator.hosts.get(station.name)
+    def _try_again(self, station: AgentHost) -> None:
+        host = self.driver.hosts.get(station.name)
         if host is not None and host.listed and not self._stopped:
             self._connect(station)
         elif self._stations.get(station.name) is station:
             del self._stations[station.name]
 
-    # What agents say, in the loop.
+    # The messages of the agents. All of this runs on the loop's thread.
 
-    def _line(self, rank: int) -> Line:
+    def _line(self, rank: int) -> AgentConnection:
         station = self._stations.get(self.host_of(rank))
-        return station.line if station is not None and station.line is not None else _NoLine()  # type: ignore[return-value]
+        return station.line if station is not None and station.line is not None else _NoConnection()  # type: ignore[return-value]
 
     def _running(self) -> list[int]:
         return sorted(self._running_workers)
 
-    def _heard(self, line: Line, report: Any) -> None:
+    def _heard(self, line: AgentConnection, report: Any) -> None:
         station = self._stations.get(line.name)
         if station is not None and station.line is line:
             self._heard_from(station)
-        if isinstance(report, orders.Prepared):
+        if isinstance(report, agent_messages.Prepared):
             self._prepared(line, report)
-        elif isinstance(report, orders.Tick):
+        elif isinstance(report, agent_messages.Heartbeat):
             pass
-        elif isinstance(report, orders.Quiet):
-            self._deliver(self.coordinator.quiet(report.rank, report.silent_ms / 1000, report.state, time.monotonic()))
-        elif isinstance(report, orders.Running):
+        elif isinstance(report, agent_messages.RankSilent):
+            self._deliver(self.driver.quiet(report.rank, report.silent_ms / 1000, report.state, time.monotonic()))
+        elif isinstance(report, agent_messages.Running):
             self._where[report.rank] = (line.name, report.pid)
             self._on_running(report.rank)
-        elif isinstance(report, orders.NotStarted):
+        elif isinstance(report, agent_messages.NotStarted):
             self._not_started(line, report)
         else:
             super()._heard(line, report)
 
-    def _prepared(self, line: Line, report: orders.Prepared) -> None:
+    def _prepared(self, line: AgentConnection, report: agent_messages.Prepared) -> None:
         station = self._stations.get(line.name)
         if station is None or station.line is not line:
             return
@@ -371,33 +373,31 @@ class ElasticJob(Job):
             times.stubborn,
             self._terms.limits.drain_timeout,
         )
-        line.send(orders.Watch(station.number, *(int(1000 * one) for one in seconds)))
+        line.send(agent_messages.WatchRanks(station.number, *(int(1000 * one) for one in seconds)))
         plan = self._plan
         variables = encode_variables(environment.forwarded(plan.environ, bool(line.host)))
         for part in parts(variables, "an environment variable"):
-            line.send(orders.Environment(part))
+            line.send(agent_messages.Environment(part))
         for part in parts(map(os.fsencode, plan.command), "a word of the command"):
-            line.send(orders.Command(part))
-        self._deliver(self.coordinator.host_up(station.name, time.monotonic()))
+            line.send(agent_messages.Command(part))
+        self._deliver(self.driver.host_up(station.name, time.monotonic()))
         waiting, station.waiting = station.waiting, []
         for start in waiting:
             self._launch(station, start)
 
-    def _launch(self, station: Station, start: Start) -> None:
+    def _launch(self, station: AgentHost, start: Start) -> None:
         line = station.line
         if line is None or not station.ready:
             station.waiting.append(start)
             return
         assert line.prepared is not None
-        if start.worker not in self.coordinator.workers:
-            return  # it was given up before it began
-        slots = self.coordinator.hosts[start.host].slots
-        np = self._terms.limits.np
-        place = Place(min(start.worker, np - 1), np, start.index, max(slots, start.index + 1), 0, 1, start.host)
+        if start.worker not in self.driver.workers:
+            return  # the driver has given up this worker before it started
+        slots = self.driver.hosts[start.host].slots
         said: set[str] = set()
         address = line.prepared.addresses[0] if line.prepared.addresses else "127.0.0.1"
         variables = {
-            **environment.of_place(place, (address, line.prepared.port)),
+            **environment.of_place(Place(*start.place, start.host), (address, line.prepared.port)),
             "FARANDOLE_RENDEZVOUS": line.prepared.address,
             "FARANDOLE_ELASTIC": "1",
             "HOROVOD_ELASTIC": "1",
@@ -410,68 +410,68 @@ class ElasticJob(Job):
         self._where[start.worker] = (start.host, 0)
         self._running_workers.add(start.worker)
         directory = os.fsencode(self._plan.directory)
-        line.send(orders.Launch(start.worker, directory, encode_variables(variables), int(self._plan.calls)))
+        line.send(agent_messages.Launch(start.worker, directory, encode_variables(variables), int(self._plan.calls)))
 
-    def _not_started(self, line: Line, report: orders.NotStarted) -> None:
+    def _not_started(self, line: AgentConnection, report: agent_messages.NotStarted) -> None:
         where = f" on {line.name}" if line.host else ""
         self._running_workers.discard(report.rank)
-        if not self.coordinator.runs and len(self._stations) == 1:
+        if not self.driver.runs and len(self._stations) == 1:
             self._fail(-1, 127, f"cannot run the command{where}: {report.text}")
             return
         self._say(f"cannot run the command{where}: {report.text}")
-        self._deliver(self.coordinator.ended(report.rank, 127, report.text, time.monotonic()))
+        self._deliver(self.driver.ended(report.rank, 127, report.text, time.monotonic()))
 
-    def _ended(self, report: orders.Ended) -> None:
+    def _ended(self, report: agent_messages.Ended) -> None:
         if report.rank not in self._running_workers:
             return
         self._running_workers.discard(report.rank)
         self._pumps.pop(report.rank, None)
         self._was[report.rank] = self.rank_of(report.rank)
         ending = self._read_ending(report)
-        worker = self.coordinator.workers.get(report.rank)
+        worker = self.driver.workers.get(report.rank)
         if worker is None or not worker.dismissed:
-            kept = self.endings[-KEPT_ENDINGS:] if self._runs == self.coordinator.runs else []
-            self.endings, self._runs = [*kept, ending], self.coordinator.runs
+            kept = self.endings[-KEPT_ENDINGS:] if self._runs == self.driver.runs else []
+            self.endings, self._runs = [*kept, ending], self.driver.runs
         text = f"has ended ({blame.describe(report.code, report.cause)})"
         if ending.failed and worker is not None and not worker.dismissed and worker.leaving is None:
-            self._say(f"{self.coordinator.name(worker)} {text}")
-        self._deliver(self.coordinator.ended(report.rank, report.code, text, time.monotonic()))
+            self._say(f"{self.driver.name(worker)} {text}")
+        self._deliver(self.driver.ended(report.rank, report.code, text, time.monotonic()))
         if ending.code == 0:
             self._on_ended(report.rank, report.code)
 
-    def _read_ending(self, report: orders.Ended) -> Ending:
-        """Whom it blames is called by its rank then; here all are called by their numbers as workers."""
+    def _read_ending(self, report: agent_messages.Ended) -> Ending:
+        """The ending of a worker. The report names the blamed process by its rank; we translate it to a worker."""
         ending = Ending.read(self.rank_of(report.rank), report.code, self._stopped, report.cause, report.report)
-        blames = ending.blames if ending.blames is None else self.coordinator.roster.get(ending.blames, -1)
+        blames = ending.blames if ending.blames is None else self.driver.roster.get(ending.blames, -1)
         return dataclasses.replace(ending, rank=report.rank, blames=blames)
 
-    def _was_asked(self, line: Line, number: int) -> None:
-        """Somebody wants a host back, as schedulers do with SIGTERM: its ranks save and go, the others go on."""
-        if self._stopped or line.name not in self.coordinator.hosts:
+    def _was_asked(self, line: AgentConnection, number: int) -> None:
+        """An agent got a signal: a scheduler, for example, wants its host back. Its ranks save and leave."""
+        if self._stopped or line.name not in self.driver.hosts:
             return
         seconds = self._terms.limits.drain_timeout
         self._say(f"the agent on {line.name} got {signal.Signals(number).name}: its ranks have {seconds:g} s to leave")
-        self._deliver(self.coordinator.drain(line.name, seconds, time.monotonic()))
+        self._deliver(self.driver.drain(line.name, seconds, time.monotonic()))
 
-    def _lost(self, line: Line, reason: str) -> None:
+    def _lost(self, line: AgentConnection, reason: str) -> None:
         station = self._stations.get(line.name)
         if station is not None and station.line is line:
             error = StartError(f"its agent was lost: {reason}{line.last_words()}")
             self._trouble_with(error)
             self._part_with(station, str(error))
 
-    # What the coordinator decides.
+    # The decisions of the driver.
 
     def _deliver(self, sends: Any) -> None:
         if self._hub is not None:
             self._hub.deliver(sends)
 
     def _act(self) -> None:
-        for act in self.coordinator.take_acts():
+        for act in self.driver.take_acts():
             if isinstance(act, Start):
                 self._launch(self._stations[act.host], act)
             elif isinstance(act, Kill):
-                self._line(act.worker).send(orders.Signal(act.worker, signal.SIGKILL, 1))
+                self._line(act.worker).send(agent_messages.Signal(act.worker, signal.SIGKILL, 1))
             elif isinstance(act, Drop):
                 assert self._hub is not None
                 self._hub.drop(act.member)
@@ -487,13 +487,13 @@ class ElasticJob(Job):
             verdict = self.verdict
             self.failure = (verdict.rank, verdict.code) if verdict is not None else (-1, 1)
             self.reason = over.text
-        # The coordinator has let each rank of the last generation say what it had to say and end: those that are left
+        # The driver has waited until the ranks of the last generation reported and ended. The workers that are left
         # wait for ranks that will not come.
         self._stop(GRACE_SECONDS, signal.SIGTERM)
 
     def _stop(self, grace: float, number: int) -> None:
         self._stop_looking.set()
-        self.coordinator.stop()
+        self.driver.stop()
         super()._stop(grace, number)
 
     def _still_going(self) -> bool:
@@ -502,8 +502,8 @@ class ElasticJob(Job):
         return True
 
 
-class _NoLine:
-    """Of a host that is gone."""
+class _NoConnection:
+    """Takes the place of the connection to a host that is lost; it sends nothing."""
 
     host = name = ""
     backlog = 0

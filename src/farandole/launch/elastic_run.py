@@ -1,24 +1,24 @@
-# `run(function, min_num_proc=...)`: a function in the workers of an elastic job, those that come later included.
-# Touches launch/elastic.py; functions and results travel as in executor.py.
-"""Every worker gets the function when it starts, and ends when it has answered."""
+# `run(function, min_num_proc=...)`: runs a function in all workers of an elastic job, also in those that start later.
+# Touches launch/elastic.py; functions and results are sent as in executor.py.
+"""Every worker gets the function when it starts, and ends after it has sent the result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from farandole.errors import RankFailed
+from farandole.base.errors import RankFailed
 from farandole.launch import calls
-from farandole.launch.elastic import ElasticJob, Terms
+from farandole.launch.agent_connection import StartError
+from farandole.launch.elastic import ElasticJob, ElasticOptions
 from farandole.launch.job import Plan
-from farandole.launch.line import StartError
 from farandole.launch.output import Sink
-from farandole.rendezvous.orders import Call
+from farandole.rendezvous.agent_messages import Call
 
 FUNCTION_CALL, LAST_CALL = 1, 2
 
 
 class ElasticRun:
-    """One function, one elastic job."""
+    """Runs one function in one elastic job."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -28,8 +28,10 @@ class ElasticRun:
         self._job: ElasticJob | None = None
         self._early: list[int] = []
 
-    def run(self, plan: Plan, terms: Terms, sink: Sink, say: Callable[[str], None] = lambda line: None) -> list[object]:
-        """What the function returned, by rank; the first of them when there were more than at least had to be."""
+    def run(
+        self, plan: Plan, terms: ElasticOptions, sink: Sink, say: Callable[[str], None] = lambda line: None
+    ) -> list[object]:
+        """The results of the function, by rank; if there are more than `min_np`, the first `min_np` of them."""
         try:
             job = ElasticJob(plan, terms, sink, say, on_call=self._heard, on_running=self._running)
         except StartError as error:
@@ -62,9 +64,9 @@ class ElasticRun:
         self._job.send_call(piece.rank, calls.cut(piece.rank, LAST_CALL, calls.END, code))
 
     def _raise(self, job: ElasticJob, code: int) -> None:
-        guilty = sorted(self._failures, key=lambda one: one.blames is not None)
-        if guilty:
-            raise guilty[0].error
+        root_cause = sorted(self._failures, key=lambda one: one.blames is not None)
+        if root_cause:
+            raise root_cause[0].error
         verdict = job.verdict
         rank = verdict.rank if verdict is not None else -1
         raise RankFailed(job.reason or "the ranks ended before they answered", rank=rank, code=code)

@@ -1,6 +1,6 @@
-# Which variables ranks get: the launcher's own, what belongs to one host or one process left out, their place added.
-# Pure but for the C library's version: the environment is an argument.
-"""Variables travel to agents over their proven line; none is ever part of a command line."""
+# The variables of ranks: those of the launcher, without those of one host or one process, and with the rank's numbers.
+# Pure, except that it asks for the C library's version: the environment is an argument.
+"""Agents get the variables over their authenticated connection; no variable is ever part of a command line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from farandole.launch.slots import Place
 
-# What holds for one process alone: no rank gets it. So do the settings that a launcher above us gave to this process.
+# Variables that are valid for one process only: no rank gets them. A rank also does not get the settings with which
+# another launcher told this process its place.
 OF_ONE_PROCESS = (
     "BASH_FUNC_*", "OLDPWD", "SHLVL", "_", "_HOROVOD_SECRET_KEY", "FARANDOLE_SECRET_FILE",
 )  # fmt: skip
-# What describes the launcher's host and session: ranks on other hosts have their own.
+# Variables that describe the launcher's host and session: ranks on other hosts have their own.
 OF_ONE_HOST = (
     "HOME", "USER", "LOGNAME", "SHELL", "MAIL", "HOSTNAME", "PWD", "TMPDIR", "DISPLAY", "XAUTHORITY", "WINDOWID", "TTY",
     "SSH_*", "XDG_*", "DBUS_*", "GPG_*", "KRB5CCNAME", "*CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
@@ -25,12 +26,12 @@ OF_ONE_HOST = (
 
 
 def forwarded(environ: Mapping[str, str], other_host: bool) -> dict[str, str]:
-    """The variables of the launcher that a rank gets.
+    """The variables that a rank gets from the launcher.
 
     >>> forwarded({"PATH": "/bin", "HOME": "/home/me", "FARANDOLE_RANK": "1"}, other_host=True)
     {'PATH': '/bin'}
     """
-    from farandole.config import SETTINGS  # the agent imports this file and needs no settings
+    from farandole.base.config import SETTINGS  # the agent imports this file and needs no settings
 
     places = (name for setting in SETTINGS.values() if setting.scope == "worker" for name in setting.variables)
     left_out = _matcher((*OF_ONE_PROCESS, *places, *(OF_ONE_HOST if other_host else ())))
@@ -38,7 +39,7 @@ def forwarded(environ: Mapping[str, str], other_host: bool) -> dict[str, str]:
 
 
 def of_this_host(environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """What an agent adds from its own environment: HOME and the like."""
+    """The variables that an agent adds from its own environment, such as HOME."""
     belongs = _matcher(OF_ONE_HOST)
     return {name: value for name, value in environ.items() if belongs(name.decode(errors="replace"))}
 
@@ -50,11 +51,11 @@ def _matcher(names: tuple[str, ...]) -> Callable[[str], bool]:
 
 
 def keeping_memory(environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """What an agent adds for ranks, so that they keep memory between steps, in huge pages; unless the user has said
-    something about it.
+    """Variables that an agent adds so that ranks keep their memory between steps, in huge pages.
 
-    Otherwise each step waits for the kernel to clear the same pages again: mimalloc, in torch's wheels for Arm, gives
-    back what was free for 10 ms, and the C library's malloc, in those for x86, every block of 32 MiB or more at once.
+    Variables that the user has set are not changed. Without these variables the kernel must clear the same pages in
+    each step: mimalloc (in torch's wheels for Arm) returns memory that was free for 10 ms, and malloc of the C library
+    (in the wheels for x86) returns every block of 32 MiB or more immediately.
     """
     found = {} if b"MIMALLOC_PURGE_DELAY" in environ else {b"MIMALLOC_PURGE_DELAY": b"10000"}
     tunables = environ.get(b"GLIBC_TUNABLES", b"")
@@ -62,30 +63,27 @@ def keeping_memory(environ: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
         found |= {
             b"MALLOC_MMAP_THRESHOLD_": _largest_on_heap(),
             b"MALLOC_TRIM_THRESHOLD_": b"%d" % (1 << 30),
-            # Asks for huge pages where the kernel grants them on request; older C libraries do not know it.
+            # Asks for huge pages, if the kernel gives them on request. Older C libraries ignore it.
             b"GLIBC_TUNABLES": b":".join(filter(None, (tunables, b"glibc.malloc.hugetlb=1"))),
         }
     return found
 
 
 def _largest_on_heap() -> bytes:
-    """Older versions of the C library may refuse more than 32 MiB, and then keep 128 KiB."""
+    """The largest block on the heap. Older versions of the C library may refuse more than 32 MiB and use 128 KiB."""
     said = (os.confstr("CS_GNU_LIBC_VERSION") or "") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
     version = [int(part) for part in said.removeprefix("glibc ").split(".") if part.isdecimal()]
     return b"%d" % (1 << 30 if version >= [2, 36] else 32 << 20)
 
 
 def of_place(place: Place, master: tuple[str, int]) -> dict[str, str]:
-    """What tells a rank its place: our names, Horovod's, and those that torch.distributed looks for."""
-    from farandole.config import OF_OUR_LAUNCHERS  # the agent imports this file and needs no settings
+    """The variables that tell a rank its numbers: with our names, Horovod's names, and those of torch.distributed."""
+    from farandole.base.config import OF_OUR_LAUNCHERS, TORCH_PLACE  # the agent imports this file and needs no settings
 
     address, port = master
     return {
         **place.environment(),
-        "RANK": str(place.rank),
-        "WORLD_SIZE": str(place.size),
-        "LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(place.local_size),
+        **{variable: str(getattr(place, name)) for name, variable in TORCH_PLACE.items()},
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         **OF_OUR_LAUNCHERS,

@@ -1,6 +1,6 @@
-# What the kernel says about a process that was killed: out of memory or not.
-# Touches /dev/kmsg and the memory counters of this process's control group, to read.
-"""`Memory().cause(pid)`: the words for a death by the kernel's memory killer, or nothing."""
+# Finds out whether the kernel killed a process because the memory was full.
+# Reads /dev/kmsg and the memory counters of this process's control group.
+"""`Memory().cause(pid)` returns a text if the kernel killed this process for lack of memory, else ""."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ OUT_OF_MEMORY = "killed by the kernel: out of memory"
 
 
 class Memory:
-    """Looks at the evidence from its construction on."""
+    """Watches the kernel's log and counters from its construction on."""
 
     def __init__(self) -> None:
         self._counters = _counters()
         self._kills = _kills(self._counters)
         self._log = -1
-        # The kernel's log names the victim; most users may not read it.
+        # The kernel's log names the killed process, but most users may not read the log.
         with contextlib.suppress(OSError):
             self._log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._log, 0, os.SEEK_END)
 
     def cause(self, pid: int) -> str:
-        """OUT_OF_MEMORY when the kernel has killed this process, or one of our control group since the last time."""
+        """OUT_OF_MEMORY if the kernel killed this process, or any of our control group since the last call."""
         before, self._kills = self._kills, _kills(self._counters)
         if self._named(pid) or self._kills > before:
             return OUT_OF_MEMORY
@@ -45,7 +45,7 @@ class Memory:
 
 
 def _counters() -> list[str]:
-    """The files that count memory kills of our control group, in both versions."""
+    """The files that count the processes killed for memory in our control group, for both versions of cgroups."""
     found = []
     with contextlib.suppress(OSError), open("/proc/self/cgroup") as table:
         for line in table:

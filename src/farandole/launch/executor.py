@@ -1,6 +1,6 @@
-# Jobs from Python: `run(function)` once, `Executor` for workers that stay and keep their state.
-# Touches job.py, and this process's streams for what the workers print.
-"""The workers of an executor are ranks like those of `farandole run`; functions and results travel by cloudpickle."""
+# Jobs from Python: `run(function)` runs one function, `Executor` has workers that keep running and keep their state.
+# Touches job.py, and this process's streams, to which the output of the workers is written.
+"""The workers of an executor are ranks like those of `farandole run`. cloudpickle carries functions and results."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from concurrent.futures import wait as wait_for
 from types import TracebackType
 from typing import Any
 
-from farandole.config import SETTINGS
-from farandole.elastic.policy import Limits
-from farandole.errors import RankFailed
+from farandole.base.config import SETTINGS
+from farandole.base.errors import RankFailed
 from farandole.launch import calls, discovery, hosts, ssh
+from farandole.launch.agent_connection import StartError, package_place
 from farandole.launch.blame import describe
-from farandole.launch.elastic import Terms
+from farandole.launch.elastic import ElasticOptions
 from farandole.launch.elastic_run import ElasticRun
 from farandole.launch.hosts import Host
 from farandole.launch.job import Job, Plan
-from farandole.launch.line import StartError, package_place
 from farandole.launch.output import Files, Marked, Sink, Tails, Target, Tee
 from farandole.launch.slots import places
 from farandole.rendezvous import interfaces
-from farandole.rendezvous.orders import Call
+from farandole.rendezvous.agent_messages import Call
+from farandole.rendezvous.elastic.policy import Limits
 
-FOLLOW_SECONDS = 1.0  # for the others to fail as well, when one has
-OUTPUT_SECONDS = 0.5  # for what ranks printed to be written before their results are given
-INTERRUPT_SECONDS = 3.0  # for functions to end after Ctrl-C; then the workers are killed
+FOLLOW_SECONDS = 1.0  # when one rank has failed, the others have this long to fail as well
+OUTPUT_SECONDS = 0.5  # results are returned after the output of ranks is written, or after this time
+INTERRUPT_SECONDS = 3.0  # functions have this long to end after Ctrl-C; then the workers are killed
 
 
 class _Screen:
-    """This process's stream at the moment of writing: a notebook has another one for each cell."""
+    """This process's stream at the moment of writing. A notebook has another stream for each cell."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -51,13 +51,13 @@ class _Screen:
 
 
 class _Pending(Future[Any]):
-    """What a call will give. `blames`: whom the error is about, when it is about another rank (-1: one not known)."""
+    """The future of a call. `blames`: the rank that the error is about, if that is another rank (-1: not known)."""
 
     blames: int | None = None
 
 
 class Executor:
-    """Workers that stay: `start()`, then any number of `run`, `submit` and so on, then `shutdown()`.
+    """Workers that keep running: `start()`, then any number of `run`, `submit` and so on, then `shutdown()`.
 
     >>> with Executor(2) as executor:
     ...     executor.run(lambda x: x + 1, (1,))
@@ -96,10 +96,11 @@ class Executor:
         self._parts = calls.Assembly()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._queues: list[list[tuple[int, bytes]]] = [[] for _ in range(num_workers)]  # the first one is under way
+        # The calls of each rank. The first one has been sent.
+        self._queues: list[list[tuple[int, bytes]]] = [[] for _ in range(num_workers)]
         self._futures: dict[tuple[int, int], _Pending] = {}
 
-    # The protocol that every executor has.
+    # The methods that every executor has.
 
     def start(self) -> Executor:
         """Starts the workers; a second call does nothing."""
@@ -115,18 +116,18 @@ class Executor:
     def run(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """Calls `fn(*args, **kwargs)` on every worker; what they return, by rank."""
+        """Calls `fn(*args, **kwargs)` on every worker. Returns the results, by rank."""
         futures = self._submit_all(fn, args, kwargs)
         try:
             left = wait_for(futures, return_when=FIRST_EXCEPTION).not_done
-            # Those that are left may wait for the one that failed, and for ever.
+            # The ranks that are left may wait forever for the rank that failed.
             if left and (left := wait_for(left, FOLLOW_SECONDS).not_done):
                 self._interrupt(left)
         except BaseException:
             self._interrupt(futures)
             raise
         if self._job is not None:
-            self._job.settle(OUTPUT_SECONDS)  # a cell of a notebook shows what is written before it ends
+            self._job.settle(OUTPUT_SECONDS)  # a cell of a notebook shows only what is written before it ends
         return _gather(futures)
 
     def _run_elastic(
@@ -134,10 +135,10 @@ class Executor:
         fn: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
-        terms: Terms,
+        terms: ElasticOptions,
         say: Callable[[str], None] = lambda line: None,
     ) -> list[Any]:
-        """As `run`, once, in a job whose ranks come and go; the executor itself starts nobody."""
+        """Like `run`, once, in an elastic job. The executor itself starts no workers."""
         plan = dataclasses.replace(self._plan, places=[], hosts=[])
         try:
             return ElasticRun(_pack_call(fn, args, kwargs)).run(plan, terms, self._sink(), say)
@@ -157,13 +158,13 @@ class Executor:
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> list[Future[Any]]:
-        """As `run`, without waiting: a future for each rank."""
+        """Like `run`, but does not wait. Returns a future for each rank."""
         return list(self._submit_all(fn, args, kwargs))
 
     def execute_single(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Calls `fn` on rank 0 alone and gives what it returns."""
+        """Calls `fn` on rank 0 only and returns its result."""
         future = self._submit(0, _pack_call(fn, args, kwargs))
         try:
             return future.result()
@@ -172,13 +173,13 @@ class Executor:
             raise
 
     def submit(self, fn: Callable[..., Any], rank: int, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Calls `fn(*args, **kwargs)` on one rank, after what that rank was given before."""
+        """Calls `fn(*args, **kwargs)` on one rank, after the earlier calls of that rank. Returns a future."""
         if not 0 <= rank < self.num_workers:
             raise ValueError(f"rank={rank}: the ranks are 0 to {self.num_workers - 1}")
         return self._submit(rank, _pack_call(fn, args, kwargs))
 
     def shutdown(self) -> None:
-        """Ends the workers; calls under way fail. Calling it again does nothing."""
+        """Ends the workers; pending calls fail. A second call does nothing."""
         self._shut = True
         if self._job is not None:
             self._job.close()
@@ -192,7 +193,7 @@ class Executor:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.shutdown()
 
-    # Calls under way.
+    # Pending calls.
 
     def _submit_all(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
@@ -242,12 +243,13 @@ class Executor:
             )
 
     def _ended(self, rank: int, _code: int) -> None:
-        """A worker has ended though nobody failed, as one does that calls os._exit(0)."""
-        if self._job is not None and self._job.verdict is None:  # else the job ends, after what the guilty one has said
+        """A worker has ended with code 0 before the end of the job, for example by os._exit(0)."""
+        # If a rank has failed, the job ends anyway, and its root cause may still be sending its error.
+        if self._job is not None and self._job.verdict is None:
             self._fail([rank])
 
     def _over(self) -> None:
-        """The job has ended: nobody will answer any more."""
+        """The job has ended: no worker will answer any more."""
         self._fail(range(self.num_workers))
 
     def _fail(self, ranks: Collection[int]) -> None:
@@ -261,7 +263,7 @@ class Executor:
             future.set_exception(self._why(rank))
 
     def _why(self, rank: int) -> RankFailed:
-        """What has become of a worker, and who is to blame."""
+        """The error for a worker that has ended: what happened to it, and which rank is the root cause."""
         job = self._job
         assert job is not None
         verdict = job.verdict
@@ -277,7 +279,7 @@ class Executor:
         return RankFailed(text, rank=verdict.rank, code=verdict.code)
 
     def _interrupt(self, futures: Collection[Future[Any]]) -> None:
-        """Ctrl-C, or the button of a notebook: functions get KeyboardInterrupt; workers that ignore it are killed."""
+        """Ctrl-C, or a notebook's stop button: functions get KeyboardInterrupt. Workers that ignore it are killed."""
         if self._job is not None:
             for rank in range(self.num_workers):
                 self._job.kill(rank, signal.SIGINT)
@@ -297,7 +299,7 @@ def run(
     cooldown_range: Sequence[int] | None = None,
     hosts: str | None = None,
     hostfile: str | None = None,
-    host_discovery_script: str | None = None,
+    host_discovery_script: Any = None,
     start_timeout: float | None = None,
     ssh_port: int | None = None,
     ssh_identity_file: str | None = None,
@@ -314,9 +316,11 @@ def run(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """Calls `func(*args, **kwargs)` in `num_proc` new processes that can all `init()`; what they return, by rank.
+    """Calls `func(*args, **kwargs)` in `num_proc` new processes that can all `init()`. Returns the results, by rank.
 
-    The arguments are those of `horovod.run`. `verbose=False` hides what the ranks print.
+    The arguments are those of `horovod.run`. `verbose=False` hides the output of the ranks. `host_discovery_script` may
+    also be an object of a class like `horovod.runner.elastic.discovery.HostDiscovery`. When the function fails, `run`
+    raises RankFailed, a RuntimeError. Its cause is the exception that the rank raised.
     """
     least = min_num_proc if min_np is None else min_np
     most = max_num_proc if max_np is None else max_np
@@ -350,16 +354,26 @@ def run(
             reset_limit,
             None if cooldown_range is None else (cooldown_range[0], cooldown_range[1]),
             SETTINGS["elastic_timeout"].default,
+            leave_hosts_out=host_discovery_script is not None,
         )
-        terms = Terms(limits, _discovery(host_discovery_script, slots, hosts, hostfile, executor.num_workers))
-        return executor._run_elastic(func, args, kwargs, terms)
-    with executor:
-        return executor.run(func, args, kwargs)
+        terms = ElasticOptions(limits, _discovery(host_discovery_script, slots, hosts, hostfile, executor.num_workers))
+    try:
+        if elastic:
+            return executor._run_elastic(func, args, kwargs, terms)
+        with executor:
+            return executor.run(func, args, kwargs)
+    except BaseException as error:
+        failure = calls.job_failed(error)
+        if failure is None:
+            raise
+        raise failure from error
 
 
 def _discovery(
-    script: str | None, slots: int | None, hosts_given: str | None, hostfile: str | None, count: int
+    script: Any, slots: int | None, hosts_given: str | None, hostfile: str | None, count: int
 ) -> discovery.Discovery:
+    if hasattr(script, "find_available_hosts_and_slots"):
+        return discovery.Given(script)
     if script is not None:
         return discovery.Script(script, slots)
     if hostfile is not None:
@@ -369,13 +383,13 @@ def _discovery(
 
 def _pack_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
     if not callable(fn):
-        raise TypeError(f"{fn!r} is no function")
-    # The function in a pickle of its own: what it needs may lie on our path, which has to be there before it is read.
+        raise TypeError(f"{fn!r} is not a function")
+    # The function is pickled separately. It may need modules on our sys.path, so the worker must set its path first.
     return calls.pack((sys.path, calls.pack(fn), tuple(args), dict(kwargs or {})))
 
 
 def _gather(futures: Sequence[_Pending]) -> list[Any]:
-    """All results, or the error of the guilty one: rather not one that we interrupted, nor one that blames another."""
+    """All results, or the error of the root cause: preferably no interrupt by us, and no error that blames another."""
     errors = [
         (isinstance(error, KeyboardInterrupt), future.blames is not None, place, error)
         for place, future in enumerate(futures)
@@ -426,7 +440,7 @@ def _plan(
         hosts=["" if here[name] else name for name in names],
         environ=environ,
         directory=os.getcwd(),
-        way=ssh.Way(python, place, ssh_port, ssh_identity_file),
+        way=ssh.SshOptions(python, place, ssh_port, ssh_identity_file),
         start_timeout=timeout.read(environ),
         survivor_grace=SETTINGS["survivor_grace_seconds"].read(environ),
         interfaces=network_interfaces,

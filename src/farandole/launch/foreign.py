@@ -1,6 +1,6 @@
-# Starting ranks with somebody else's launcher: the command lines of mpirun and jsrun.
-# Pure: which flavour it is, is an argument.
-"""`--mpi` and `--jsrun`: they start the processes; ranks meet over our own links, as under any other launcher."""
+# The command lines of mpirun and jsrun, to start ranks with another launcher.
+# Pure: the kind of mpirun is an argument.
+"""`--mpi` and `--jsrun`: mpirun or jsrun starts the processes. The ranks use our own links, as with any launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPENMPI_MANY_HOSTS = 64
 
 
 def flavour(version: str) -> str:
-    """Who wrote the mpirun whose --version said this.
+    """Which MPI an mpirun belongs to, from the output of its --version.
 
     >>> flavour("mpirun (Open MPI) 4.1.4")
     'openmpi'
@@ -41,7 +41,7 @@ def mpirun(
     ssh: tuple[int | None, str | None] = (None, None),
     root: bool = False,
 ) -> list[str]:
-    """The whole command line. ValueError for an mpirun that is not known."""
+    """The whole command line. ValueError for an unknown mpirun."""
     names = list(forwarded(environ, other_host=True))
     listed = ",".join(f"{host.name}:{host.slots}" for host in hosts)
     if kind == "mpich":
@@ -66,7 +66,7 @@ def mpirun(
 
 
 def jsrun(np: int, hosts: Sequence[Host], command: Sequence[str], extra: str = "", binding: str = "") -> list[str]:
-    """One resource set for each rank, as LSF has given them out."""
+    """The command line of jsrun, with one resource set for each rank. LSF assigns the hosts."""
     if hosts:
         raise ValueError("--jsrun takes its hosts from LSF; leave -H and --hostfile out")
     return ["jsrun", "-n", str(np), "-a", "1", *shlex.split(binding), *shlex.split(extra), *command]

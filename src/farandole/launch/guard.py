@@ -1,10 +1,10 @@
-# The guard of a host: does nothing but wait for the agent to end, and ends whatever it left.
+# The guard of a host: it waits until the agent ends, and kills all processes that the agent left.
 # Touches processes through spawn.py, and the job's private directory.
 """[launcher or sshd] -> guard -> agent -> workers.
 
-Everything below the agent falls to the guard when the agent dies, because both adopt orphans; when the guard dies, the
-agent notices that its pipe has ended; when the launcher dies, the agent notices that its line has. So whichever one is
-killed, another is left that kills the rest.
+Both adopt orphans: when the agent dies, all processes below it become children of the guard. When the guard dies, the
+agent sees the end of its pipe. When the launcher dies, the agent sees the end of its connection. So if one of them is
+killed, another one kills the rest.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import NoReturn
 from farandole.launch import spawn
 from farandole.rendezvous import sockets
 
-DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # it ends with the agent and not before
+DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # the guard ends only with the agent
 
 
 def stand(directory: str) -> int:
-    """Puts a guard over this process, which from now on is the agent's; a descriptor that ends when the guard does."""
+    """Starts a guard above this process. Returns a pipe that is closed when the guard ends."""
     spawn.adopt_orphans()
     reader, writer = os.pipe2(os.O_CLOEXEC)
 
@@ -31,7 +31,7 @@ def stand(directory: str) -> int:
 
     spawn.divide(watch)
     os.close(writer)
-    spawn.adopt_orphans()  # it is not inherited
+    spawn.adopt_orphans()  # the child of a fork does not inherit it
     return reader
 
 
@@ -39,7 +39,7 @@ def _watch(agent: int, directory: str) -> NoReturn:
     spawn.become("farandole-guard")
     for number in DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
-    # Whoever reads our streams waits for the agent's end, not for ours.
+    # Readers of these streams must wait only until the agent ends, not until the guard ends.
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)

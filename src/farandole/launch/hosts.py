@@ -1,6 +1,6 @@
-# Hosts and their slots, from -H or a hostfile, to the host of each rank.
-# Pure: texts go in.
-"""`parse("a:4,b:2")` and `read(text)` give hosts; `assign(hosts, np)` the host of each rank."""
+# Reads hosts and their slots from -H or a hostfile, and chooses the host of each rank.
+# Pure: the input is text.
+"""`parse("a:4,b:2")` and `read(text)` return hosts; `assign(hosts, np)` returns the host of each rank."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LINE = re.compile(r"(?P<host>\S+?)(?:\s+slots\s*=\s*(?P<slots>\S+))?(?P<rest>\s
 
 @dataclass(frozen=True)
 class Host:
-    """A host and how many ranks it takes."""
+    """A host and its number of slots."""
 
     name: str
     slots: int
 
 
 def parse(text: str) -> list[Host]:
-    """From `-H`: names with their slots; without a number, one. ValueError says which entry is wrong.
+    """The hosts from `-H`: names with slots; without a number a host has one slot. ValueError names a wrong entry.
 
     >>> parse("a:4,b")
     [Host(name='a', slots=4), Host(name='b', slots=1)]
@@ -38,7 +38,7 @@ def parse(text: str) -> list[Host]:
 
 
 def read(text: str, name: str) -> list[Host]:
-    """From a hostfile: a host on each line, with `slots=n` or one slot. ValueError names the line."""
+    """The hosts from a hostfile: each line has a host with `slots=n`, else with one slot. ValueError names the line."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].strip()
@@ -46,7 +46,7 @@ def read(text: str, name: str) -> list[Host]:
             continue
         where = f"{name}, line {number}"
         match = _LINE.fullmatch(words)
-        assert match is not None  # any word is a host to the pattern
+        assert match is not None  # the pattern accepts any word as a host
         if match["rest"]:
             raise ValueError(f"{where}: {words!r}: expected `host slots=n`")
         if match["slots"] is not None:
@@ -61,7 +61,7 @@ def read(text: str, name: str) -> list[Host]:
 
 
 def assign(hosts: Sequence[Host], np: int) -> list[str]:
-    """The host of each rank: hosts in their order, each filled before the next. ValueError when slots are too few.
+    """The host of each rank. Each host is filled before the next one. ValueError when there are too few slots.
 
     >>> assign([Host("a", 2), Host("b", 4)], 3)
     ['a', 'a', 'b']
@@ -74,7 +74,7 @@ def assign(hosts: Sequence[Host], np: int) -> list[str]:
 
 
 def _entry(entry: str, where: str) -> Host:
-    """`host`, `host:slots`, `[v6]:slots`."""
+    """The host of one entry: `host`, `host:slots`, or `[IPv6 address]:slots`."""
     name, colon, slots = entry.rpartition(":")
     if not colon or entry.endswith("]") or (entry.count(":") > 1 and not name.endswith("]")):
         return Host(_host(entry, where), 1)
@@ -92,12 +92,12 @@ def _host(name: str, where: str) -> str:
 
 def _slots(text: str, where: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10 and 0 < int(text) <= MOST_SLOTS):
-        raise ValueError(f"{where}: {text!r} is no number of slots; expected 1 to {MOST_SLOTS}")
+        raise ValueError(f"{where}: {text!r} is not a number of slots; expected 1 to {MOST_SLOTS}")
     return int(text)
 
 
 def _merge(hosts: Sequence[Host]) -> list[Host]:
-    """A host that is named twice has the slots of both."""
+    """Joins entries of the same host: their slots are added."""
     slots: dict[str, int] = {}
     for host in hosts:
         slots[host.name] = slots.get(host.name, 0) + host.slots

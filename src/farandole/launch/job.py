@@ -1,6 +1,6 @@
-# A job: starts an agent on each host and the ranks through them, runs their hub, watches, ends them together.
-# Touches lines, the hub, and a thread; decides through blame.py.
-"""`Job(plan, sink)` starts; `wait()` ends with the exit code of the guilty rank, or 0."""
+# A job: starts an agent on each host, runs the hub, starts the ranks through the agents, and ends all ranks together.
+# Touches connections to agents, the hub, and a thread; decides through blame.py.
+"""`Job(plan, sink)` starts a job; `wait()` returns the exit code of the rank that is the root cause, or 0."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from farandole.config import SETTINGS
+from farandole.base.config import SETTINGS
+from farandole.base.version import package_version
 from farandole.launch import blame, environment, ssh
+from farandole.launch.agent_connection import AgentConnection, Bridge, Pump, StartError
 from farandole.launch.blame import Ending
-from farandole.launch.line import Bridge, Line, Pump, StartError
 from farandole.launch.output import Sink, Writer
 from farandole.launch.slots import Place
-from farandole.rendezvous import interfaces, orders, sockets
+from farandole.rendezvous import agent_messages, interfaces, sockets
 from farandole.rendezvous.flow import Loop
 from farandole.rendezvous.hub import Hub
 from farandole.rendezvous.secret import Secret
-from farandole.version import package_version
 
 GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL when a rank has failed
-CONFESSION_SECONDS = 2.0  # for the one that a collateral rank blames to show its own ending
-OUTPUT_SECONDS = 2.0  # for output to be read once the job has to end
-ACKNOWLEDGE_BYTES = 128 << 10  # of output written before its agent is told; well below what it waits for
-PART_BYTES = 256 << 10  # of variables, or words of the command, in one message
-LONGEST_ENTRY = 1000 << 10  # of these, for one message
+ROOT_CAUSE_WAIT_SECONDS = 2.0  # how long we wait for a rank that another failed rank blames to end as well
+OUTPUT_SECONDS = 2.0  # how long we wait for somebody to read the output when the job must end
+# The agent is told when this much of its output is written. It is far below the limit at which the agent waits.
+ACKNOWLEDGE_BYTES = 128 << 10
+PART_BYTES = 256 << 10  # one message carries this much of the variables or of the command
+LONGEST_ENTRY = 1000 << 10  # the longest variable or word of the command
 J = TypeVar("J", bound="Job")
 
 
@@ -43,38 +44,39 @@ class Plan:
     hosts: Sequence[str]  # where each rank runs; "" is this machine
     environ: Mapping[str, str]
     directory: str
-    way: ssh.Way | Bridge
+    way: ssh.SshOptions | Bridge
     start_timeout: float = 30.0
     interfaces: tuple[str, ...] = ()
     threads: int | None = None  # OMP_NUM_THREADS of each rank
-    calls: bool = False  # ranks get a channel for functions to call
+    calls: bool = False  # each rank gets a channel, on which it receives functions to call
     stop_on_failure: bool = True
-    survivor_grace: float = SETTINGS["survivor_grace_seconds"].default  # seconds to end by themselves before SIGTERM
-    extra: Sequence[Mapping[str, str]] = field(default_factory=tuple)  # more variables, for each rank its own
-    of_host: Callable[[str], Mapping[str, str]] = lambda host: {}  # more for those on one host
-    secret: Secret | None = None  # that the agents know already
+    survivor_grace: float = SETTINGS["survivor_grace_seconds"].default  # seconds before the other ranks get SIGTERM
+    extra: Sequence[Mapping[str, str]] = field(default_factory=tuple)  # additional variables of each rank
+    of_host: Callable[[str], Mapping[str, str]] = lambda host: {}  # additional variables of the ranks on one host
+    secret: Secret | None = None  # the job's secret, if the agents know it already
 
 
 class Job:
-    """A running job. Use it as a context manager: leaving the block kills what still runs and cleans up."""
+    """A running job. Use it as a context manager: at the end of the block it kills what still runs and cleans up."""
 
     def __init__(
         self,
         plan: Plan,
         sink: Sink,
         say: Callable[[str], None] = lambda line: None,
-        on_call: Callable[[orders.Call], None] = lambda piece: None,
+        on_call: Callable[[agent_messages.Call], None] = lambda piece: None,
         on_ended: Callable[[int, int], None] = lambda rank, code: None,
         on_over: Callable[[], None] = lambda: None,
     ) -> None:
         self.size = len(plan.places)
         self.codes: list[int | None] = [None] * self.size
         self.pids: list[int] = [0] * self.size
-        self.failure: tuple[int, int] | None = None  # the guilty rank and its exit code; -1: no rank is guilty
-        self.reason = ""  # why it failed, where no rank is guilty
+        # The rank that is the root cause, and its exit code; -1: no rank is the root cause.
+        self.failure: tuple[int, int] | None = None
+        self.reason = ""  # why the job failed, if no rank is the root cause
         self.endings: list[Ending] = []
-        self.asked: int | None = None  # a signal that somebody sent to an agent
-        self.stuck = False  # nobody has read the last of the output
+        self.asked: int | None = None  # the signal that somebody sent to an agent
+        self.stuck = False  # the last output could not be written, because nobody reads it
         self._plan = plan
         self._sink = sink
         self._say = say
@@ -84,32 +86,32 @@ class Job:
         self._secret = plan.secret or Secret.create()
         self._loop = Loop()
         self._writer = Writer()
-        self._unwritten = 0  # messages with output that wait for the writer
-        self._acknowledge: dict[Line, int] = {}  # bytes that are written, by the agent that has to know
+        self._unwritten = 0  # the number of messages with output that are not written yet
+        self._acknowledge: dict[AgentConnection, int] = {}  # written bytes of each agent, which it was not told yet
         self._pumps: dict[int, Pump] = {}
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, AgentConnection] = {}
         self._hub: Hub | None = None
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._stopped = False
-        self._hurried = False  # somebody wants it to end, read or not
+        self._hurried = False  # the job must end soon, even if nobody reads its output
         self._waiting_for_confession = False
-        self._survivors_may_end = False  # by themselves, for a while, because a rank has failed or was lost
-        self._decided = False  # why it failed is known, whatever those say that fall with it
+        self._survivors_may_end = False  # a rank has failed or was lost; the others have some time to end by themselves
+        self._decided = False  # the root cause is known; what other ranks report later does not change it
         self._closed = False
         self._trouble: StartError | None = None
-        self._waiting_for: set[object] = set()  # what starting still needs
+        self._waiting_for: set[object] = set()  # what must still happen before the job has started
         try:
             self._start()
         except BaseException:
             self.close()
             raise
 
-    # What users call, from any thread.
+    # Methods for users, safe from any thread.
 
     @property
     def refused(self) -> int:
-        """How many strangers the hub has turned away."""
+        """How many unauthenticated connections the hub has refused."""
         return self._hub.refused if self._hub is not None else 0
 
     @property
@@ -122,35 +124,35 @@ class Job:
         return self._plan.places[rank].hostname
 
     def pid_of(self, rank: int) -> int:
-        """The process of a rank."""
+        """The process id of a rank."""
         return self.pids[rank]
 
     def words(self) -> str:
-        """How it goes, in a few words."""
+        """The state of the job, in a few words."""
         return f"{self.codes.count(None)} of {self.size} ranks run"
 
     @property
     def verdict(self) -> blame.Verdict | None:
-        """Who is to blame."""
+        """Which rank is the root cause; None when no rank has failed."""
         return blame.judge(self.endings)
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it will ever answer again."""
+        """Whether the job has ended: no rank will answer any more."""
         return self._over.is_set()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the end of every rank: the exit code of the guilty one, or 0. TimeoutError if late."""
+        """Waits until all ranks have ended. Returns the exit code of the root cause, or 0. TimeoutError if late."""
         if not self._over.wait(timeout):
             raise TimeoutError(f"after {timeout} s these ranks still run: {self._running()}")
         return self.failure[1] if self.failure is not None else 0
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         """Sends a signal to one rank."""
-        self._loop.call(lambda: self._line(rank).send(orders.Signal(rank, number, 0)))
+        self._loop.call(lambda: self._line(rank).send(agent_messages.Signal(rank, number, 0)))
 
     def stop(self, grace: float = GRACE_SECONDS, number: int = signal.SIGTERM) -> None:
-        """Asks all ranks to end and kills those that have not after `grace` seconds. Does not wait."""
+        """Sends `number` to all ranks, and kills those that still run after `grace` seconds. Does not wait."""
 
         def act() -> None:
             self._hurried = True
@@ -159,13 +161,13 @@ class Job:
         self._loop.call(act)
 
     def abandon(self) -> None:
-        """Kills everything at once."""
+        """Kills all ranks immediately."""
         self._stopped = self._hurried = True
         for line in list(self._lines.values()):
             line.cut()
 
-    def send_call(self, rank: int, pieces: Iterator[orders.Call]) -> None:
-        """Pieces for one rank, as fast as it takes them. Safe from any thread."""
+    def send_call(self, rank: int, pieces: Iterator[agent_messages.Call]) -> None:
+        """Sends pieces of a call to one rank, as fast as the rank reads them. Safe from any thread."""
 
         def act() -> None:
             if self.codes[rank] is None:
@@ -174,17 +176,17 @@ class Job:
         self._loop.call(act)
 
     def settle(self, seconds: float) -> None:
-        """Returns when the output that has come is written, or after that time."""
+        """Returns when all output that was received is written, or after `seconds`."""
         written = threading.Event()
         self._writer.add(written.set)
         written.wait(seconds)
 
     def draw(self, act: Callable[[], None]) -> None:
-        """Calls `act` soon where output is written, unless some waits there. Safe from any thread."""
+        """Calls `act` soon on the thread that writes output, unless output waits there. Safe from any thread."""
         self._loop.call(lambda: None if self._unwritten else self._writer.add(act))
 
     def close(self) -> None:
-        """Kills what still runs and removes every trace. Calling it again does nothing."""
+        """Kills what still runs and leaves nothing behind. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -207,13 +209,15 @@ class Job:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Starting, on the caller's thread.
+    # The start, on the caller's thread.
 
     def _start(self) -> None:
         plan = self._plan
         deadline = time.monotonic() + plan.start_timeout
         for host in dict.fromkeys(plan.hosts):
-            line = self._lines[host] = Line(self._loop, host, plan.way, self._secret, self._heard, self._lost)
+            line = self._lines[host] = AgentConnection(
+                self._loop, host, plan.way, self._secret, self._heard, self._lost
+            )
             self._waiting_for.add(host)
             line.open(deadline, lambda host=host: self._waiting_for.discard(host), self._trouble_with)  # type: ignore[misc]
         self._await(deadline)
@@ -221,7 +225,7 @@ class Job:
         for line in self._lines.values():
             reach = addresses[:1] if not line.host and len(self._lines) == 1 else addresses
             self._waiting_for.add(line)
-            line.send(orders.Prepare(tuple(reach), plan.interfaces))
+            line.send(agent_messages.Prepare(tuple(reach), plan.interfaces))
         self._await(deadline)
         self._launch_all()
         self._waiting_for.update(range(self.size))
@@ -264,9 +268,9 @@ class Job:
         for line in self._lines.values():
             variables = environment.forwarded(plan.environ, bool(line.host))
             for part in parts(encode_variables(variables), "an environment variable"):
-                line.send(orders.Environment(part))
+                line.send(agent_messages.Environment(part))
             for part in parts(map(os.fsencode, plan.command), "a word of the command"):
-                line.send(orders.Command(part))
+                line.send(agent_messages.Command(part))
         for place, host in zip(plan.places, plan.hosts, strict=True):
             line = self._lines[host]
             assert line.prepared is not None
@@ -279,19 +283,20 @@ class Job:
             if plan.extra:
                 more.update(plan.extra[place.rank])
             directory = os.fsencode(plan.directory)
-            line.send(orders.Launch(place.rank, directory, encode_variables(more), int(plan.calls)))
+            line.send(agent_messages.Launch(place.rank, directory, encode_variables(more), int(plan.calls)))
         for text in sorted(said):
             self._say(text)
 
     def _address_of(self, host: str) -> str:
-        """Where a server of rank 0 is reached by the others."""
+        """The address at which the other ranks can reach a server in rank 0."""
         if len(self._lines) == 1:
             return "127.0.0.1"
-        if host:  # by which address its host has reached us
+        if host:  # the address from which that host reached the launcher
             prepared = self._lines[host].prepared
             assert prepared is not None
             return prepared.addresses[0]
-        other = next(line for name, line in self._lines.items() if name).prepared  # by which others have reached us
+        # The address at which another host reached the launcher.
+        other = next(line for name, line in self._lines.items() if name).prepared
         place = sockets.split(other.address if other is not None else "")
         return place if isinstance(place, str) else place[0]
 
@@ -307,38 +312,38 @@ class Job:
         )
         return {"OMP_NUM_THREADS": str(threads)}
 
-    # What agents say, in the loop.
+    # The messages of the agents. All of this runs on the loop's thread.
 
-    def _line(self, rank: int) -> Line:
+    def _line(self, rank: int) -> AgentConnection:
         return self._lines[self._plan.hosts[rank]]
 
     def _running(self) -> list[int]:
         return [rank for rank, code in enumerate(self.codes) if code is None]
 
-    def _heard(self, line: Line, report: Any) -> None:
-        if isinstance(report, orders.Output):
+    def _heard(self, line: AgentConnection, report: Any) -> None:
+        if isinstance(report, agent_messages.Output):
             self._print(report)
-        elif isinstance(report, orders.Ended):
+        elif isinstance(report, agent_messages.Ended):
             self._ended(report)
-        elif isinstance(report, orders.Call):
+        elif isinstance(report, agent_messages.Call):
             self._on_call(report)
-        elif isinstance(report, orders.Taken):
+        elif isinstance(report, agent_messages.CallCredit):
             if report.rank in self._pumps:
                 self._pumps[report.rank].taken()
-        elif isinstance(report, orders.Running):
+        elif isinstance(report, agent_messages.Running):
             self.pids[report.rank] = report.pid
             self._waiting_for.discard(report.rank)
-        elif isinstance(report, orders.NotStarted):
+        elif isinstance(report, agent_messages.NotStarted):
             self._trouble_with(NotStarted(line.name if line.host else "", report))
-        elif isinstance(report, orders.Asked):
+        elif isinstance(report, agent_messages.AgentSignaled):
             self._was_asked(line, report.number)
-        elif isinstance(report, orders.Prepared):
+        elif isinstance(report, agent_messages.Prepared):
             line.prepared = report
             self._waiting_for.discard(line)
             if not report.address:
                 self._trouble_with(StartError(f"{line.name} cannot reach the launcher: {report.reason}"))
 
-    def _print(self, report: orders.Output) -> None:
+    def _print(self, report: agent_messages.Output) -> None:
         def write() -> None:
             error: Exception | None = None
             try:
@@ -350,20 +355,20 @@ class Job:
         self._unwritten += 1
         self._writer.add(write)
 
-    def _printed(self, report: orders.Output, error: Exception | None) -> None:
+    def _printed(self, report: agent_messages.Output, error: Exception | None) -> None:
         self._unwritten -= 1
         line = self._line(report.rank)
         count = self._acknowledge.get(line, 0) + len(report.data)
         if count >= ACKNOWLEDGE_BYTES:
-            line.send(orders.Written(count))
+            line.send(agent_messages.OutputCredit(count))
             count = 0
         self._acknowledge[line] = count
-        if isinstance(error, BrokenPipeError):  # nobody reads our output any more: end as a pipeline does
+        if isinstance(error, BrokenPipeError):  # nobody reads our output any more: end like a program in a pipeline
             self._fail(-1, 128 + signal.SIGPIPE, "")
         elif error is not None:
             self._fail(-1, 1, f"cannot write the output of rank {report.rank}: {error}")
 
-    def _ended(self, report: orders.Ended) -> None:
+    def _ended(self, report: agent_messages.Ended) -> None:
         if self.codes[report.rank] is not None:
             return
         ending = Ending.read(report.rank, report.code, self._stopped, report.cause, report.report)
@@ -375,21 +380,21 @@ class Job:
         if not ending.failed:
             self._on_ended(report.rank, report.code)
             return
-        if blame.culprit_under_way(self.endings, self._running()):
+        if blame.root_cause_running(self.endings, self._running()):
             if not self._waiting_for_confession:
                 self._waiting_for_confession = True
-                self._loop.at("confession", time.monotonic() + CONFESSION_SECONDS, self._judge)
+                self._loop.at("root cause", time.monotonic() + ROOT_CAUSE_WAIT_SECONDS, self._judge)
         else:
             self._judge()
 
     def _judge(self) -> None:
-        self._loop.at("confession", None, lambda: None)
+        self._loop.at("root cause", None, lambda: None)
         verdict = self.verdict
         assert verdict is not None
         self._fail(verdict.rank, verdict.code, "")
 
-    def _lost(self, line: Line, reason: str) -> None:
-        """An agent's line has ended: its guard has killed all that ran there."""
+    def _lost(self, line: AgentConnection, reason: str) -> None:
+        """The connection to an agent has ended. Its guard has killed everything that ran on that host."""
         ranks = [rank for rank in self._running() if self._plan.hosts[rank] == line.host]
         for rank in ranks:
             self.codes[rank] = 128 + signal.SIGKILL
@@ -402,13 +407,13 @@ class Job:
             text = f"the agent on {line.name} was lost, and its ranks {_list(ranks)} with it: {reason}"
             self._fail(-1, 1, text + line.last_words(), told=True)
 
-    def _was_asked(self, line: Line, number: int) -> None:
+    def _was_asked(self, line: AgentConnection, number: int) -> None:
         if not self._stopped:
             self.asked = number
             self._fail(-1, 128 + number, f"the agent on {line.name} got {signal.Signals(number).name}")
 
     def _fail(self, rank: int, code: int, reason: str, told: bool = False) -> None:
-        """`told`: the ranks hear of it themselves, though none of them is guilty."""
+        """`told`: the other ranks notice the failure themselves, though no rank is the root cause."""
         if self._stopped:
             return
         if self.failure is None or (self.failure[0] != rank and (rank < 0 or not self._decided)):
@@ -420,7 +425,7 @@ class Job:
             self._let_survivors_end()
 
     def _let_survivors_end(self) -> None:
-        """They hear of the failure themselves: a signal now would cut what they have to say about it."""
+        """The other ranks notice the failure themselves. A signal now would interrupt their reports about it."""
         if not self._survivors_may_end:
             self._survivors_may_end = True
             end = time.monotonic() + self._plan.survivor_grace
@@ -428,7 +433,7 @@ class Job:
 
     def _stop(self, grace: float, number: int) -> None:
         self._stopped = True
-        for timer in ("confession", "survivors"):
+        for timer in ("root cause", "survivors"):
             self._loop.at(timer, None, lambda: None)
         self._signal_all(number if grace > 0 else signal.SIGKILL)
         if grace > 0:
@@ -436,7 +441,7 @@ class Job:
 
     def _signal_all(self, number: int) -> None:
         for line in self._lines.values():
-            line.send(orders.Signal(orders.ALL, number, 1))
+            line.send(agent_messages.Signal(agent_messages.ALL, number, 1))
 
     def _run(self) -> None:
         try:
@@ -457,7 +462,7 @@ class Job:
         return None in self.codes
 
     def _finish_output(self) -> None:
-        """Waits until all of it is written; once somebody wants us to end, not for long."""
+        """Waits until all output is written; only for a short time if the job must end soon."""
         deadline: float | None = None
         while self._unwritten and not self._closed:
             if self._hurried and deadline is None:
@@ -469,21 +474,21 @@ class Job:
 
 
 class NotStarted(StartError):
-    """A rank's command cannot be run on its host."""
+    """The command of a rank cannot be run on its host."""
 
-    def __init__(self, host: str, report: orders.NotStarted) -> None:
+    def __init__(self, host: str, report: agent_messages.NotStarted) -> None:
         where = f" on {host}" if host else ""
         super().__init__(f"cannot run the command{where}: {report.text}", 127)
         self.number = report.number
 
 
 def encode_variables(variables: Mapping[str, str]) -> tuple[bytes, ...]:
-    """As orders carry them."""
+    """Variables as messages to agents carry them: NAME=VALUE in bytes."""
     return tuple(os.fsencode(f"{name}={value}") for name, value in variables.items())
 
 
 def parts(entries: Iterable[bytes], what: str) -> list[tuple[bytes, ...]]:
-    """Small enough for one message each."""
+    """The entries in parts. Each part is small enough for one message."""
     parts: list[list[bytes]] = [[]]
     size = 0
     for entry in entries:

@@ -1,6 +1,6 @@
-# Jobs on this host whose output is kept: for tests, tools and measurements.
+# Jobs on this host, for tests, tools and measurements. Their output can be kept.
 # Touches job.py and the environment that workers inherit.
-"""`start(command, np)` gives a `Job`.
+"""`start(command, np)` returns a `Job`.
 
 >>> import sys
 >>> with start([sys.executable, "-c", "print('hello')"], np=2) as job:
@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from farandole.config import SETTINGS
+from farandole.base.config import SETTINGS
 from farandole.launch import ssh
 from farandole.launch.job import Job as _Job
 from farandole.launch.job import NotStarted, Plan
@@ -25,18 +25,18 @@ OUTPUTS = ("kept", "marked", "raw")
 
 
 class Job(_Job):
-    """A job on this host; with output="kept" its ranks' words can be read."""
+    """A job on this host; with output="kept" the output of its ranks can be read."""
 
     def __init__(self, plan: Plan, sink: Sink, say: Callable[[str], None]) -> None:
         self._kept = sink
         super().__init__(plan, sink, say)
 
     def stdout(self, rank: int) -> str:
-        """What a rank has printed so far (output="kept")."""
+        """What a rank has printed so far to its standard output (output="kept")."""
         return self._text(rank, 0)
 
     def stderr(self, rank: int) -> str:
-        """What a rank has printed to its standard error so far (output="kept")."""
+        """What a rank has printed so far to its standard error (output="kept")."""
         return self._text(rank, 1)
 
     def _text(self, rank: int, stream: int) -> str:
@@ -56,9 +56,9 @@ def start(
 ) -> Job:
     """Starts `np` ranks of `command` on this host.
 
-    `hosts` is the host name of each rank: ranks with different names talk over TCP. `env` is added to this process's
-    environment. `output`: "kept" for Job.stdout(rank), "marked" lines on our streams, or "raw" for the command's own.
-    Without `stop_on_failure` the others go on when one fails. `say` gets the lines that are meant for people.
+    `hosts` is the host name of each rank: ranks with different names use TCP. `env` is added to this process's
+    environment. `output`: "kept" for Job.stdout(rank), "marked" for marked lines on our streams, "raw" for unchanged
+    output. Without `stop_on_failure` the other ranks continue when one fails. `say` gets messages for the user.
     """
     if np < 1:
         raise ValueError(f"np={np}: a job has at least one rank")
@@ -76,7 +76,7 @@ def start(
         hosts=[""] * np,
         environ=environ,
         directory=os.getcwd(),
-        way=ssh.Way(sys.executable, ""),
+        way=ssh.SshOptions(sys.executable, ""),
         stop_on_failure=stop_on_failure,
         survivor_grace=SETTINGS["survivor_grace_seconds"].read(environ),
     )

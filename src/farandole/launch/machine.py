@@ -1,6 +1,6 @@
-# What this host allows its processes: cores by affinity and by the quota of control groups.
-# Reads /proc and /sys/fs/cgroup; needs nothing but the standard library, since agents start with nothing else.
-"""`usable_cores()` is what a host's ranks share."""
+# How many cores this process may use, by its affinity and by the quota of control groups.
+# Reads /proc and /sys/fs/cgroup; uses only the standard library, because agents start without other packages.
+"""`usable_cores()` is the number of cores that the ranks of a host share."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 
 def usable_cores() -> int:
-    """Whole cores that this process and its children may keep busy; at least one."""
+    """The whole cores that this process and its children may use; at least one."""
     return max(1, int(min(len(os.sched_getaffinity(0)), quota())))
 
 
 def quota() -> float:
-    """How many cores the control group allows this process, as far as it says; else infinity."""
+    """How many cores the control group allows this process; infinity without a limit."""
     least = math.inf
     for line in lines("/proc/self/cgroup"):
         _, controllers, place = line.split(":", 2)
@@ -34,7 +34,7 @@ def quota() -> float:
 
 
 def _upwards(root: str, place: str) -> Iterator[Path]:
-    """A group's folder and those above it; a container may see its own group as the root."""
+    """A group's folder and the folders above it. In a container the own group may be the root."""
     folder = Path(root + place) if Path(root + place).is_dir() else Path(root)
     yield folder
     for above in folder.parents:
@@ -43,7 +43,7 @@ def _upwards(root: str, place: str) -> Iterator[Path]:
 
 
 def lines(path: str) -> list[str]:
-    """Of a file; none where it cannot be read."""
+    """The lines of a file; none if it cannot be read."""
     try:
         return Path(path).read_text(errors="replace").splitlines()
     except OSError:
@@ -51,5 +51,5 @@ def lines(path: str) -> list[str]:
 
 
 def first_line(path: Path) -> str:
-    """Of a file; nothing where there is none."""
+    """The first line of a file; "" without one."""
     return next(iter(lines(str(path))), "")

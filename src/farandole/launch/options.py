@@ -1,9 +1,9 @@
-# The command line of `farandole run` and the configuration file, from one declaration per setting.
+# Parses the command line of `farandole run` and the configuration file. Each setting has one declaration for both.
 # Reads the file that --config-file names; the environment is an argument.
-"""`parse(words, environ)` gives `Options`; Usage is an error that says what was wrong and how to mend it.
+"""`parse(words, environ)` returns `Options`. It raises Usage, whose text says what was wrong and how to correct it.
 
-Settings of the job come from config.SETTINGS: a flag wins over the file, the file over variables, these over defaults.
-What the launcher alone needs is declared here.
+The settings of the job are those of config.SETTINGS. A flag has priority over the file, the file over variables, and
+variables over defaults. Options that only the launcher needs are declared here.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from farandole.config import OF_OUR_LAUNCHERS, SETTINGS, Setting
+from farandole.base.config import OF_OUR_LAUNCHERS, SETTINGS, Setting
 
-NOT_FOR_FLAGS = ("launcher", "meet_at", "secret_file", "job_size")  # for ranks that somebody else starts
+NOT_FOR_FLAGS = ("launcher", "meet_at", "secret_file", "job_size")  # for ranks that another launcher starts
 
 
 class Usage(Exception):
@@ -30,9 +30,9 @@ class Flag:
     name: str  # attribute of Options
     words: tuple[str, ...]
     help: str
-    metavar: str = ""  # "": a switch
+    metavar: str = ""  # "": the option takes no value
     type: str = "str"
-    count: int = 1  # values it takes
+    count: int = 1  # the number of its values
     hidden: bool = False
     repeated: bool = False
 
@@ -76,6 +76,12 @@ FLAGS = (
     Flag("slots_per_host", ("--slots-per-host", "--slots"), "elastic: slots of a found host", "N", "int"),
     Flag("reset_limit", ("--reset-limit",), "elastic: how often ranks may come and go", "N", "int"),
     Flag("cooldown", ("--blacklist-cooldown-range",), "elastic: seconds a failed host is out", "MIN MAX", "int", 2),
+    Flag(
+        "blacklist",
+        ("--blacklist",),
+        "elastic: what is left out after a failure, slot or host (host with a discovery script, else slot)",
+        "WHAT",
+    ),
     Flag("discovery", ("--host-discovery-script",), "elastic: program that prints the hosts", "PROGRAM"),
     Flag("drain_timeout", ("--drain-timeout",), "elastic: seconds to save when ranks have to go (30)", "S", "float"),
     Flag("survive_launcher", ("--survive-launcher",), "elastic: the job goes on when this process ends"),
@@ -85,9 +91,10 @@ FOR_ELASTIC = (
     "slots_per_host",
     "reset_limit",
     "cooldown",
+    "blacklist",
     "drain_timeout",
     "survive_launcher",
-)  # these are for elastic jobs alone
+)  # only elastic jobs have these options
 
 
 @dataclass(frozen=True)
@@ -98,16 +105,16 @@ class Chosen:
     source: str
 
     def text(self) -> str:
-        """As a variable has it."""
+        """The value as the text of a variable."""
         return str(int(self.value)) if isinstance(self.value, bool) else str(self.value)
 
 
 @dataclass
 class Options:
-    """A parsed command line: what the launcher needs by name, the settings of the job in `settings`."""
+    """A parsed command line: options of the launcher are attributes, settings of the job are in `settings`."""
 
     command: list[str] = field(default_factory=list)
-    values: dict[str, Any] = field(default_factory=dict)  # of FLAGS that were given
+    values: dict[str, Any] = field(default_factory=dict)  # the given values of FLAGS
     settings: dict[str, Chosen] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
@@ -116,8 +123,9 @@ class Options:
         raise AttributeError(name)
 
     def variables(self) -> dict[str, str]:
-        """What ranks get for settings that flags or the file have set, under all their names."""
-        covered = {f"variable {name}" for name in OF_OUR_LAUNCHERS}  # ranks get our value there; rank 0 tells of theirs
+        """The variables that ranks get for the settings of flags and of the file, with all their names."""
+        # Ranks get our own value in these variables. They get the user's value in the main variable of the setting.
+        covered = {f"variable {name}" for name in OF_OUR_LAUNCHERS}
         return {
             SETTINGS[name].variable: chosen.text() for name, chosen in self.settings.items() if chosen.source in covered
         } | {
@@ -133,7 +141,7 @@ def _settings() -> list[Setting]:
 
 
 def _table() -> dict[str, Flag | tuple[Setting, bool]]:
-    """Every word that is an option; for a setting, whether it switches it on (or takes a value)."""
+    """All option words. For a setting: False if the word switches it off, else True."""
     table: dict[str, Flag | tuple[Setting, bool]] = {}
     for setting in _settings():
         for word in setting.flags:
@@ -148,7 +156,7 @@ def _table() -> dict[str, Flag | tuple[Setting, bool]]:
 
 
 def parse(words: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """The options before the command, the file they name, and the settings of `environ`."""
+    """Reads the options before the command, the configuration file that they name, and the settings in `environ`."""
     options = Options()
     flags: dict[str, Chosen] = {}
     rest = _read_words(list(words), options, flags)
@@ -163,7 +171,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str]) -> Options:
 
 
 def _read_words(words: list[str], options: Options, flags: dict[str, Chosen]) -> list[str]:
-    """Reads options into `options` and `flags`; what is left is the command."""
+    """Reads options into `options` and `flags`. Returns the words that are left: the command."""
     table = _table()
     while words and words[0].startswith("-") and words[0] != "--":
         word = words.pop(0)
@@ -180,7 +188,7 @@ def _read_words(words: list[str], options: Options, flags: dict[str, Chosen]) ->
                 flags[setting.name] = Chosen(on, f"flag {name}")
             else:
                 text = _take(name, "VALUE", equals, value, words)
-                flags[setting.name] = Chosen(_scaled(setting, text, name), f"flag {name}")
+                flags[setting.name] = Chosen(scaled(setting, text, name), f"flag {name}")
             continue
         if not found.metavar:
             if equals:
@@ -215,8 +223,8 @@ def _convert(flag: Flag, name: str, text: str) -> Any:
         raise Usage(f"{name} {text}: expected {kind}") from None
 
 
-def _scaled(setting: Setting, text: str, name: str) -> Any:
-    """A value from a flag or the file, in units of the variable."""
+def scaled(setting: Setting, text: str, name: str) -> Any:
+    """A value from a flag or the file, in the unit of the variable."""
     try:
         if setting.scale != 1.0:
             number = float(text) * setting.scale
@@ -268,7 +276,7 @@ def _read_file(path: str, options: Options) -> dict[str, Chosen]:
 
 
 def _load(path: str) -> Any:
-    import yaml  # only a file needs it
+    import yaml  # needed only for a file
 
     try:
         with open(path, encoding="utf-8") as file:
@@ -295,7 +303,7 @@ def _file_value(setting: Setting, value: Any, where: str) -> Any:
         return value != setting.inverted
     if isinstance(value, dict | list | bool):
         raise Usage(f"{where}: {value!r}: expected {setting.expected}")
-    return _scaled(setting, str(value), where)
+    return scaled(setting, str(value), where)
 
 
 def _unknown(path: str, what: str, name: str, known: Sequence[str]) -> str:
@@ -305,7 +313,7 @@ def _unknown(path: str, what: str, name: str, known: Sequence[str]) -> str:
 
 
 def usage() -> str:
-    """The page of --help."""
+    """The text that --help prints."""
     lines = [
         "usage: horovodrun -np N [options] COMMAND ...     (the same: farandole run ...)",
         "",

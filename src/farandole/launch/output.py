@@ -1,6 +1,6 @@
-# What the ranks print: whole lines, marked with their rank; files; a tail to show at the end; or as it comes.
+# The output of ranks: as whole lines with the number of the rank, in files, as last lines, or unchanged.
 # Touches the streams and files it is given.
-"""Sinks for the output of all ranks of a job. Each takes every byte; a job may have several."""
+"""Sinks for the output of all ranks of a job. Each sink gets every byte; a job may have several sinks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar
 
-LONGEST_LINE = 64 << 10  # longer ones are cut, so that a rank without line ends fills no memory
+LONGEST_LINE = 64 << 10  # longer lines are split, so that a rank that prints no line ends does not fill the memory
 STREAMS = ("stdout", "stderr")
-TAIL_LINES = 60  # kept of each stream of each rank, to show when it fails
+TAIL_LINES = 60  # the number of lines that are kept of each stream of each rank, to show when it fails
 LONGEST_TAIL_LINE = 500
-COLOURS = (36, 33, 35, 32, 34, 91, 96, 93)  # of the marks, by rank
+COLOURS = (36, 33, 35, 32, 34, 91, 96, 93)  # the colour of the mark before each line, by rank
 
 
 class Sink(Protocol):
-    """Takes what ranks print; empty data is the end of a stream."""
+    """Takes the output of ranks; empty data is the end of a stream."""
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Bytes of one stream of one rank."""
@@ -32,14 +32,14 @@ class Sink(Protocol):
 
 
 class Target(Protocol):
-    """Where bytes go in the end: a binary file, or a screen."""
+    """What bytes are written to: a binary file, or a screen."""
 
     def write(self, data: bytes, /) -> int:
-        """All of it."""
+        """Writes all of the data."""
         ...
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Writes what is in the buffer."""
         ...
 
 
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class _Grown(dict[int, T]):
-    """An entry for each rank; those of workers that an elastic job starts later are made when they are asked for."""
+    """An entry for each rank. An elastic job may start more workers later: their entries are made at the first use."""
 
     def __init__(self, size: int, make: Callable[[], T]) -> None:
         super().__init__((rank, make()) for rank in range(size))
@@ -62,13 +62,13 @@ def _tail() -> collections.deque[bytes]:
 
 
 class Lines:
-    """Cuts the bytes of one stream into whole lines, without their ends."""
+    """Splits the bytes of one stream into whole lines, without their line ends."""
 
     def __init__(self) -> None:
         self._begun = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that are complete now; at the end (no data) the last one, complete or not."""
+        """The lines that are complete now. At the end of the stream (no data) also the last line, if incomplete."""
         *lines, self._begun = (self._begun + data).split(b"\n")
         if self._begun and (not data or len(self._begun) > LONGEST_LINE):
             lines.append(self._begun)
@@ -77,10 +77,10 @@ class Lines:
 
 
 class Marked:
-    """Writes whole lines to our own streams, each with `[rank]<stream>:` in front, as Horovod does.
+    """Writes whole lines to this process's streams, each with the mark `[rank]<stream>:` before it, as Horovod does.
 
-    `colours` and `clock` (which gives the text of a time) change the mark; `around(write)` may do something before and
-    after a stream is written to, as a status line does.
+    `colours` and `clock` (which returns a time as text) change the mark. `around(write)` calls `write` and may do
+    something before and after it, as a status line does.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class Marked:
         self._colours = colours
         self._clock = clock
         self._around = around
-        self._name = name  # what a worker of an elastic job is called in the mark: its rank of the moment
+        self._name = name  # gives the number in the mark; for a worker of an elastic job its present rank
         self._lines = _Grown(size, lambda: (Lines(), Lines()))
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
-        """Writes what has become whole."""
+        """Writes the lines that are complete now."""
         lines = self._lines[rank][stream].feed(data)
         if not lines:
             return
@@ -118,34 +118,34 @@ class Marked:
 
 
 class Raw:
-    """Writes what comes as it comes."""
+    """Writes all bytes unchanged."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self._targets = targets
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
-        """Writes it."""
+        """Writes the data."""
         self._targets[stream].write(data)
         self._targets[stream].flush()
 
 
 class Kept:
-    """Keeps what each rank printed."""
+    """Keeps the output of each rank in memory."""
 
     def __init__(self, size: int) -> None:
         self._data = _Grown(size, lambda: (bytearray(), bytearray()))
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
-        """Adds it."""
+        """Adds the data."""
         self._data[rank][stream].extend(data)
 
     def text(self, rank: int, stream: int) -> str:
-        """All of it so far."""
+        """All output of one stream so far."""
         return bytes(self._data[rank][stream]).decode(errors="replace")
 
 
 class Files:
-    """Writes `directory/rank.N/stdout` and `stderr`, N padded so that names sort."""
+    """Writes `directory/rank.N/stdout` and `stderr`. N has leading zeros, so that the names sort."""
 
     def __init__(self, directory: str | Path, size: int) -> None:
         self._directory = Path(directory)
@@ -161,13 +161,13 @@ class Files:
     def _open(self, rank: int) -> tuple[BinaryIO, BinaryIO]:
         place = self._directory / f"rank.{rank:0{self._width}d}"
         place.mkdir(parents=True, exist_ok=True)
-        # Unbuffered: what a rank said last is in the file even if this process is killed.
+        # Unbuffered, so that the last output of a rank is in the file even if this process is killed.
         out, err = (open(place / name, "wb", buffering=0) for name in STREAMS)  # noqa: SIM115
         self._files[rank] = (out, err)
         return out, err
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
-        """Writes all of it, or says why not."""
+        """Writes all of the data, or raises OSError."""
         file = (self._files.get(rank) or self._open(rank))[stream]
         while data:
             data = data[file.write(data) :]
@@ -187,12 +187,12 @@ class Tails:
         self._tails = _Grown(size, lambda: (_tail(), _tail()))
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
-        """Keeps what has become whole."""
+        """Keeps the lines that are complete now."""
         for line in self._lines[rank][stream].feed(data):
             self._tails[rank][stream].append(line[:LONGEST_TAIL_LINE])
 
     def last_words(self, rank: int, count: int = 20) -> list[str]:
-        """What a rank said before it failed: its last traceback, or its last lines."""
+        """What a rank printed before it failed: its last traceback, or its last lines."""
         for stream in (1, 0):
             lines = [line.decode(errors="replace") for line in self._tails[rank][stream]]
             starts = [place for place, line in enumerate(lines) if line.startswith("Traceback (most recent")]
@@ -204,19 +204,19 @@ class Tails:
 
 
 class Tee:
-    """Several sinks as one."""
+    """Passes the output to several sinks."""
 
     def __init__(self, *sinks: Sink) -> None:
         self._sinks = sinks
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
-        """Feeds each of them."""
+        """Passes the data to each of them."""
         for sink in self._sinks:
             sink.feed(rank, stream, data)
 
 
 class Writer:
-    """Does what writes on a thread of its own, so that output nobody reads keeps nobody but those who print waiting."""
+    """Writes on a thread of its own. If nobody reads the output, only the ranks that print have to wait."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -224,55 +224,59 @@ class Writer:
         self._thread.start()
 
     def add(self, act: Callable[[], None]) -> None:
-        """Has it done soon. How much may wait is for the caller to limit."""
+        """Calls `act` soon on the writer's thread. The caller limits how much waits there."""
         self._queue.put(act)
 
     def close(self, seconds: float) -> None:
-        """Does what is left, for at most so long."""
+        """Does what is left, for at most `seconds`."""
         self._queue.put(None)
         self._thread.join(seconds)
 
     def _run(self) -> None:
         while (act := self._queue.get()) is not None:
-            with contextlib.suppress(OSError):  # a terminal that is gone; who writes more than a status tells himself
+            # The terminal may be gone. Callers that must know of errors catch them in `act` themselves.
+            with contextlib.suppress(OSError):
                 act()
 
 
 class Screen:
-    """One of this process's own streams, without a buffer: one whose lock a stuck thread holds could not be left."""
+    """One of this process's own streams, without a buffer.
+
+    A blocked thread would hold the lock of a buffered stream, and this process could then not exit.
+    """
 
     def __init__(self, number: int) -> None:
         self._number = number
 
     def write(self, data: bytes) -> int:
-        """All of it."""
+        """Writes all of the data."""
         view = memoryview(data)
         while view:
             view = view[os.write(self._number, view) :]
         return len(data)
 
     def write_within(self, seconds: float, data: bytes) -> None:
-        """As much of it as somebody reads in that time."""
+        """Writes as much of the data as somebody reads within `seconds`."""
         deadline = time.monotonic() + seconds
-        for start in range(0, len(data), select.PIPE_BUF):  # so much fits when a pipe can be written to at all
+        for start in range(0, len(data), select.PIPE_BUF):  # a pipe that is ready takes at least this much
             if not select.select([], [self._number], [], max(0.0, deadline - time.monotonic()))[1]:
                 return
             self.write(data[start : start + select.PIPE_BUF])
 
     def flush(self) -> None:
-        """Nothing is ever held back."""
+        """Does nothing: there is no buffer."""
 
     def isatty(self) -> bool:
         """Whether it is a terminal."""
         return os.isatty(self._number)
 
     def fileno(self) -> int:
-        """Its number."""
+        """Its file descriptor."""
         return self._number
 
 
 def screens() -> tuple[Screen, Screen]:
-    """Our standard output and error; what this process has printed before comes first."""
+    """This process's standard output and error. What it has printed before is written first."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -280,7 +284,7 @@ def screens() -> tuple[Screen, Screen]:
 
 
 class StatusLine:
-    """One quiet line at the bottom of a terminal: how many ranks run, and for how long."""
+    """A line at the bottom of a terminal that shows how many ranks run, and for how long."""
 
     def __init__(self, terminal: Screen, words: Callable[[], str]) -> None:
         self._terminal = terminal
@@ -289,13 +293,13 @@ class StatusLine:
         self._shown = False
 
     def around(self, write: Callable[[], None]) -> None:
-        """Takes the line away while something else is written."""
+        """Removes the line while something else is written."""
         self.hide()
         write()
         self.show()
 
     def show(self) -> None:
-        """Draws it."""
+        """Shows the line."""
         width = os.get_terminal_size(self._terminal.fileno()).columns if self._terminal.isatty() else 80
         seconds = int(time.monotonic() - self._began)
         text = f"{self._words()}  {seconds // 60:d}:{seconds % 60:02d}"[: width - 1]
@@ -304,7 +308,7 @@ class StatusLine:
         self._shown = True
 
     def hide(self) -> None:
-        """Takes it away."""
+        """Removes the line."""
         if self._shown:
             self._terminal.write(b"\r\x1b[K")
             self._terminal.flush()
@@ -312,6 +316,6 @@ class StatusLine:
 
 
 def time_of_day() -> str:
-    """The mark of --timestamps."""
+    """The time that --timestamps puts before each line."""
     now = time.time()
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d} "

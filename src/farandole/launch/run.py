@@ -1,6 +1,6 @@
-# `farandole run`: from parsed options to a plan, its job, and what is said about its end.
+# `farandole run`: makes a plan from parsed options, runs the job, and reports how it ended.
 # Touches job.py, the terminal, files of --output-filename and --log-dir, signals.
-"""What stands between the command line and the job."""
+"""The steps between the command line and the job."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from farandole.elastic.policy import Limits, Times
+from farandole.base.version import package_version
 from farandole.launch import discovery, environment, foreign, hosts, spawn, ssh
-from farandole.launch.elastic import ElasticJob, Terms
+from farandole.launch.agent_connection import StartError, package_place
+from farandole.launch.elastic import ElasticJob, ElasticOptions
 from farandole.launch.hosts import Host
 from farandole.launch.job import Job, Plan
-from farandole.launch.line import StartError, package_place
 from farandole.launch.options import ELASTIC, FLAGS, FOR_ELASTIC, Options, Usage
 from farandole.launch.output import Files, Marked, Raw, Sink, StatusLine, Tails, Tee, screens, time_of_day
 from farandole.launch.slots import places
 from farandole.rendezvous import interfaces
-from farandole.version import package_version
+from farandole.rendezvous.elastic.policy import Limits, Times
 
 GRACE_SECONDS = 10.0  # between Ctrl-C or SIGTERM and SIGKILL
-BACKLOG_OF_COLLATERAL = 16  # ranks that are named
-TELL_SECONDS = 1.0  # for somebody to read what we have to say
+BACKLOG_OF_COLLATERAL = 16  # the report names so many collateral ranks
+TELL_SECONDS = 1.0  # a message is dropped if nobody reads our output for this long
 
 
 def say(line: str) -> None:
-    """A line for people."""
+    """Prints a line for the user."""
     tell(f"farandole: {line}\n")
 
 
 def tell(text: str) -> None:
-    """Text for people. Where nobody reads it we do not wait."""
+    """Prints text for the user. Does not wait long if nobody reads it."""
     with contextlib.suppress(OSError):
         screens()[1].write_within(TELL_SECONDS, text.encode(errors="replace"))
 
 
 def chosen_hosts(options: Options) -> list[Host]:
-    """From -H or the hostfile; this host with a slot for each rank when there is neither."""
+    """The hosts of -H or of the hostfile; without both, this host with a slot for each rank."""
     if options.hosts is not None and options.hostfile is not None:
         raise Usage("-H and --hostfile exclude each other")
     try:
@@ -63,7 +63,7 @@ def chosen_hosts(options: Options) -> list[Host]:
 
 
 def check(options: Options) -> None:
-    """Usage when options do not go together."""
+    """Raises Usage when options are wrong or exclude each other."""
     if options.np is None and elastic(options):
         options.values["np"] = options.min_np or options.max_np
     if options.np is None:
@@ -80,6 +80,8 @@ def check(options: Options) -> None:
         raise Usage("--gloo, --mpi and --jsrun exclude each other")
     if not options.command and not (options.print_config or options.dry_run):
         raise Usage("there is no command to run, e.g. horovodrun -np 2 python train.py")
+    if options.blacklist not in (None, "slot", "host"):
+        raise Usage(f"--blacklist {options.blacklist}: expected slot or host")
     for name, least in (
         ("threads", 1), ("grace", 0), ("ssh_port", 1), ("drain_timeout", 0), ("slots_per_host", 1)
     ):  # fmt: skip
@@ -89,19 +91,19 @@ def check(options: Options) -> None:
 
 
 def elastic(options: Options) -> bool:
-    """Whether ranks may come and go."""
+    """Whether the job is elastic."""
     return any(getattr(options, name) is not None for name in ELASTIC)
 
 
 def starts_here(plan: Plan, options: Options) -> bool:
-    """Whether ranks are known to run on this host: then their command has to be here."""
+    """Whether ranks will run on this host for sure. Then their command must exist here."""
     if not elastic(options):
         return "" in plan.hosts
     return options.discovery is None and any(interfaces.is_this_host(host.name) for host in chosen_hosts(options))
 
 
-def make_terms(options: Options) -> Terms | None:
-    """What makes the job elastic; None when it is not."""
+def make_terms(options: Options) -> ElasticOptions | None:
+    """The options of an elastic job; None when the job is not elastic."""
     if not elastic(options):
         return None
     if options.discovery is not None and (options.hosts is not None or options.hostfile is not None):
@@ -116,6 +118,7 @@ def make_terms(options: Options) -> Terms | None:
             cooldown=cooldown,
             elastic_timeout=float(options.settings["elastic_timeout"].value),
             drain_timeout=30.0 if options.drain_timeout is None else options.drain_timeout,
+            leave_hosts_out=(options.blacklist or ("slot" if options.discovery is None else "host")) == "host",
         )
     except ValueError as error:
         raise Usage(str(error)) from None
@@ -123,23 +126,23 @@ def make_terms(options: Options) -> Terms | None:
     if options.discovery is not None:
         found = discovery.Script(options.discovery, options.slots_per_host)
     elif options.hostfile is not None and options.hosts is None:
-        chosen_hosts(options)  # a file that is wrong from the start is an error at once
+        chosen_hosts(options)  # if the file is wrong already, this is an error now
         found = discovery.Hostfile(options.hostfile)
     else:
         found = discovery.Fixed(chosen_hosts(options))
-    return Terms(limits, found, Times(float(options.settings["suspect_seconds"].value)))
+    return ElasticOptions(limits, found, Times(float(options.settings["suspect_seconds"].value)))
 
 
 def make_plan(options: Options, environ: dict[str, str]) -> Plan:
-    """What will run where."""
+    """The plan of the job: what will run on which host."""
     try:
-        # Where the ranks of an elastic job run is decided later, and again and again.
+        # The elastic driver decides later where the ranks of an elastic job run, and may change it.
         names = [] if elastic(options) else hosts.assign(chosen_hosts(options), options.np)
     except ValueError as error:
         raise Usage(str(error)) from None
     local = {name: interfaces.is_this_host(name) for name in dict.fromkeys(names)}
     timeout = float(options.settings["start_timeout"].value)
-    way = ssh.Way(
+    way = ssh.SshOptions(
         python=options.remote_python or sys.executable,
         package=package_place(),
         port=options.ssh_port,
@@ -169,13 +172,13 @@ def _working_directory() -> str:
 
 
 def wanted_interfaces(options: Options) -> tuple[str, ...]:
-    """From both spellings."""
+    """The interfaces from both options, --network-interfaces and --network-interface."""
     given = [options.network_interfaces or "", *(options.network_interface or [])]
     return tuple(name for text in given for name in text.split(",") if name)
 
 
 def dry_run(plan: Plan, options: Options) -> str:
-    """The page of --dry-run."""
+    """The text that --dry-run prints."""
     terms = make_terms(options)
     if terms is not None:
         return _elastic_dry_run(plan, terms)
@@ -189,7 +192,7 @@ def dry_run(plan: Plan, options: Options) -> str:
     remote = [host for host in dict.fromkeys(plan.hosts) if host]
     lines += ["", "ranks meet at: " + (_addresses(plan) if remote else "a unix socket in a private directory")]
     for host in remote:
-        assert isinstance(plan.way, ssh.Way)
+        assert isinstance(plan.way, ssh.SshOptions)
         lines.append(f"{host} is reached by: {' '.join(plan.way.command(host)[:-1])} (an agent)")
     sample = environment.of_place(plan.places[0], ("ADDRESS", 0))
     lines += ["", "variables of rank 0, beside those of this shell:"]
@@ -197,7 +200,7 @@ def dry_run(plan: Plan, options: Options) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _elastic_dry_run(plan: Plan, terms: Terms) -> str:
+def _elastic_dry_run(plan: Plan, terms: ElasticOptions) -> str:
     limits = terms.limits
     try:
         found = terms.discovery.find()
@@ -222,14 +225,14 @@ def _addresses(plan: Plan) -> str:
 
 
 def print_config(options: Options) -> str:
-    """The page of --print-config."""
+    """The text that --print-config prints."""
     width = max(map(len, options.settings))
     rows = [f"{name:<{width}}  {chosen.text():<12}  {chosen.source}" for name, chosen in options.settings.items()]
     return "\n".join(rows) + "\n"
 
 
 def through_mpi(options: Options, environ: dict[str, str]) -> int:
-    """`--mpi` and `--jsrun`: becomes mpirun or jsrun. Comes back only when that cannot be."""
+    """`--mpi` and `--jsrun`: this process becomes mpirun or jsrun. Returns only for --dry-run or if it cannot."""
     program = "jsrun" if options.jsrun else "mpirun"
     if shutil.which(program) is None:
         say(f"{program} is not on the path; leave --{'jsrun' if options.jsrun else 'mpi'} out to use our own agents")
@@ -256,7 +259,7 @@ def through_mpi(options: Options, environ: dict[str, str]) -> int:
 
 
 class Reporter:
-    """Where the output goes and what is said at the end."""
+    """Writes the output of the ranks, and the summary at the end."""
 
     def __init__(self, options: Options, size: int) -> None:
         self._tails = Tails(size)
@@ -296,7 +299,7 @@ class Reporter:
         return files
 
     def watch(self, job: Job) -> None:
-        """Shows how it goes."""
+        """Shows the state of the job while it runs."""
         self._job = job
         if self._status is not None:
             self._ticker = threading.Thread(target=self._tick, name="farandole-status", daemon=True)
@@ -305,16 +308,16 @@ class Reporter:
     def _tick(self) -> None:
         assert self._status is not None and self._job is not None
         while not self._ticking.wait(1.0):
-            # Where output is written, so that nobody else writes at the same moment.
+            # On the thread that writes output, so that nothing else is written at the same moment.
             self._job.draw(self._status.show)
 
     def _words(self) -> str:
-        if self._job is None:  # the first ranks print while the last are being started
+        if self._job is None:  # the first ranks may print while others are being started
             return "farandole: starting"
         return f"farandole: {self._job.words()}"
 
     def close(self) -> None:
-        """The last lines of the screen are the job's."""
+        """Removes the status line, so that the output of the job is last on the screen, and closes the files."""
         self._ticking.set()
         if self._ticker is not None:
             self._ticker.join()
@@ -324,7 +327,7 @@ class Reporter:
             files.close()
 
     def summary(self, job: Job) -> None:
-        """Who failed, why, with its last words; and who fell with it."""
+        """Reports the root cause with its last output, and the collateral ranks."""
         if job.failure is None:
             return
         if job.failure[0] < 0:
@@ -352,7 +355,7 @@ class Reporter:
 
 
 def new_folder(above: Path) -> Path:
-    """A folder of its own for this run."""
+    """Makes a new folder for this run."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     try:
         (above / name).mkdir(parents=True)
@@ -362,7 +365,7 @@ def new_folder(above: Path) -> Path:
 
 
 def write_log(folder: Path, plan: Plan, options: Options) -> None:
-    """What one wants to know about a run later."""
+    """Writes the settings and facts of a run, for later."""
     (folder / "settings.txt").write_text(print_config(options))
     facts = {
         "farandole": package_version(),
@@ -377,7 +380,7 @@ def write_log(folder: Path, plan: Plan, options: Options) -> None:
 
 
 class _Signalled(BaseException):
-    """A signal that asks for the end arrived. As with KeyboardInterrupt, nobody on the way may take it for an error."""
+    """A signal arrived that asks us to end. Like KeyboardInterrupt it is no Exception: no handler may catch it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -390,7 +393,7 @@ def _signals() -> Iterator[None]:
         raise _Signalled(number)
 
     asks = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    # Whoever started us, nohup or the shell of a script, may have had one of them ignored.
+    # The program that started us, such as nohup or a shell script, may have set one of them to be ignored.
     before = {
         number: signal.signal(number, arrive) for number in asks if signal.getsignal(number) is not signal.SIG_IGN
     }
@@ -402,7 +405,7 @@ def _signals() -> Iterator[None]:
 
 
 def run(plan: Plan, options: Options) -> int:
-    """Starts the job and stays until its end; the exit code."""
+    """Starts the job and waits until it ends. Returns the exit code."""
     terms = make_terms(options)
     reporter = Reporter(options, options.np)
     if reporter.log_directory is not None:
@@ -428,7 +431,7 @@ def run(plan: Plan, options: Options) -> int:
         return 128 + stop.number
 
 
-def _job(plan: Plan, terms: Terms | None, sink: Sink) -> Job:
+def _job(plan: Plan, terms: ElasticOptions | None, sink: Sink) -> Job:
     return Job(plan, sink, say) if terms is None else ElasticJob(plan, terms, sink, say)
 
 
@@ -438,7 +441,7 @@ def _tell_places(job: Job) -> None:
 
 
 def _wait(job: Job, grace: float) -> int:
-    """Waits for the end. The first signal that asks for it is passed on to the ranks, a second one kills them."""
+    """Waits until the job ends. The first signal is passed on to the ranks, a second signal kills them."""
     try:
         return job.wait()
     except _Signalled as stop:

@@ -1,18 +1,18 @@
-# From host names to places: who is which local and cross rank.
-# Pure. Touches the names of settings alone.
-"""A job is a list with the host name of each rank; everything else about places follows from it."""
+# Computes the local rank and the cross rank of each rank from the host names.
+# Pure. Touches only the names of settings.
+"""The input is a list with the host name of each rank; all other numbers follow from it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from farandole.config import SETTINGS
+from farandole.base.config import SETTINGS
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one rank stands; the fields are settings of the same name."""
+    """The numbers of one rank. Each field is a setting of the same name."""
 
     rank: int
     size: int
@@ -23,7 +23,7 @@ class Place:
     hostname: str
 
     def environment(self) -> dict[str, str]:
-        """The variables that tell a worker its place, under both of their names."""
+        """The variables that tell a worker its numbers, with our names and Horovod's names."""
         found = {}
         for name, value in asdict(self).items():
             for variable in SETTINGS[name].variables:
@@ -32,7 +32,7 @@ class Place:
 
 
 def places(hosts: Sequence[str]) -> list[Place]:
-    """The place of each rank, given the host name of each.
+    """The numbers of each rank, from the host name of each.
 
     >>> [(place.local_rank, place.cross_rank) for place in places(["a", "a", "b"])]
     [(0, 0), (1, 0), (0, 1)]
@@ -42,7 +42,7 @@ def places(hosts: Sequence[str]) -> list[Place]:
     found = []
     for rank, host in enumerate(hosts):
         local = hosts[:rank].count(host)
-        # The hosts that have a rank with this local number, in the order of the list.
+        # The hosts that have a rank with this local rank, in the order of the list.
         across = [other for other in order if counts[other] > local]
         found.append(Place(rank, len(hosts), local, counts[host], across.index(host), len(across), host))
     return found

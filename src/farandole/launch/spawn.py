@@ -1,6 +1,6 @@
-# Starts processes, signals them with all their children, finds and ends whatever they left. The only file that does.
+# Starts processes, signals them and their children, and kills processes that they left. No other file does this.
 # Touches processes and /proc.
-"""Workers run in sessions of their own and die with their agent; agents run behind a guard (see guard.py)."""
+"""Each worker has its own session and dies with its agent. Each agent runs below a guard (see guard.py)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
-GIVE_UP_SECONDS = 10.0  # a process that survives SIGKILL for this long is the kernel's affair
+GIVE_UP_SECONDS = 10.0  # we do not wait longer for a process after SIGKILL: only the kernel can still end it
 
-# Resolved here: between fork and exec nothing may be looked up or imported.
+# Loaded at import, because nothing may be loaded or imported between fork and exec.
 _PRCTL = ctypes.CDLL(None, use_errno=True).prctl
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -26,17 +26,17 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def become(name: str) -> None:
-    """What `ps` and `top` call this process."""
+    """Sets the name of this process that `ps` and `top` show."""
     _PRCTL(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """From now on every descendant whose parent dies becomes a child of this process."""
+    """From now on every descendant becomes a child of this process when its parent dies."""
     _PRCTL(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def divide(outer: Callable[[int], NoReturn]) -> None:
-    """Forks: the parent goes into `outer(child)` and never comes back, the child goes on."""
+    """Forks. The parent calls `outer(child)`, which never returns; the child continues here."""
     child = os.fork()
     if child:
         try:
@@ -46,7 +46,7 @@ def divide(outer: Callable[[int], NoReturn]) -> None:
 
 
 def detach(body: Callable[[], int]) -> None:
-    """Runs `body` in a process of its own session that belongs to nobody; its exit code is what `body` gives."""
+    """Runs `body` in a background process with its own session. Its exit code is the result of `body`."""
     child = os.fork()
     if child:
         os.waitpid(child, 0)
@@ -64,7 +64,7 @@ def detach(body: Callable[[], int]) -> None:
 
 
 class Worker:
-    """One running rank, in the agent. `stdout` and `stderr` are the reading ends of its pipes."""
+    """The agent's object for one running rank. `stdout` and `stderr` are the ends of its pipes that the agent reads."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None and process.stderr is not None
@@ -75,18 +75,18 @@ class Worker:
 
     @property
     def running(self) -> bool:
-        """Whether its end has not been seen yet."""
+        """Whether it has not been reaped yet."""
         return self._process.returncode is None
 
     def send(self, number: int, group: bool) -> None:
-        """Signals this process, or all that stayed in its group; once it is reaped, nobody."""
+        """Sends a signal to this process, or to its process group; does nothing after it was reaped."""
         if self.running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 (os.killpg if group else os.kill)(self.pid, number)
 
     def reap(self) -> int:
-        """The exit code of a process that has ended (128 + signal if it was killed); its group ends with it."""
-        # A zombie still holds its number, so that the group is surely the right one.
+        """The exit code of a process that has ended (128 + signal if it was killed). Also kills its process group."""
+        # A zombie keeps its process id, so no other group can have the same number.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -101,12 +101,12 @@ class Worker:
 
 
 def _tied_to(parent: int) -> Callable[[], None]:
-    """For a new process, before it becomes its program: it dies with its parent."""
+    """A function for a new process to call before it executes its program. The process then dies with its parent."""
 
     def tie() -> None:
-        # The kernel sends this signal when the *thread* that started a process ends: the main one lives longest.
+        # The kernel sends this signal when the *thread* that started the process ends, so the main thread must do it.
         _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the line above
+        if os.getppid() != parent:  # the parent died before the line above
             os._exit(1)
 
     return tie
@@ -115,11 +115,11 @@ def _tied_to(parent: int) -> Callable[[], None]:
 def start_worker(
     command: Sequence[bytes], environment: Mapping[bytes, bytes], directory: bytes, inherit: Sequence[int]
 ) -> Worker:
-    """Starts one rank; the caller is the agent's main thread. OSError when the command cannot be run."""
+    """Starts one rank. The agent's main thread must call it. OSError when the command cannot be run."""
     process = subprocess.Popen(
         list(command),
         env=environment,
-        cwd=directory or None,  # none is named: the agent's own
+        cwd=directory or None,  # "": the directory of the agent
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -136,8 +136,8 @@ def start_worker(
 
 
 def start_agent(command: Sequence[str], line: int) -> subprocess.Popen[bytes]:
-    """Starts an agent, or the ssh that leads to one, with `line` as its input and output; its errors are piped."""
-    # A session of its own: Ctrl-C at the terminal is for the launcher alone.
+    """Starts an agent, or ssh to an agent, with `line` as its input and output. Its error output is a pipe."""
+    # In its own session, so that only the launcher gets Ctrl-C from the terminal.
     return subprocess.Popen(
         list(command), stdin=line, stdout=line, stderr=subprocess.PIPE, bufsize=0, start_new_session=True
     )
@@ -146,8 +146,8 @@ def start_agent(command: Sequence[str], line: int) -> subprocess.Popen[bytes]:
 def start_tied_agent(
     command: Sequence[str], line: int, secret: int, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Starts an agent with `line` as its input and output that ends with the thread that calls this; it inherits the
-    secret's descriptor."""
+    """Starts an agent with `line` as its input and output. It dies when the calling thread ends, and inherits the
+    descriptor `secret`."""
     return subprocess.Popen(
         list(command),
         stdin=line,
@@ -161,7 +161,7 @@ def start_tied_agent(
 
 
 def output_of(command: Sequence[str]) -> str:
-    """What a short command prints; nothing when it cannot be run."""
+    """The output of a short command; "" when it cannot be run."""
     try:
         done = subprocess.run(list(command), capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):
@@ -170,7 +170,7 @@ def output_of(command: Sequence[str]) -> str:
 
 
 class Script:
-    """A short program that is run now and then, such as one that finds hosts."""
+    """A short program that is run repeatedly, such as one that finds hosts."""
 
     def __init__(self, command: str) -> None:
         self._command = command
@@ -178,7 +178,7 @@ class Script:
         self._closed = False
 
     def run(self, seconds: float) -> tuple[int, str, str]:
-        """Its exit code, output and errors. TimeoutError when it takes longer; OSError when it cannot be run."""
+        """Runs it: exit code, output, error output. TimeoutError if it is too slow, OSError if it cannot be run."""
         command = self._command
         if os.path.exists(command):
             if not os.access(command, os.X_OK):
@@ -205,7 +205,7 @@ class Script:
             self._process.communicate()
 
     def close(self) -> None:
-        """Ends it if it runs. Safe from any thread."""
+        """Ends the program if it runs. Safe from any thread."""
         self._closed = True
         self._kill()
 
@@ -217,12 +217,12 @@ class Script:
 
 
 def become_program(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """This process goes on as another program."""
+    """Replaces this process by another program."""
     os.execvpe(command[0], list(command), dict(environment))
 
 
 def next_dead_child() -> int:
-    """The number of a child that has ended and is not reaped yet, or 0."""
+    """The process id of a child that has ended and is not reaped yet, or 0."""
     try:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -230,14 +230,14 @@ def next_dead_child() -> int:
     return ended.si_pid if ended is not None else 0
 
 
-def bury(pid: int) -> None:
+def reap_child(pid: int) -> None:
     """Reaps a child that has ended."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
 
 def end_descendants() -> None:
-    """Kills everything below this process until nothing is left. Orphans must come to it: see adopt_orphans."""
+    """Kills all descendants of this process until none is left. It must adopt orphans before: see adopt_orphans."""
     deadline = time.monotonic() + GIVE_UP_SECONDS
     while time.monotonic() < deadline:
         kill(descendants(os.getpid()))
@@ -245,20 +245,20 @@ def end_descendants() -> None:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
-            return  # no child, hence no descendant
+            return  # without a child there is no descendant
         time.sleep(0.001)
 
 
 def end_orphans(rank: int, session: int, others: Mapping[int, int]) -> None:
-    """Kills what a rank that has ended left behind, children that called setsid included.
+    """Kills the processes that a rank left when it ended, also those that called setsid.
 
-    `session` is the rank's process, `others` the processes of ranks that still run, with their ranks: what belongs to
-    them stays. A process that cannot be told to belong to anybody lives until the last rank has ended.
+    `session` is the rank's process. `others` are the processes of ranks that still run, with their ranks: their
+    children are not killed. If the rank of a process is unknown, it is killed after the last rank has ended.
     """
-    for _ in range(100):  # each time round, what was forked meanwhile is seen
+    for _ in range(100):  # again, because processes may fork meanwhile
         doomed: list[int] = []
         for child in children(os.getpid()):
-            if child in others or _is_zombie(child):
+            if child in others or has_ended(child):
                 continue
             owner = _owner(child, session, rank, others)
             if owner == rank or (owner is None and not others):
@@ -270,7 +270,7 @@ def end_orphans(rank: int, session: int, others: Mapping[int, int]) -> None:
 
 
 def _owner(pid: int, session: int, rank: int, others: Mapping[int, int]) -> int | None:
-    """The rank (of an elastic job: the worker) that a process belongs to: by its session, or by its variable."""
+    """The rank (in an elastic job: the worker) of a process, found by its session or by its variables."""
     with contextlib.suppress(OSError):
         found = os.getsid(pid)
         if found == session:
@@ -287,16 +287,16 @@ def _owner(pid: int, session: int, rank: int, others: Mapping[int, int]) -> int 
 
 
 def kill(pids: Iterable[int]) -> None:
-    """SIGKILL to each that is still there and ours."""
+    """Sends SIGKILL to each process that still exists and belongs to this user."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, their children, and so on."""
+    """The children of a process, their children, and so on."""
     found = children(pid)
-    for child in found:  # grows while we walk
+    for child in found:  # the list grows during this loop
         found += children(child)
     return found
 
@@ -310,7 +310,7 @@ def children(pid: int) -> list[int]:
             with contextlib.suppress(ProcessLookupError), open(f"/proc/{pid}/task/{task}/children") as file:
                 found += map(int, file.read().split())
     except FileNotFoundError:
-        # The process is gone, or this kernel has no such file: the long way.
+        # The process has ended, or this kernel has no such file. Then we look at all processes.
         return [child for child, parent in _parents() if parent == pid]
     return found
 
@@ -324,7 +324,8 @@ def _parents() -> list[tuple[int, int]]:
     return found
 
 
-def _is_zombie(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] == "Z"

@@ -1,6 +1,6 @@
-# How other hosts are reached: the command line of ssh, and what its failures mean.
+# How the launcher reaches other hosts: the command line of ssh, and the meaning of its failures.
 # Pure. Touches nothing.
-"""ssh gets a list of words, never a line for a local shell; known hosts are respected; nothing is ever asked for."""
+"""ssh gets a list of arguments, never a line for a local shell. It checks known hosts and never asks the user."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ REMEDIES = (
     ("connection refused", "no ssh server listens there; start sshd or give its port with --ssh-port"),
     ("connection timed out", "the host does not answer; is it up, and is a firewall in between?"),
     ("operation timed out", "the host does not answer; is it up, and is a firewall in between?"),
-    ("no route to host", "there is no way to this host from here"),
-    ("network is unreachable", "there is no way to this host from here"),
+    ("no route to host", "this machine has no route to the host"),
+    ("network is unreachable", "this machine has no route to the host"),
     ("host key verification failed", "log in once by hand to accept the host's key, or use --ssh-accept-new"),
-    ("remote host identification has changed", "its key is another than before; see the lines above"),
+    ("remote host identification has changed", "its key has changed; see the lines above"),
     ("permission denied", "log in without a password must work: set up a key (ssh-copy-id), or give it with -i"),
     ("too many authentication failures", "give the one right key with -i"),
     ("no module named", "install farandole there, in the Python that --remote-python names"),
@@ -30,21 +30,21 @@ REMEDIES = (
 
 
 @dataclass(frozen=True)
-class Way:
-    """What is the same for every host."""
+class SshOptions:
+    """The options that are the same for every host."""
 
-    python: str  # the interpreter there
-    package: str  # where the package lies here; used there too if that directory exists there
+    python: str  # the interpreter on that host
+    package: str  # the directory of the package here; used there too if it exists there
     port: int | None = None
     identity: str | None = None
     accept_new: bool = False
     connect_seconds: int = 10
 
     def command(self, host: str) -> list[str]:
-        """The words that start an agent on a host. ValueError for a name that is none."""
+        """The command that starts an agent on a host. ValueError for an invalid host name."""
         check(host)
         words = ["ssh", "-T", "-x", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={self.connect_seconds}"]
-        # A host that vanished without a word must not hold the launcher for ever.
+        # A host that vanished must not block the launcher forever.
         words += ["-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4", "-o", "LogLevel=ERROR"]
         if self.accept_new:
             words += ["-o", "StrictHostKeyChecking=accept-new"]
@@ -63,7 +63,7 @@ class Way:
         return f"exec {shlex.quote(self.python)} -c {shlex.quote(start)}"
 
     def explain(self, host: str, code: int | None, said: str) -> str:
-        """Why there is no agent on a host, from ssh's exit code and words."""
+        """Why there is no agent on a host, from the exit code and output of ssh."""
         lines = [line for line in said.splitlines() if line.strip()]
         last = lines[-1].strip() if lines else f"ssh ended with code {code}"
         for sign, remedy in REMEDIES:
@@ -89,13 +89,13 @@ def start_code(package: str, module: str) -> str:
 
 
 def check(host: str) -> None:
-    """ValueError for what is no host name.
+    """Raises ValueError unless this is a host name.
 
     >>> check("node-1"); check("me@10.0.0.1")
     >>> check("-oProxyCommand=x")
     Traceback (most recent call last):
     ...
-    ValueError: '-oProxyCommand=x' is no host name
+    ValueError: '-oProxyCommand=x' is not a host name
     """
     if not HOST.fullmatch(host) or len(host) > 255:
-        raise ValueError(f"{host!r} is no host name")
+        raise ValueError(f"{host!r} is not a host name")

@@ -1,9 +1,9 @@
-# Jobs that outlive the launcher people see: a steward in a session of its own runs the job, launchers come and look.
-# Touches a folder of the user's, and processes through spawn.py.
-"""`--survive-launcher`: `begin(run)` starts the steward and shows what it prints; `attach(name)` does so later.
+# Jobs that continue without their terminal: a process in the background runs the job; the command shows its output.
+# Touches a folder of the user, and processes through spawn.py.
+"""`--survive-launcher`: `begin(run)` starts the runner and shows its output; `attach(name)` shows it again later.
 
-A job is a folder that nobody else can read: `steward` (its process), `stdout`, `stderr`, and `exit` once it is over. A
-launcher that shows a job may end in any way; a steward that ends takes the job with it, as a launcher always does.
+Each job has a folder that only its user can read. It contains `runner` (the process id), `stdout`, `stderr`, and at the
+end `exit`. The process that shows a job may end at any time. If the runner ends, the job ends, as with any launcher.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from types import FrameType
 from farandole.launch import spawn
 
 LOOK_SECONDS = 0.05
-KEEP_SECONDS = 86400.0  # the folder of a job that ended and that nobody looked at
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)  # SIGHUP is what a job like this survives
+KEEP_SECONDS = 86400.0  # after this time the folder of an ended job is removed, even if nobody has seen its output
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)  # without SIGHUP, which must not end the job
 LOST = 1
 
 
 def above() -> Path:
-    """Where the folders of jobs are."""
+    """The folder that contains the folders of jobs."""
     place = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "farandole" / "jobs"
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     return place
 
 
 def begin(run: Callable[[], int], say: Callable[[str], None]) -> int:
-    """Has a steward run the job and shows it; the exit code."""
+    """Starts a runner for the job and shows the job. Returns the exit code."""
     _sweep()
     folder = above() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder.mkdir(mode=0o700)
-    spawn.detach(lambda: _steward(folder, run))
+    spawn.detach(lambda: _run_detached(folder, run))
     deadline = time.monotonic() + 10
-    while not (folder / "steward").exists():
+    while not (folder / "runner").exists():
         if time.monotonic() > deadline:
-            say("the steward of the job did not start")
+            say("the runner of the job did not start")
             return LOST
         time.sleep(LOOK_SECONDS)
     say(f"the job goes on without this process: `farandole attach {folder.name}` shows it again")
@@ -49,8 +49,8 @@ def begin(run: Callable[[], int], say: Callable[[str], None]) -> int:
 
 
 def attach(words: list[str], say: Callable[[str], None]) -> int:
-    """`farandole attach [NAME]`: shows a job again; the exit code is the job's."""
-    jobs = sorted(path for path in above().iterdir() if (path / "steward").exists())
+    """`farandole attach [NAME]`: shows a job again. Returns the exit code of the job."""
+    jobs = sorted(path for path in above().iterdir() if (path / "runner").exists())
     if words and words[0] in ("-h", "--help"):
         print("usage: farandole attach [NAME | --list]     (the newest job when there is no name)")
         return 0
@@ -67,10 +67,10 @@ def attach(words: list[str], say: Callable[[str], None]) -> int:
 
 
 def show(folder: Path, say: Callable[[str], None]) -> int:
-    """What the job has printed and prints, until it is over."""
+    """Shows all output of the job until it ends."""
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open(folder / name, "rb", buffering=0)) for name in ("stdout", "stderr")]
-        stack.enter_context(_signals_to(int((folder / "steward").read_text())))
+        stack.enter_context(_signals_to(int((folder / "runner").read_text())))
         while True:
             code, gone = _code(folder), not _alive(folder)
             moved = False
@@ -79,9 +79,9 @@ def show(folder: Path, say: Callable[[str], None]) -> int:
                     moved = True
                     _write(number, data)
             if code is None and gone:
-                code = _code(folder)  # it may have been written while we looked
+                code = _code(folder)  # the runner may have written it after we looked
                 if code is None and not moved:
-                    say("the steward of the job has died, and the job with it")
+                    say("the runner of the job has died, and the job with it")
                     shutil.rmtree(folder, ignore_errors=True)
                     return LOST
             elif code is not None and not moved:
@@ -91,14 +91,14 @@ def show(folder: Path, say: Callable[[str], None]) -> int:
                 time.sleep(LOOK_SECONDS)
 
 
-def _steward(folder: Path, run: Callable[[], int]) -> int:
+def _run_detached(folder: Path, run: Callable[[], int]) -> int:
     for number, name in ((1, "stdout"), (2, "stderr")):
         file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, number)
         os.close(file)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     spawn.become("farandole-job")
-    _put(folder / "steward", str(os.getpid()))
+    _put(folder / "runner", str(os.getpid()))
     code = LOST
     try:
         code = run()
@@ -121,7 +121,7 @@ def _code(folder: Path) -> int | None:
 
 def _alive(folder: Path) -> bool:
     with contextlib.suppress(OSError, ValueError):
-        pid = int((folder / "steward").read_text())
+        pid = int((folder / "runner").read_text())
         return Path(f"/proc/{pid}/comm").read_text().strip() == "farandole-job"
     return False
 
@@ -134,10 +134,10 @@ def _write(number: int, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _signals_to(steward: int) -> Iterator[None]:
+def _signals_to(runner: int) -> Iterator[None]:
     def arrive(number: int, _frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(steward, number)
+            os.kill(runner, number)
 
     before = {number: signal.signal(number, arrive) for number in PASSED_ON}
     try:

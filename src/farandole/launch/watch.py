@@ -1,9 +1,9 @@
-# An agent's watch over its ranks: who is silent, for how long, and whether there is a reason.
-# Touches memory files and /proc; decides nothing but what to report.
-"""Each rank's pulse counts up a word in a memory file; the agent's own word tells the ranks when it heard the launcher.
+# How an agent watches the heartbeats of its ranks: which rank is silent, for how long, and why.
+# Touches memory files and /proc; decides only what to report.
+"""Each rank counts up a number in its status page, a memory file. The agent's own status page tells the ranks when it
+last heard from the launcher.
 
-Silence is counted in the agent's own ticks: an agent that did not run itself for two beats starts anew. A rank that is
-traced by a debugger is never reported.
+An agent that did not run for two heartbeats itself starts to count again. A rank under a debugger is never reported.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from farandole.rendezvous.orders import Quiet, Watch
+from farandole.rendezvous.agent_messages import RankSilent, WatchRanks
 
-WORD_BYTES = 4096
-SAVING = 8  # where a rank writes 1 when it has something to save before it goes
-ALONE = 9  # where an agent writes 1 when the launcher is gone
-LOOKS = 4  # at the words, between two ticks
-SLACK = 0.3  # of a beat: what a sign of life may be late
+STATUS_PAGE_BYTES = 4096
+SAVING = 8  # where a rank writes 1 when it must save before it leaves
+LAUNCHER_GONE = 9  # where an agent writes 1 when the launcher is gone
+LOOKS = 4  # checks of the status pages between two heartbeats
+SLACK = 0.3  # part of a heartbeat interval by which a heartbeat may be late
 _WORD = struct.Struct("=Q")
 
 
-class Word:
-    """A memory file with a number at its beginning: a new one, or the one behind a descriptor, which is then ours."""
+class StatusPage:
+    """A memory file with a number at its start: a new one, or one behind a descriptor, which this object then owns."""
 
     def __init__(self, fd: int | None = None) -> None:
         if fd is None:
             fd = os.memfd_create("farandole-pulse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.truncate(fd, WORD_BYTES)
+            os.truncate(fd, STATUS_PAGE_BYTES)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         self.fd = fd
-        self._memory = mmap.mmap(self.fd, WORD_BYTES)
+        self._memory = mmap.mmap(self.fd, STATUS_PAGE_BYTES)
 
     @property
     def value(self) -> int:
@@ -48,66 +48,66 @@ class Word:
 
     @property
     def saving(self) -> bool:
-        """Whether its writer has something to save before it goes."""
+        """Whether its writer must save before it leaves."""
         return self._memory[SAVING] != 0
 
-    def leave_alone(self) -> None:
-        """Tells the readers of an agent's word that the launcher is gone."""
-        self._memory[ALONE] = 1
+    def set_launcher_gone(self) -> None:
+        """Tells the readers of an agent's status page that the launcher is gone."""
+        self._memory[LAUNCHER_GONE] = 1
 
     def reader(self) -> int:
         """A descriptor that can only be read."""
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         self._memory.close()
         os.close(self.fd)
 
 
 @dataclass
-class Watched:
-    """A rank, and when its word last moved."""
+class WatchedRank:
+    """A rank, and when its number last changed."""
 
     pid: int
-    word: Word
+    word: StatusPage
     value: int = 0
     since: float = 0.0
-    told: int = 0  # how many of the limits it has passed
+    told: int = 0  # how many limits its silence has passed
 
 
 class Watcher:
-    """All words of an agent. `look(now)` gives what the launcher should know."""
+    """All status pages of an agent. `look(now)` returns the reports for the launcher."""
 
-    def __init__(self, times: Watch) -> None:
+    def __init__(self, times: WatchRanks) -> None:
         self.times = times
-        self.own = Word()
+        self.own = StatusPage()
         self.own_reader = self.own.reader()
         self._heard = 0.0
-        self.unheard = 0.0  # for so many seconds the launcher has not heard from us, it says
-        self._ranks: dict[int, Watched] = {}
+        self.launcher_silent_s = 0.0  # how long the launcher has not heard from this agent, in its own words
+        self._ranks: dict[int, WatchedRank] = {}
         self._last = 0.0
         self._looks = 0
-        self._limits = [limit / 1000 for limit in (times.suspect_ms, times.evict_ms, times.stubborn_ms)]
+        self._limits = [limit / 1000 for limit in (times.suspect_ms, times.evict_ms, times.give_up_ms)]
 
     @property
     def heard(self) -> float:
-        """When the launcher spoke last."""
+        """When the last message of the launcher came."""
         return self._heard
 
     @heard.setter
     def heard(self, now: float) -> None:
         self._heard = now
-        self.own.value = int(now * 1000)  # the ranks read it with the same clock
+        self.own.value = int(now * 1000)  # the ranks use the same clock
 
     @property
     def pause(self) -> float:
-        """Seconds between two looks."""
-        return self.times.beat_ms / 1000 / LOOKS
+        """Seconds between two checks."""
+        return self.times.heartbeat_ms / 1000 / LOOKS
 
-    def add(self, rank: int, pid: int, word: Word) -> None:
-        """One more to watch."""
-        self._ranks[rank] = Watched(pid, word)
+    def add(self, rank: int, pid: int, word: StatusPage) -> None:
+        """Watches one more rank."""
+        self._ranks[rank] = WatchedRank(pid, word)
 
     def forget(self, rank: int) -> None:
         """Its process has ended."""
@@ -117,14 +117,14 @@ class Watcher:
 
     @property
     def saving(self) -> bool:
-        """Whether some rank has something to save before it goes."""
+        """Whether a rank must save before it leaves."""
         return any(one.word.saving for one in self._ranks.values())
 
-    def look(self, now: float) -> tuple[bool, list[Quiet]]:
-        """Whether a tick is due, and what has changed."""
-        beat = self.times.beat_ms / 1000
+    def look(self, now: float) -> tuple[bool, list[RankSilent]]:
+        """Whether a heartbeat is due, and the reports of changes."""
+        beat = self.times.heartbeat_ms / 1000
         if now - self._last > 2 * beat:
-            for one in self._ranks.values():  # we did not look; who knows what they did
+            for one in self._ranks.values():  # the agent itself did not run, so it knows nothing about this time
                 one.since = now
         self._last = now
         self._looks += 1
@@ -132,15 +132,15 @@ class Watcher:
 
     @property
     def cut_off(self) -> bool:
-        """Whether the launcher has been silent for longer than usual, or says so of us."""
-        return max(self._last - self.heard, self.unheard) > 3 * self.times.beat_ms / 1000
+        """Whether the launcher was silent for too long, or says that this agent was."""
+        return max(self._last - self.heard, self.launcher_silent_s) > 3 * self.times.heartbeat_ms / 1000
 
-    def _reports(self, now: float, slack: float) -> Iterator[Quiet]:
+    def _reports(self, now: float, slack: float) -> Iterator[RankSilent]:
         for rank, one in self._ranks.items():
             value = one.word.value
-            if value != one.value or value == 0:  # 0: it has no pulse yet, or none any more
+            if value != one.value or value == 0:  # 0: no heartbeat has started, or it has stopped
                 if one.told:
-                    yield Quiet(rank, 0, "")
+                    yield RankSilent(rank, 0, "")
                 one.value, one.since, one.told = value, now, 0
                 continue
             silent = now - one.since
@@ -150,10 +150,10 @@ class Watcher:
                     one.since = now
                     continue
                 one.told += 1
-                yield Quiet(rank, round((silent - slack) * 1000), state)
+                yield RankSilent(rank, round((silent - slack) * 1000), state)
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Frees everything."""
         for rank in list(self._ranks):
             self.forget(rank)
         os.close(self.own_reader)

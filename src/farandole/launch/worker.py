@@ -1,6 +1,6 @@
-# A worker of `run` and `Executor`: waits for functions, calls them, sends back what they return.
+# A worker of `run` and `Executor`: waits for functions, calls them, and sends their results back.
 # Touches the channel that its agent gave it.
-"""`main()` runs in each rank. What functions leave in modules and globals stays until the job ends."""
+"""`main()` runs in each rank. Modules and globals that a function changes stay changed until the job ends."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import signal
 import sys
 import time
 
-from farandole.config import Config
-from farandole.errors import Removed
+from farandole.base.config import Config
+from farandole.base.errors import Removed
 from farandole.launch import calls
-from farandole.rendezvous import orders, sockets
+from farandole.rendezvous import agent_messages, sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.flow import Loop
 from farandole.rendezvous.handshake import NOBODY, Greeting, Role, call
@@ -22,11 +22,11 @@ PATIENCE_BYTES = 1 << 20
 
 
 class Worker:
-    """Serves calls one after the other, on the main thread, where frameworks want to live."""
+    """Runs calls one after the other on the main thread, because frameworks expect to run there."""
 
     def __init__(self, config: Config) -> None:
         assert config.calls_fd is not None and config.secret_fd is not None
-        self.rank = config.worker if config.worker >= 0 else config.rank  # what its agent calls it
+        self.rank = config.worker if config.worker >= 0 else config.rank  # the number that its agent uses for it
         self._loop = Loop()
         self._calls: list[tuple[int, bytes]] = []
         self._parts = calls.Assembly()
@@ -37,23 +37,23 @@ class Worker:
         me = Greeting(Role.WORKER, self.rank, NOBODY)
         flow = call(sock, Secret.read(config.secret_fd), me, Role.HUB)
         proven = self._loop.finish(flow, time.monotonic() + GREETING_SECONDS)
-        self._channel = Channel(self._loop, sock, proven, self._heard, self._ended, codec=orders)
+        self._channel = Channel(self._loop, sock, proven, self._heard, self._ended, codec=agent_messages)
 
     def run(self) -> None:
-        """Until the agent closes the channel."""
+        """Runs calls until the agent closes the channel."""
         while not self._over:
-            # Ctrl-C is for functions; between them nobody listens to it.
+            # Ctrl-C is for functions; between two functions this process ignores it.
             self._loop.turn()
             while self._calls:
                 number, data = self._calls.pop(0)
                 self._reply(number, *self._call(data))
             if self._dismissed is not None:
                 sys.exit(self._dismissed)
-        # Whoever ends the job kills us. This is read only when something else went wrong.
+        # At the end of a job this process is killed. The user reads this text only after another failure.
         sys.exit(f"farandole: the channel for calls has ended: {self._reason}")
 
-    def _heard(self, piece: orders.Call) -> None:
-        self._channel.send(orders.Taken(self.rank))
+    def _heard(self, piece: agent_messages.Call) -> None:
+        self._channel.send(agent_messages.CallCredit(self.rank))
         data = self._parts.add(piece)
         if data is not None and piece.kind == calls.END:
             self._dismissed = int(bool(data))
@@ -73,7 +73,7 @@ class Worker:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             return calls.RESULT, calls.pack(value)
         except Removed:
-            raise  # an elastic job has no place for this process any more
+            raise  # an elastic job has no slot for this process any more
         except BaseException as error:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             return calls.ERROR, calls.pack_error(error)
@@ -91,6 +91,6 @@ class Worker:
 
 
 def main() -> None:
-    """What `python -c` runs in each rank of an executor."""
+    """`python -c` runs this function in each rank of an executor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Worker(Config.from_environment()).run()

@@ -1,9 +1,9 @@
-# The Lightning integration's face: strategies for Trainer and Fabric, and the callback for elastic training.
-# Re-exports alone, each when it is asked for: importing this imports no Lightning.
-"""`Trainer(strategy=FarandoleStrategy())`, or `Trainer(strategy="farandole")` without any import of ours.
+# The public names of the Lightning integration: strategies for Trainer and Fabric, and the callback for elastic jobs.
+# Only re-exports names, each at its first use. This import does not import Lightning.
+"""`Trainer(strategy=FarandoleStrategy())`, or `Trainer(strategy="farandole")` without importing Farandole.
 
-`FarandoleStrategy` belongs to the tree of Lightning that the script has imported: `lightning.pytorch`, or
-`pytorch_lightning` where that is the only one. `trees.strategy(tree)` gives the one of a tree by name.
+`FarandoleStrategy` is for the package of Lightning that the script has imported: `lightning.pytorch`, or
+`pytorch_lightning` if it is the only one. `trees.strategy(tree)` returns the class for a package by its name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..autoload import allowed
 from .registration import watch
 
-if TYPE_CHECKING:  # classes that are made at run time, for one tree or the other
+if TYPE_CHECKING:  # these classes are made at run time, for one of the two packages
     ElasticCallback: Any
     FabricStrategy: Any
     FarandoleEnvironment: Any

@@ -1,6 +1,6 @@
-# Elastic training with Lightning's Trainer: what is committed, the fit that begins again, data dealt anew.
-# Touches elastic/loop and elastic/state, torch/elastic/loader, runtime; Lightning only through the trainer at hand.
-"""A commit is a checkpoint of Lightning's in memory. After a change of ranks every rank resumes from the last one."""
+# Elastic training with Lightning's Trainer: commits, a fit that is started again, and data that is distributed again.
+# Touches elastic/loop and elastic/state, torch/elastic/loader, runtime; Lightning only through the trainer it gets.
+"""A commit is a checkpoint of Lightning in memory. After a change of ranks every rank resumes from the last commit."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ import torch
 from torch import distributed as dist
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
+from ..base.errors import HorovodInternalError, HostsUpdatedInterrupt
+from ..bindings.private import lightning_names
 from ..elastic.loop import run
 from ..elastic.state import State
-from ..errors import HorovodInternalError, HostsUpdatedInterrupt
-from ..objects import broadcast_object
-from ..private import lightning_names
-from ..runtime import rank, runtime
+from ..operations.objects import broadcast_object
 from ..torch.elastic.loader import ElasticDataLoader
+from ..world.runtime import rank, runtime
 
-MEMORY = "the last commit in memory"  # instead of the path of a checkpoint
-_current: list[FitState] = []  # of the fit that is running in this process
+MEMORY = "the last commit in memory"  # used as the path of a checkpoint
+_current: list[FitState] = []  # the state of the fit that runs in this process
 
 
 class Elastic:
-    """Lets `Trainer.fit` go on when ranks are lost or come, in a job of `farandole run --min-np ...`.
+    """With it `Trainer.fit` continues when ranks are lost or join, in a job of `farandole run --min-np ...`.
 
-    Every `every_n_steps` steps the state is committed to the memory of each rank. After a loss all go back to the last
-    commit, in the middle of an epoch too: no sample is left out, none counts twice. In other jobs it does nothing.
+    Each rank commits its state to memory every `every_n_steps` steps. After a loss all ranks continue from the last
+    commit, also inside an epoch: each sample is used exactly once. In other jobs the callback does nothing.
     """
 
     def __init__(self, every_n_steps: int = 10) -> None:
         if every_n_steps < 1:
             raise ValueError(f"every_n_steps={every_n_steps}: expected at least 1")
         self.every_n_steps = every_n_steps
-        self._due = False  # a commit, at the beginning of the next epoch
+        self._due = False  # a commit must be made at the start of the next epoch
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """There is something to go back to from the beginning."""
+        """Makes the first commit, so that there is one from the start."""
         if _current and _current[-1].kept is None:
             _current[-1].commit()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """An epoch has as many batches as the ranks that are there now make of it."""
+        """Sets the length of the epoch, which depends on the present number of ranks."""
         loop = trainer.fit_loop
         for dealt in _loaders(trainer):
             dealt.set_epoch(trainer.current_epoch)
@@ -57,10 +57,10 @@ class Elastic:
             _current[-1].commit()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Commits now and then, never between gradients that add up.
+        """Commits every few steps, but not while gradients are accumulated.
 
-        After the last batch of an epoch validation, schedulers and checkpoints are still to come, and Lightning cannot
-        resume in between: that commit waits for the next epoch.
+        After the last batch of an epoch there are still validation, schedulers and checkpoints, and Lightning cannot
+        resume between them. So that commit is made at the start of the next epoch.
         """
         if not _current or lightning_names.accumulates(trainer.fit_loop):
             return
@@ -71,7 +71,7 @@ class Elastic:
 
 
 class FitState(State):
-    """What a fit has reached: a checkpoint of Lightning's, and which runs its loggers write."""
+    """The state of a fit: a checkpoint of Lightning, and the versions of its loggers."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(lambda value: broadcast_object(value, 0), rank)
@@ -79,21 +79,21 @@ class FitState(State):
         self.kept: Any = None
 
     def save(self) -> None:
-        """Keeps a copy in the memory of the host."""
+        """Keeps a copy in the host's memory."""
         whole = lightning_names.checkpoint(self.trainer)
         _not_begun(whole["loops"]["fit_loop"])
         versions = [getattr(logger, "version", None) for logger in self.trainer.loggers]
         self.kept = _copied(whole), versions
 
     def restore(self) -> None:
-        """The next attempt loads what is kept."""
+        """Does nothing: the next attempt loads the last copy."""
 
     def sync(self) -> None:
-        """Gives every rank rank 0's."""
+        """Sends the state of rank 0 to every rank."""
         self._commits, self.kept = self._bcast_object((self._commits, self.kept))
 
     def take_up(self) -> Any:
-        """The checkpoint, for Lightning to load; loggers go on with their run, whoever is rank 0 now."""
+        """The checkpoint for Lightning to load. Loggers continue their run, even if rank 0 is another process now."""
         whole, versions = self.kept
         for logger, version in zip(self.trainer.loggers, versions, strict=True):
             lightning_names.go_on_with(logger, version)
@@ -101,7 +101,7 @@ class FitState(State):
 
 
 def _not_begun(loop: dict[str, Any]) -> None:
-    """A commit in the first hook of an epoch is one between two epochs."""
+    """Changes a checkpoint that was made in the first hook of an epoch: it is then one between two epochs."""
     epochs = loop["epoch_progress"].values()
     if any(counts["ready"] == counts["started"] + 1 for counts in epochs):
         for counts in epochs:
@@ -122,19 +122,19 @@ def _copied(value: Any) -> Any:
 
 
 def callback_of(trainer: Any) -> Any:
-    """The trainer's ElasticCallback; None without one, and where ranks do not come and go."""
+    """The trainer's ElasticCallback; None without one, and in a job that is not elastic."""
     if not runtime.initialized or not runtime.world.config.elastic:
         return None
     return next((callback for callback in trainer.callbacks if isinstance(callback, Elastic)), None)
 
 
 def kept(path: Any) -> Any:
-    """The checkpoint that the name of the memory stands for."""
+    """The last commit if `path` is MEMORY, else None."""
     return _current[-1].take_up() if _current and path == MEMORY else None
 
 
 def fit(trainer: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs Lightning's fit, and again from the last commit when ranks were lost or came."""
+    """Runs Lightning's fit. Runs it again from the last commit when ranks were lost or joined."""
     lightning_names.look_at(trainer)
     state = FitState(trainer)
 
@@ -157,7 +157,7 @@ def fit(trainer: Any, function: Callable[..., Any], args: tuple[Any, ...], kwarg
 
 
 def _reason(error: BaseException) -> BaseException:
-    """What torch.distributed has wrapped."""
+    """The error of Farandole that torch.distributed has wrapped."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, (HorovodInternalError, HostsUpdatedInterrupt)):
@@ -167,7 +167,7 @@ def _reason(error: BaseException) -> BaseException:
 
 
 def _abandon(trainer: Any) -> None:
-    """Leaves the trainer as if the fit had not begun; what it has reached is in the commit."""
+    """Resets the trainer as if the fit had not begun. Its progress is in the commit."""
     for dealt in _loaders(trainer):
         dealt.reset()
     with contextlib.suppress(Exception):
@@ -178,8 +178,8 @@ def _abandon(trainer: Any) -> None:
 # --- data ------------------------------------------------------------------------------------------------------------
 
 
-class Dealt:
-    """An ElasticDataLoader as Lightning wants it: an epoch's length counts the batches that are done."""
+class DataLoaderAdapter:
+    """An ElasticDataLoader for Lightning: the length of an epoch includes the batches that are done."""
 
     def __init__(self, loader: ElasticDataLoader) -> None:
         self.loader = loader
@@ -188,7 +188,7 @@ class Dealt:
 
     @property
     def weight(self) -> float:
-        """How much this rank's batch counts, beside those of the others."""
+        """The weight of this rank's batch compared with the batches of other ranks."""
         return self.loader.weight
 
     def __len__(self) -> int:
@@ -200,33 +200,33 @@ class Dealt:
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """The beginning of an epoch, unless it is in it."""
+        """Starts an epoch, unless the loader is in this epoch already."""
         if epoch != self.loader.epoch:
             self.loader.set_epoch(epoch)
             self.done = 0
         self._length = self.done + len(self.loader)
 
     def reset(self) -> None:
-        """Ends what is under way."""
+        """Stops the iteration that runs."""
         self.loader.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch, how many of its samples are done, and in how many batches."""
+        """The epoch, how many of its samples are done, and how many batches."""
         return {**self.loader.state_dict(), "done": self.done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there, with the ranks that are there now."""
+        """Continues from that state with the present ranks."""
         self.loader.load_state_dict({"epoch": state["epoch"], "cursor": state["cursor"]})
         self.done = state["done"]
         self._length = self.done + len(self.loader)
 
 
-def _loaders(trainer: Any) -> list[Dealt]:
-    return [one for one in lightning_names.loaders(trainer.fit_loop) if isinstance(one, Dealt)]
+def _loaders(trainer: Any) -> list[DataLoaderAdapter]:
+    return [one for one in lightning_names.loaders(trainer.fit_loop) if isinstance(one, DataLoaderAdapter)]
 
 
-def loader(dataloader: Any, trainer: Any) -> Dealt:
-    """The same data, dealt to the ranks that are there; it stands where the commit left it."""
+def loader(dataloader: Any, trainer: Any) -> DataLoaderAdapter:
+    """A loader of the same data for the present ranks. It continues at the position of the commit."""
     sampler = getattr(dataloader, "sampler", None)
     if not isinstance(sampler, (DistributedSampler, RandomSampler, SequentialSampler)):
         raise ValueError(
@@ -245,8 +245,8 @@ def loader(dataloader: Any, trainer: Any) -> Dealt:
         virtual_size=0,
         **options,
     )
-    dealt = Dealt(made)
+    dealt = DataLoaderAdapter(made)
     states = lightning_names.loader_states(trainer.fit_loop)
-    if states:  # now: Lightning asks for the length before it loads
+    if states:  # now, because Lightning asks for the length before it loads the state
         dealt.load_state_dict(states[0])
     return dealt

@@ -1,18 +1,18 @@
-# Who this process is, in Lightning's words; and whether a launcher has started it.
+# Tells Lightning the rank of this process, and whether a launcher has started it.
 # Touches config, runtime and the detection of launchers.
-"""`Environment` answers Lightning's questions about ranks from the job that this process is in."""
+"""`Environment` implements Lightning's interface for the job of this process."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..config import Config, environment
-from ..launch.clusters import detect
-from ..runtime import init, runtime
+from ..base.config import Config, environment
+from ..clusters import detect
+from ..world.runtime import init, runtime
 
 
 def launched() -> bool:
-    """Whether a launcher, ours or another, has started this process as a rank: then nobody starts any more."""
+    """Whether a launcher (ours or another) has started this process as a rank. Then no more ranks are started."""
     if runtime.initialized and runtime.world.engine.size > 1:
         return True
     config = Config.from_environment()
@@ -20,9 +20,9 @@ def launched() -> bool:
 
 
 class Environment:
-    """The job that `farandole run`, another launcher or this process itself has begun.
+    """The job that `farandole run`, another launcher or this process itself has started.
 
-    For Lightning's own strategies on several hosts: `Trainer(plugins=[FarandoleEnvironment()])`.
+    Use it for Lightning's own strategies on several hosts: `Trainer(plugins=[FarandoleEnvironment()])`.
     """
 
     def __init__(self) -> None:
@@ -54,14 +54,14 @@ class Environment:
         return self._of_world("size", 1)
 
     def set_world_size(self, size: int) -> None:
-        """The job has its size already."""
+        """Does nothing: the job has its size already."""
 
     def global_rank(self) -> int:
         """This rank's number."""
         return self._of_world("rank", 0)
 
     def set_global_rank(self, rank: int) -> None:
-        """This process has its rank already."""
+        """Does nothing: this process has its rank already."""
 
     def local_rank(self) -> int:
         """This rank's number on its host."""
@@ -72,10 +72,10 @@ class Environment:
         return self._of_world("cross_rank", 0)
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """The launcher's word counts, whatever `devices` and `num_nodes` say."""
+        """Does nothing: the launcher decides, and `devices` and `num_nodes` are ignored."""
 
     def teardown(self) -> None:
-        """Ranks stay: there may be another fit."""
+        """Does nothing: the ranks may run another fit."""
 
     def __reduce__(self) -> Any:
         return type(self), ()

@@ -1,6 +1,6 @@
-# The strategy for Lightning Fabric: modules whose gradients are averaged, and operations between ranks.
+# The strategy for Lightning Fabric: averages the gradients of modules, and has operations between ranks.
 # Touches torch, ranks and reduction; Lightning only through its base class.
-"""`FabricRanks` comes before Fabric's ParallelStrategy among the bases of FabricStrategy (see trees.py)."""
+"""FabricStrategy derives from `FabricRanks` and then from Fabric's ParallelStrategy (see trees.py)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..private.lightning_names import block_syncs_by
-from ..reductions import Average
+from ..bindings.private.lightning_names import block_syncs_by
+from ..operations.reductions import Average
 from ..torch.compression import Compression
 from .ranks import Ranks, equalize
 
@@ -42,7 +42,7 @@ class FabricRanks(Ranks):
         block_syncs_by(self, Blocking(self))
 
     def setup_module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """The module itself, with rank 0's parameters, and its gradients watched."""
+        """Returns the module with the parameters of rank 0. From now on its gradients are reduced."""
         equalize(module)
         self._reducer.watch(module.named_parameters())
         return module
@@ -52,27 +52,27 @@ class FabricRanks(Ranks):
         module.to(self.root_device)
 
     def backward(self, tensor: torch.Tensor, module: Any, *args: Any, **kwargs: Any) -> None:
-        """Gradients are those of all ranks afterwards."""
+        """Runs backward. Afterwards the gradients are reduced over all ranks."""
         base: Any = super()
         base.backward(tensor, module, *args, **kwargs)
         self._reducer.synchronize(every=False)
 
     def all_reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """The mean, sum, max or min of all ranks' tensors, in place."""
+        """The mean, sum, max or min of the tensors of all ranks, in place."""
         return self._reduced(tensor, group, reduce_op)
 
     @property
     def blocked(self) -> Any:
-        """A context in which gradients add up on each rank."""
+        """A context in which each rank accumulates its gradients and sends nothing."""
         return self._reducer.blocked()
 
 
 class Blocking:
-    """What `fabric.no_backward_sync` asks."""
+    """The object that `fabric.no_backward_sync` calls."""
 
     def __init__(self, strategy: FabricRanks) -> None:
         self._strategy = strategy
 
     def no_backward_sync(self, module: torch.nn.Module, enabled: bool) -> Any:
-        """Inside, gradients add up on each rank, and nothing is sent."""
+        """A context in which each rank accumulates its gradients and sends nothing."""
         return self._strategy.blocked if enabled else contextlib.nullcontext()

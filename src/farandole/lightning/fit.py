@@ -1,10 +1,9 @@
-# `farandole fit stack.yaml`: starts the ranks that the file asks for, and trains in each of them.
-# Touches stack, launch/cli and launch/spawn; farandole.ray and Lightning only where the stack needs them.
-"""`python -m farandole.lightning.fit stack.yaml` is the same; `--rank` is what runs in each rank."""
+# `farandole fit stack.yaml`: starts the ranks that the file describes, and trains in each of them.
+# Touches stack, launch/cli and launch/spawn; farandole.ray and Lightning only if the stack needs them.
+"""`python -m farandole.lightning.fit stack.yaml` is the same. Each rank runs it with `--rank`."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
 import sys
@@ -13,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from ..config import environment
-from ..errors import RankFailed
+from ..base.config import environment
+from ..base.errors import RankFailed
+from ..clusters import detect
 from ..launch import cli, spawn
-from ..launch.clusters import detect
 from .stack import Stack, StackError, checked, explain, options_of
 
 USAGE = """usage: farandole fit STACK.yaml [--explain]
@@ -27,7 +26,7 @@ USAGE = """usage: farandole fit STACK.yaml [--explain]
 
 
 def read(path: str) -> Stack:
-    """The stack in a file."""
+    """Reads the stack from a file."""
     try:
         with open(path, encoding="utf-8") as file:
             return checked(yaml.safe_load(file), path)
@@ -38,7 +37,7 @@ def read(path: str) -> Stack:
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs a command line; the exit code."""
+    """Runs a command line. Returns the exit code."""
     options = [word for word in words if word.startswith("-")]
     paths = [word for word in words if not word.startswith("-")]
     if "-h" in options or "--help" in options:
@@ -80,20 +79,19 @@ def start(stack: Stack, path: str) -> int:
 
 def _with_ray(stack: Stack, folder: str) -> int:
     try:
-        ray = importlib.import_module("farandole.ray")
-        make = ray.RayExecutor
+        from ..ray import RayExecutor
     except (ImportError, AttributeError) as error:
         raise ImportError(f"orchestration: ray needs Ray: pip install 'farandole[ray]' ({error})") from None
-    settings = make.create_settings()
-    least = {"min_workers": stack.min_ranks, "max_workers": stack.ranks}
-    executor = make(settings, use_gpu=stack.use_gpu, **(least if stack.min_ranks else {"num_workers": stack.ranks}))
+    settings = RayExecutor.create_settings()
+    fixed, least = {"num_workers": stack.ranks}, {"min_workers": stack.min_ranks, "max_workers": stack.ranks}
+    executor = RayExecutor(settings, use_gpu=stack.use_gpu, **(least if stack.min_ranks else fixed))
     try:
         executor.start()
-    except (TimeoutError, ConnectionError) as error:  # no room, or no cluster: nothing of the user's has run
+    except (TimeoutError, ConnectionError) as error:  # the cluster is full or missing: no code of the user has run
         return _failed(error)
     try:
         executor.run(train, args=[stack, folder])
-    except RankFailed as error:  # too few are left, or an actor has died; what a rank raised comes as it is
+    except RankFailed as error:  # too few ranks are left, or an actor has died; errors of ranks have their own types
         return _failed(error)
     finally:
         executor.shutdown()
@@ -109,18 +107,18 @@ def _failed(error: Exception) -> int:
 
 
 def train(stack: Stack, folder: str) -> None:
-    """Trains in this rank, through the classes of Lightning's own command line."""
+    """Trains in this rank, with the classes of Lightning's own command line."""
     _check_devices(stack)
     if folder not in sys.path:
-        sys.path.insert(0, folder)  # modules may lie beside the file
+        sys.path.insert(0, folder)  # modules may be in the same folder as the file
     try:
-        command_line = importlib.import_module("lightning.pytorch.cli").LightningCLI
+        from lightning.pytorch.cli import LightningCLI
     except ModuleNotFoundError as error:
         raise ImportError(f"farandole fit needs Lightning: pip install 'farandole[lightning]' ({error})") from None
     given: dict[str, Any] = {"model": stack.module, "trainer": _trainer(stack), "seed_everything": stack.seed}
     if stack.datamodule is not None:
         given["data"] = stack.datamodule
-    made = command_line(
+    made = LightningCLI(
         run=False,
         subclass_mode_model=True,
         subclass_mode_data=True,
@@ -132,7 +130,7 @@ def train(stack: Stack, folder: str) -> None:
 
 
 def _trainer(stack: Stack) -> dict[str, Any]:
-    """The Trainer's options, with what the other two sections say."""
+    """The Trainer's options, with those from the other two sections."""
     options = options_of(stack)
     if stack.strategy is not None:
         size, local = _place(stack)
@@ -141,7 +139,7 @@ def _trainer(stack: Stack) -> dict[str, Any]:
 
 
 def _place(stack: Stack) -> tuple[int, int]:
-    """The number of ranks, and of those on this host, as whoever started this process says."""
+    """The number of ranks, and of ranks on this host, from the launcher of this process."""
     variables = environment()
     found = detect(variables)
     if found is not None:
@@ -150,8 +148,10 @@ def _place(stack: Stack) -> tuple[int, int]:
 
 
 def _check_devices(stack: Stack) -> None:
-    """NCCL says the same in other words, on all ranks at once, after a while."""
-    if stack.backend == "nccl" and not importlib.import_module("torch").cuda.is_available():
+    """Raises StackError for NCCL without GPUs. NCCL's own error would come later, on all ranks, and is less clear."""
+    import torch
+
+    if stack.backend == "nccl" and not torch.cuda.is_available():
         raise StackError(
             f"communication: nccl needs a CUDA GPU for each rank, and {os.uname().nodename} has none that torch can "
             "use; farandole and gloo run on CPUs"

@@ -1,11 +1,10 @@
-# How a Trainer or a Fabric runs its functions: in ranks that it starts itself, or again and again in an elastic job.
-# Touches launch/executor and launch/local; Lightning only through what it hands over.
-"""Lightning calls `launch(function, *args, trainer=..., **kwargs)` of what a strategy has as its launcher, if any."""
+# How a Trainer or a Fabric runs its functions: in ranks that it starts, or repeatedly in an elastic job.
+# Touches launch/executor and launch/local; Lightning only through the objects it gets.
+"""Lightning calls `launch(function, *args, trainer=..., **kwargs)` of the strategy's launcher, if it has one."""
 
 from __future__ import annotations
 
 import copy
-import importlib
 import random
 import sys
 from collections.abc import Callable
@@ -14,17 +13,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..base.named import module_of
+from ..bindings.private import lightning_names
 from ..launch.executor import Executor
 from ..launch.local import start
-from ..private import lightning_names
-from . import elastic, trees
+from ..world import runtime
+from . import elastic
+from .packages import fabric_of
 
-# Of a checkpoint callback: what scripts ask it after training.
+# The attributes of a checkpoint callback that scripts read after training.
 CHECKPOINTS = "dirpath best_model_path best_model_score last_model_path best_k_models kth_best_model_path kth_value"
 
 
-class Again:
-    """In an elastic job: a fit with an ElasticCallback is begun again when ranks were lost or came."""
+class ElasticRestart:
+    """For elastic jobs: it starts a fit with an ElasticCallback again when ranks were lost or joined."""
 
     is_interactive_compatible = True
 
@@ -36,11 +38,11 @@ class Again:
         return elastic.fit(trainer, function, args, kwargs)
 
     def kill(self, signum: int) -> None:
-        """There is nobody to kill: the launcher looks after the ranks."""
+        """Does nothing: the launcher controls the ranks."""
 
 
-class OwnRanks:
-    """Without a launcher: `devices=N` starts N ranks for each call of fit, validate, test and predict."""
+class ProcessStarter:
+    """For processes without a launcher: `devices=N` starts N ranks for each fit, validate, test and predict."""
 
     is_interactive_compatible = True
 
@@ -50,8 +52,8 @@ class OwnRanks:
         self._executor: Executor | None = None
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        """Runs the function in all ranks; what rank 0 returned, and in `trainer` what became of it."""
-        if trainer is None and lightning_names.does_nothing(trees.fabric_of(self._tree), function):
+        """Runs the function in all ranks. Returns rank 0's result, and copies its trainer's state to `trainer`."""
+        if trainer is None and lightning_names.does_nothing(fabric_of(self._tree), function):
             self._run_script_again()
         work = (function, args, kwargs, trainer, self._number, self._tree, _generators())
         self._executor = Executor(self._number)
@@ -77,7 +79,7 @@ class OwnRanks:
             self._executor.shutdown()
 
     def _run_script_again(self) -> None:
-        """`fabric.launch()` without a function: all that follows runs in the ranks, so this process waits for them."""
+        """`fabric.launch()` without a function: the ranks run the rest of the script; this process waits for them."""
         main = sys.modules["__main__"]
         if not getattr(main, "__file__", None) or hasattr(sys, "ps1"):
             raise TypeError("in a notebook fabric.launch(function) needs the function that the ranks shall run")
@@ -102,24 +104,24 @@ def _work(
     tree: str,
     generators: Any,
 ) -> tuple[Any, Any]:
-    """In each rank. Function, arguments and trainer come in one pickle: what is one object there is one here."""
+    """Runs in each rank. Function, arguments and trainer are in one pickle, so objects that they share stay shared."""
     random.setstate(generators[0])
     np.random.set_state(generators[1])
     torch.set_rng_state(generators[2])
-    fabric = trees.fabric_of(tree)
+    fabric = fabric_of(tree)
     lightning_names.share_cores(fabric, number)
     result = function(*args, **kwargs)
-    rank = importlib.import_module("farandole.runtime").rank()
+    rank = runtime.rank()
     report = None if trainer is None else _report(trainer)
     return (_on_cpu(result, fabric), _on_cpu(report, fabric)) if rank == 0 else (None, None)
 
 
 def _on_cpu(value: Any, fabric: str) -> Any:
-    return importlib.import_module(f"{fabric}.utilities").move_data_to_device(value, torch.device("cpu"))
+    return module_of(f"{fabric}.utilities").move_data_to_device(value, torch.device("cpu"))
 
 
 def _report(trainer: Any) -> dict[str, Any]:
-    """What has become of a trainer in a rank. All ranks call it: metrics gather their states."""
+    """The state of a trainer after the run. All ranks call it, because metrics gather their states."""
     fit_loop = trainer.fit_loop
     loop = fit_loop.epoch_loop
     return {
@@ -143,7 +145,7 @@ def _report(trainer: Any) -> dict[str, Any]:
 
 
 def _take_over(trainer: Any, report: dict[str, Any]) -> None:
-    """The trainer of this process knows what the one of rank 0 does."""
+    """Copies the state of rank 0's trainer to the trainer of this process."""
     if report["weights"] is not None:
         trainer.lightning_module.load_state_dict(report["weights"], strict=False)
     trainer.state = report["state"]

@@ -1,6 +1,6 @@
-# Batch normalisation over all ranks for `Trainer(sync_batchnorm=True)`, and back.
-# Touches torch alone.
-"""torch's own SyncBatchNorm needs CUDA; ours does not."""
+# Replaces batch normalisation by one over all ranks for `Trainer(sync_batchnorm=True)`, and reverts this.
+# Touches only torch.
+"""SyncBatchNorm of torch needs CUDA; ours does not."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ..private.torch_names import batch_norms
+from ..bindings.private.torch_names import batch_norms
 from ..torch.sync_batch_norm import SyncBatchNorm
 
 
 def convert(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
-    """Replaces the batch normalisations below `module`; gives their places, for `revert`."""
+    """Replaces the batch normalisations below `module`. Returns their places, for `revert`."""
     places = []
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
@@ -23,14 +23,14 @@ def convert(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
                     old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats
                 )
                 _take_over(replacement, child)
-                replacement.replaced = [child]  # in a list: it is no submodule
+                replacement.replaced = [child]  # in a list, so that it is not a submodule
                 setattr(parent, name, replacement)
                 places.append((parent, name))
     return places
 
 
 def revert(places: list[tuple[torch.nn.Module, str]]) -> None:
-    """Puts back what `convert` has replaced, with what it has learned."""
+    """Restores the modules that `convert` replaced, with the trained values."""
     for parent, name in places:
         current = getattr(parent, name)
         [original] = current.replaced

@@ -1,12 +1,11 @@
-# What the strategies for Trainer and Fabric share: this rank's place and device, and operations between ranks.
-# Touches torch.distributed, the runtime below, environment, launcher and trees.
-"""torch.distributed runs on our backend beside the gradients, so that metrics and callbacks of others find it."""
+# The common part of the strategies for Trainer and Fabric: this rank's numbers and device, operations between ranks.
+# Touches torch.distributed, the runtime below, environment, launcher and packages.
+"""torch.distributed also runs, on our backend, because metrics and callbacks of other libraries use it."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 import inspect
 from datetime import timedelta
 from typing import Any
@@ -14,29 +13,30 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from ..autoload import announce
-from ..runtime import init, runtime
+from ..base.named import module_of
 from ..torch.distributed.rendezvous import meet
 from ..torch.functions import broadcast_parameters
-from . import trees
+from ..world.runtime import init, runtime
 from .environment import launched
-from .launcher import Again, OwnRanks
-from .reduction import Reducer, Terms
+from .launcher import ElasticRestart, ProcessStarter
+from .packages import fabric_of
+from .reduction import ElasticOptions, Reducer
 
-TIMEOUT = timedelta(minutes=30)  # torch's own
+TIMEOUT = timedelta(minutes=30)  # the same as torch's default
 _MEANS = ("mean", "avg")
 
 
 class Ranks:
-    """For a class that derives from Lightning's ParallelStrategy as well."""
+    """A base for classes that also derive from Lightning's ParallelStrategy."""
 
     tree: str
+    environment_class: Any  # the class for the package's Fabric
     accelerator: Any
     is_distributed = True  # without it Lightning gives every rank all of the data, and `sync_dist` does nothing
     _launcher: Any = None
 
     def _begin(self, terms: dict[str, Any], unknown: dict[str, Any]) -> None:
-        """The end of a constructor: `unknown` is what nobody knows."""
+        """The last step of a constructor. `unknown`: unknown options, which are an error."""
         if unknown:
             known = [
                 name for name in inspect.signature(type(self).__init__).parameters if name not in ("self", "unknown")
@@ -45,11 +45,11 @@ class Ranks:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
             raise TypeError(f"{type(self).__name__} has no option {name!r}{hint}")
-        self._reducer = Reducer(Terms(**terms))
-        self._world: Any = None  # the one that torch.distributed's group belongs to
-        self.cluster_environment = trees.build(trees.fabric_of(self.tree), "FarandoleEnvironment")()
+        self._reducer = Reducer(ElasticOptions(**terms))
+        self._world: Any = None  # the world of torch.distributed's process group
+        self.cluster_environment = self.environment_class()
 
-    # --- who and where -----------------------------------------------------------------------------------------------
+    # --- ranks and devices -------------------------------------------------------------------------------------------
 
     @property
     def num_nodes(self) -> int:
@@ -58,7 +58,7 @@ class Ranks:
 
     @num_nodes.setter
     def num_nodes(self, value: int) -> None:
-        """Lightning says what the script said; the launcher knows better."""
+        """Ignores the value of the script: the launcher decides."""
 
     @property
     def num_processes(self) -> int:
@@ -85,60 +85,57 @@ class Ranks:
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Who takes which share of the data."""
+        """The number of shares of the data, and the share of this rank."""
         environment: Any = self.cluster_environment
         return {"num_replicas": environment.world_size(), "rank": environment.global_rank()}
 
     def _configure_launcher(self) -> None:
-        """Under a launcher nobody starts processes; without one, `devices=N` is N ranks that are ours to start."""
+        """If a launcher started this process, it starts no ranks. Otherwise we start N ranks for `devices=N`."""
         if launched():
             init()
             self.parallel_devices = devices_of(self.parallel_devices, runtime.world.config.local_size)
             self._tell_rank()
-            self._launcher = Again() if runtime.world.config.elastic else None
+            self._launcher = ElasticRestart() if runtime.world.config.elastic else None
         elif len(self.parallel_devices or []) > 1:
-            self._launcher = OwnRanks(len(self.parallel_devices), self.tree)
+            self._launcher = ProcessStarter(len(self.parallel_devices), self.tree)
 
     def _tell_rank(self) -> None:
-        """Who may print and write: Lightning looks at this in many places."""
+        """Sets the rank in Lightning's utilities, which decide by it who may print and write."""
         rank = self.cluster_environment.global_rank()
-        shared = importlib.import_module("lightning_utilities.core.rank_zero").rank_zero_only
-        shared.rank = importlib.import_module(
-            f"{trees.fabric_of(self.tree)}.utilities.rank_zero"
-        ).rank_zero_only.rank = rank
+        shared = module_of("lightning_utilities.core.rank_zero").rank_zero_only
+        shared.rank = module_of(f"{fabric_of(self.tree)}.utilities.rank_zero").rank_zero_only.rank = rank
 
     def setup_environment(self) -> None:
-        """Joins the job; called in each rank before anything else."""
+        """Joins the job. It is called first in each rank."""
         init()
         if launched():
             self.parallel_devices = devices_of(self.parallel_devices, runtime.world.config.local_size)
         self._tell_rank()
         base: Any = super()
         base.setup_environment()
-        importlib.import_module(f"{trees.fabric_of(self.tree)}.utilities.seed").reset_seed()
+        module_of(f"{fabric_of(self.tree)}.utilities.seed").reset_seed()
         self._join_torch()
 
     def _join_torch(self) -> None:
         world = runtime.world
         if self._world is not None and self._world is not world and dist.is_initialized():
-            with contextlib.suppress(Exception):  # of ranks that have come and gone since
+            with contextlib.suppress(Exception):  # its ranks may have changed
                 dist.destroy_process_group()
         self._world = world
         if dist.is_initialized() or not dist.is_available():
             return
-        announce()
         store, rank, size = next(meet(TIMEOUT))
         dist.init_process_group("farandole", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
 
     # --- between ranks -----------------------------------------------------------------------------------------------
 
     def barrier(self, name: str | None = None) -> None:
-        """Nobody goes on before everybody has come."""
+        """Waits until all ranks have called it."""
         if dist.is_initialized():
             dist.barrier()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """The object of one rank, on all of them."""
+        """Returns the object of rank `src` on all ranks."""
         if not dist.is_initialized():
             return obj
         objects = [obj]
@@ -146,7 +143,7 @@ class Ranks:
         return objects[0]
 
     def _reduced(self, tensor: Any, group: Any, reduce_op: Any) -> Any:
-        """In place, as Lightning's own strategies do it; what is no tensor stays as it is."""
+        """Reduces a tensor in place, as Lightning's own strategies do. Returns other values unchanged."""
         if not isinstance(tensor, torch.Tensor) or not dist.is_initialized():
             return tensor
         text = str(reduce_op or "mean").lower().rpartition(".")[2]
@@ -161,7 +158,7 @@ class Ranks:
         return tensor
 
     def __getstate__(self) -> dict[str, Any]:
-        """For ranks of our own: what belongs to this process stays here."""
+        """The state for ranks that we start, without the objects that belong to this process."""
         base: Any = super()
         state = base.__getstate__() if hasattr(base, "__getstate__") else dict(vars(self))
         state = dict(state) if isinstance(state, dict) else dict(vars(self))
@@ -169,7 +166,7 @@ class Ranks:
 
 
 def devices_of(devices: Any, local_size: int) -> list[torch.device]:
-    """A device for each of the host's ranks; `devices=1`, as Horovod's users write, means one for each of them.
+    """A device for each rank of the host. `devices=1`, as in Horovod, means one device for each rank.
 
     >>> devices_of([torch.device("cpu")], 2)
     [device(type='cpu'), device(type='cpu')]
@@ -185,14 +182,14 @@ def devices_of(devices: Any, local_size: int) -> list[torch.device]:
 
 
 def equalize(module: torch.nn.Module) -> None:
-    """Gives every rank rank 0's parameters and buffers."""
+    """Sends the parameters and buffers of rank 0 to every rank."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     whole = {name: tensor for name, tensor in tensors.items() if not torch.nn.parameter.is_lazy(tensor)}
     broadcast_parameters(whole, 0)
 
 
 def equalize_buffers(module: torch.nn.Module) -> None:
-    """Gives every rank rank 0's buffers, such as the averages of batch normalisation."""
+    """Sends the buffers of rank 0 to every rank, such as the averages of batch normalisation."""
     buffers = dict(module.named_buffers())
     if buffers:
         broadcast_parameters(buffers, 0)

@@ -1,6 +1,6 @@
-# The gradients of a model, averaged over all ranks as backward computes them, whoever steps which optimizer with them.
+# Averages the gradients of a model over all ranks while backward computes them, for any optimizer.
 # Touches torch/buckets and runtime.
-"""`Reducer` knows parameters in groups: what one optimizer, or one module of Fabric, updates."""
+"""`Reducer` has groups of parameters: those of one optimizer, or of one module of Fabric."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 
-from ..groups import global_process_set
-from ..pending import checked_compression
-from ..reductions import Adasum, Average, Sum
+from ..operations.pending import checked_compression
+from ..operations.reductions import Adasum, Average, Sum
 from ..torch.buckets import Gradients
 from ..torch.compression import Compression
+from ..world.groups import global_process_set
 from .stack import COMPRESSIONS
 
-NEVER = 1 << 60  # backward passes before a gradient is sent
+NEVER = 1 << 60  # so many backward passes before a gradient is sent
 
 
 @dataclass(frozen=True)
-class Terms:
-    """How gradients are reduced: the options of `DistributedOptimizer`; a compression may be given by its name."""
+class ElasticOptions:
+    """How gradients are reduced: the options of `DistributedOptimizer`. `compression` may be a name."""
 
     compression: Any = Compression.none
     op: Any = Average
@@ -44,13 +44,13 @@ class Terms:
 class Reducer:
     """Averages gradients; `synchronize` is called after each backward pass."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: ElasticOptions) -> None:
         self._terms = terms
         self._groups: list[Gradients] = []
         self._blocked = 0
 
     def watch(self, named: Iterable[tuple[str, torch.Tensor]]) -> Gradients | None:
-        """A group of parameters whose gradients are reduced together; those that another group has are left out."""
+        """Adds a group of parameters whose gradients are reduced together, without those that are in another group."""
         known = {param for group in self._groups for param in group.slots}
         new = {param: name for name, param in named if param not in known}
         if not new:
@@ -70,7 +70,7 @@ class Reducer:
         return group
 
     def pending(self, params: Iterable[torch.Tensor] = ()) -> bool:
-        """Whether gradients, or those of the groups of these parameters, have come since the last `synchronize`."""
+        """Whether there are new gradients since the last `synchronize`, in all groups or in those of `params`."""
         chosen = self._of(params) if params else self._groups
         return any(group.pending for group in chosen)
 
@@ -79,7 +79,7 @@ class Reducer:
         return [group for group in self._groups if not wanted.isdisjoint(group.slots)]
 
     def synchronize(self, every: bool) -> None:
-        """Waits until gradients are reduced: of every group, or of those in which backward has reached something."""
+        """Waits until gradients are reduced: those of every group, or only of groups with new gradients."""
         if self._blocked:
             return
         for group in self._groups:
@@ -88,7 +88,7 @@ class Reducer:
 
     @contextlib.contextmanager
     def blocked(self) -> Iterator[None]:
-        """Inside, gradients add up on each rank and nothing is sent."""
+        """A context in which each rank accumulates its gradients and sends nothing."""
         self._blocked += 1
         self._let_wait(NEVER)
         try:
@@ -103,7 +103,7 @@ class Reducer:
             group.set_passes(passes)
 
     def forget(self) -> None:
-        """What was under way belongs to a world, or a run, that is over."""
+        """Removes all groups: their world or run has ended."""
         for group in self._groups:
             with contextlib.suppress(Exception):
                 group.drain()

@@ -1,6 +1,6 @@
-# Lets Lightning know our strategies by their names, as soon as a script imports Lightning itself.
+# Registers our strategies with Lightning by name, as soon as a script imports Lightning.
 # Touches the import system, for eight modules of Lightning, and private. Imports neither Lightning nor torch.
-"""`watch()` is called when Lightning's first module is imported (see autoload.py): it waits, and never raises."""
+"""`watch()` is called when Lightning's first module is imported (see autoload.py). It never raises an error."""
 
 from __future__ import annotations
 
@@ -14,65 +14,68 @@ from types import ModuleType
 from typing import Any
 
 from ..autoload import Awaiting
-from ..private.lightning_names import CONNECTORS, answer_environment
+from ..bindings.private.lightning_names import CONNECTORS, answer_environment
+from .packages import fabric_of
 
-# The module that makes a registry, its name there, and the kind of strategy that it holds.
+# The class for each strategy name. Horovod's strategy for the Trainer multiplies learning rates, as it always did.
+OF_TRAINER = {"farandole": "FarandoleStrategy", "horovod": "HorovodStrategy"}
+OF_FABRIC = {"farandole": "FabricStrategy", "horovod": "FabricStrategy"}
+# (module that makes a registry) -> (name of the registry in it, our strategies).
 REGISTRIES = {
-    "lightning.pytorch.strategies": ("StrategyRegistry", "FarandoleStrategy"),
-    "pytorch_lightning.strategies": ("StrategyRegistry", "FarandoleStrategy"),
-    "lightning.fabric.strategies": ("STRATEGY_REGISTRY", "FabricStrategy"),
-    "lightning_fabric.strategies": ("STRATEGY_REGISTRY", "FabricStrategy"),
+    "lightning.pytorch.strategies": ("StrategyRegistry", OF_TRAINER),
+    "pytorch_lightning.strategies": ("StrategyRegistry", OF_TRAINER),
+    "lightning.fabric.strategies": ("STRATEGY_REGISTRY", OF_FABRIC),
+    "lightning_fabric.strategies": ("STRATEGY_REGISTRY", OF_FABRIC),
 }
-NAMES = ("farandole", "horovod")
 
 
 def take_over(name: str, *more: Any) -> importlib.machinery.ModuleSpec | None:
-    """For autoload.py, which has waited for Lightning's first module."""
+    """Called by autoload.py at the import of Lightning's first module."""
     watch()
     return _watcher.find_spec(name, *more)
 
 
 def watch() -> None:
-    """Registers where Lightning is imported already, and else when it will be; again is once."""
+    """Registers now if Lightning is imported already, else at its import. A second call does nothing."""
     made = {**{name: registry for name, (registry, _) in REGISTRIES.items()}, **CONNECTORS}
     for name, attribute in made.items():
         module = sys.modules.get(name)
         if module is not None and hasattr(module, attribute):
             _take_part(module)
     if _watcher not in sys.meta_path:
-        if Awaiting in sys.meta_path:  # in its place: the import system is going through the list
+        if Awaiting in sys.meta_path:  # at the same index, because the import system iterates over this list now
             sys.meta_path[sys.meta_path.index(Awaiting)] = _watcher
         else:
             sys.meta_path.insert(0, _watcher)
 
 
-class Watcher(importlib.abc.MetaPathFinder):
-    """Finds nothing by itself: it lets the others find Lightning's module, and takes part when that has run."""
+class ImportHook(importlib.abc.MetaPathFinder):
+    """Finds no modules. Other finders find Lightning's modules; it adds a call after the module's own code."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec that the next finders give, with one call after the module's own code."""
+        """The spec from the other finders, with our call after the module's own code."""
         if fullname not in REGISTRIES and fullname not in CONNECTORS:
             return None
         try:
             spec = _found(fullname, path, target)
         except Exception:
-            return None  # another finder's trouble: the import system asks it again, and says so
+            return None  # the import system asks the other finder again, and reports its error
         if spec is not None:
             try:
                 _then_take_part(spec.loader)
-            except Exception as error:  # a loader that lets nobody in
+            except Exception as error:  # a loader that cannot be changed
                 _warn(fullname, error)
         return spec
 
 
-_watcher = Watcher()
+_watcher = ImportHook()
 
 
 def _found(name: str, path: Sequence[str] | None, target: ModuleType | None) -> importlib.machinery.ModuleSpec | None:
     for finder in sys.meta_path:
-        if isinstance(finder, Watcher) or not hasattr(finder, "find_spec"):
+        if isinstance(finder, ImportHook) or not hasattr(finder, "find_spec"):
             continue
         spec = finder.find_spec(name, path, target)
         if spec is not None:
@@ -93,7 +96,7 @@ def _then_take_part(loader: Any) -> None:
 def _take_part(module: ModuleType) -> None:
     name = module.__name__
     try:
-        if name in REGISTRIES:  # some loaders load many modules
+        if name in REGISTRIES:  # one loader may load several modules
             _register(module, name.rpartition(".")[0], *REGISTRIES[name])
         elif name in CONNECTORS:
             tree = name.partition(".trainer")[0].removesuffix(".connector")
@@ -102,21 +105,21 @@ def _take_part(module: ModuleType) -> None:
         _warn(name, error)
 
 
-def _register(module: ModuleType, tree: str, attribute: str, kind: str) -> None:
+def _register(module: ModuleType, tree: str, attribute: str, kinds: dict[str, str]) -> None:
     registry = getattr(module, attribute)
-    for name in NAMES:
-        if name not in registry:  # somebody else's stays
+    for name, kind in kinds.items():
+        if name not in registry:  # a strategy of somebody else is not replaced
             make = functools.partial(_make, tree, kind)
             registry.register(name, make, description="Gradients of all ranks, averaged by Farandole")
 
 
 def _answer(tree: str, strategy: Any) -> Any:
-    """For a strategy of ours that is given by its name ranks are as we know them, as if it were given as an object."""
+    """Our environment, if the strategy is one of ours and is given by name. Strategy objects bring it themselves."""
     if not _is_ours(tree, strategy):
         return None
     from . import trees
 
-    return trees.build(trees.fabric_of(tree), "FarandoleEnvironment")()
+    return trees.build(fabric_of(tree), "FarandoleEnvironment")()
 
 
 def _is_ours(tree: str, name: Any) -> bool:
@@ -127,7 +130,7 @@ def _is_ours(tree: str, name: Any) -> bool:
 
 
 def _warn(name: str, error: Exception) -> None:
-    """An import of Lightning must not fail because of us."""
+    """Warns, because an error of ours must not make the import of Lightning fail."""
     warnings.warn(f'strategy="farandole" is not available in {name}: {error}', stacklevel=3)
 
 

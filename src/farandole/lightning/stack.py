@@ -1,6 +1,6 @@
-# The description of a training stack: what `farandole fit` reads, checks and explains.
-# Pure, but for Lightning's source, which is read and not run.
-"""Three sections, one for each layer: `communication`, `orchestration`, `application`."""
+# The description of a training stack, which `farandole fit` reads, checks and explains.
+# Pure, except that it reads Lightning's source. It does not run it.
+"""There are three sections, one for each layer: `communication`, `orchestration`, `application`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SECTIONS = {
     "application": ("module", "datamodule", "trainer", "seed", "ckpt_path"),
 }
 COMPRESSIONS = ("none", "fp16", "bf16")
-# Lightning's own, on the backend that the stack names.
+# Strategies of Lightning that run on the backend of the stack.
 STRATEGIES = {"ddp": "DDPStrategy", "fsdp": "FSDPStrategy", "model_parallel": "ModelParallelStrategy"}
 
-# Where Lightning's command line looks for a class that is named without its package, by the Trainer's option.
+# For each option of the Trainer: where Lightning's command line searches for a class without a package name.
 PACKAGES = {
     "callbacks": "lightning.pytorch.callbacks",
     "logger": "lightning.pytorch.loggers",
@@ -33,7 +33,7 @@ PACKAGES = {
 
 
 class StackError(ValueError):
-    """The file does not say what it should; the text says where, and what is expected."""
+    """The file is wrong. The text says where, and what is expected."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Stack:
     """A whole stack."""
 
     backend: str = "farandole"
-    strategy: dict[str, Any] | None = None  # class_path, init_args; None: ours
+    strategy: dict[str, Any] | None = None  # class_path, init_args; None: our strategy
     compression: str = "none"
     scale_lr: bool = False
     kind: str = "local"
@@ -69,7 +69,7 @@ def checked(document: Any, where: str = "stack.yaml") -> Stack:
     for section, keys in SECTIONS.items():
         content = document.get(section, {})
         if isinstance(content, str) and section != "application":
-            content = {keys[0]: content}  # one word says it
+            content = {keys[0]: content}  # one word is enough
         if not isinstance(content, dict):
             raise StackError(f"{where}: {section}: expected a mapping with {', '.join(keys)}")
         _known(content, keys, f"{where}: {section}")
@@ -97,7 +97,7 @@ def _check_sense(stack: Stack, where: str) -> None:
     for name in ("ranks", "min_ranks"):
         value = getattr(stack, name)
         if value is not None and (type(value) is not int or value < 1):
-            raise StackError(f"{where}: orchestration: {name}: {value!r} is no number of ranks")
+            raise StackError(f"{where}: orchestration: {name}: {value!r} is not a number of ranks")
     if stack.kind == "hosts" and not stack.hosts:
         raise StackError(f'{where}: orchestration: hosts is missing, such as "host1:4,host2:4"')
     if stack.kind != "hosts" and stack.hosts:
@@ -142,7 +142,7 @@ def _class(value: Any, where: str) -> dict[str, Any]:
 
 
 def _strategy(found: dict[str, Any], where: str) -> dict[str, Any]:
-    """One of Lightning's strategies on the backend of the stack."""
+    """A strategy of Lightning on the backend of the stack."""
     given, backend = found.get("strategy") or "ddp", found.get("backend", "farandole")
     if isinstance(given, str) and "." not in given:
         _choice({"strategy": given}, "strategy", tuple(STRATEGIES), where)
@@ -153,7 +153,7 @@ def _strategy(found: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def trainer_options() -> list[str]:
-    """The options of Lightning's Trainer, read from its source: importing Lightning takes seconds. None found: []."""
+    """The options of Lightning's Trainer, read from its source, because its import takes seconds; [] if not found."""
     package = importlib.util.find_spec("lightning")
     for folder in (package.submodule_search_locations or []) if package is not None else []:
         path = os.path.join(folder, "pytorch", "trainer", "trainer.py")
@@ -169,11 +169,11 @@ def trainer_options() -> list[str]:
     return []
 
 
-# --- in words --------------------------------------------------------------------------------------------------------
+# --- explanation -----------------------------------------------------------------------------------------------------
 
 
 def start_of(stack: Stack, command: str) -> str:
-    """How the ranks are started, as one would type it."""
+    """The command that starts the ranks."""
     least = f" --min-np {stack.min_ranks}" if stack.min_ranks else ""
     if stack.kind == "ray":
         return f"farandole.ray.RayExecutor with {stack.ranks} workers"
@@ -184,7 +184,7 @@ def start_of(stack: Stack, command: str) -> str:
 
 
 def options_of(stack: Stack) -> dict[str, Any]:
-    """The Trainer's options, with what the other two sections add to its lists."""
+    """The Trainer's options, with the additions of the other two sections."""
     options = dict(stack.trainer)
     if stack.strategy is None and stack.min_ranks is not None:
         added, ours = "callbacks", "farandole.lightning.ElasticCallback"
@@ -192,13 +192,13 @@ def options_of(stack: Stack) -> dict[str, Any]:
         added, ours = "plugins", "farandole.lightning.FarandoleEnvironment"
     else:
         return options
-    given = options.get(added)  # Lightning takes one as well as a list of them
+    given = options.get(added)  # Lightning accepts one object or a list
     options[added] = [*(given if isinstance(given, list) else [given] if given else []), {"class_path": ours}]
     return options
 
 
-def strategy_of(stack: Stack, words: Words) -> str:
-    """The Trainer's strategy, as one would write it."""
+def strategy_of(stack: Stack, words: SourceWriter) -> str:
+    """The Trainer's strategy as Python source."""
     if stack.strategy is not None:
         return words.of(stack.strategy)
     options: dict[str, Any] = {}
@@ -211,17 +211,17 @@ def strategy_of(stack: Stack, words: Words) -> str:
     return words.of({"class_path": "farandole.lightning.FarandoleStrategy", "init_args": options})
 
 
-class Words:
-    """Values of the file as Python, and the imports that it needs."""
+class SourceWriter:
+    """Writes values of the file as Python source, and the imports that this source needs."""
 
     def __init__(self) -> None:
         self.imports: dict[str, str] = {}  # name -> its package
-        self.whole: dict[str, None] = {}  # packages of classes whose name another one has
+        self.whole: dict[str, None] = {}  # packages of classes whose name another package has too
 
     def of(self, value: Any, option: str = "") -> str:
-        """An expression; `option` is where it stands, for a class that is named without its package.
+        """An expression. `option`: the Trainer's option of the value; it gives the package of classes without one.
 
-        >>> Words().of([{"class_path": "a.B", "init_args": {"c": {"class_path": "d.E"}}}, 1])
+        >>> SourceWriter().of([{"class_path": "a.B", "init_args": {"c": {"class_path": "d.E"}}}, 1])
         '[B(c=E()), 1]'
         """
         if isinstance(value, list):
@@ -243,7 +243,7 @@ class Words:
         return f"{package}.{name}"
 
     def lines(self) -> list[str]:
-        """The imports."""
+        """The import statements."""
         names: dict[str, list[str]] = {}
         for name, package in self.imports.items():
             names.setdefault(package, []).append(name)
@@ -252,13 +252,13 @@ class Words:
 
 
 def explain(stack: Stack) -> str:
-    """The three layers, and the same in Python."""
+    """Describes the three layers, and the same as a Python script."""
     where = {"local": "on this host", "hosts": f"on {stack.hosts}", "ray": "as actors of Ray", "slurm": "by SLURM"}
     many = f"{stack.min_ranks} to {stack.ranks}" if stack.min_ranks else str(stack.ranks)
     trained = stack.module["class_path"]
     data = f" on {stack.datamodule['class_path']}" if stack.datamodule else ""
     lines = [
-        f"communication  {stack.backend}: strategy={strategy_of(stack, Words())}",
+        f"communication  {stack.backend}: strategy={strategy_of(stack, SourceWriter())}",
         f"orchestration  {stack.kind}: {many} ranks {where[stack.kind]}",
         f"application    lightning: {trained}{data}",
         "",
@@ -269,7 +269,7 @@ def explain(stack: Stack) -> str:
 
 
 def _script(stack: Stack) -> list[str]:
-    words = Words()
+    words = SourceWriter()
     words.of({"class_path": "lightning.pytorch.Trainer"})
     body = []
     if stack.seed is not False:

@@ -1,23 +1,23 @@
-# The strategy for Lightning's Trainer: what it does around backward passes, steps, data and buffers.
+# The strategy for Lightning's Trainer: its hooks around backward passes, steps, data and buffers.
 # Touches torch, ranks, reduction, normalisation and uneven; Lightning only through its base class.
-"""`TrainerRanks` comes before Lightning's ParallelStrategy among the bases of FarandoleStrategy (see trees.py)."""
+"""FarandoleStrategy derives from `TrainerRanks` and then from Lightning's ParallelStrategy (see trees.py)."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ..private.lightning_names import layer_sync
-from ..reductions import Average
-from ..runtime import runtime
+from ..base.named import module_of
+from ..bindings.private.lightning_names import layer_sync
+from ..operations.reductions import Average
 from ..torch.compression import Compression
 from ..torch.ops import allreduce_
+from ..world.runtime import runtime
 from . import elastic, normalisation
 from .ranks import Ranks, equalize, equalize_buffers
-from .uneven import Evened, evened
+from .uneven import PaddedLoader, padded
 
 FITTING = "fit"
 
@@ -55,11 +55,11 @@ class TrainerRanks(Ranks):
         self._begin(terms, unknown)
         self.scale_lr = scale_lr
         self._normalised: list[Any] = []
-        self._evened: list[Evened] = []
-        self._dealt: elastic.Dealt | None = None
+        self._evened: list[PaddedLoader] = []
+        self._dealt: elastic.DataLoaderAdapter | None = None
         self._groups: list[tuple[Any, Any, int]] = []  # optimizer, its gradients, how many parameters it had
 
-    # Lightning's half of this object.
+    # Attributes that Lightning sets.
     model: Any
     lightning_module: Any
     optimizers: list[Any]
@@ -69,7 +69,7 @@ class TrainerRanks(Ranks):
     # --- before training ---------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any) -> None:
-        """Equal models on all ranks, optimizers, and gradients that will be watched."""
+        """Makes the models of all ranks equal, sets up optimizers, and starts to reduce gradients."""
         self._fitting = trainer.state.fn == FITTING
         base: Any = super()
         base.setup(trainer)
@@ -77,7 +77,7 @@ class TrainerRanks(Ranks):
             self._watch()
 
     def model_to_device(self) -> None:
-        """Moves the model to this rank's device, and makes it equal on all ranks: the last that `setup` does to it."""
+        """Moves the model to this rank's device and makes it equal on all ranks. `setup` changes it before this."""
         self.model.to(self.root_device)
         sync = layer_sync(self) if self._fitting else None
         if type(sync).__name__ == "TorchSyncBatchNorm":
@@ -87,7 +87,7 @@ class TrainerRanks(Ranks):
         equalize(self.model)
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """As the module configures them; with `scale_lr` their rates grow with the number of ranks."""
+        """Makes the module's optimizers; with `scale_lr` multiplies learning rates by the number of ranks."""
         base: Any = super()
         base.setup_optimizers(trainer)
         size = runtime.world.engine.size
@@ -107,7 +107,7 @@ class TrainerRanks(Ranks):
         self._say(f"learning rates are multiplied by the number of ranks, {size}: {words}; scale_lr=False leaves them")
 
     def _say(self, text: str) -> None:
-        importlib.import_module(f"{self.tree}.utilities.rank_zero").rank_zero_info(text)
+        module_of(f"{self.tree}.utilities.rank_zero").rank_zero_info(text)
 
     def _watch(self) -> None:
         names = {param: name for name, param in self.lightning_module.named_parameters()}
@@ -117,12 +117,12 @@ class TrainerRanks(Ranks):
             params = _params(optimizer)
             named = [(names.get(param, f"optimizer.{place}"), param) for place, param in enumerate(params)]
             self._groups.append((optimizer, self._reducer.watch(named), len(params)))
-        # What no optimizer has may get one later: somebody thaws a backbone.
+        # Parameters without an optimizer may get one later, for example when a callback unfreezes a backbone.
         rest = [(name, param) for param, name in names.items() if param.requires_grad]
         self._reducer.watch(rest)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Optimizers may have got more parameters since the last batch."""
+        """Adds parameters that optimizers got since the last batch."""
         for place, (optimizer, gradients, count) in enumerate(self._groups):
             params = _params(optimizer)
             if len(params) == count:
@@ -133,40 +133,40 @@ class TrainerRanks(Ranks):
             self._groups[place] = (optimizer, gradients, len(params))
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Ranks with fewer batches than others take part with nothing at the end; elastic jobs deal anew."""
+        """Pads the loader, so that all ranks have the same number of batches. Elastic jobs get an elastic loader."""
         trainer = self.lightning_module.trainer
         if not trainer.training:
             return dataloader
         if elastic.callback_of(trainer) is not None:
             self._dealt = elastic.loader(dataloader, trainer)
             return self._dealt
-        loader = evened(dataloader)
-        self._evened = [*self._evened, loader] if isinstance(loader, Evened) else self._evened
+        loader = padded(dataloader)
+        self._evened = [*self._evened, loader] if isinstance(loader, PaddedLoader) else self._evened
         return loader
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
     @property
     def _idle(self) -> bool:
-        """Whether this rank has no batch while others have."""
+        """Whether this rank has no batch left while other ranks have."""
         return bool(self._evened) and all(loader.idle for loader in self._evened)
 
     @property
     def _weight(self) -> float:
-        """What this rank's batch counts for: ranks may have fewer samples than others, or none."""
+        """The weight of this rank's batch: a rank may have fewer samples than others, or none."""
         if self._dealt is not None:
             return self._dealt.weight
         return 0.0 if self._idle else 1.0
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's; a rank that has no batch computes nothing, unless the module steps by itself."""
+        """Runs the module's step. A rank without a batch computes nothing, except in manual optimization."""
         if self._idle and self.lightning_module.automatic_optimization:
-            return torch.zeros((), device=self.root_device, requires_grad=True)  # no parameter is behind it
+            return torch.zeros((), device=self.root_device, requires_grad=True)  # it does not depend on any parameter
         base: Any = super()
         return base.training_step(*args, **kwargs)
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Gradients are those of all ranks before anybody looks: hooks of users, clipping, precision."""
+        """Runs backward. Gradients are reduced before the hooks of users, clipping and precision see them."""
         module, precision = self.lightning_module, self.precision_plugin
         weight = self._weight
         if weight != 1.0:
@@ -178,18 +178,18 @@ class TrainerRanks(Ranks):
         return whole
 
     def block_backward_sync(self) -> Any:
-        """Inside, gradients add up on each rank, and nothing is sent."""
+        """A context in which each rank accumulates its gradients and sends nothing."""
         return self._reducer.blocked()
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """The optimizer's step, with closures that leave all ranks with the same gradients."""
+        """Runs the optimizer's step. After each call of the closure all ranks have the same gradients."""
         if not self.lightning_module.automatic_optimization and self._reducer.pending(_params(optimizer)):
-            self._reducer.synchronize(every=False)  # somebody called loss.backward() instead of manual_backward
+            self._reducer.synchronize(every=False)  # the module called loss.backward() instead of manual_backward
 
         def run() -> Any:
             loss = closure()
             if isinstance(optimizer, torch.optim.LBFGS) and loss is not None:
-                # It decides by the loss how often it calls this: all ranks must see the same.
+                # The optimizer decides by the loss how often it calls this, so all ranks must get the same loss.
                 return allreduce_(torch.as_tensor(loss).detach().clone(), name="lightning.loss", op=Average)
             return loss
 
@@ -199,19 +199,19 @@ class TrainerRanks(Ranks):
     # --- between ranks -----------------------------------------------------------------------------------------------
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """The mean, sum, max or min of all ranks' tensors, in place."""
+        """The mean, sum, max or min of the tensors of all ranks, in place."""
         return self._reduced(tensor, group, reduce_op)
 
     def on_validation_start(self) -> None:
-        """All ranks look at the data with the same model: rank 0's, which is the one that is saved."""
+        """Sends rank 0's buffers, so that all ranks validate the same model, which is also the one that is saved."""
         equalize_buffers(self.lightning_module)
 
     on_test_start = on_predict_start = on_validation_start
 
-    # --- checkpoints, the end ----------------------------------------------------------------------------------------
+    # --- checkpoints and the end -------------------------------------------------------------------------------------
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: Any = None) -> Any:
-        """From a file, or from the memory of an elastic job."""
+        """Loads a checkpoint from a file, or the last commit of an elastic job from memory."""
         kept = elastic.kept(checkpoint_path)
         if kept is not None:
             return kept
@@ -219,7 +219,7 @@ class TrainerRanks(Ranks):
         return base.load_checkpoint(checkpoint_path, weights_only=weights_only)
 
     def teardown(self) -> None:
-        """Lets go of the model."""
+        """Releases the model."""
         self._reducer.forget()
         self._groups = []
         self._evened, self._dealt = [], None
@@ -230,11 +230,11 @@ class TrainerRanks(Ranks):
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """They are registered already: see registration.py."""
+        """Does nothing: registration.py has registered them already."""
 
 
 class HorovodRanks(TrainerRanks):
-    """`lightning_horovod.HorovodStrategy`: learning rates grow with the number of ranks, unless `scale_lr=False`."""
+    """`strategy="horovod"`, `lightning_horovod.HorovodStrategy`: scales learning rates, unless `scale_lr=False`."""
 
     strategy_name = "horovod"
 

@@ -1,6 +1,6 @@
-# Ranks with different numbers of batches: those that have no more take part with nothing, until all are done.
+# For ranks with different numbers of batches: ranks without batches take part with weight 0 until all are done.
 # Touches torch and the ranks' numbers of batches.
-"""`evened(loader)` is the loader itself when all ranks have equally many batches."""
+"""`padded(loader)` returns the loader itself when all ranks have the same number of batches."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..elastic.state import agree_on_largest
-from ..runtime import runtime
+from ..world.runtime import runtime
 
 
-class Evened:
-    """A loader that goes on for as long as the longest one of all ranks; `idle`: the batch at hand is not there."""
+class PaddedLoader:
+    """A loader with as many batches as the longest loader of all ranks. `idle`: this batch repeats the last one."""
 
     def __init__(self, loader: Any, longest: int) -> None:
         self.loader = loader
@@ -23,7 +23,7 @@ class Evened:
         return self.longest
 
     def __getattr__(self, name: str) -> Any:
-        if name == "loader":  # not there yet, while a copy is made
+        if name == "loader":  # it is missing while a copy is made
             raise AttributeError(name)
         return getattr(self.loader, name)
 
@@ -39,8 +39,8 @@ class Evened:
         self.idle = False
 
 
-def evened(loader: Any) -> Any:
-    """All ranks call it. Loaders without a length are left as they are: nobody can tell how long they are."""
+def padded(loader: Any) -> Any:
+    """Pads a loader. All ranks call it. Loaders without a length are returned unchanged."""
     if not runtime.initialized or runtime.world.engine.size == 1:
         return loader
     try:
@@ -52,4 +52,4 @@ def evened(loader: Any) -> Any:
         return loader
     if most_negative == 0:
         raise ValueError(f"a rank has no batch at all while another one has {longest}; each needs one at least")
-    return Evened(loader, longest)
+    return PaddedLoader(loader, longest)

@@ -1,6 +1,6 @@
-# The MXNet binding's face: Horovod's names for MXNet's arrays, and a few of our own.
+# The public names of the MXNet binding: Horovod's names for MXNet's arrays, and some additional names.
 # Re-exports alone.
-"""Stands where a script has `horovod.mxnet`.
+"""Replaces `horovod.mxnet` in scripts.
 
 >>> import mxnet as mx, farandole.mxnet as hvd
 >>> hvd.init()
@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from ..errors import (
+from ..base.errors import (
     FarandoleTimeout,
     HorovodInternalError,
     Mismatch,
@@ -20,32 +20,10 @@ from ..errors import (
     Revoked,
     ShutDown,
 )
-from ..groups import ProcessSet, global_process_set
-from ..reductions import Adasum, Average, Max, Min, Product, Sum
-from ..runtime import (
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from ..bindings import face as _face
+from ..bindings.compat import check_extension, split_list
+from ..bindings.face import *  # noqa: F403 - the names of every binding
+from ..world.runtime import init, shutdown
 from .compression import Compression, Compressor
 from .framework import cuda_built, rocm_built
 from .functions import allgather_object, broadcast_object, broadcast_parameters
@@ -67,25 +45,17 @@ from .ops import (
 from .optimizer import DistributedOptimizer, DistributedTrainer
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Compression",
     "Compressor",
     "DistributedOptimizer",
     "DistributedTrainer",
     "FarandoleTimeout",
     "HorovodInternalError",
-    "Max",
-    "Min",
     "Mismatch",
     "NotInitialized",
     "PeerLost",
-    "ProcessSet",
-    "Product",
     "Revoked",
     "ShutDown",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -96,34 +66,17 @@ __all__ = [
     "broadcast_",
     "broadcast_object",
     "broadcast_parameters",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
+    "check_extension",
     "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_reducescatter",
     "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
     "reducescatter",
-    "remove_process_set",
     "rocm_built",
     "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
+    "split_list",
 ]
+__all__ += _face.__all__

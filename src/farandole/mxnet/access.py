@@ -1,8 +1,8 @@
-# MXNet's arrays as plain memory: waits until MXNet has done what it was told to do with them, and asks for the place.
+# Access to the memory of MXNet's arrays: waits until MXNet has finished with them, and gets their addresses.
 # Touches two functions of MXNet's public C interface, and engine.
-"""MXNet's engine has no public way to say later that an operation has ended, or that it has failed.
+"""MXNet's engine has no public way to report later that an operation has ended or failed.
 
-So a collective is none of its operations: the call waits for the arrays, and returns when the collective is done.
+So collectives are not operations of MXNet: a call waits for the arrays, and returns when the collective is done.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import ctypes
 from collections.abc import Iterable
 from typing import Any
 
-from ..engine import Request, Span
-from ..private.mxnet_names import library
+from ..bindings.private.mxnet_names import library
+from ..engine.interface import Request, Span
 from .framework import mx
 
 _library: Any = library()
 
 
 def locate(requests: Iterable[Request]) -> None:
-    """Fills in where the arrays of the requests lie; they stay there until MXNet is told something else."""
+    """Sets the addresses of the requests' arrays. They are valid until MXNet is used on the arrays again."""
     for request in requests:
         for span, written in ((request.input, False), (request.output, True)):
             if isinstance(span, Span):
@@ -31,6 +31,6 @@ def _address(array: Any, written: bool) -> int:
     if written:
         mx.base.check_call(_library.MXNDArrayWaitToWrite(array.handle))
     pointer = ctypes.c_void_p()
-    # Brings back to rows what oneDNN's operations have left in a layout of their own.
+    # Operations of oneDNN may have left a special layout; this call changes it back to rows.
     mx.base.check_call(_library.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
     return pointer.value or 0

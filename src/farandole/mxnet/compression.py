@@ -1,6 +1,6 @@
-# What gradients are turned into for the journey: nothing, half precision, or what the user's class says.
-# Touches MXNet alone.
-"""Compressors for gradients; a class of your own derives from `Compressor`."""
+# Compressors: the form in which tensors are sent. Unchanged, half precision, or a class of the user.
+# Touches MXNet and bindings/compression.py.
+"""Compressors for gradients. A user's class derives from `Compressor`."""
 
 from __future__ import annotations
 
@@ -8,44 +8,23 @@ from typing import Any
 
 import numpy as np
 
-
-class Compressor:
-    """What a compressor offers."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        """The tensor that travels, and whatever `decompress` needs to know."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        """The reduced tensor as the caller wants it."""
-        raise NotImplementedError
+from ..bindings.compression import Cast
+from ..bindings.compression import Compressor as Compressor  # scripts derive from it
+from ..bindings.compression import NoneCompressor as NoneCompressor
 
 
-class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
+class FP16Compressor(Cast):
+    """Sends floating-point tensors with 16 bits: 11 bits of precision, values up to 65504."""
+
+    _travels = "float16"
 
     @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        return tensor, None
+    def _is_floating(tensor: Any) -> bool:
+        return np.issubdtype(np.dtype(tensor.dtype), np.floating)
 
     @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor
-
-
-class FP16Compressor(Compressor):
-    """Floating tensors travel with 16 bits: 11 of precision, values up to 65504."""
-
-    @staticmethod
-    def compress(tensor: Any) -> tuple[Any, Any]:
-        floating = np.issubdtype(np.dtype(tensor.dtype), np.floating)
-        return (tensor.astype("float16", copy=False) if floating else tensor), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: Any, ctx: Any) -> Any:
-        return tensor.astype(ctx, copy=False)
+    def _cast(tensor: Any, dtype: Any) -> Any:
+        return tensor.astype(dtype, copy=False)
 
 
 class Compression:

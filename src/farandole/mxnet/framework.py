@@ -1,6 +1,6 @@
-# MXNet itself: present and of the version that is supported, or words that say what to install.
+# MXNet itself: checks that the supported version is installed, or an ImportError says what to install.
 # Touches the import system and the version of MXNet.
-"""`mx` is MXNet; every file of this binding takes it from here."""
+"""`mx` is MXNet. Every file of this binding imports it from here."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 import numpy
 
-from .. import tested
-from ..compat import is_version_greater_equal_than
+from ..base import tested
+from ..bindings.compat import is_version_greater_equal_than
 
 LEAST, BEYOND = tested.LEAST["mxnet"], "2.0.0"
 INSTALL = "pip install mxnet==1.9.1 'numpy<1.24', in an environment of its own with Python 3.11 or older"
 
 
 def require() -> Any:
-    """MXNet; ImportError says what to install."""
+    """Imports MXNet. ImportError says what to install."""
     try:
         import mxnet
     except ModuleNotFoundError as error:
         if error.name == "mxnet":
             raise ImportError(f"farandole.mxnet needs MXNet {LEAST}, and it is not installed: {INSTALL}") from None
-        if error.name == "distutils":  # Python 3.12 has none
+        if error.name == "distutils":  # Python 3.12 has no distutils
             raise ImportError(f"MXNet cannot be imported by this version of Python: {INSTALL}") from None
         raise
-    except AttributeError as error:  # numpy.bool is gone since 1.24
+    except AttributeError as error:  # numpy.bool does not exist since 1.24
         raise ImportError(
             f"MXNet cannot be imported with NumPy {numpy.__version__} ({error}): it needs one before 1.24: {INSTALL}"
         ) from None
@@ -47,10 +47,10 @@ def _has(feature: str) -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether tensors on CUDA devices can be used: MXNet decides that."""
+    """Whether MXNet was built with CUDA."""
     return _has("CUDA")
 
 
 def rocm_built() -> bool:
-    """MXNet knows no ROCm."""
+    """False: MXNet does not support ROCm."""
     return False

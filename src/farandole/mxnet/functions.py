@@ -1,14 +1,14 @@
-# Parameters from one rank to all, those that MXNet has not initialized yet among them; leaving in good order.
+# Copies parameters from one rank to all, also those that MXNet initializes later.
 # Touches MXNet, ops and runtime; objects come from the NumPy layer.
-"""Called once before training, so that all ranks begin with the same parameters."""
+"""Scripts call these once before training, so that all ranks begin with the same parameters."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..autoload import allowed
-from ..objects import allgather_object, broadcast_object
-from ..private.mxnet_names import after_first_values
+from ..bindings.private.mxnet_names import after_first_values
+from ..operations.objects import allgather_object, broadcast_object
 from .framework import mx
 from .ops import broadcast_
 
@@ -16,11 +16,11 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
-    """Gives every rank the root's values, in place.
+    """Copies the root's values to every rank, in place.
 
-    `params`: `block.collect_params()`, or a dict of arrays, as `Module.get_params()` gives two of. A parameter whose
-    shape is not known yet is broadcast when MXNet initializes it, at the first forward pass. `prefix` keeps the names
-    of several calls apart, which matters when parameters of equal names are initialized later.
+    `params`: `block.collect_params()`, or a dict of arrays, such as the two that `Module.get_params()` gives. A
+    parameter whose shape is not known yet is broadcast when MXNet initializes it, in the first forward pass. `prefix`
+    makes the names of several calls different, which is necessary if parameters with equal names are initialized later.
     """
     if not hasattr(params, "items"):
         raise ValueError(
@@ -40,7 +40,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
 
 
 def _broadcast_later(param: Any, root_rank: int, name: str) -> None:
-    """Once, right after MXNet has given the parameter its first values."""
+    """Broadcasts once, directly after MXNet has given the parameter its first values."""
     if not allowed():
         raise RuntimeError(
             f"{name}: its shape is not known yet, and FARANDOLE_AUTOLOAD=0 lets nothing of MXNet be replaced to see "

@@ -1,6 +1,6 @@
-# MXNet's arrays as memory of the engine; where they lie is known when MXNet says that they are ready.
+# MXNet's arrays as memory of the engine; their addresses are known when MXNet says that they are ready.
 # Touches MXNet, arrays and engine.
-"""`ArrayBuffer(array)` is what the NumPy layer builds requests of; `new_like` makes arrays of the caller's kind."""
+"""The NumPy layer builds requests from `ArrayBuffer(array)`; `new_like` makes arrays of the caller's kind."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Buffer
-from ..engine import Array, DType, Memory, Span, dtype_of
-from ..private.mxnet_names import fill
+from ..bindings.private.mxnet_names import fill
+from ..engine.interface import Array, DType, Memory, Span, dtype_of
+from ..operations.arrays import Buffer
 from .framework import mx
 
-# As MXNet writes a type that NumPy does not have.
+# How MXNet represents a type that NumPy does not have.
 _BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 
 def type_of(array: Any) -> DType:
-    """The element type. TypeError for what is no array of MXNet, ValueError for what cannot be sent."""
+    """The element type. TypeError if it is no array of MXNet, ValueError if it cannot be sent."""
     if not isinstance(array, mx.nd.NDArray):
         raise TypeError(f"expected an mxnet NDArray, not {type(array).__name__}")
     if array.stype != "default":
@@ -29,28 +29,28 @@ def type_of(array: Any) -> DType:
 
 
 def new_like(array: Any, shape: Sequence[int]) -> Any:
-    """A new array in the memory of the CPU, of the same kind and type."""
+    """A new array in CPU memory, of the same kind and type."""
     if isinstance(array, mx.np.ndarray):
         return mx.np.empty(tuple(shape), dtype=array.dtype, ctx=mx.cpu())
-    with mx.util.np_shape(True):  # else a length of 0 means one that is not known
+    with mx.util.np_shape(True):  # otherwise a length of 0 means an unknown length
         return mx.nd.empty(tuple(shape), ctx=mx.cpu(), dtype=array.dtype)
 
 
 def on_host(array: Any) -> Any:
-    """The array itself, or its copy in the memory of the CPU; MXNet makes the copy when the array is ready."""
+    """The array itself, or a copy in CPU memory, which MXNet makes when the array is ready."""
     type_of(array)
     return moved(array, mx.cpu()) if array.ctx.device_type == "gpu" else array
 
 
 def moved(array: Any, context: Any) -> Any:
-    """The array itself, or its copy on another device."""
+    """The array itself, or a copy on another device."""
     if array.ctx == context:
         return array
     return array.as_in_ctx(context) if isinstance(array, mx.np.ndarray) else array.as_in_context(context)
 
 
 class ArrayBuffer(Buffer):
-    """An array's memory, with an address that is filled in when MXNet starts the operation."""
+    """An array's memory. Its address is set when MXNet has finished with the array."""
 
     __slots__ = ()
 

@@ -1,8 +1,8 @@
 # The operations on MXNet's arrays, with the names, arguments and rules of Horovod.
 # Touches MXNet, memory, access and the NumPy layer, which makes the requests.
-"""Operations return when they are done, and raise what went wrong: see access.py for why MXNet's engine has no part.
+"""Operations return when they are done, and raise their errors. See access.py for why MXNet's engine is not used.
 
-`priority` is accepted for scripts of Horovod; operations begin in the order of the calls.
+`priority` is accepted for compatibility; operations begin in the order of the calls.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .. import ops as arrays_ops
-from .. import reductions
-from ..arrays import Buffer
-from ..groups import ProcessSet, global_process_set
-from ..pending import Beginning, chosen_op
-from ..reductions import Average, Sum
+from ..operations import ops as arrays_ops
+from ..operations import reductions
+from ..operations.arrays import Buffer
+from ..operations.pending import Submission, chosen_op
+from ..operations.reductions import Average, Sum
+from ..world.groups import ProcessSet, global_process_set
 from .access import locate
 from .framework import mx
 from .memory import ArrayBuffer, moved, on_host
@@ -37,11 +37,11 @@ __all__ = [
     "reducescatter",
 ]
 
-Build = Callable[[list[Buffer]], Beginning]
+Build = Callable[[list[Buffer]], Submission]
 
 
 def _done(tensors: Sequence[Any], in_place: bool, build: Build) -> list[Any]:
-    """Runs what `build` makes of the arrays; gives the results."""
+    """Runs the submission that `build` makes from the arrays, and gives the results."""
     return _Call(tensors, in_place, build).results()
 
 
@@ -52,13 +52,13 @@ class _Call:
         self._tensors, self._in_place = tensors, in_place
         self._near = [on_host(tensor) for tensor in tensors]
         self._begun = build([ArrayBuffer(array) for array in self._near])
-        self._begun.finish = list  # results lie where they belong
+        self._begun.finish = list  # results are already in the right place
         if self._begun.requests:
             locate(self._begun.requests)
-            self._begun.under_way()
+            self._begun.submit()
 
     def results(self) -> list[Any]:
-        """Waits, and gives the arrays."""
+        """Waits and gives the arrays."""
         if not self._begun.requests:
             return []
         self._begun.result()
@@ -72,7 +72,7 @@ class _Call:
 
 
 def _received(tensors: Sequence[Any], build: Build) -> tuple[list[Any], list[Any]]:
-    """Runs what `build` makes of the arrays, whose results have a shape of their own; gives them and the outcomes."""
+    """Runs the submission that `build` makes from the arrays, for results of other shapes; gives both."""
     buffers: list[Buffer] = [ArrayBuffer(on_host(tensor)) for tensor in tensors]
     begun = build(buffers)
     if not begun.requests:
@@ -102,7 +102,7 @@ def _allreduce(
 ) -> list[Any]:
     chosen = chosen_op(op, average)
 
-    def build(buffers: list[Buffer]) -> Beginning:
+    def build(buffers: list[Buffer]) -> Submission:
         return reductions.begin_allreduce(buffers, None, name, chosen, scales, process_set, None, grouped, in_place)
 
     return _done(tensors, in_place, build)
@@ -118,7 +118,7 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     op: Any = None,
 ) -> Any:
-    """The reduction of all ranks' arrays, as a new array; the average unless `op` says otherwise."""
+    """The reduction of all ranks' arrays, as a new array; the average if `op` is not given."""
     scales = (prescale_factor, postscale_factor)
     return _allreduce([tensor], average, name, scales, process_set, op, False, False)[0]
 
@@ -133,7 +133,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
     op: Any = None,
 ) -> Any:
-    """Allreduce in place; gives `tensor` back."""
+    """Allreduce in place; returns `tensor`."""
     scales = (prescale_factor, postscale_factor)
     return _allreduce([tensor], average, name, scales, process_set, op, False, True)[0]
 
@@ -163,15 +163,15 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
     op: Any = None,
 ) -> list[Any]:
-    """Grouped allreduce in place; gives the arrays back."""
+    """Grouped allreduce in place; returns the arrays."""
     scales = (prescale_factor, postscale_factor)
     return _allreduce(tensors, average, name, scales, process_set, op, True, True)
 
 
 def sum_each(named: Sequence[tuple[str, Any]], prescale: float, process_set: ProcessSet) -> None:
-    """Allreduces of several arrays in place, each under its own name, all under way at the same time."""
+    """Allreduces of several arrays in place, each with its own name, all at the same time."""
 
-    def build(name: str, buffers: list[Buffer]) -> Beginning:
+    def build(name: str, buffers: list[Buffer]) -> Submission:
         return reductions.begin_allreduce(buffers, None, name, Sum, (prescale, 1.0), process_set, None, False, True)
 
     failure: Exception | None = None
@@ -181,7 +181,7 @@ def sum_each(named: Sequence[tuple[str, Any]], prescale: float, process_set: Pro
             calls.append(_Call([tensor], True, functools.partial(build, name)))
     except Exception as error:
         failure = error
-    for call in calls:  # every one, also after one has failed, so that nothing is left under way
+    for call in calls:  # all of them, also after a failure, so that nothing stays pending
         try:
             call.results()
         except Exception as error:
@@ -201,7 +201,7 @@ def _reducescatter(
     scales: tuple[float, float],
     grouped: bool,
 ) -> list[Any]:
-    def build(buffers: list[Buffer]) -> Beginning:
+    def build(buffers: list[Buffer]) -> Submission:
         return reductions.begin_reducescatter(buffers, name, op, scales, process_set, None, grouped)
 
     return _done(tensors, False, build)
@@ -216,7 +216,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """This rank's rows of the reduction; the first `rows % size` ranks get one row more."""
+    """This rank's rows of the reduction; the first `rows % size` ranks get one more row."""
     return _reducescatter([tensor], op, name, process_set, (prescale_factor, postscale_factor), False)[0]
 
 
@@ -237,7 +237,7 @@ def grouped_reducescatter(
 
 
 def _broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool) -> Any:
-    def build(buffers: list[Buffer]) -> Beginning:
+    def build(buffers: list[Buffer]) -> Submission:
         return arrays_ops.begin_broadcast(buffers[0], root_rank, name, process_set, None, in_place)
 
     return _done([tensor], in_place, build)[0]
@@ -261,7 +261,7 @@ def broadcast_(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Broadcast in place; gives `tensor` back."""
+    """Broadcast in place; returns `tensor`."""
     return _broadcast(tensor, root_rank, name, process_set, True)
 
 
@@ -271,7 +271,7 @@ def broadcast_(
 def allgather(
     tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """All ranks' arrays, one after the other along the first dimension, which may differ between ranks."""
+    """The arrays of all ranks, concatenated along the first dimension, which may differ between ranks."""
     return _received([tensor], lambda own: arrays_ops.begin_allgather(own, name, process_set, None, False))[0][0]
 
 
@@ -292,10 +292,10 @@ def alltoall(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends `splits[i]` rows to member i and gives the rows received; given `splits`, with the received splits."""
+    """Sends `splits[i]` rows to member i and gives the received rows; with `splits`, also the received splits."""
     rows = splits.asnumpy().tolist() if isinstance(splits, mx.nd.NDArray) else splits
 
-    def build(own: list[Buffer]) -> Beginning:
+    def build(own: list[Buffer]) -> Submission:
         return arrays_ops.begin_alltoall(own[0], rows, name, process_set, None, False)
 
     [result], [outcome] = _received([tensor], build)
@@ -314,8 +314,8 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join(device: int = -1) -> int:
-    """Says that this rank has no more data: it adds zeros to the others' allreduces until all have joined.
+    """Declares that this rank has no more data. Until all have joined, it adds zeros to the others' allreduces.
 
-    Gives the rank that joined last. `device` is there for scripts that pass it.
+    Gives the rank that joined last. `device` is accepted for compatibility.
     """
     return arrays_ops.join(device)

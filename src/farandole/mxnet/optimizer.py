@@ -1,6 +1,6 @@
-# The optimizers that average gradients first: DistributedOptimizer for modules, DistributedTrainer for Gluon.
+# Optimizers that first average gradients: DistributedOptimizer for modules, DistributedTrainer for Gluon.
 # Touches MXNet, compression and ops.
-"""Gradients are summed when the update begins; the division by the number of ranks is a part of it."""
+"""Gradients are summed at the beginning of the update, which also divides by the number of ranks."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from ..compat import split_list
-from ..groups import ProcessSet, global_process_set
-from ..pending import checked_compression
-from ..private.mxnet_names import begin_trainer, params_of
-from ..reductions import Sum
-from ..runtime import runtime
+from ..bindings.compat import split_list
+from ..bindings.private.mxnet_names import begin_trainer, params_of
+from ..operations.pending import checked_compression
+from ..operations.reductions import Sum
+from ..world.groups import ProcessSet, global_process_set
+from ..world.runtime import runtime
 from .compression import Compression
 from .framework import mx
 from .ops import grouped_allreduce_, sum_each
 
 
 class Averaging:
-    """How the gradients of a step are summed; the division by the number of ranks is left to the update."""
+    """How the gradients of a step are summed. The update divides by the number of ranks."""
 
     def __init__(self, predivide: float, num_groups: int, process_set: ProcessSet) -> None:
         if not predivide > 0:
@@ -35,7 +35,7 @@ class Averaging:
         self.alone = len(ranks) == 1 and predivide == 1.0
 
     def sum(self, named: Sequence[tuple[str, Any]]) -> None:
-        """In place."""
+        """Sums in place."""
         if self.alone:
             return
         if self.num_groups == 0:
@@ -49,9 +49,9 @@ class Averaging:
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
-    """An optimizer, for `Module` and for updates by hand, whose gradients are averaged over all ranks first.
+    """An optimizer for `Module` and for manual updates, whose gradients are first averaged over all ranks.
 
-    It is the given one in everything else: attributes are read from it and written to it.
+    All attributes are read from and written to the given optimizer.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
     """Gluon's Trainer, whose `step` averages the gradients over all ranks before it updates the parameters.
 
-    `prefix` goes before the gradients' names, to keep those of several trainers apart.
+    `prefix` comes before the names of gradients, so that several trainers have different names.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]
         self._compression = checked_compression(compression)
         self._averaging = Averaging(gradient_predivide_factor, num_groups, process_set)
         self._prefix = prefix or ""
-        if isinstance(params, list):  # names count up with the order, which must be the same on all ranks
+        if isinstance(params, list):  # names contain the place in the list, which must be the same on all ranks
             params = sorted(params, key=lambda param: str(getattr(param, "name", "")))
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
         begin_trainer(self, self._averaging.rescale)

@@ -1,5 +1,5 @@
 # Farandole on Ray: executors whose workers are Ray actors, and a trainer for Ray Train.
-# Imports Ray, once it has looked whether it is there and new enough; Ray Train only when its names are used.
+# Checks that Ray is installed and new enough, then imports it. Imports Ray Train when its names are used.
 """`RayExecutor`, `ElasticRayExecutor`, `HorovodTrainer`. See docs/ray.md."""
 
 from __future__ import annotations
@@ -33,6 +33,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in OF_TRAIN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from farandole.ray import train  # pandas and pyarrow: only for those who train with it
+    from farandole.ray import train  # imports pandas and pyarrow, which are needed only with Ray Train
 
     return getattr(train, name)

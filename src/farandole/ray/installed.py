@@ -1,6 +1,6 @@
-# Whether Ray is here, and new enough.
-# Touches the list of installed packages alone.
-"""`check()` before anything imports Ray: what is missing, and the command that brings it."""
+# Checks whether Ray is installed and new enough.
+# Touches only the list of installed packages.
+"""`check()` is called before Ray is imported. Its error says what is missing, and the command that installs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REMEDY = "pip install 'farandole[ray]'"
 
 
 def check() -> None:
-    """ImportError unless a Ray that we work with is installed."""
+    """ImportError unless a supported version of Ray is installed."""
     wanted = ".".join(map(str, LEAST))
     try:
         version = importlib.metadata.version("ray")

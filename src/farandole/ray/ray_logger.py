@@ -1,6 +1,6 @@
-# What workers tell the callbacks of `run`.
+# Sends values from workers to the callbacks of `run`.
 # Touches the queue that the executor gave.
-"""`log(info)` in a train function; `run(..., callbacks=[...])` calls each callback with what rank 0 has logged."""
+"""A train function calls `log(info)`; `run(..., callbacks=[...])` calls each callback with the values of rank 0."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _queue: Any = None
 
 
 def configure(queue: Any) -> None:
-    """Where `log` puts things from now on; None: nowhere."""
+    """Sets the queue of `log`; None: `log` does nothing."""
     global _queue
     _queue = queue
 
 
 def log(info_dict: dict[str, Any]) -> None:
-    """For the callbacks; does nothing on other ranks than 0, or without callbacks."""
-    from farandole import runtime
+    """Sends a value to the callbacks. Only rank 0 sends, and only if there are callbacks."""
+    from farandole.world import runtime
 
     if _queue is not None and not (runtime.is_initialized() and runtime.rank() != 0):
         _queue.put(info_dict)

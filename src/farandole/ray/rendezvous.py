@@ -1,13 +1,14 @@
-# The meeting point of ranks that Ray started: the hub, and who stands where.
+# The rendezvous of ranks that Ray started: the hub, and the numbers of each rank.
 # Touches the hub of rendezvous/ and its thread.
-"""`Coordinator` is Horovod's class of this name: register all workers, then hand each its variables."""
+"""`Coordinator` replaces Horovod's class of this name: register all workers, then give each worker its variables."""
 
 from __future__ import annotations
 
 import contextlib
 from typing import Any
 
-from farandole.config import OF_OUR_LAUNCHERS
+from farandole.base.config import OF_OUR_LAUNCHERS
+from farandole.base.version import package_version
 from farandole.launch import environment
 from farandole.launch.slots import Place, places
 from farandole.ray.settings import names_of
@@ -15,18 +16,17 @@ from farandole.ray.utils import detect_nics, nics_to_env_var
 from farandole.rendezvous import interfaces
 from farandole.rendezvous.hub import Hub
 from farandole.rendezvous.secret import Secret
-from farandole.version import package_version
 
 LOCAL = ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 
 
 def listen_at(nics: Any) -> list[str]:
-    """Where a hub in this process listens for the workers of other nodes."""
+    """The addresses at which a hub in this process listens for workers on other nodes."""
     return [f"tcp:{address}" for address in interfaces.candidates(names_of(nics))] or ["tcp:127.0.0.1"]
 
 
 class Coordinator:
-    """Knows the workers of a fixed job by rank, and runs their hub. Ray's node, not the machine, counts as the host."""
+    """Knows the workers of a fixed job by rank, and runs their hub. A host is a node of Ray, not a machine."""
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
@@ -37,26 +37,26 @@ class Coordinator:
 
     @property
     def world_size(self) -> int:
-        """How many workers are registered."""
+        """The number of registered workers."""
         return len(self._nodes)
 
     @property
     def hostnames(self) -> set[str]:
-        """The nodes; machines that have the same name stay apart."""
+        """The nodes. Machines with the same name are different nodes."""
         return set(self._nodes.values())
 
     @property
     def addresses(self) -> list[str]:
-        """Where the hub listens."""
+        """The addresses at which the hub listens."""
         assert self._hub is not None
         return self._hub.addresses
 
     def register(self, hostname: str, node_id: str, world_rank: int) -> None:
-        """A worker of this rank runs on that node."""
+        """Registers the worker of a rank on a node."""
         self._nodes[world_rank] = node_id
 
     def finalize_registration(self) -> dict[int, dict[str, str]]:
-        """For each rank its place on its node and among the nodes."""
+        """The local and cross numbers of each rank, as variables."""
         self.places = places([self._nodes[rank] for rank in range(len(self._nodes))])
         return {
             one.rank: {
@@ -66,7 +66,7 @@ class Coordinator:
         }
 
     def establish_rendezvous(self) -> dict[str, str]:
-        """Starts the hub; what all ranks have in common. The secret is not among it: see `variables`."""
+        """Starts the hub. Returns the variables that all ranks share, without the secret: see `variables`."""
         self._hub = Hub(
             self.secret, self.world_size, listen_at(getattr(self.settings, "nics", None)), package_version()
         )
@@ -77,13 +77,13 @@ class Coordinator:
         }
 
     def variables(self, rank: int, master: tuple[str, int]) -> dict[str, str]:
-        """All that tells a rank its place; with `addresses` and `secret` it can join."""
+        """The variables that tell a rank its numbers. With `addresses` and `secret` it can join."""
         nics = nics_to_env_var(detect_nics(self.settings))
         timeout = {"FARANDOLE_START_TIMEOUT": f"{max(1.0, float(self.settings.timeout_s)):g}"}
         return {**environment.of_place(self.places[rank], master), **nics, **timeout}
 
     def absent(self, rank: int, reason: str) -> None:
-        """Nobody waits for this rank any more."""
+        """Tells the hub that this rank will not come."""
         if self._hub is not None:
             self._hub.absent(rank, reason)
 

@@ -1,6 +1,6 @@
-# `RayExecutor`: workers that stay, as Ray actors. The same protocol as the executor on this host.
+# `RayExecutor`: workers that keep running, as Ray actors. It has the same methods as the executor on this host.
 # Touches Ray, the strategies that place actors, and the coordinator that runs their hub.
-"""The executor waits and decides; the adapter holds the actors and their hub, in an actor itself under Ray Client."""
+"""The executor waits and decides. The adapter holds the actors and their hub; with Ray Client it is an actor itself."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from farandole import tested
-from farandole.errors import RankFailed
-from farandole.observe.ending import blames
-from farandole.ray.rendezvous import Coordinator as Coordinator  # where Horovod has it
+from farandole.base import tested
+from farandole.base.ending import blames
+from farandole.base.errors import RankFailed
+from farandole.ray.elastic_adapter import ElasticAdapter, ElasticParams
+from farandole.ray.rendezvous import Coordinator as Coordinator  # Horovod has this name here
 from farandole.ray.settings import MiniSettings, write_key
 from farandole.ray.strategy import ColocatedStrategy, PGStrategy, Strategy, by_node, gpus_of
 
-FOLLOW_SECONDS = 1.0  # for the others to fail as well, when one has
-LEAVE_SECONDS = 3.0  # for functions to end when a rank they wait for has left; then the workers are killed
-TURN_SECONDS = 0.1  # between two looks at what callbacks should hear
+FOLLOW_SECONDS = 1.0  # when one rank has failed, the others have this long to fail as well
+LEAVE_SECONDS = 3.0  # functions have this long to end after a rank that they wait for left; then workers are killed
+TURN_SECONDS = 0.1  # between two checks for values for callbacks
 NOT_STARTED = "the executor has not been started: call start() first"
 
 
 @dataclass
 class StaticParams:
-    """A job whose workers stay the same."""
+    """The parameters of a job with a fixed number of workers."""
 
     num_workers: int | None = None
     num_hosts: int | None = None
@@ -40,7 +41,7 @@ class StaticParams:
     use_current_placement_group: bool = True
 
     def strategy(self, settings: Any) -> Strategy:
-        """How its workers are placed."""
+        """The strategy that places its workers."""
         more: dict[str, Any] = {
             "cpus_per_worker": self.cpus_per_worker,
             "use_gpu": self.use_gpu,
@@ -69,7 +70,7 @@ class StaticAdapter:
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, Any] | None = None,
     ) -> None:
-        """Places the workers, gives each its rank, and lets them meet."""
+        """Places the workers, gives each its rank, and starts their hub."""
         try:
             self._start(extra_env_vars or {})
             ray.get(
@@ -103,7 +104,7 @@ class StaticAdapter:
             nodes.setdefault(place.node, []).extend(gpu for gpu in place.gpus if gpu not in nodes.get(place.node, []))
         ready = []
         for rank, (actor, place) in enumerate(found):
-            # Each sees the GPUs of all workers on its node, so that local_rank() chooses among them.
+            # Each worker sees the GPUs of all workers on its node, so that scripts choose one by local_rank().
             visible = {"CUDA_VISIBLE_DEVICES": ",".join(nodes[place.node])} if place.gpus else {}
             ready.append(actor.update_env_vars.remote({**visible, **extra}))
             master = (found[0][1].address, found[0][1].port)
@@ -111,17 +112,17 @@ class StaticAdapter:
         ray.get(ready)
 
     def execute(self, fn: Callable[[Any], Any], queue: Any = None) -> list[Any]:
-        """Calls `fn(executable)` on every worker: a reference for each rank."""
+        """Calls `fn(executable)` on every worker. Returns a reference for each rank."""
         for worker in self.workers:
             worker.set_queue.remote(queue)
         return [worker.execute.remote(fn) for worker in self.workers]
 
     def execute_on(self, rank: int, fn: Callable[[Any], Any]) -> list[Any]:
-        """The same on one worker; in a list, so that it is a reference under Ray Client too."""
+        """The same on one worker. The reference is in a list, so that Ray Client does not replace it by its value."""
         return [self.workers[rank].execute.remote(fn)]
 
     def part(self, ranks: Sequence[int], dead: Mapping[int, str]) -> None:
-        """These ranks leave what they have joined, so that those who wait for them hear it; the dead never come."""
+        """Makes these ranks leave, so that ranks that wait for them are told; dead ranks are reported as absent."""
         for rank, reason in dead.items():
             if self.coordinator is not None:
                 self.coordinator.absent(rank, reason)
@@ -129,13 +130,13 @@ class StaticAdapter:
             self.workers[rank].leave.remote()
 
     def count(self) -> int:
-        """How many workers there are."""
+        """The number of workers."""
         return self.strategy.num_workers
 
     def shutdown(self) -> None:
-        """Ends the actors and gives their room back."""
+        """Ends the actors and releases their placement group."""
         for worker in self.workers:
-            with contextlib.suppress(Exception):  # Ray itself may be gone
+            with contextlib.suppress(Exception):  # Ray itself may have ended
                 ray.kill(worker)
         self.workers = []
         self.strategy.shutdown()
@@ -145,7 +146,9 @@ class StaticAdapter:
 
 
 class _Remote:
-    """An object in an actor, called as if it were here: what Ray Client needs, where this process is no part of Ray."""
+    """An object in an actor, called as if it were local. Ray Client needs it, because this process is outside of
+    Ray.
+    """
 
     def __init__(self, cls: type, *args: Any) -> None:
         remote: Any = ray.remote  # its annotations lack max_concurrency
@@ -155,7 +158,7 @@ class _Remote:
         return lambda *args, **kwargs: ray.get(getattr(self._actor, name).remote(*args, **kwargs))
 
     def begin(self, name: str, *args: Any) -> Any:
-        """A reference to what a method will give."""
+        """Calls a method and returns a reference to its result."""
         return getattr(self._actor, name).remote(*args)
 
     def kill(self) -> None:
@@ -165,7 +168,7 @@ class _Remote:
 
 
 def under_client() -> bool:
-    """Whether this process only talks to a cluster, through Ray Client."""
+    """Whether this process uses the cluster through Ray Client."""
     from ray.util.client import ray as client
 
     return bool(client.is_connected())
@@ -174,8 +177,8 @@ def under_client() -> bool:
 class RayExecutor:
     """Workers on a Ray cluster: `start()`, then any number of `run`, `execute` and so on, then `shutdown()`.
 
-    `num_workers`: so many, wherever there is room; a pair (least, most), or `min_workers` and `max_workers`: they come
-    and go while functions run that use the elastic API. `num_hosts` and `num_workers_per_host`: so many on each node.
+    `num_workers`: this number of workers, on any nodes. A pair (least, most), or `min_workers` and `max_workers`: an
+    elastic job, for functions that use the elastic API. `num_hosts` and `num_workers_per_host`: so many on each node.
     """
 
     @classmethod
@@ -187,7 +190,7 @@ class RayExecutor:
         placement_group_timeout_s: float = 100,
         nics: set[str] | None = None,
     ) -> MiniSettings:
-        """`timeout_s`: for workers to start and to meet; `placement_group_timeout_s`: for the cluster to have room."""
+        """`timeout_s`: limit for the start and rendezvous; `placement_group_timeout_s`: for free resources."""
         write_key(ssh_identity_file, ssh_str)
         return MiniSettings(
             ssh_identity_file=ssh_identity_file,
@@ -213,7 +216,7 @@ class RayExecutor:
         elastic_timeout: float = 600,
         override_discovery: bool = True,
     ) -> None:
-        """`settings` from create_settings; None: its defaults."""
+        """`settings`: from create_settings; None: the defaults."""
         tested.tell(["ray"])
         self.settings = settings if settings is not None else self.create_settings()
         gpus_of(use_gpu, gpus_per_worker)
@@ -226,8 +229,6 @@ class RayExecutor:
         if min_workers is not None:
             if num_workers is not None or num_hosts is not None:
                 raise ValueError("`num_workers` and `num_hosts` are for jobs of a fixed size: leave `min_workers` out")
-            from farandole.ray.elastic import ElasticParams
-
             self.params: Any = ElasticParams(
                 min_workers,
                 max_workers,
@@ -262,10 +263,10 @@ class RayExecutor:
 
     @property
     def num_workers(self) -> int:
-        """How many there are; in an elastic job, how many there are at least."""
+        """The number of workers; in an elastic job the least number."""
         return int(self.adapter.count()) if self.adapter is not None else 0
 
-    # The protocol that every executor has.
+    # The methods that every executor has.
 
     def start(
         self,
@@ -274,13 +275,11 @@ class RayExecutor:
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, Any] | None = None,
     ) -> RayExecutor:
-        """Starts the workers; with `executable_cls` each makes such an object, which functions of `execute` get."""
+        """Starts the workers. With `executable_cls` each worker makes such an object for the functions of `execute`."""
         if self.adapter is not None:
             return self
         adapter_cls: Any = StaticAdapter
         if self._elastic:
-            from farandole.ray.elastic import ElasticAdapter
-
             adapter_cls = ElasticAdapter
         arguments = (self.params, self.settings)
         adapter = _Remote(adapter_cls, *arguments) if under_client() else adapter_cls(*arguments)
@@ -300,19 +299,19 @@ class RayExecutor:
         kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callable[[Any], Any]] | None = None,
     ) -> list[Any]:
-        """Calls `fn(*args, **kwargs)` on every worker; what they return, by rank."""
+        """Calls `fn(*args, **kwargs)` on every worker. Returns the results, by rank."""
         return self.execute(_calling(fn, args, kwargs), callbacks)
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """As `run`, without waiting: a reference for each rank, for `ray.get`."""
+        """Like `run`, but does not wait. Returns a reference for each rank, for `ray.get`."""
         return list(self._started().execute(_calling(fn, args, kwargs)))
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None) -> list[Any]:
-        """Calls `fn(executable)` on every worker; what they return, by rank."""
+        """Calls `fn(executable)` on every worker. Returns the results, by rank."""
         adapter = self._started()
-        with _Ear(callbacks) as ear:
+        with _LogForwarder(callbacks) as ear:
             if self._elastic:
                 return self._execute_elastic(adapter, fn, ear)
             refs = adapter.execute(fn, ear.queue)
@@ -323,17 +322,17 @@ class RayExecutor:
                 raise
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """Calls `fn(executable)` on rank 0 alone and gives what it returns."""
+        """Calls `fn(executable)` on rank 0 only and returns its result."""
         return self._single(self._started().execute_on(0, fn)[0], 0)
 
     def submit(self, fn: Callable[..., Any], rank: int, *args: Any, **kwargs: Any) -> Any:
-        """Calls `fn(*args, **kwargs)` on one rank, after what that rank was given before: a reference for `ray.get`."""
+        """Calls `fn(*args, **kwargs)` on one rank, after its earlier calls. Returns a reference for `ray.get`."""
         if not 0 <= rank < self.num_workers:
             raise ValueError(f"rank={rank}: the ranks are 0 to {self.num_workers - 1}")
         return self._started().execute_on(rank, _calling(fn, args, kwargs))[0]
 
     def shutdown(self) -> None:
-        """Ends the workers. Calling it again does nothing."""
+        """Ends the workers. A second call does nothing."""
         adapter, self.adapter = self.adapter, None
         if adapter is not None:
             with contextlib.suppress(RayActorError):
@@ -354,7 +353,7 @@ class RayExecutor:
             raise RuntimeError(NOT_STARTED)
         return self.adapter
 
-    def _execute_elastic(self, adapter: Any, fn: Callable[[Any], Any], ear: _Ear) -> list[Any]:
+    def _execute_elastic(self, adapter: Any, fn: Callable[[Any], Any], ear: _LogForwarder) -> list[Any]:
         if not isinstance(adapter, _Remote):
             outcome = adapter.run(fn, ear.queue, ear.turn)
         else:
@@ -366,8 +365,8 @@ class RayExecutor:
             raise outcome
         return list(outcome)
 
-    def _collect(self, refs: Sequence[Any], ear: _Ear) -> list[Any]:
-        """All results, or the error of the guilty one."""
+    def _collect(self, refs: Sequence[Any], ear: _LogForwarder) -> list[Any]:
+        """All results, or the root cause of the failure."""
         left, errors = list(refs), {}
         deadline = float("inf")
         parted = False
@@ -378,20 +377,20 @@ class RayExecutor:
                 rank = list(refs).index(ref)
                 try:
                     ray.get(ref)
-                except Exception as error:  # whatever the function raised, or the end of the actor
+                except Exception as error:  # an error of the function, or the end of the actor
                     errors[rank] = error
                     deadline = min(deadline, time.monotonic() + FOLLOW_SECONDS)
             if time.monotonic() < deadline or not left:
                 continue
             if parted:
-                self.shutdown()  # some function neither ends nor talks to the others
+                self.shutdown()  # the functions do not end, because they run no collectives that would fail
                 break
-            # Those that are left may wait for the one that failed, and for ever.
+            # The other ranks may wait forever for the failed one.
             self._part([rank for rank, ref in enumerate(refs) if ref not in left], errors)
             parted, deadline = True, time.monotonic() + LEAVE_SECONDS
         if errors:
-            self._part(range(len(refs)), errors)  # the next function finds them all alike
-            raise self._guilty(errors)
+            self._part(range(len(refs)), errors)  # so that all ranks are in the same state for the next function
+            raise self._root_cause(errors)
         return list(ray.get(list(refs)))
 
     def _part(self, ranks: Sequence[int], errors: Mapping[int, Exception]) -> None:
@@ -403,10 +402,10 @@ class RayExecutor:
         try:
             return ray.get(ref)
         except RayActorError as error:
-            raise self._guilty({rank: error}) from None
+            raise self._root_cause({rank: error}) from None
 
-    def _guilty(self, errors: Mapping[int, Exception]) -> Exception:
-        """Rather one that fell by itself than one that blames another."""
+    def _root_cause(self, errors: Mapping[int, Exception]) -> Exception:
+        """The root cause: preferably an error that no other rank caused."""
 
         def innocence(rank: int) -> tuple[bool, int]:
             cause = getattr(errors[rank], "cause", None)
@@ -420,7 +419,7 @@ class RayExecutor:
 
 
 def _text(error: BaseException) -> str:
-    """The first line of what Ray says about an actor's end, without its formal opening."""
+    """The beginning of Ray's text about the end of an actor, on one line."""
     return " ".join(str(error).split())[:300]
 
 
@@ -428,13 +427,13 @@ def _calling(
     fn: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> Callable[[Any], Any]:
     if not callable(fn):
-        raise TypeError(f"{fn!r} is no function")
+        raise TypeError(f"{fn!r} is not a function")
     given, named = tuple(args or ()), dict(kwargs or {})
     return lambda _executable: fn(*given, **named)
 
 
-class _Ear:
-    """Hears what rank 0 logs, and tells the callbacks, in the process and thread that called `run`."""
+class _LogForwarder:
+    """Forwards what rank 0 logs to the callbacks, in the process and thread that called `run`."""
 
     def __init__(self, callbacks: Sequence[Callable[[Any], Any]] | None) -> None:
         self._callbacks = list(callbacks or ())
@@ -445,13 +444,13 @@ class _Ear:
             self.queue = Queue(actor_options={"num_cpus": 0})
 
     def turn(self) -> None:
-        """What has come since."""
+        """Calls the callbacks with all new values."""
         while self.queue is not None and (count := self.queue.qsize()):
             for value in self.queue.get_nowait_batch(count):
                 for callback in self._callbacks:
                     callback(value)
 
-    def __enter__(self) -> _Ear:
+    def __enter__(self) -> _LogForwarder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

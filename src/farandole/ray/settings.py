@@ -1,6 +1,6 @@
-# The settings of executors on Ray, under the names that Horovod's users know.
-# Touches the file of an ssh key, when somebody gives its text.
-"""`MiniSettings` is what `RayExecutor.create_settings` gives; any object with these attributes will do."""
+# The settings of executors on Ray, with Horovod's names.
+# Touches the file of an ssh key, if the user gives the text of the key.
+"""`RayExecutor.create_settings` returns `MiniSettings`. Any object with these attributes can be used."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from farandole.compat import Timeout, make_secret_key
+from farandole.bindings.compat import Timeout, make_secret_key
 
 
 @dataclass
 class MiniSettings:
-    """How long to wait, and by which interfaces. The ssh settings are accepted: Ray starts the workers."""
+    """Time limits and network interfaces. The ssh settings have no effect: Ray starts the workers."""
 
     nics: set[str] | None = None
     verbose: int = 1
@@ -24,7 +24,7 @@ class MiniSettings:
     timeout_s: float = 300
     placement_group_timeout_s: float = 100
     elastic: bool = False
-    # Of elastic jobs.
+    # For elastic jobs.
     min_num_proc: int | None = None
     max_num_proc: int | None = None
     reset_limit: int | None = None
@@ -34,17 +34,17 @@ class MiniSettings:
 
     @property
     def start_timeout(self) -> Timeout:
-        """From now on."""
+        """A timeout that starts now."""
         return Timeout(self.timeout_s)
 
 
 def write_key(ssh_identity_file: str | None, ssh_str: str | None) -> None:
-    """Puts the text of a key into its file, unless that exists."""
+    """Writes the text of a key to its file, unless the file exists."""
     if ssh_str and ssh_identity_file and not os.path.exists(ssh_identity_file):
         with os.fdopen(os.open(ssh_identity_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(ssh_str)
 
 
 def names_of(nics: Iterable[str] | None) -> tuple[str, ...]:
-    """Interfaces in an order that is the same everywhere."""
+    """The interfaces, sorted, so that the order is the same on all hosts."""
     return tuple(sorted(nics or ()))

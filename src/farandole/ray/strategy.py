@@ -1,6 +1,6 @@
-# Where the workers of a fixed job run: placement groups and the actors in them.
-# Touches Ray alone.
-"""`PGStrategy`: so many workers, wherever there is room. `ColocatedStrategy`: so many on each of so many nodes."""
+# Places the workers of a fixed job: makes placement groups and the actors in them.
+# Touches only Ray.
+"""`PGStrategy`: a number of workers on any nodes. `ColocatedStrategy`: the same number of workers on each node."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from farandole.ray.worker import BaseHorovodWorker
 
-LOOK_SECONDS = 1.0  # between two looks at a group that waits for room
+LOOK_SECONDS = 1.0  # between two checks of a group that waits for resources
 ROUNDING = 1e-6  # Ray counts in steps of 1e-4
 
 
 class Strategy:
-    """What both have in common: bundles, and how many workers run in each."""
+    """The common part of both strategies: bundles, and the number of workers in each."""
 
     def __init__(
         self,
@@ -40,15 +40,15 @@ class Strategy:
 
     @property
     def num_workers(self) -> int:
-        """How many there will be."""
+        """The number of workers."""
         raise NotImplementedError
 
     def _bundles(self) -> tuple[list[dict[str, float]], str, int]:
-        """The bundles, how they are spread, and the workers in each."""
+        """The bundles, Ray's strategy for them, and the number of workers in each."""
         raise NotImplementedError
 
     def create_workers(self) -> tuple[list[Any], list[Any]]:
-        """The actors, and for each node one of them."""
+        """Makes the actors. Returns all actors, and one actor of each bundle."""
         bundles, spread, each = self._bundles()
         group, indices = self._group(bundles, spread, each)
         resources = {"num_cpus": self.cpus_per_worker, "num_gpus": self.gpus_per_worker}
@@ -64,7 +64,7 @@ class Strategy:
     def _group(self, bundles: list[dict[str, float]], spread: str, each: int) -> tuple[Any, list[int]]:
         current = get_current_placement_group() if self._use_current else None
         if current is not None:
-            # The first bundle may be what the caller itself runs in; those that have room for a worker are ours.
+            # The caller itself may run in the first bundle. We use the last bundles that are large enough.
             indices = [at for at, one in enumerate(current.bundle_specs) if _fits(bundles[0], one)]
             if len(indices) < len(bundles):
                 raise ValueError(
@@ -90,7 +90,7 @@ class Strategy:
             ) from None
 
     def shutdown(self) -> None:
-        """Gives the room back, if it is ours."""
+        """Releases the placement group, if we made it."""
         group, self._created = self._created, None
         if group is not None:
             with contextlib.suppress(Exception):  # Ray itself may be gone
@@ -98,7 +98,7 @@ class Strategy:
 
 
 class PGStrategy(Strategy):
-    """So many workers; Ray packs them onto few nodes."""
+    """A number of workers; Ray uses as few nodes as possible."""
 
     def __init__(self, settings: Any, num_workers: int, **more: Any) -> None:
         super().__init__(settings, **more)
@@ -106,7 +106,7 @@ class PGStrategy(Strategy):
 
     @property
     def num_workers(self) -> int:
-        """As given."""
+        """The number that was given."""
         return self._num_workers
 
     def _bundles(self) -> tuple[list[dict[str, float]], str, int]:
@@ -114,7 +114,7 @@ class PGStrategy(Strategy):
 
 
 class ColocatedStrategy(Strategy):
-    """As many workers on each node as on every other."""
+    """The same number of workers on each node."""
 
     def __init__(self, settings: Any, num_hosts: int, num_workers_per_host: int, **more: Any) -> None:
         super().__init__(settings, **more)
@@ -123,7 +123,7 @@ class ColocatedStrategy(Strategy):
 
     @property
     def num_workers(self) -> int:
-        """On all nodes."""
+        """The number of workers on all nodes together."""
         return self.num_hosts * self.num_workers_per_host
 
     def _bundles(self) -> tuple[list[dict[str, float]], str, int]:
@@ -132,8 +132,27 @@ class ColocatedStrategy(Strategy):
         return [one] * self.num_hosts, "STRICT_SPREAD", each
 
 
+def create_placement_group(
+    resources_per_bundle: Mapping[str, float], num_bundles: int, pg_timeout: float, pg_strategy: str
+) -> tuple[Any, list[dict[str, float]]]:
+    """Makes a placement group and waits for it. Returns it with its bundles; TimeoutError without resources."""
+    bundles = [dict(resources_per_bundle) for _ in range(num_bundles)]
+    group = placement_group(bundles, strategy=pg_strategy)
+    try:
+        ray.get(group.ready(), timeout=pg_timeout)
+    except GetTimeoutError:
+        missing = shortage(bundles, pg_strategy)
+        with contextlib.suppress(Exception):  # Ray itself may be gone
+            remove_placement_group(group)
+        raise TimeoutError(
+            "Placement group creation timed out. Make sure your cluster either has enough resources or use an "
+            f"autoscaling cluster: {missing}"
+        ) from None
+    return group, bundles
+
+
 def gpus_of(use_gpu: bool, gpus_per_worker: float | None) -> float:
-    """GPUs of one worker; ValueError when the two contradict each other."""
+    """The number of GPUs of one worker; ValueError when the arguments contradict each other."""
     if gpus_per_worker is not None and not use_gpu:
         raise ValueError(
             "gpus_per_worker is set, but use_gpu is False. use_gpu must be True if gpus_per_worker is set."
@@ -144,7 +163,7 @@ def gpus_of(use_gpu: bool, gpus_per_worker: float | None) -> float:
 
 
 def bundle(cpus: float, gpus: float) -> dict[str, float]:
-    """What Ray sets aside for a worker, or for those of one node."""
+    """The resources that Ray reserves for a worker, or for the workers of one node."""
     wanted = {"CPU": cpus, "GPU": gpus}
     return {name: count for name, count in wanted.items() if count} or {"CPU": 0.001}
 
@@ -154,7 +173,7 @@ def _fits(wanted: Mapping[str, float], there: Mapping[str, float]) -> bool:
 
 
 def room(one: Mapping[str, float], spread: str = "PACK") -> int:
-    """How many bundles like this one the nodes have room for when nothing else runs there."""
+    """How many such bundles fit on the nodes if nothing else runs there."""
     counts = [
         min(int(node["Resources"].get(name, 0) / count + ROUNDING) for name, count in one.items())
         for node in ray.nodes()
@@ -166,14 +185,14 @@ def room(one: Mapping[str, float], spread: str = "PACK") -> int:
 
 
 def await_room(one: Mapping[str, float], many: int, spread: str, seconds: float) -> None:
-    """Until the cluster, with the nodes that its autoscaler may add, can hold so many; else TimeoutError.
+    """Waits until the cluster, with new nodes of its autoscaler, is large enough; TimeoutError if it is not.
 
-    Room that others have taken counts: who shall have it next is decided when the bundles are asked for.
+    Resources that other jobs use count as available here. Ray decides who gets them when the bundles are requested.
     """
     if room(one, spread) >= many:
         return
     deadline = time.monotonic() + seconds
-    asked = placement_group([dict(one)] * many, strategy=spread)  # autoscalers look at what waits
+    asked = placement_group([dict(one)] * many, strategy=spread)  # autoscalers react to waiting requests
     try:
         while (found := room(one, spread)) < many:
             if time.monotonic() >= deadline:
@@ -188,7 +207,7 @@ def await_room(one: Mapping[str, float], many: int, spread: str, seconds: float)
 
 
 def shortage(bundles: Sequence[Mapping[str, float]], spread: str = "PACK") -> str:
-    """Why these bundles find no room: what is needed, what the cluster has, what is free now."""
+    """Why these bundles do not fit: what is needed, what the cluster has, and what is free now."""
     nodes = [node for node in ray.nodes() if node.get("Alive")]
     has, free = ray.cluster_resources(), ray.available_resources()
     parts = []
@@ -210,7 +229,7 @@ def _words(one: Mapping[str, float]) -> str:
 
 
 def by_node(actors: Sequence[Any], deadline: float) -> list[tuple[Any, Any]]:
-    """(actor, where it is) in the order of ranks: nodes one after the other, on a node by GPU."""
+    """(actor, location) in the order of ranks: node after node, and on each node by GPU."""
     places = ray.get([actor.where.remote() for actor in actors], timeout=max(0.1, deadline - time.monotonic()))
     order = {node: at for at, node in enumerate(dict.fromkeys(place.node for place in places))}
     pairs = list(zip(actors, places, strict=True))

@@ -1,6 +1,6 @@
-# `HorovodTrainer` for Ray Train V2, and the backend that makes Train's workers ranks.
+# `HorovodTrainer` for Ray Train V2, and the backend that turns Train's workers into ranks.
 # Touches Ray Train; the hub runs in Train's controller.
-"""The class that Ray 2.60 still names and only raises for, at work: `from ray.train.horovod import HorovodTrainer`."""
+"""In Ray 2.60 the class `ray.train.horovod.HorovodTrainer` only raises an error. This is a working one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from types import TracebackType
 from typing import Any
 
 import ray
@@ -18,35 +17,26 @@ from ray.train import RunConfig, UserCallback
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from farandole import runtime, tested
-from farandole.compat import Timeout, make_secret_key
+from farandole.base import tested
+from farandole.bindings.compat import Timeout, make_secret_key
+from farandole.bindings.private import ray_names
 from farandole.launch import calls
-from farandole.private import ray_names
 from farandole.ray.rendezvous import Coordinator
 from farandole.ray.settings import write_key
 from farandole.ray.strategy import await_room
-from farandole.ray.worker import take_place, whereabouts
+from farandole.ray.train_elastic import ElasticBackend, ElasticRank
+from farandole.ray.train_rank import LEAVE_SECONDS, Rank
+from farandole.ray.worker import location, take_place
+from farandole.world import runtime
 
-LEAVE_SECONDS = 5.0  # for workers to leave the job when the group is shut down
-SPACE = b"farandole"  # of Ray's key-value store
+SPACE = b"farandole"  # the namespace in Ray's key-value store
 
 log = logging.getLogger("farandole.ray")
 
 
-class Rank:
-    """Around the train function: who is through leaves in good order. After an error Ray ends the others itself."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is None:
-            runtime.shutdown()
-
-
 @dataclass
 class HorovodConfig(BackendConfig):
-    """How the workers of a HorovodTrainer meet. The ssh settings are accepted: Ray starts the workers."""
+    """The rendezvous of a HorovodTrainer's workers. The ssh settings have no effect: Ray starts the workers."""
 
     nics: set[str] | None = None
     verbose: int = 1
@@ -55,8 +45,8 @@ class HorovodConfig(BackendConfig):
     ssh_identity_file: str | None = None
     ssh_str: str | None = field(default=None, repr=False)
     timeout_s: float = 300
-    placement_group_timeout_s: float = 100  # for the cluster to be large enough
-    # Ours: with so many workers training goes on, in the same processes, while Ray replaces one that was lost.
+    placement_group_timeout_s: float = 100  # how long we wait until the cluster is large enough
+    # Not in Horovod: with at least so many workers training continues while Ray replaces a lost worker.
     min_workers: int | None = None
     elastic_timeout: float = 600
 
@@ -67,7 +57,7 @@ class HorovodConfig(BackendConfig):
 
     @property
     def start_timeout(self) -> Timeout:
-        """From now on."""
+        """A timeout that starts now."""
         return Timeout(self.timeout_s)
 
     @property
@@ -75,8 +65,6 @@ class HorovodConfig(BackendConfig):
         """For Ray Train."""
         if self.min_workers is None:
             return HorovodBackend
-        from farandole.ray.train_elastic import ElasticBackend
-
         return ElasticBackend
 
     @property
@@ -84,13 +72,11 @@ class HorovodConfig(BackendConfig):
         """For Ray Train."""
         if self.min_workers is None:
             return Rank
-        from farandole.ray.train_elastic import ElasticRank
-
         return ElasticRank
 
 
 class HorovodBackend(Backend):
-    """Runs in Train's controller; begins anew whenever Train has started its workers anew."""
+    """Runs in Train's controller. It starts again whenever Train restarts its workers."""
 
     share_cuda_visible_devices = True
 
@@ -98,9 +84,9 @@ class HorovodBackend(Backend):
         self._coordinator: Coordinator | None = None
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        """Gives the workers their places: `init()` in the train function joins them."""
+        """Gives the workers their numbers; then `init()` in the train function can join."""
         self._close()
-        found = worker_group.execute(whereabouts)
+        found = worker_group.execute(location)
         coordinator = self._coordinator = Coordinator(backend_config)
         for rank, place in enumerate(found):
             coordinator.register(place.hostname, place.node, rank)
@@ -116,7 +102,7 @@ class HorovodBackend(Backend):
         ray.get(ready)
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
-        """The workers leave, as far as they still can."""
+        """Makes the workers leave, if they still can."""
         with contextlib.suppress(Exception):
             ray.get(worker_group.execute_async(runtime.shutdown), timeout=LEAVE_SECONDS)
         self._close()
@@ -128,13 +114,13 @@ class HorovodBackend(Backend):
 
 
 class _LastReport(UserCallback):
-    """Keeps what rank 0 reported last, for `result.metrics`; Ray keeps only what came with a checkpoint."""
+    """Keeps the last report of rank 0 for `result.metrics`. Ray keeps only reports with a checkpoint."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
 
     def after_report(self, run_context: Any, metrics: list[dict[str, Any]], checkpoint: Any) -> None:
-        """Called in the controller."""
+        """Ray calls it in the controller."""
         ray_names.keep(self._key, calls.pack(metrics[0]), SPACE)
 
 
@@ -176,9 +162,9 @@ class HorovodTrainer(DataParallelTrainer):
         )
 
     def fit(self) -> Any:
-        """Trains. `result.metrics` is what rank 0 reported last, whether or not a checkpoint came with it.
+        """Trains. `result.metrics` is the last report of rank 0, with a checkpoint or without.
 
-        TimeoutError when the cluster is too small for the workers, and stays so for `placement_group_timeout_s`.
+        TimeoutError when the cluster is too small for the workers for `placement_group_timeout_s`.
         """
         self._await_room()
         try:
@@ -192,19 +178,19 @@ class HorovodTrainer(DataParallelTrainer):
                 ray_names.forget(self._key, SPACE)
 
     def _await_room(self) -> None:
-        """Ray Train itself asks again and again, without end, for what the cluster does not have."""
+        """Waits until the cluster is large enough. Ray Train itself would request missing resources forever."""
         scaling: Any = self.scaling_config  # Ray's annotation names the class of Train V1
         one = {name: round(count / scaling.max_workers, 4) for name, count in scaling.total_resources.items() if count}
-        if one:  # no worker is wanted in Ray's local mode
+        if one:  # it is empty in Ray's local mode, which has no workers
             if not ray.is_initialized():
-                ray.init()  # as Train does a moment later
+                ray.init()  # Train would do it later
             config: Any = self.backend_config  # a HorovodConfig
             await_room(one, scaling.min_workers, scaling.placement_strategy, config.placement_group_timeout_s)
 
 
 def prepare_trainer(trainer: Any) -> Any:
-    """As that of ray.train.lightning, which knows its own strategies alone: a Lightning Trainer with ours is ready."""
-    from farandole.lightning.ranks import Ranks  # torch: only for those who use Lightning
+    """Like the function of ray.train.lightning, but also accepts a Lightning Trainer with our strategy."""
+    from farandole.lightning.ranks import Ranks  # imports torch, which is needed only with Lightning
 
     if isinstance(trainer.strategy, Ranks):
         return trainer
@@ -214,7 +200,7 @@ def prepare_trainer(trainer: Any) -> Any:
 
 
 def _ours(given: Any, scaling: Any) -> HorovodConfig:
-    """The configuration, whoever's class it is; a range of workers makes it elastic."""
+    """The configuration as our class. A range of workers makes it elastic."""
     known = {one.name: getattr(given, one.name) for one in fields(HorovodConfig) if hasattr(given, one.name)}
     config = HorovodConfig(**known)
     if config.min_workers is None and getattr(scaling, "elasticity_enabled", False):

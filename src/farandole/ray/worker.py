@@ -1,6 +1,6 @@
-# The actor that is a rank: what an executor asks of it.
-# Touches the environment of its own process, which is how a rank learns its place, and a descriptor for the secret.
-"""`BaseHorovodWorker` is made a Ray actor by the strategies; functions run on its main thread."""
+# The actor of a rank, with the methods that executors call.
+# Touches the variables of its process, which tell the rank its numbers, and a descriptor for the secret.
+"""The strategies make a Ray actor of `BaseHorovodWorker`. Functions run on its main thread."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from typing import Any
 
 import ray
 
-from farandole import runtime
-from farandole.errors import Removed
-from farandole.launch.watch import Word
+from farandole.base.errors import Removed
+from farandole.launch.watch import StatusPage
 from farandole.lightning import registration
 from farandole.ray import ray_logger
 from farandole.rendezvous import sockets
 from farandole.rendezvous.reach import reach
 from farandole.rendezvous.secret import Secret
+from farandole.world import runtime
 
-REACH_SECONDS = 10.0  # for one of the launcher's addresses to answer
+REACH_SECONDS = 10.0  # time limit for an answer from the launcher's addresses
 SECRET = "FARANDOLE_SECRET_FD"
 
 
 @dataclass(frozen=True)
-class Whereabouts:
-    """Where an actor runs."""
+class ActorLocation:
+    """The location of an actor."""
 
     node: str
     hostname: str
     address: str
     pid: int
     gpus: tuple[str, ...]
-    port: int  # that a server of this process may use
-    pulse: int  # descriptor of the memory file with its signs of life, in an elastic job
+    port: int  # a free port for a server of this process
+    pulse: int  # the descriptor of its status page with heartbeats, in an elastic job
 
 
 @dataclass(frozen=True)
-class Gone:
-    """What a worker of an elastic job gives when there is no place for it any more."""
+class ActorRemoved:
+    """The result of a worker of an elastic job that has no slot any more."""
 
     text: str
 
 
-_held: list[Any] = []  # the port of this process
-_pulse: list[Word] = []  # its signs of life
+_held: list[Any] = []  # the reserved port of this process
+_pulse: list[StatusPage] = []  # the status page of this process
 
 
-def whereabouts() -> Whereabouts:
-    """Of this process."""
+def location() -> ActorLocation:
+    """The location of this process."""
     if not _held:
         _held.extend(sockets.hold_port())
-        _pulse.append(Word())
+        _pulse.append(StatusPage())
     context = ray.get_runtime_context()
     gpus = tuple(str(one) for one in ray.get_gpu_ids())
     address = str(ray.util.get_node_ip_address())
     node, host = str(context.get_node_id()), os.uname().nodename
-    return Whereabouts(node, host, address, os.getpid(), gpus, _held[1], _pulse[0].fd)
+    return ActorLocation(node, host, address, os.getpid(), gpus, _held[1], _pulse[0].fd)
 
 
 def take_place(variables: Mapping[str, str], addresses: Sequence[str], key: bytes) -> None:
@@ -68,7 +68,7 @@ def take_place(variables: Mapping[str, str], addresses: Sequence[str], key: byte
     if address is None:
         raise ConnectionError(f"{os.uname().nodename} cannot reach the launcher: {why}")
     runtime.shutdown()
-    registration.watch()  # the function that runs here may ask Lightning for strategy="horovod"
+    registration.watch()  # the function may use Lightning with strategy="horovod"
     old = os.environ.get(SECRET)
     os.environ.update(variables)
     os.environ["FARANDOLE_RENDEZVOUS"] = address
@@ -81,7 +81,7 @@ def take_place(variables: Mapping[str, str], addresses: Sequence[str], key: byte
 
 
 class BaseHorovodWorker:
-    """One rank. `executable` is what `start(executable_cls=...)` has made; functions of `execute` get it."""
+    """One rank. `executable` is the object of `start(executable_cls=...)`; functions of `execute` get it."""
 
     executable: Any = None
 
@@ -89,20 +89,20 @@ class BaseHorovodWorker:
         os.environ["HOROVOD_HOSTNAME"] = self.node_id()
 
     def node_id(self) -> str:
-        """Ray's name for the node."""
-        return whereabouts().node
+        """Ray's id of the node."""
+        return location().node
 
     def hostname(self) -> str:
         """The name of the machine."""
         return os.uname().nodename
 
     def get_gpu_ids(self) -> list[Any]:
-        """The GPUs that Ray gave to this actor."""
+        """The GPUs that Ray assigned to this actor."""
         return list(ray.get_gpu_ids())
 
-    def where(self) -> Whereabouts:
-        """All of that at once."""
-        return whereabouts()
+    def where(self) -> ActorLocation:
+        """The location of this actor."""
+        return location()
 
     def update_env_vars(self, env_vars: Mapping[str, Any]) -> None:
         """Sets variables of this process."""
@@ -113,11 +113,11 @@ class BaseHorovodWorker:
         return dict(os.environ)
 
     def take_place(self, variables: Mapping[str, str], addresses: Sequence[str], key: bytes) -> None:
-        """Makes it a rank of the job."""
+        """Makes this process a rank of the job."""
         take_place(variables, addresses, key)
 
     def leave(self) -> None:
-        """Out of this round of the job: ranks that wait for this one hear it. `init()` joins the next."""
+        """Leaves this round of the job, so that waiting ranks are told. `init()` joins the next round."""
         runtime.shutdown()
 
     def start_executable(
@@ -126,7 +126,7 @@ class BaseHorovodWorker:
         executable_args: Sequence[Any] | None = None,
         executable_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Makes the object that functions of `execute` get."""
+        """Makes the object for the functions of `execute`."""
         if executable_cls is not None:
             self.executable = executable_cls(*(executable_args or ()), **(executable_kwargs or {}))
 
@@ -135,16 +135,17 @@ class BaseHorovodWorker:
         return func(self.executable)
 
     def train(self, func: Callable[[Any], Any], executable: Sequence[Any], place: tuple[Any, ...]) -> Any:
-        """The whole life of a worker in an elastic job, where it may hear that it is not needed any more."""
+        """Runs a worker of an elastic job until it ends, also if the job has no slot for it any more."""
         self.take_place(*place)
         self.start_executable(*executable)
         try:
             result = func(self.executable)
-            runtime.shutdown()  # now: who ends without a word counts as lost, and the others may have a step to go
+            # Shut down now: a worker that ends without leaving counts as lost, and others may still run a step.
+            runtime.shutdown()
             return result
         except Removed as removed:
-            return Gone(removed.message)
+            return ActorRemoved(removed.message)
 
     def set_queue(self, queue: Any) -> None:
-        """Where `ray_logger.log` puts things."""
+        """Sets the queue for `ray_logger.log`."""
         ray_logger.configure(queue)

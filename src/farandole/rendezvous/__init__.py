@@ -1,3 +1,3 @@
-# The rendezvous room: the secret, the handshake, the hub where ranks meet, the mesh of links between them.
-# The only sockets in Python, but for those of observe/ on loopback.
-"""How the ranks of a job find and prove each other."""
+# The rendezvous: the job's secret, the handshake, the hub that all ranks connect to, the links between ranks.
+# It opens all sockets of the package, except those of observe/ on loopback.
+"""How the ranks of a job find each other and prove that they belong to it."""

@@ -1,10 +1,10 @@
-# The control channel between a rank and the hub: frames with a length, a type and a MAC that counts.
-# Touches the proven socket it is given.
+# The control channel between a rank and the hub: frames with a length, a type and a numbered MAC.
+# Touches the authenticated socket it is given.
 """Frames after the handshake.
 
 A frame is a header (length, type) with its own tag, the payload, and a tag over all of it. Both tags cover the number
-of the frame in its direction, so one that is repeated, left out, moved or sent back does not fit. The header is checked
-before the payload is waited for, and payloads are at most 1 MiB.
+of the frame in its direction, so a frame that is repeated, left out, moved or sent back is refused. The header is
+checked before the payload is read. A payload is at most 1 MiB.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from farandole.rendezvous.flow import READ, WRITE, Loop, Stream
 from farandole.rendezvous.handshake import Proven
 
-LARGEST_PAYLOAD = 1 << 20
-LARGEST_BACKLOG = 16 << 20  # bytes a reader may be behind before it is given up
+MAX_PAYLOAD = 1 << 20
+MAX_BACKLOG = 16 << 20  # bytes that may wait for a reader; with more the channel is closed
 _TAG = 16
 _HEADER = struct.Struct("!IHH")
 _COUNTER = struct.Struct("!Q")
@@ -27,19 +27,19 @@ _READ_BYTES = 64 << 10
 
 
 class Codec(Protocol):
-    """Which messages a channel speaks: between ranks and hub, or between launcher and agent."""
+    """The messages of a channel: those between ranks and hub, or those between launcher and agent."""
 
     def encode(self, message: Any) -> tuple[int, bytes]:
         """The type's number and the bytes."""
         ...
 
     def decode(self, number: int, data: bytes) -> Any:
-        """The message; ValueError when it is none."""
+        """The message; ValueError when the bytes are not one."""
         ...
 
 
 class ChannelError(Exception):
-    """A frame that does not belong here; the channel is closed."""
+    """A frame is invalid; the channel is closed."""
 
 
 def _tag(key: bytes, part: bytes, counter: int, *data: bytes) -> bytes:
@@ -50,7 +50,7 @@ def _tag(key: bytes, part: bytes, counter: int, *data: bytes) -> bytes:
 
 
 def _between_ranks_and_hub() -> Codec:
-    from farandole.rendezvous import messages  # agents speak otherwise, and should start quickly
+    from farandole.rendezvous import messages  # agents do not need these messages and should start quickly
 
     return messages
 
@@ -66,8 +66,8 @@ class Sealer:
     def seal(self, message: Any) -> bytes:
         """The next frame."""
         number, payload = self._codec.encode(message)
-        if len(payload) > LARGEST_PAYLOAD:
-            raise ChannelError(f"a message of {len(payload)} bytes is larger than {LARGEST_PAYLOAD}")
+        if len(payload) > MAX_PAYLOAD:
+            raise ChannelError(f"a message of {len(payload)} bytes is above the limit of {MAX_PAYLOAD} bytes")
         return self.seal_bytes(number, payload)
 
     def seal_bytes(self, number: int, payload: bytes) -> bytes:
@@ -80,17 +80,17 @@ class Sealer:
 
 
 class Opener:
-    """Turns bytes of one direction into messages. Keeps no more than has arrived of one frame."""
+    """Turns bytes of one direction into messages. Keeps at most one incomplete frame."""
 
     def __init__(self, key: bytes, codec: Codec | None = None) -> None:
         self._key = key
         self._codec = codec or _between_ranks_and_hub()
         self._counter = 0
         self._bytes = bytearray()
-        self._header: tuple[int, int] | None = None  # length and type, once proven
+        self._header: tuple[int, int] | None = None  # length and type, after the check of the tag
 
     def feed(self, data: bytes) -> list[Any]:
-        """The messages that are complete now; ChannelError or MessageError ends the channel."""
+        """The messages that are complete now; a ChannelError or MessageError closes the channel."""
         self._bytes += data
         found: list[Any] = []
         while True:
@@ -105,7 +105,7 @@ class Opener:
             payload = bytes(self._bytes[HEADER_BYTES : HEADER_BYTES + length])
             tag = _tag(self._key, b"body", self._counter, bytes(self._bytes[: _HEADER.size]), payload)
             if not hmac.compare_digest(tag, bytes(self._bytes[whole - _TAG : whole])):
-                raise ChannelError("a frame is damaged")
+                raise ChannelError("a frame has a wrong checksum")
             del self._bytes[:whole]
             self._counter += 1
             self._header = None
@@ -116,14 +116,14 @@ class Opener:
         tag = _tag(self._key, b"head", self._counter, header)
         length, number, zero = _HEADER.unpack(header)
         if not hmac.compare_digest(tag, bytes(self._bytes[_HEADER.size : HEADER_BYTES])) or zero:
-            raise ChannelError("a frame is damaged, repeated or out of order")
-        if length > LARGEST_PAYLOAD:
-            raise ChannelError(f"a frame of {length} bytes is larger than {LARGEST_PAYLOAD}")
+            raise ChannelError("the header of a frame has a wrong checksum: it is damaged, repeated or out of order")
+        if length > MAX_PAYLOAD:
+            raise ChannelError(f"a frame of {length} bytes is above the limit of {MAX_PAYLOAD} bytes")
         return length, number
 
 
 class Channel:
-    """A proven connection in a loop: `on_message` for each message, `on_end(reason)` once when it is over."""
+    """An authenticated connection in a loop: `on_message` for each message, `on_end(reason)` once at its end."""
 
     def __init__(
         self,
@@ -153,34 +153,34 @@ class Channel:
 
     @property
     def backlog(self) -> int:
-        """How many bytes wait for the other side to read."""
+        """How many bytes the other side has not read yet."""
         return len(self._out)
 
     def when_drained(self, act: Callable[[], None]) -> None:
-        """Calls `act` once, when all that is queued has gone out; there must be something queued."""
+        """Calls `act` once when all queued bytes have been sent; something must be queued."""
         self._drained.append(act)
 
     def pause(self) -> None:
-        """Reads nothing for a while, so that the other side has to wait."""
+        """Stops reading, so that the other side has to wait."""
         self._paused = True
         self._watch()
 
     def resume(self) -> None:
-        """Reads again."""
+        """Starts reading again."""
         self._paused = False
         self._watch()
 
     def send(self, message: Any) -> None:
-        """Queues a message and sends what goes out at once. On a channel that has ended nothing happens."""
+        """Queues a message and sends what the kernel takes now. Does nothing on a closed channel."""
         if not self.open:
             return
         self._out += self._sealer.seal(message)
         self._write()
-        if len(self._out) > LARGEST_BACKLOG:
-            self._end("it does not read what it is sent")
+        if len(self._out) > MAX_BACKLOG:
+            self._end(f"it does not read: more than {MAX_BACKLOG} bytes wait for it")
 
     def close(self) -> None:
-        """Closes without calling `on_end`. What the kernel has taken is still delivered."""
+        """Closes without calling `on_end`. The kernel still delivers what it has taken."""
         if self.open:
             self.open = False
             self._loop.forget(self._sock)

@@ -1,9 +1,9 @@
 # Typed data <-> bytes, with a strict layout. Never pickle.
 # Pure. Touches nothing.
-"""Every message is a frozen dataclass of whole numbers, texts, bytes and lists of them.
+"""Every message is a frozen dataclass of integers, texts, bytes and lists of them.
 
-Numbers travel as 8 bytes, texts, bytes and lists with their length in front. Lengths are checked against what is there
-before anything is allocated; a byte too few or too many, an unknown type or a text that is no UTF-8 is a MessageError.
+An integer takes 8 bytes; texts, bytes and lists begin with their length. A length is checked against the bytes present
+before anything is allocated. Missing or extra bytes, an unknown type or a text that is not UTF-8 raise MessageError.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LENGTH = struct.Struct("!I")
 
 
 class MessageError(ValueError):
-    """The bytes are no message."""
+    """The bytes are not a valid message."""
 
 
 class Codec:
@@ -28,7 +28,7 @@ class Codec:
         self._numbers = {kind: number for number, kind in enumerate(types, start=1)}
 
     def layout(self) -> str:
-        """All types with their fields, in words: whoever has other words speaks another version."""
+        """All types with their fields, as text: another text means another version of the protocol."""
         return "\n".join(
             f"{kind.__name__}: {', '.join(f'{field.name} {field.type}' for field in dataclasses.fields(kind))}"
             for kind in self._types
@@ -44,12 +44,12 @@ class Codec:
     def decode(self, number: int, data: bytes) -> Any:
         """The message behind the bytes; MessageError when they are not exactly one."""
         if not 1 <= number <= len(self._types):
-            raise MessageError(f"unknown type of message: {number}")
+            raise MessageError(f"message type {number} is unknown; the known types are 1 to {len(self._types)}")
         kind = self._types[number - 1]
         reader = _Reader(data)
         values = [_READERS[str(field.type)](reader) for field in dataclasses.fields(kind)]
         if reader.rest():
-            raise MessageError(f"{reader.rest()} bytes too many in a {kind.__name__}")
+            raise MessageError(f"a {kind.__name__} message has {reader.rest()} extra bytes")
         return kind(*values)
 
 
@@ -63,7 +63,7 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         if count > self.rest():
-            raise MessageError("bytes are missing at the end of a message")
+            raise MessageError(f"a message is too short: {count} bytes expected, {self.rest()} present")
         self.place += count
         return self.data[self.place - count : self.place]
 
@@ -74,7 +74,9 @@ class _Reader:
     def count(self, smallest: int) -> int:
         value: int = _LENGTH.unpack(self.take(_LENGTH.size))[0]
         if value * smallest > self.rest():
-            raise MessageError("a length in a message is larger than the message")
+            raise MessageError(
+                f"a list of {value} items cannot be in the {self.rest()} bytes that remain of the message"
+            )
         return value
 
     def bytes(self) -> bytes:
@@ -84,7 +86,7 @@ class _Reader:
         try:
             return self.bytes().decode()
         except UnicodeDecodeError:
-            raise MessageError("a text in a message is no UTF-8") from None
+            raise MessageError("a text in a message is not UTF-8") from None
 
     def integers(self) -> tuple[int, ...]:
         return tuple(self.integer() for _ in range(self.count(_INT.size)))

@@ -1,10 +1,9 @@
-# A small event loop: conversations over sockets as generators, each with a deadline, none of them blocking another.
+# A small event loop: exchanges over sockets as generators, each with a deadline; none blocks another.
 # Touches sockets it is given; opens none.
 """Flows and the loop that drives them.
 
-A flow is a generator that yields what it waits for. Handshakes and link proofs are written once, as flows, and run
-beside each other in the hub, while a rank joins, and in tests. A loop with nothing under way
-sleeps without ever waking up.
+A flow is a generator that yields what it waits for. Handshakes and link checks are written once, as flows. Many run
+at the same time in the hub, in a rank that joins, and in tests. A loop without work never wakes up.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from typing import Any, Generic, TypeVar
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
 
-LONGEST_WAIT = 3600.0  # seconds; the kernel's own limit is not far above
+MAX_WAIT = 3600.0  # seconds; the kernel's own limit is not far above
 
 T = TypeVar("T")
 
 
 class Duplex:
-    """One descriptor to read and one to write with the face of a socket: what ssh gives a program as its streams."""
+    """One descriptor to read and one to write, with the methods of a socket. ssh gives a program its streams so."""
 
     def __init__(self, reader: int, writer: int) -> None:
         self.reader = reader
@@ -38,11 +37,11 @@ class Duplex:
         os.set_blocking(writer, False)
 
     def recv(self, count: int) -> bytes:
-        """What is there, at most `count` bytes."""
+        """The bytes that are there, at most `count`."""
         return os.read(self.reader, count)
 
     def send(self, data: bytes | bytearray | memoryview) -> int:
-        """How many bytes went out."""
+        """The number of bytes sent."""
         return os.write(self.writer, data)
 
     def close(self) -> None:
@@ -67,7 +66,7 @@ Flow = Generator[Wait, None, T]
 
 
 def receive(sock: Stream, count: int) -> Flow[bytes]:
-    """Exactly `count` bytes and not one more; EOFError when the other side closes before."""
+    """Reads exactly `count` bytes; EOFError when the other side closes before."""
     parts = bytearray()
     while len(parts) < count:
         try:
@@ -82,7 +81,7 @@ def receive(sock: Stream, count: int) -> Flow[bytes]:
 
 
 def send(sock: Stream, data: bytes) -> Flow[None]:
-    """All of `data`."""
+    """Sends all of `data`."""
     view = memoryview(data)
     while view:
         try:
@@ -92,14 +91,14 @@ def send(sock: Stream, data: bytes) -> Flow[None]:
 
 
 def pause(seconds: float) -> Flow[None]:
-    """Lets others go on for a while."""
+    """Waits this long; other flows go on."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         yield Wait(until=until)
 
 
 class Task(Generic[T]):
-    """A flow under way. `done(result, error)` is called once, when it is over."""
+    """A running flow. `done(result, error)` is called once, at its end."""
 
     def __init__(
         self, flow: Flow[T], deadline: float | None, done: Callable[[T | None, Exception | None], None]
@@ -110,7 +109,7 @@ class Task(Generic[T]):
         self.wait = Wait()
 
     def due(self) -> float | None:
-        """When the loop must look at this task even if its socket stays silent."""
+        """When the loop must resume this task even if its socket is not ready."""
         times = [moment for moment in (self.deadline, self.wait.until) if moment is not None]
         return min(times) if times else None
 
@@ -123,9 +122,9 @@ class Loop:
         self._tasks: dict[int, Task[Any]] = {}
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._timers: dict[object, tuple[float, Callable[[], None]]] = {}
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._selector.register(self._bell, READ, None)
-        self._closing = threading.Lock()  # a bell must not ring in a descriptor that has been closed
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector.register(self._wakeup, READ, None)
+        self._closing = threading.Lock()  # nobody may write to the event descriptor after it was closed
 
     def spawn(
         self, flow: Flow[T], deadline: float | None, done: Callable[[T | None, Exception | None], None]
@@ -143,8 +142,8 @@ class Loop:
             task.flow.close()
 
     def watch(self, sock: Stream | int, events: int, ready: Callable[[int], None]) -> None:
-        """Calls `ready(events)` whenever the stream or descriptor is; again: changes what is watched."""
-        for half, mask in _halves(sock):
+        """Calls `ready(events)` whenever the stream or descriptor is ready. A second call changes the events."""
+        for half, mask in _descriptors(sock):
             if not events & mask:
                 self._drop(half)
                 continue
@@ -154,8 +153,8 @@ class Loop:
                 self._selector.register(half, events & mask, ready)
 
     def forget(self, sock: Stream | int) -> None:
-        """Watches it no more."""
-        for half, _ in _halves(sock):
+        """Stops watching it."""
+        for half, _ in _descriptors(sock):
             self._drop(half)
 
     def _drop(self, half: socket.socket | int) -> None:
@@ -163,29 +162,29 @@ class Loop:
             self._selector.unregister(half)
 
     def at(self, key: object, moment: float | None, act: Callable[[], None]) -> None:
-        """Calls `act` once at that moment; None takes the appointment of this key back."""
+        """Calls `act` once at that moment; None cancels the timer of this key."""
         self._timers.pop(key, None)
         if moment is not None:
             self._timers[key] = (moment, act)
 
     def call(self, act: Callable[[], None]) -> None:
-        """Has the loop's thread call `act` soon. Safe from any thread; nothing happens on a closed loop."""
+        """Makes the loop's thread call `act` soon. Safe from any thread; does nothing on a closed loop."""
         with self._closing:
-            if self._bell >= 0:
+            if self._wakeup >= 0:
                 self._calls.append(act)
-                os.eventfd_write(self._bell, 1)
+                os.eventfd_write(self._wakeup, 1)
 
     def turn(self, until: float | None = None) -> None:
-        """Waits until something can be done, at most until that moment, and does it."""
+        """Waits for events, at most until that moment, and handles them."""
         due = [moment for task in self._tasks.values() if (moment := task.due()) is not None]
         due += [moment for moment, _ in self._timers.values()]
         if until is not None:
             due.append(until)
-        timeout = min(LONGEST_WAIT, max(0.0, min(due) - time.monotonic())) if due else None
+        timeout = min(MAX_WAIT, max(0.0, min(due) - time.monotonic())) if due else None
         for key, events in self._selector.select(timeout):
-            if key.fd == self._bell:
+            if key.fd == self._wakeup:
                 with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._bell)
+                    os.eventfd_read(self._wakeup)
             elif isinstance(key.data, Task):
                 if id(key.data) in self._tasks:
                     self._step(key.data, None)
@@ -193,10 +192,10 @@ class Loop:
                 key.data(events)
         while self._calls:
             self._calls.popleft()()
-        self._keep_time(time.monotonic())
+        self._run_timers(time.monotonic())
 
     def finish(self, flow: Flow[T], deadline: float) -> T:
-        """Runs one flow to its end, the others beside it."""
+        """Runs one flow to its end; the others run too."""
         outcome: list[tuple[T | None, Exception | None]] = []
         self.spawn(flow, deadline, lambda result, error: outcome.append((result, error)))
         while not outcome:
@@ -211,23 +210,23 @@ class Loop:
         for task in list(self._tasks.values()):
             self.cancel(task)
         with self._closing:
-            bell, self._bell = self._bell, -1
-            if bell >= 0:
+            wakeup, self._wakeup = self._wakeup, -1
+            if wakeup >= 0:
                 self._selector.close()
-                os.close(bell)
+                os.close(wakeup)
         self._calls.clear()
         self._timers.clear()
 
     def abandon(self) -> None:
         """In a forked child: closes this process's copies of the descriptors and touches nothing that is shared."""
-        bell, self._bell = self._bell, -1
+        wakeup, self._wakeup = self._wakeup, -1
         self._closing = threading.Lock()  # the old one may be held by a thread that does not exist here
-        if bell >= 0:
+        if wakeup >= 0:
             self._selector.close()
-            os.close(bell)
+            os.close(wakeup)
         self._tasks.clear()
 
-    def _keep_time(self, now: float) -> None:
+    def _run_timers(self, now: float) -> None:
         for task in list(self._tasks.values()):
             if id(task) not in self._tasks:
                 continue
@@ -252,18 +251,18 @@ class Loop:
         except StopIteration as end:
             self._tasks.pop(id(task), None)
             task.done(end.value, None)
-        except Exception as failure:  # whatever a stranger's bytes cause ends this flow alone
+        except Exception as failure:  # what unauthenticated bytes cause ends only this flow
             self._tasks.pop(id(task), None)
             task.done(None, failure)
         else:
             task.wait = wait
             if wait.sock is not None:
-                for half, mask in _halves(wait.sock):
+                for half, mask in _descriptors(wait.sock):
                     if wait.events & mask:
                         self._selector.register(half, wait.events & mask, task)
 
 
-def _halves(sock: Stream | int) -> list[tuple[socket.socket | int, int]]:
+def _descriptors(sock: Stream | int) -> list[tuple[socket.socket | int, int]]:
     """What the selector knows, and for which events."""
     if isinstance(sock, Duplex):
         return [(sock.reader, READ), (sock.writer, WRITE)]

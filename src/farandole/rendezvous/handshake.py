@@ -1,12 +1,13 @@
 # The handshake: two processes prove to each other that they know the job's secret, before anything else is read.
 # Touches the socket it is given.
-"""A mutual challenge of fixed size, the same for unix sockets and TCP.
+"""A mutual challenge of fixed size, the same over unix sockets and TCP.
 
-The caller sends 60 bytes (who it is, a nonce), the answerer 60 bytes and its proof (32), the caller its proof (32),
-the answerer one byte: welcome. A proof is an HMAC over both greetings and the prover's part in the talk, so that no
-recorded or reflected bytes ever fit. Nobody reads more than 92 bytes from a stranger. Whatever is wrong, the answerer
-decides at the end and just closes: a stranger learns nothing from when or how it was refused.
-The layout of the greeting stays for ever; versions are compared after the proofs, so both sides can name both.
+The caller sends 60 bytes (who it is, a nonce). The answerer sends 60 bytes and its proof (32). The caller sends its
+proof (32), and the answerer one byte: welcome. A proof is an HMAC over both greetings and the role of the prover, so
+recorded or reflected bytes are never valid. Neither side reads more than 92 bytes from a process that has not proven
+itself. If anything is wrong the answerer decides at the end and only closes the connection, so an attacker learns
+nothing from the time or the form of a refusal. The layout of the greeting never changes. Versions are compared after
+the proofs, so both sides can name both versions.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from farandole.rendezvous import messages, orders
+from farandole.rendezvous import agent_messages, messages
 from farandole.rendezvous.flow import Flow, Stream, receive, send
 from farandole.rendezvous.secret import Secret
 
-# Two bytes of a hash of all messages between processes: nobody has to remember to count.
-WIRE_VERSION = int.from_bytes(hashlib.sha256(f"{messages.LAYOUT}\n{orders.LAYOUT}".encode()).digest()[:2], "big")
-HANDSHAKE_SECONDS = 2.0  # a stranger has this long to prove itself
+# Two bytes of a hash of all messages between processes, so nobody has to raise a number by hand.
+WIRE_VERSION = int.from_bytes(
+    hashlib.sha256(f"{messages.LAYOUT}\n{agent_messages.LAYOUT}".encode()).digest()[:2], "big"
+)
+HANDSHAKE_SECONDS = 2.0  # a connection has this long to prove itself
 MAGIC = b"FRDL"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
@@ -38,13 +41,13 @@ _WELCOME = b"\x01"
 
 
 class Role(IntEnum):
-    """What the speaker is in this talk. The two sides always differ."""
+    """The role of one side in a handshake. The two sides always differ."""
 
     WORKER = 1
     HUB = 2
     CALLER = 3  # the rank that opens a link
     CALLEE = 4
-    LAUNCHER = 5  # to its agents
+    LAUNCHER = 5  # towards its agents
     AGENT = 6
 
 
@@ -65,7 +68,7 @@ class VersionMismatch(Exception):
 
 @dataclass(frozen=True)
 class Greeting:
-    """What one side says about itself and whom it wants to talk to."""
+    """Who one side is and whom it wants to reach."""
 
     role: Role
     rank: int
@@ -83,7 +86,7 @@ class Greeting:
 
 @dataclass(frozen=True)
 class Proven:
-    """The result: who is there, and keys for what follows."""
+    """The result: who the peer is, and the keys for what follows."""
 
     peer: Greeting
     send_key: bytes = field(repr=False)
@@ -91,7 +94,7 @@ class Proven:
 
 
 def call(sock: Stream, secret: Secret, me: Greeting, answerer: Role) -> Flow[Proven]:
-    """Our side when we opened the connection."""
+    """The side that opened the connection."""
     nonce = os.urandom(NONCE_BYTES)
     greeting = me.encode(secret.job(), nonce)
     yield from send(sock, greeting)
@@ -110,7 +113,7 @@ def call(sock: Stream, secret: Secret, me: Greeting, answerer: Role) -> Flow[Pro
 
 
 def answer(sock: Stream, secret: Secret, me: Greeting, admit: Callable[[Greeting], bool]) -> Flow[Proven]:
-    """Our side when we accepted the connection; `admit` decides about a proven peer."""
+    """The side that accepted the connection; `admit` decides about a proven peer."""
     theirs = yield from receive(sock, GREETING_BYTES)
     nonce = os.urandom(NONCE_BYTES)
     peer = _decode(theirs, secret, nonce)
@@ -121,7 +124,7 @@ def answer(sock: Stream, secret: Secret, me: Greeting, admit: Callable[[Greeting
     proof = yield from receive(sock, PROOF_BYTES)
     proven = hmac.compare_digest(proof, secret.mac(b"farandole caller", talk))
     if not proven or peer is None or peer.target != me.rank or peer.generation != me.generation or not admit(peer):
-        raise Refused("a stranger")
+        raise Refused("the other side did not prove that it belongs to this job")
     yield from send(sock, _WELCOME)
     return _settle(secret, talk, mine, peer, caller=False)
 

@@ -1,6 +1,6 @@
 # Which addresses this host has, and whether a name means this host.
 # Touches the kernel's list of interfaces and name look-up.
-"""Interfaces that are up, with their IPv4 and IPv6 addresses. Loopback and link-local ones reach nobody else."""
+"""Interfaces that are up, with their IPv4 and IPv6 addresses. Other hosts cannot use loopback or link-local ones."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Interface:
 
     @property
     def loopback(self) -> bool:
-        """Whether it reaches this host alone."""
+        """Whether only this host can use it."""
         return ipaddress.ip_address(self.address).is_loopback
 
 
 def interfaces() -> list[Interface]:
-    """All addresses of this host that others or it itself may use, IPv4 first."""
+    """All addresses of this host, IPv4 first."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         up = {name for _, name in socket.if_nameindex() if _flags(asker, name) & (_UP | _RUNNING) == _UP | _RUNNING}
         found = [one for one in _ipv4(asker) if one.name.partition(":")[0] in up]
@@ -39,9 +39,9 @@ def interfaces() -> list[Interface]:
 
 
 def candidates(names: tuple[str, ...] = ()) -> list[str]:
-    """The addresses by which other hosts may reach this one; `names` limits them to these interfaces.
+    """The addresses at which other hosts may reach this one; `names` limits them to these interfaces.
 
-    ValueError when an interface has no address, with those that have one.
+    ValueError when an interface has no address; the text lists those that have one.
     """
     every = interfaces()
     missing = [name for name in names if name not in {one.name for one in every}]
@@ -53,23 +53,30 @@ def candidates(names: tuple[str, ...] = ()) -> list[str]:
     return [one.address for one in every if not one.loopback]
 
 
-def towards(host: str, port: int) -> str:
-    """The address of this host that a connection to that one would have; nothing is sent."""
+def source_address(host: str, port: int) -> str:
+    """The local address that a connection to that host would use; nothing is sent."""
     family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as asker:
         asker.connect(place)
         return str(asker.getsockname()[0]).partition("%")[0]
 
 
+def address_of(name: str) -> str | None:
+    """The IPv4 address of a host; None when nobody knows the name."""
+    with contextlib.suppress(OSError, UnicodeError):
+        return socket.gethostbyname(name)
+    return None
+
+
 def is_this_host(name: str) -> bool:
-    """Whether a host name or address means the machine we run on."""
+    """Whether a host name or address means this machine."""
     name = name.rpartition("@")[2]
     if name in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
         return True
     try:
         found = {entry[4][0] for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
-        return False  # ssh may know it by its own configuration
+        return False  # it may be a name from the configuration of ssh
     own = {one.address for one in interfaces()}
     return bool(found) and all(str(address).partition("%")[0] in own for address in found)
 

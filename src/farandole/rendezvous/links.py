@@ -1,9 +1,9 @@
-# Links: which ranks are joined at init, and how one link is made, proven, and shown to share memory.
+# Links: which ranks are linked at init, and how one link is made, authenticated and checked for shared memory.
 # Touches sockets and memory files.
-"""A link is one connected stream, or several over TCP, between two ranks that both have proven the job's secret.
+"""A link is one connected stream, or several over TCP, between two ranks that have both proven the job's secret.
 
-The lower rank calls, the higher one answers. Ranks of one host also pass each other a memory file with a nonce and read
-it back: only then do they share a host.
+The lower rank connects and the higher rank answers. Ranks of one host also pass each other a memory file with a nonce
+and read it back: only then they count as ranks of one host.
 """
 
 from __future__ import annotations
@@ -19,52 +19,56 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from farandole.rendezvous import sockets
-from farandole.rendezvous.door import MOST_STRANGERS, Door
 from farandole.rendezvous.flow import READ, WRITE, Flow, Loop, Task, Wait, pause, receive, send
 from farandole.rendezvous.handshake import Greeting, Role, answer, call
+from farandole.rendezvous.listener import MAX_UNAUTHENTICATED, Listener
 from farandole.rendezvous.secret import Secret
 
-EVERYBODY = 64  # up to this many ranks, each is linked with all at init
-NEAR_HOSTS = 32  # up to this many hosts, the same local rank of each is linked
+FULL_MESH_RANKS = 64  # up to this many ranks, init links each rank with all others
+ALL_PAIRS_HOSTS = 32  # up to this many hosts, init links all ranks of the same local rank
 RETRY_SECONDS = 0.02
-STUBBORN_SECONDS = 1.0  # a refused connection is tried again for this long: the hub may know more by then
-HEAD_START_SECONDS = 0.1  # that an earlier address of a peer has over the next one
-LOOK_SECONDS = 0.005
+REFUSED_RETRY_SECONDS = 1.0  # a refused connection is retried for this long: the hub may learn the cause meanwhile
+HEAD_START_SECONDS = 0.1  # before the next address of a peer is tried as well
+POLL_SECONDS = 0.005
 _NONCE = 16
 
 T = TypeVar("T")
 
 
 def initial_links(rank: int, hosts: Sequence[int]) -> tuple[set[int], set[int]]:
-    """(peers on this host, peers on other hosts) that are linked at init. Both sides come to the same answer."""
+    """(peers on this host, peers on other hosts) to link at init. Both sides compute the same answer."""
     local = {peer for peer, host in enumerate(hosts) if host == hosts[rank] and peer != rank}
     others = [peer for peer, host in enumerate(hosts) if host != hosts[rank]]
-    if len(hosts) <= EVERYBODY:
+    if len(hosts) <= FULL_MESH_RANKS:
         return local, set(others)
     count = max(hosts) + 1
-    seats: list[int] = []  # of each rank on its host
+    local_ranks: list[int] = []
     taken = [0] * count
     for host in hosts:
-        seats.append(taken[host])
+        local_ranks.append(taken[host])
         taken[host] += 1
     remote = set()
     for peer in others:
-        # Rank 0 orders the negotiation of the first group, so everybody talks to it.
-        if rank == 0 or peer == 0 or (seats[peer] == seats[rank] and _near(hosts[rank], hosts[peer], count)):
+        # Rank 0 coordinates the first group, so every rank needs a link to it.
+        if (
+            rank == 0
+            or peer == 0
+            or (local_ranks[peer] == local_ranks[rank] and _near(hosts[rank], hosts[peer], count))
+        ):
             remote.add(peer)
     return local, remote
 
 
 def _near(one: int, other: int, count: int) -> bool:
-    """Ring, tree, doubling and barrier talk over distances of a power of two, round the circle of hosts."""
+    """Whether ring, tree, doubling or barrier need this link: its distance in the ring of hosts is a power of two."""
     ahead = (one - other) % count
-    return count <= NEAR_HOSTS or ahead.bit_count() == 1 or (count - ahead).bit_count() == 1
+    return count <= ALL_PAIRS_HOSTS or ahead.bit_count() == 1 or (count - ahead).bit_count() == 1
 
 
 def prove_memory(sock: socket.socket) -> Flow[str]:
-    """Whether both sides of a unix socket can map each other's memory files: "" or what went wrong.
+    """Checks that both sides of a unix socket can map each other's memory files: "" or what went wrong.
 
-    Either side sends a file with a nonce, maps the other's and sends back what it reads there: 17 bytes in all.
+    Each side sends a file with a nonce, maps the other's file and sends back what it reads: 17 bytes in all.
     """
     nonce = os.urandom(_NONCE)
     problem = ""
@@ -93,7 +97,7 @@ def prove_memory(sock: socket.socket) -> Flow[str]:
     yield from send(sock, seen)
     echo = yield from receive(sock, _NONCE)
     if not problem and not hmac.compare_digest(echo, nonce):
-        problem = "what was written into a memory file was not read back"
+        problem = "the other side read other bytes from a memory file than were written"
     return problem
 
 
@@ -130,39 +134,41 @@ def _receive_file(sock: socket.socket) -> Flow[int]:
 
 
 @dataclass(frozen=True)
-class Strand:
-    """A proven connection: the `number`th of the link to `peer`."""
+class LinkStream:
+    """An authenticated connection: stream `number` of the link to `peer`."""
 
     peer: int
     number: int
-    problem: str = ""  # why the two share no memory, if they should
+    problem: str = ""  # why the two share no memory, although they should
 
 
-class Doors:
-    """The doors of one rank at all its addresses, as one."""
+class Listeners:
+    """The listeners of one rank, one for each of its addresses."""
 
-    def __init__(self, doors: Sequence[Door[Strand]]) -> None:
-        self._doors = doors
-        self.address = ",".join(door.address for door in doors)
+    def __init__(self, listeners: Sequence[Listener[LinkStream]]) -> None:
+        self._listeners = listeners
+        self.address = ",".join(listener.address for listener in listeners)
 
     def open(self) -> None:
-        """Begins to hear."""
-        for door in self._doors:
-            door.open()
+        """Starts accepting."""
+        for listener in self._listeners:
+            listener.open()
 
     def close(self) -> None:
         """Closes all of them."""
-        for door in self._doors:
-            door.close()
+        for listener in self._listeners:
+            listener.close()
 
     def abandon(self) -> None:
-        """In a forked child: closes this process's copies alone."""
-        for door in self._doors:
-            door.abandon()
+        """In a forked child: closes only this process's copies."""
+        for listener in self._listeners:
+            listener.abandon()
 
 
 def first(flows: Sequence[Flow[socket.socket]], loop: Loop) -> Flow[socket.socket]:
-    """What the first flow that succeeds gives, each with a head start over the next; the last error if none does."""
+    """The result of the first flow that succeeds; each starts a little after the one before. Raises the last error if
+    none
+    succeeds."""
     if len(flows) == 1:
         return (yield from flows[0])
     found: list[socket.socket] = []
@@ -184,7 +190,7 @@ def first(flows: Sequence[Flow[socket.socket]], loop: Loop) -> Flow[socket.socke
             elif len(errors) == len(flows):
                 raise errors[-1]
             else:
-                yield from pause(LOOK_SECONDS)
+                yield from pause(POLL_SECONDS)
     except BaseException:
         for sock in found:
             sock.close()
@@ -197,9 +203,10 @@ def first(flows: Sequence[Flow[socket.socket]], loop: Loop) -> Flow[socket.socke
     return found[0]
 
 
-def unless_turned_away(sock: socket.socket, talk: Flow[T]) -> Flow[T | None]:
-    """What a talk over `sock` gives; None, after a pause, when it was cut short, as happens when strangers crowd the
-    door. Without a result the socket is closed.
+def none_if_closed(sock: socket.socket, talk: Flow[T]) -> Flow[T | None]:
+    """The result of an exchange over `sock`; None, after a pause, when the other side closed early, as a crowded
+    listener
+    does. Without a result the socket is closed.
     """
     try:
         return (yield from talk)
@@ -212,8 +219,8 @@ def unless_turned_away(sock: socket.socket, talk: Flow[T]) -> Flow[T | None]:
         raise
 
 
-class Weaver:
-    """Makes the links of one rank, of one kind, in one generation. The owner of the loop reads `made` and `failed`."""
+class LinkBuilder:
+    """Makes the links of one kind for one rank in one generation. The owner of the loop reads `made` and `failed`."""
 
     def __init__(self, loop: Loop, secret: Secret, rank: int, size: int, kind: int) -> None:
         self._loop = loop
@@ -222,43 +229,45 @@ class Weaver:
         self._size = size
         self._kind = kind
         self.generation = 0
-        self.streams = 1  # that make up a link
+        self.streams = 1  # of one link
         self.wanted: set[int] = set()
         self.made: dict[int, list[socket.socket]] = {}
-        self._begun: dict[int, dict[int, socket.socket]] = {}  # by peer: streams of links that lack some
+        self._begun: dict[int, dict[int, socket.socket]] = {}  # by peer: the streams of incomplete links
         self.failed: dict[int, str] = {}
-        self.starved: OSError | None = None  # why nobody could be let in, lately
+        self.no_descriptors: OSError | None = None  # why no connection could be accepted
 
-    def become(self, rank: int, size: int) -> None:
-        """In an elastic job a rank learns its number only when the round is complete."""
+    def set_rank(self, rank: int, size: int) -> None:
+        """Sets the rank. In an elastic job a process learns it only when the round is complete."""
         self._rank = rank
         self._size = size
 
-    def door(self, addresses: str) -> Doors:
-        """Listens for the lower ones of the wanted ranks, at each address; hears them once it is opened."""
-        most = MOST_STRANGERS + self._size * self.streams  # all peers may knock at once
-        made: list[Door[Strand]] = []
+    def listener(self, addresses: str) -> Listeners:
+        """Listens at each address for expected peers of lower rank; accepts them after `open`."""
+        most = MAX_UNAUTHENTICATED + self._size * self.streams  # all peers may connect at once
+        made: list[Listener[LinkStream]] = []
         trouble: OSError | None = None
-        for address in sockets.several(addresses):
+        for address in sockets.split_addresses(addresses):
             try:
                 made.append(
-                    Door(self._loop, address, most, self._answer, self._entered, lambda error: None, self._starve)
+                    Listener(
+                        self._loop, address, most, self._answer, self._entered, lambda error: None, self._no_descriptors
+                    )
                 )
-            except OSError as error:  # an address that is just going, or coming
+            except OSError as error:  # an address that appears or disappears just now
                 trouble = error
         if not made and trouble is not None:
             raise trouble
-        return Doors(made)
+        return Listeners(made)
 
     def want(self, peers: Iterable[int]) -> None:
-        """From now on these peers may call."""
+        """From now on these peers may connect."""
         self.wanted |= set(peers)
 
     def call(self, peer: int, address: str, deadline: float) -> None:
-        """Calls a higher rank; the outcome appears in `made` or `failed`."""
+        """Connects to a higher rank; the outcome appears in `made` or `failed`."""
         self.wanted.add(peer)
 
-        def done(result: tuple[socket.socket, Strand] | None, error: Exception | None) -> None:
+        def done(result: tuple[socket.socket, LinkStream] | None, error: Exception | None) -> None:
             if result is None:
                 self.failed[peer] = f"{address}: {sockets.explain(error or EOFError())}"
             else:
@@ -268,11 +277,11 @@ class Weaver:
             self._loop.spawn(self._call(peer, number, address), deadline, done)
 
     def settled(self) -> bool:
-        """Whether every wanted link stands or has failed."""
+        """Whether every expected link is made or has failed."""
         return len(self.made) + len(self.failed) >= len(self.wanted)
 
     def take(self) -> dict[int, list[socket.socket]]:
-        """The links made; they are the caller's from now on. Those half made are given up."""
+        """Gives the complete links to the caller and closes incomplete ones."""
         made, self.made = self.made, {}
         for streams in self._begun.values():
             for sock in streams.values():
@@ -280,7 +289,7 @@ class Weaver:
         self._begun.clear()
         return made
 
-    def _settle(self, sock: socket.socket, stream: Strand) -> None:
+    def _settle(self, sock: socket.socket, stream: LinkStream) -> None:
         begun = self._begun.setdefault(stream.peer, {})
         if stream.problem or stream.peer in self.made or stream.number in begun or stream.number >= self.streams:
             sock.close()
@@ -295,49 +304,52 @@ class Weaver:
     def _greeting(self, role: Role, target: int) -> Greeting:
         return Greeting(role, self._rank, target, self.generation)
 
-    def _call(self, peer: int, number: int, addresses: str) -> Flow[tuple[socket.socket, Strand]]:
-        """Calls until the peer answers, at whichever of its addresses does."""
+    def _call(self, peer: int, number: int, addresses: str) -> Flow[tuple[socket.socket, LinkStream]]:
+        """Connects until the peer answers at one of its addresses."""
         while True:
-            sock = yield from first([self._reach(peer, each) for each in sockets.several(addresses)], self._loop)
-            if (stream := (yield from unless_turned_away(sock, self._introduce(sock, peer, number)))) is not None:
+            sock = yield from first(
+                [self._reach(peer, each) for each in sockets.split_addresses(addresses)], self._loop
+            )
+            if (stream := (yield from none_if_closed(sock, self._introduce(sock, peer, number)))) is not None:
                 return sock, stream
 
-    def _introduce(self, sock: socket.socket, peer: int, number: int) -> Flow[Strand]:
+    def _introduce(self, sock: socket.socket, peer: int, number: int) -> Flow[LinkStream]:
         """The caller's side of `_answer`, after the handshake."""
         problem = (yield from prove_memory(sock)) if self._kind == sockets.LOCAL else ""
-        # Only now does the peer count it as a stream, and says so; other addresses have not heard this word.
+        # Only now the peer counts this connection as a stream, and confirms it. Connections to other addresses send
+        # no number.
         yield from send(sock, bytes([number]))
         yield from receive(sock, 1)
-        return Strand(peer, number, problem)
+        return LinkStream(peer, number, problem)
 
     def _reach(self, peer: int, address: str) -> Flow[socket.socket]:
-        """A connection that has proven itself, at this address."""
+        """An authenticated connection to this address."""
         began = time.monotonic()
         while True:
             try:
                 sock = yield from sockets.connect(address)
             except (ConnectionRefusedError, ConnectionResetError):
-                if self._kind == sockets.LOCAL or time.monotonic() > began + STUBBORN_SECONDS:
+                if self._kind == sockets.LOCAL or time.monotonic() > began + REFUSED_RETRY_SECONDS:
                     raise
                 yield from pause(RETRY_SECONDS)
                 continue
             handshake = call(sock, self._secret, self._greeting(Role.CALLER, peer), Role.CALLEE)
-            if (yield from unless_turned_away(sock, handshake)) is not None:
+            if (yield from none_if_closed(sock, handshake)) is not None:
                 return sock
 
-    def _answer(self, sock: socket.socket) -> Flow[Strand]:
+    def _answer(self, sock: socket.socket) -> Flow[LinkStream]:
         me = self._greeting(Role.CALLEE, 0)
         proven = yield from answer(sock, self._secret, me, self._admit)
         problem = (yield from prove_memory(sock)) if self._kind == sockets.LOCAL else ""
         number = yield from receive(sock, 1)
         yield from send(sock, number)
-        return Strand(proven.peer.rank, number[0], problem)
+        return LinkStream(proven.peer.rank, number[0], problem)
 
-    def _starve(self, error: OSError) -> None:
-        self.starved = error
+    def _no_descriptors(self, error: OSError) -> None:
+        self.no_descriptors = error
 
     def _admit(self, peer: Greeting) -> bool:
         return peer.role is Role.CALLER and peer.rank in self.wanted and peer.rank not in self.made
 
-    def _entered(self, sock: socket.socket, stream: Strand) -> None:
+    def _entered(self, sock: socket.socket, stream: LinkStream) -> None:
         self._settle(sock, stream)

@@ -1,6 +1,6 @@
-# The messages between ranks and hub: typed data <-> bytes, with a strict layout. Never pickle.
+# The messages between ranks and the hub: typed data with a strict layout in bytes, never pickle.
 # Pure. Touches nothing.
-"""Every message is a frozen dataclass; the layout of its bytes is that of codec.py."""
+"""Every message is a frozen dataclass; codec.py defines its bytes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from farandole.rendezvous.codec import MessageError as MessageError
 
 @dataclass(frozen=True)
 class Hello:
-    """Rank to hub: I want to be in the next round."""
+    """Rank to hub: the rank wants to join the next round."""
 
     rank: int
     size: int
     host: str
     pid: int
     package: str  # version of the package
-    sharing: int  # 0: this rank wants no shared memory
+    sharing: int  # 0: this rank does not use shared memory
     timeout_ms: int  # how long it waits for the others
-    streams: int  # TCP connections to each peer on another host, if this is rank 0
-    local: str  # where ranks of the same host reach it
-    remote: str  # where others do: one or more addresses, with commas between them
-    worker: int = -1  # the number of this process in the life of an elastic job
-    commit: int = 0  # how far its state has come; 0: it has none
-    wire: str = ""  # what its engine speaks
+    streams: int  # TCP connections to each peer on another host; rank 0 decides
+    local: str  # address for ranks of the same host
+    remote: str  # addresses for other ranks, with commas between them
+    worker: int = -1  # the number of this process in an elastic job
+    commit: int = 0  # the number of its last commit; 0: it has none
+    wire: str = ""  # version of its engine's protocol
 
 
 @dataclass(frozen=True)
 class Welcome:
-    """Hub to rank: all are here."""
+    """Hub to rank: all ranks have connected."""
 
     generation: int
     hosts: tuple[int, ...]  # the host number of each rank
@@ -40,13 +40,13 @@ class Welcome:
     locals: tuple[str, ...]
     remotes: tuple[str, ...]
     streams: int  # TCP connections between two ranks of different hosts
-    # rank, size, local rank, local size, cross rank, cross size of who reads this, in an elastic job
+    # in an elastic job: rank, size, local rank, local size, cross rank, cross size of the receiver
     place: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
-class Proved:
-    """Rank to hub: shared memory works with every rank of my host but these."""
+class MemoryProved:
+    """Rank to hub: shared memory works with every rank of this host except these."""
 
     generation: int
     unshared: tuple[int, ...]
@@ -54,8 +54,8 @@ class Proved:
 
 
 @dataclass(frozen=True)
-class Agreed:
-    """Hub to rank: the hosts as everybody sees them from now on, and why if they changed."""
+class HostsAgreed:
+    """Hub to rank: the hosts that count from now on, and the reason if they changed."""
 
     generation: int
     hosts: tuple[int, ...]
@@ -64,52 +64,53 @@ class Agreed:
 
 @dataclass(frozen=True)
 class Linked:
-    """Rank to hub: all my links stand."""
+    """Rank to hub: all links of this rank are made."""
 
     generation: int
 
 
 @dataclass(frozen=True)
 class Started:
-    """Hub to rank: everybody's links stand."""
+    """Hub to rank: the links of all ranks are made."""
 
     generation: int
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Rank to hub: I cannot go on, tell the others."""
+    """Rank to hub: this rank cannot go on; the hub tells the others."""
 
     generation: int
     text: str
 
 
 @dataclass(frozen=True)
-class Sorry:
-    """Hub to rank: this round is over before it began."""
+class Rejected:
+    """Hub to rank: the round was rejected; the text says why."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Wish:
-    """Rank to hub: I need a link to this peer."""
+class LinkRequest:
+    """Rank to hub: this rank needs a link to this peer."""
 
     generation: int
     peer: int
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Hub to rank: open an ear for this peer and send an Offer."""
+class ListenRequest:
+    """Hub to rank: open an ear for this peer and send an ListenAddress."""
 
     generation: int
     peer: int
 
 
 @dataclass(frozen=True)
-class Offer:
-    """Rank to hub to rank: the peer listens here. From a rank, `peer` is whom it is for; from the hub, whose it is."""
+class ListenAddress:
+    """Rank to hub to rank: the address at which a rank listens. From a rank, `peer` is the receiver; from the hub, the
+    sender."""
 
     generation: int
     peer: int
@@ -117,7 +118,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class NoLink:
+class LinkRefused:
     """Hub to rank: there will be no link to this peer."""
 
     generation: int
@@ -127,17 +128,17 @@ class NoLink:
 
 @dataclass(frozen=True)
 class Leave:
-    """Rank to hub: I leave in good order."""
+    """Rank to hub: this rank leaves without a failure."""
 
     generation: int
-    # 1: to say Hello at once, for the next generation; 2: for good, because somebody asked it to go; 3: as 1, having
-    # saved what it would save before it goes
+    # 1: it joins the next generation at once; 2: it leaves for good because it was asked to; 3: as 1, after its
+    # save callbacks have run
     again: int = 0
 
 
 @dataclass(frozen=True)
 class Lost:
-    """Hub to rank: this rank went without leaving."""
+    """Hub to rank: this rank was lost."""
 
     generation: int
     rank: int
@@ -145,32 +146,32 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Again:
-    """Hub to rank: this attempt has failed; come anew."""
+class Retry:
+    """Hub to rank: this attempt has failed; join again."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Updated:
-    """Hub to rank: hosts or workers wait to come or have to go; reset at the next step that all agree on."""
+class MembershipUpdate:
+    """Hub to rank: hosts or workers want to join or must leave; reset at the next step on which all ranks agree."""
 
     generation: int
-    stamp: int  # counts the changes of a job, from 1
-    result: int  # 1: some go, 2: some come, 3: both
-    drain_ms: int  # those who go have this long to save; 0: nobody is in a hurry
+    stamp: int  # number of this change in the job, from 1
+    result: int  # 1: some leave, 2: some join, 3: both
+    drain_ms: int  # workers that leave have this long to save; 0: no limit
 
 
 @dataclass(frozen=True)
 class Removed:
-    """Hub to rank: there is no place for this process any more; end quietly."""
+    """Hub to rank: there is no slot for this process any more; it ends without an error."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Broken:
-    """Rank to hub: I have no link to this peer, though both of us reach you."""
+class LinkBroken:
+    """Rank to hub: this rank cannot reach this peer, although both reach the hub."""
 
     generation: int
     peer: int
@@ -178,35 +179,35 @@ class Broken:
 
 
 @dataclass(frozen=True)
-class Waited:
-    """Rank to hub: since my last report I have waited so long for others."""
+class WaitReport:
+    """Rank to hub: how long this rank has waited for others since its last report."""
 
     generation: int
     waited_ms: int
     of_ms: int
-    links: tuple[int, ...] = ()  # four numbers for each peer on another host, as rates.py has them
+    links: tuple[int, ...] = ()  # four numbers for each peer on another host, see rates.py
 
 
 Message = (
     Hello
     | Welcome
-    | Proved
-    | Agreed
+    | MemoryProved
+    | HostsAgreed
     | Linked
     | Started
     | Failed
-    | Sorry
-    | Wish
-    | Wanted
-    | Offer
-    | NoLink
+    | Rejected
+    | LinkRequest
+    | ListenRequest
+    | ListenAddress
+    | LinkRefused
     | Leave
     | Lost
-    | Again
-    | Updated
+    | Retry
+    | MembershipUpdate
     | Removed
-    | Broken
-    | Waited
+    | LinkBroken
+    | WaitReport
 )
 
 _CODEC = Codec(typing.get_args(Message))

@@ -1,6 +1,6 @@
-# What the kernel knows of a rank's streams to other hosts: bytes that arrived, and at which rate.
-# Touches sockets that the engine owns, to ask and not to change anything.
-"""`Rates.report(seconds)` has a few numbers for each peer; slow_links.py makes sense of those of all ranks."""
+# What the kernel knows of a rank's streams to other hosts: how many bytes arrived, and at which rate.
+# Touches sockets that the engine owns; it reads their statistics and changes nothing.
+"""`Rates.report(seconds)` returns a few numbers for each peer; slow_links.py judges those of all ranks."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from dataclasses import dataclass
 
 _COUNTS = struct.Struct("=Q")
 _TIMES = struct.Struct("=QQQ")
-_BYTES_ACKED, _DELIVERY_RATE = 120, 160  # where they stand in Linux's `struct tcp_info`
+_BYTES_ACKED, _DELIVERY_RATE = 120, 160  # offsets in Linux's `struct tcp_info`
 _LENGTH = _DELIVERY_RATE + _TIMES.size
-MOST = 8  # peers in a report: those that were busiest
+MAX_PEERS = 8  # in a report: the busiest ones
 
 
 @dataclass
 class _Stream:
     peer: int
     descriptor: int
-    inode: int  # a number of a descriptor that was closed may belong to another by now
+    inode: int  # the number of a closed descriptor may be used again
     acked: int = 0
     busy_us: int = 0
 
 
 class Rates:
-    """The streams of one rank. They are the engine's: one that it has closed is forgotten."""
+    """The streams of one rank. The engine owns them; a stream that it has closed is dropped here."""
 
     def __init__(self) -> None:
         self._streams: list[_Stream] = []
 
     def add(self, peer: int, descriptor: int) -> None:
-        """A stream over TCP to this peer, from now on."""
+        """Adds a TCP stream to this peer."""
         with contextlib.suppress(OSError):
             self._streams.append(_Stream(peer, descriptor, os.fstat(descriptor).st_ino))
 
     def report(self, seconds: float) -> tuple[int, ...]:
         """For each of the busiest peers: its number, two times in milliseconds, and the kB that arrived.
 
-        `seconds`: since the last report. The first time is that in which something was on its way and the peer would
-        have taken it; acknowledgements that come late are in it. The second is what the bytes take at the rate at which
-        the kernel saw the last ones arrive, if that is less; it can be too small where little is sent at a time.
+        `seconds`: since the last report. The first time: data was in flight and the peer would have taken it; late
+        acknowledgements are included. The second time: what the bytes need at the last rate that the kernel measured,
+        if that is less; it can be too small when little is sent at a time.
         """
         found: dict[int, tuple[float, float, int]] = {}
         for stream in list(self._streams):
@@ -56,14 +56,14 @@ class Rates:
             before = found.get(stream.peer, (0.0, 0.0, 0))  # of another stream, at the same time
             least = min(busy, sent / rate if rate else 0.0)
             found[stream.peer] = (max(before[0], busy), max(before[1], least), before[2] + sent)
-        busiest = sorted(found, key=lambda peer: found[peer], reverse=True)[:MOST]
+        busiest = sorted(found, key=lambda peer: found[peer], reverse=True)[:MAX_PEERS]
         rows = [(peer, *found[peer]) for peer in busiest]
         return tuple(
             int(number) for peer, busy, least, sent in rows for number in (peer, 1e3 * busy, 1e3 * least, sent / 1e3)
         )
 
     def _ask(self, stream: _Stream) -> tuple[int, int, int] | None:
-        """Bytes that have arrived, the rate, and for how long there was something to send that the peer would take."""
+        """Bytes that arrived, the rate, and how long there was data to send that the peer would take."""
         try:
             if os.fstat(stream.descriptor).st_ino != stream.inode:
                 return None
@@ -75,6 +75,6 @@ class Rates:
         except OSError:
             return None
         if len(told) < _LENGTH:
-            return None  # a kernel that does not know
+            return None  # an older kernel without these fields
         rate, busy_us, unread_us = _TIMES.unpack_from(told, _DELIVERY_RATE)
         return _COUNTS.unpack_from(told, _BYTES_ACKED)[0], rate, busy_us - unread_us

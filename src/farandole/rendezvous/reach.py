@@ -1,6 +1,6 @@
-# Which of several addresses leads to a host: found by trying, not by guessing.
+# Finds out by trying which of several addresses reaches a host.
 # Touches sockets.
-"""An address of the hub counts if whoever answers there proves the job's secret; one of a rank, if a note arrives."""
+"""An address of the hub works if the process there proves the job's secret; one of a rank, if a probe arrives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def reach(addresses: Sequence[str], secret: Secret, seconds: float) -> tuple[str
             else:
                 reasons.append(f"{address}: {sockets.explain(error or EOFError())}")
 
-        loop.spawn(knock(address, secret), deadline, done)
+        loop.spawn(probe_hub(address, secret), deadline, done)
 
     try:
         for address in addresses:
@@ -41,8 +41,8 @@ def reach(addresses: Sequence[str], secret: Secret, seconds: float) -> tuple[str
     return (found[0] if found else None), "; ".join(reasons)
 
 
-def knock(address: str, secret: Secret, agent: int = 0) -> Flow[bool]:
-    """True when the hub of this job answers there; an error otherwise. It hears which `agent` it is."""
+def probe_hub(address: str, secret: Secret, agent: int = 0) -> Flow[bool]:
+    """True when the hub of this job answers there; raises otherwise. The hub learns which `agent` asks."""
     sock = yield from sockets.connect(address)
     try:
         yield from call(sock, secret, Greeting(Role.AGENT, agent, NOBODY), Role.HUB)
@@ -51,37 +51,37 @@ def knock(address: str, secret: Secret, agent: int = 0) -> Flow[bool]:
     return True
 
 
-def leave_note(addresses: Sequence[str], note: bytes, seconds: float) -> None:
-    """Tries all addresses at once and leaves the note wherever somebody takes it."""
+def send_probe(addresses: Sequence[str], probe: bytes, seconds: float) -> None:
+    """Sends the probe to all addresses at once."""
     loop = Loop()
     ended: list[object] = []
     deadline = time.monotonic() + seconds
     try:
         for address in addresses:
-            loop.spawn(_drop(address, note), deadline, lambda *outcome: ended.append(outcome))
+            loop.spawn(_send(address, probe), deadline, lambda *outcome: ended.append(outcome))
         while len(ended) < len(addresses):
             loop.turn(deadline)
     finally:
         loop.close()
 
 
-def read_notes(listener: socket.socket, length: int, seconds: float) -> set[bytes]:
-    """The notes of this length that were left there; afterwards nobody waits at the door."""
+def read_probes(listener: socket.socket, length: int, seconds: float) -> set[bytes]:
+    """The probes of this length that arrived; afterwards the queue of the listener is empty."""
     loop = Loop()
     found: set[bytes] = set()
     try:
-        while (visitor := sockets.accept(listener)) is not None:
-            with contextlib.closing(visitor), contextlib.suppress(OSError):
-                found.add(loop.finish(_take(visitor, length), time.monotonic() + seconds))
+        while (sock := sockets.accept(listener)) is not None:
+            with contextlib.closing(sock), contextlib.suppress(OSError):
+                found.add(loop.finish(_take(sock, length), time.monotonic() + seconds))
     finally:
         loop.close()
     return found
 
 
-def _drop(address: str, note: bytes) -> Flow[None]:
+def _send(address: str, probe: bytes) -> Flow[None]:
     sock = yield from sockets.connect(address)
     with contextlib.closing(sock):
-        yield from send(sock, note)
+        yield from send(sock, probe)
 
 
 def _take(sock: socket.socket, length: int) -> Flow[bytes]:

@@ -1,5 +1,5 @@
-# The job's secret: 32 random bytes, born in the launcher, inherited by the workers in a sealed memory file.
-# Touches memory files alone; never argv, the environment or a log.
+# The job's secret: 32 random bytes, made by the launcher, inherited by the workers in a sealed memory file.
+# Touches memory files only; never argv, the environment or a log.
 """The secret and the keys that are derived from it."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class Secret:
-    """The 32 bytes; they never show in a repr or a traceback's locals printed by repr."""
+    """The 32 bytes; they never appear in a repr or in the local variables of a traceback."""
 
     key: bytes = field(repr=False)
 
@@ -40,7 +40,7 @@ class Secret:
             ) from None
 
     def to_descriptor(self) -> int:
-        """A read-only file in memory that workers inherit; closing it is the caller's."""
+        """A read-only memory file that workers inherit; the caller closes it."""
         try:
             fd = os.memfd_create("farandole", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError:
@@ -51,7 +51,7 @@ class Secret:
         return fd
 
     def _to_unnamed_file(self) -> int:
-        # Kernels and sandboxes without memory files: a file that has lost its name before it holds the secret.
+        # For kernels and sandboxes without memory files: a file whose name is removed before the secret is written.
         fd, path = tempfile.mkstemp(prefix="farandole-")
         try:
             reader = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

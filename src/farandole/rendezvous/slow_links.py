@@ -1,9 +1,9 @@
-# Which link is slow: a policy over what the ranks of one round have sent each other, and at which rate.
-# Pure: numbers come in, sentences come out.
-"""A link is slow when something is on its way for most of the time and others carry as much in a fraction of it.
+# Finds slow links from what the ranks of one round have sent each other, and at which rate.
+# Pure: its input is numbers, its output sentences.
+"""A link is slow when it is busy most of the time and other links carry as much in a fraction of that time.
 
-All links alike are a network at its limit: nobody is named. Where there is no other to compare with, it has to be busy
-by the kernel's rate as well, and the sentence says what it carries and not that it is slow.
+If all links are alike the network is at its limit, and no link is named. A link without another to compare with must
+also be busy by the kernel's rate; the sentence then says what it carries and not that it is slow.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-BUSY = 0.5  # of the time: less does not hold a job up
-TIMES = 2  # in a row, before a link is named
-FACTOR = 3  # by so much others are quicker
-COMPARABLE = 8  # others carry at least this part of its bytes
+BUSY = 0.5  # share of the time; less does not slow a job down
+TIMES = 2  # reports in a row before a link is named
+FACTOR = 3  # how many times faster other links are
+COMPARABLE = 8  # others carry at least the bytes of this link divided by this
 SHOWN = 3
 
 Pair: TypeAlias = tuple[int, int]
@@ -23,16 +23,16 @@ Pair: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class Load:
-    """What went over a link, in its busier direction."""
+    """The traffic of a link in its busier direction."""
 
-    share: float  # of the time something was on its way
-    least: float  # of the time, at the rate that the kernel saw last
+    share: float  # part of the time in which data was in flight
+    least: float  # part of the time, at the last rate of the kernel
     carried: int  # kB
     rate: float  # kB per second
 
 
 class SlowLinks:
-    """One round's links. One is named once, and again only after it has been as quick as the others."""
+    """The links of one round. A slow link is named once, and again only after it was as fast as the others."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         """`hosts`: the name of each rank's host."""
@@ -42,7 +42,7 @@ class SlowLinks:
         self._named: frozenset[Pair] = frozenset()
 
     def heard(self, rank: int, of_ms: int, links: Sequence[int]) -> str | None:
-        """A rank's report as rates.py makes it. A sentence when a link is to be named."""
+        """Takes a rank's report from rates.py. Returns a sentence when a link must be named."""
         rows = zip(*(links[place::4] for place in range(4)), strict=False)
         self._reports[rank] = {
             peer: Load(min(1.0, busy / max(1, of_ms)), min(1.0, least / max(1, of_ms)), kb, 1e3 * kb / max(1, busy))
@@ -94,7 +94,7 @@ class SlowLinks:
 
 
 def _comparable(pair: Pair, loads: dict[Pair, Load]) -> list[Pair]:
-    """Other links that have carried as much, more or less."""
+    """Other links that have carried about as much."""
     return [other for other in loads if other != pair and COMPARABLE * loads[other].carried >= loads[pair].carried]
 
 

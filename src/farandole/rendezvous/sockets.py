@@ -1,6 +1,6 @@
-# Sockets: addresses, listening, calling, who is on the other side. The only place where sockets are opened.
+# Sockets: addresses, listening, connecting, the user of the other side. Only this file opens sockets.
 # Touches sockets and the private directory of unix sockets.
-"""Addresses are texts: "unix:/private/dir/name" or "tcp:host:port"."""
+"""An address is a text: "unix:/private/dir/name" or "tcp:host:port"."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import tempfile
 from farandole.rendezvous.flow import WRITE, Flow, Wait, pause
 
 BACKLOG = 1024
-SILENCE_SECONDS = 60  # a static job: a peer that does not acknowledge for this long is lost
-LOCAL, TCP = 0, 1  # kinds of links, as the core numbers them
-QUICK_SECONDS = 4  # an elastic job: below the time after which a silent host is given up
-_silence_seconds = SILENCE_SECONDS  # HOROVOD_GLOO_TIMEOUT_SECONDS raises it
-_LONGEST_PATH = 100  # the kernel's limit for unix sockets is 108
+SILENCE_SECONDS = 60  # in a static job a peer that acknowledges nothing for this long is lost
+LOCAL, TCP = 0, 1  # kinds of links, with the numbers of the core
+ELASTIC_SILENCE_SECONDS = 4  # in an elastic job; less than the time after which a silent host is evicted
+_silence_seconds = SILENCE_SECONDS  # HOROVOD_GLOO_TIMEOUT_SECONDS can raise it
+_MAX_PATH = 100  # the kernel's limit for unix sockets is 108
 _CREDENTIALS = struct.Struct("3i")
 
 
 def private_directory() -> str:
     """A new directory that only this user can enter; short enough for unix sockets."""
     directory = tempfile.gettempdir()
-    if len(directory) > _LONGEST_PATH - 40:
+    if len(directory) > _MAX_PATH - 40:
         directory = "/tmp"
     return tempfile.mkdtemp(prefix="farandole-", dir=directory)  # 0700 by mkdtemp
 
@@ -47,7 +47,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def inherited(descriptor: int) -> socket.socket:
-    """The socket that another process left us."""
+    """A socket inherited from another process."""
     sock = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
     sock.setblocking(False)
@@ -55,8 +55,8 @@ def inherited(descriptor: int) -> socket.socket:
 
 
 def hold_port() -> tuple[socket.socket, int]:
-    """A port that nobody else gets by chance, and that a server on this host can still bind by its number."""
-    # Both sides set this option and neither listens: the kernel lets the second one in.
+    """A port that no other process gets by chance, and that a server on this host can still bind."""
+    # Both sides set this option and neither listens, so the kernel allows the second bind.
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("", 0))
@@ -71,26 +71,26 @@ def split(address: str) -> tuple[str, int] | str:
     host, _, port = rest.rpartition(":")
     if kind == "tcp" and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536:
         return host.strip("[]"), int(port)
-    raise ValueError(f"{address!r} is no address; expected unix:/path or tcp:host:port")
+    raise ValueError(f"{address!r} is not an address; expected unix:/path or tcp:host:port")
 
 
-def several(addresses: str) -> list[str]:
-    """TCP addresses with commas between them, or the one of a unix socket, whose path may have commas.
+def split_addresses(addresses: str) -> list[str]:
+    """Splits TCP addresses at commas; a unix address stays whole, since its path may have commas.
 
-    >>> several("tcp:a:1,tcp:b:2"), several("unix:/tmp/a,b")
+    >>> split_addresses("tcp:a:1,tcp:b:2"), split_addresses("unix:/tmp/a,b")
     (['tcp:a:1', 'tcp:b:2'], ['unix:/tmp/a,b'])
     """
     return [addresses] if addresses.startswith("unix:") else addresses.split(",")
 
 
 def is_local(address: str) -> bool:
-    """Whether an address can be reached from this host alone."""
+    """Whether only this host can reach an address."""
     place = split(address)
     return isinstance(place, str) or place[0] in ("localhost", "::1") or place[0].startswith("127.")
 
 
 def listen(address: str) -> tuple[socket.socket, str]:
-    """A listening socket and the address to reach it by. `tcp:host` without a port: the kernel chooses one."""
+    """A listening socket and its address. For `tcp:host` without a port the kernel chooses one."""
     if address.startswith("tcp:"):
         return _listen_tcp(*_host_and_port(address[4:]))
     path = split(address)
@@ -107,7 +107,7 @@ def listen(address: str) -> tuple[socket.socket, str]:
 
 
 def _host_and_port(place: str) -> tuple[str, int]:
-    """Of `host`, `host:port`, `[v6]`, `[v6]:port` or a bare v6 address; port 0 where there is none."""
+    """Parses `host`, `host:port`, `[v6]`, `[v6]:port` or a bare v6 address; port 0 if there is none."""
     if place.startswith("["):
         host, _, port = place[1:].partition("]")
     else:
@@ -119,10 +119,10 @@ def _listen_tcp(host: str, port: int) -> tuple[socket.socket, str]:
     family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, protocol)
     try:
-        # Connections inherit this from their listener, and so do not keep a later one from the same port.
+        # Accepted connections inherit this, so they do not block a later listener on the same port.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(place)
-        # Connections inherit it: without it on them the port could not be bound again while they last.
+        # Set again for the accepted connections: without it the port could not be bound while they exist.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.listen(BACKLOG)
     except BaseException:
@@ -134,14 +134,14 @@ def _listen_tcp(host: str, port: int) -> tuple[socket.socket, str]:
 
 
 def accept(listener: socket.socket) -> socket.socket | None:
-    """The next connection of this user (or over TCP), or None when there is none now."""
+    """The next connection (over a unix socket: of this user), or None when none waits."""
     while True:
         try:
             sock, _ = listener.accept()
         except (BlockingIOError, InterruptedError):
             return None
         except ConnectionError:
-            continue  # it went away while it waited
+            continue  # the other side closed it while it waited
         sock.setblocking(False)
         if same_user(sock):
             tune(sock)
@@ -150,7 +150,7 @@ def accept(listener: socket.socket) -> socket.socket | None:
 
 
 def connect(address: str) -> Flow[socket.socket]:
-    """A connected socket; OSError says why not."""
+    """A connected socket; raises OSError when it cannot connect."""
     place = split(address)
     if isinstance(place, str):
         family = socket.AF_UNIX
@@ -180,27 +180,29 @@ def connect(address: str) -> Flow[socket.socket]:
 
 
 def same_user(sock: socket.socket) -> bool:
-    """Whether the process on the other side of a unix socket runs as this user; TCP cannot tell and says yes."""
+    """Whether the process at the other end of a unix socket runs as this user. Always true over TCP, which cannot
+    tell.
+    """
     if sock.family != socket.AF_UNIX:
         return True
     _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return bool(user == os.geteuid())
 
 
-def be_patient(seconds: float) -> None:
-    """From now on a peer may be silent for longer than SILENCE_SECONDS; less has no effect."""
+def set_minimum_silence(seconds: float) -> None:
+    """Sets how long a peer may be silent; never less than SILENCE_SECONDS."""
     global _silence_seconds
     _silence_seconds = max(SILENCE_SECONDS, round(seconds))
 
 
-def be_quick() -> None:
-    """From now on a peer that is silent for QUICK_SECONDS is gone: an elastic job goes on without it."""
+def use_elastic_silence() -> None:
+    """From now on a peer that is silent for ELASTIC_SILENCE_SECONDS is lost: an elastic job goes on without it."""
     global _silence_seconds
-    _silence_seconds = QUICK_SECONDS
+    _silence_seconds = ELASTIC_SILENCE_SECONDS
 
 
 def tune(sock: socket.socket) -> None:
-    """No delay for small messages; a peer that vanished without a word is noticed."""
+    """Sends small messages without delay and detects a peer that vanished."""
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -212,7 +214,7 @@ def tune(sock: socket.socket) -> None:
 
 
 def explain(error: BaseException) -> str:
-    """The error in words; for a lack of descriptors with the fix."""
+    """The text of an error; for a lack of descriptors with the fix."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return f"too few file descriptors (the limit is {limit}): raise it with `ulimit -n {max(4096, 2 * limit)}`"

@@ -1,16 +1,16 @@
-# Who is slow: a policy over the shares of time that the ranks of one round spend waiting for each other.
-# Pure: time comes in as numbers, sentences come out.
-"""In step with each other, the slow rank hardly waits and all others wait for it; those shares alone tell who it is."""
+# Finds slow ranks from the share of time that each rank of one round waits for the others.
+# Pure: its input is numbers, its output sentences.
+"""The slow rank hardly waits and all others wait for it, so the shares show which one it is."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 
-REPORT_SECONDS = 2.0  # how often a rank says how long it has waited
-RANKS_PER_SECOND = 32  # more ranks report less often: the hub reads every word
-GAP = 0.3  # by so much of the time the others wait more than those who are slow
-TIMES = 2  # in a row, before anybody is named
+REPORT_SECONDS = 2.0  # how often a rank reports how long it has waited
+RANKS_PER_SECOND = 32  # larger jobs report less often, because the hub reads every report
+GAP = 0.3  # the others wait longer than the slow ranks by this share of the time
+TIMES = 2  # reports in a row before a rank is named
 
 
 def report_seconds(size: int) -> float:
@@ -19,17 +19,17 @@ def report_seconds(size: int) -> float:
 
 
 class Stragglers:
-    """One round's shares. A rank is named once, and again only after it has been as quick as the others."""
+    """The shares of one round. A slow rank is named once, and again only after it was as fast as the others."""
 
     def __init__(self, places: Sequence[str]) -> None:
-        """`places`: the name of each rank, in words."""
+        """`places`: the text that names each rank."""
         self._places = places
         self._shares: dict[int, float] = {}
-        self._seen: list[frozenset[int]] = []  # who was slow at the last judgements
+        self._seen: list[frozenset[int]] = []  # who was slow in the last reports
         self._named: frozenset[int] = frozenset()
 
     def heard(self, rank: int, share: float) -> str | None:
-        """A rank has waited for this share of the time. A sentence when somebody is to be named."""
+        """A rank has waited for this share of the time. Returns a sentence when a rank must be named."""
         self._shares[rank] = min(1.0, max(0.0, share))
         if len(self._shares) < len(self._places):
             return None
@@ -46,7 +46,9 @@ class Stragglers:
         return f"{who} {verb} slow: the others wait for {whom} {waiting:.0%} of the time"
 
     def _judge(self) -> tuple[frozenset[int], float]:
-        """The ranks below the widest gap, if it is wide and they are fewer than the rest; how long the rest waits."""
+        """The ranks below the widest gap, if the gap is wide and they are fewer than the rest; how long the rest
+        waits.
+        """
         order = sorted(self._shares, key=lambda rank: self._shares[rank])
         values = [self._shares[rank] for rank in order]
         gaps = [after - before for before, after in itertools.pairwise(values)]

@@ -1,5 +1,5 @@
 # Farandole on Spark: functions as ranks in the slots of a Spark application.
-# Imports pyspark, once it has looked whether it is there and new enough.
+# Checks that pyspark is installed and new enough, then imports it.
 """`run`, `run_elastic`, `SparkExecutor`. See docs/spark.md."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-# Slots that come back: Spark jobs of one task each, started again when they end, and the executors they are found on.
+# Slots of an elastic job: Spark jobs of one task each, started again when they end, and the executors they run on.
 # Touches Spark through session.py, and a thread.
-"""No task waits for another one, so that Spark may lose executors and start new ones while the ranks go on."""
+"""No task waits for another, so Spark may lose executors and start new ones while the ranks continue."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from typing import Any
 
 from farandole.launch.hosts import Host
 from farandole.spark import session
-from farandole.spark.muster import Muster
-from farandole.spark.task import Summons
+from farandole.spark.registry import TaskRegistry
+from farandole.spark.task import TaskSettings
 
-LOOK_SECONDS = 0.5  # between two looks at what has ended
-LONGEST_PAUSE = 30.0  # before a slot is asked for again that keeps ending
-GOOD_SECONDS = 10.0  # after which its earlier ends are forgotten
+LOOK_SECONDS = 0.5  # between two checks for ended slots
+LONGEST_PAUSE = 30.0  # the longest pause before a slot that keeps ending is requested again
+GOOD_SECONDS = 10.0  # after this time the earlier ends of a slot do not count
 
 
 class Executors:
-    """The hosts of an elastic job on Spark: its executors, each with as many slots as tasks sit there."""
+    """The hosts of an elastic job on Spark: its executors, each with one slot per task."""
 
     fixed = False
 
-    def __init__(self, muster: Muster) -> None:
-        self._muster = muster
+    def __init__(self, registry: TaskRegistry) -> None:
+        self._muster = registry
 
     def find(self) -> list[Host]:
-        """Those of this moment."""
+        """The present executors."""
         return [Host(name, len(found)) for name, found in self._muster.slots().items()]
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing must be closed."""
 
 
 class _Slot:
-    """One task that Spark is asked for again and again."""
+    """One task that is requested from Spark repeatedly."""
 
     def __init__(self, holding: session.Holding) -> None:
         self.holding = holding
         self.since = time.monotonic()
         self.failures = 0
-        self.again = 0.0  # when it is asked for again; 0: it is there, or on its way
+        self.again = 0.0  # when it is requested again; 0: it runs or is requested
 
 
-class Keeper:
-    """Keeps asking Spark for so many slots, until stop()."""
+class SlotKeeper:
+    """Requests slots from Spark repeatedly, until stop()."""
 
-    def __init__(self, spark: Any, count: int, summons: Summons) -> None:
-        self.last = ""  # why one ended last
-        self._troubled: set[int] = set()  # slots whose task said that it cannot work
+    def __init__(self, spark: Any, count: int, settings: TaskSettings) -> None:
+        self.last = ""  # why the last ended slot has ended
+        self._troubled: set[int] = set()  # slots whose task reported an error
         self._spark = spark
-        self._summons = summons
+        self._summons = settings
         self._tag = session.new_tag()
         self._stopping = threading.Event()
         self._slots = [_Slot(self._ask()) for _ in range(count)]
@@ -59,16 +59,16 @@ class Keeper:
         self._thread.start()
 
     def why(self) -> Exception | None:
-        """An error when no slot can ever be one."""
+        """An error if Spark can never start a slot, else None."""
         return RuntimeError(self.last) if len(self._troubled) == len(self._slots) else None
 
     def stop(self) -> None:
-        """Asks for no more."""
+        """Requests no more slots."""
         self._stopping.set()
         self._thread.join()
 
     def close(self, held: int) -> None:
-        """Waits for as many Spark jobs to end as were held; ends the others, which have not begun."""
+        """Waits for the Spark jobs that ran; cancels the others, which have not started."""
         self.stop()
         deadline = time.monotonic() + session.RELEASE_SECONDS
         left = [slot.holding for slot in self._slots]

@@ -1,6 +1,6 @@
-# `SparkExecutor`: workers that stay, in the slots of a Spark application. The protocol is that of launch/executor.py.
-# Touches Spark through session.py, the tasks through muster.py; the job itself is launch/'s.
-"""A Spark job holds the slots; the launcher's agents, which its tasks start, run the ranks."""
+# `SparkExecutor`: persistent workers in the slots of a Spark application, with the interface of launch/executor.py.
+# Touches Spark through session.py, the tasks through registry.py; launch/ runs the job itself.
+"""A Spark job holds the slots. Its tasks start agents of the launcher, and the agents run the ranks."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from farandole import tested
-from farandole.config import SETTINGS, Config
-from farandole.elastic.policy import Limits
+from farandole.base import tested
+from farandole.base.config import SETTINGS, Config
 from farandole.launch import executor, ssh
-from farandole.launch.elastic import Terms
+from farandole.launch.agent_connection import package_place
+from farandole.launch.elastic import ElasticOptions
 from farandole.launch.job import Plan
-from farandole.launch.line import package_place
 from farandole.launch.output import Marked, Sink, Target, Tee, time_of_day
 from farandole.launch.slots import places
 from farandole.rendezvous import interfaces
+from farandole.rendezvous.elastic.policy import Limits
 from farandole.rendezvous.secret import Secret
 from farandole.spark import session
-from farandole.spark.elastic import Executors, Keeper
-from farandole.spark.muster import Muster
-from farandole.spark.task import PYTHON, Summons
-from farandole.spark.words import Here
+from farandole.spark.elastic import Executors, SlotKeeper
+from farandole.spark.registry import TaskRegistry
+from farandole.spark.task import PYTHON, TaskSettings
+from farandole.spark.task_messages import TaskReady
 
-REACH_SECONDS = 30.0  # for a task to reach this process
+REACH_SECONDS = 30.0  # a task must reach this process within this time
 
 
 class _Stream:
-    """A stream that somebody gave us, of text or of bytes."""
+    """A text or binary stream of the caller."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -47,7 +47,7 @@ class _Stream:
 
 
 class Slots:
-    """The tasks of a job and where they report: what a fixed and an elastic job on Spark have in common."""
+    """The tasks of a job and their registry: the common part of fixed and elastic jobs on Spark."""
 
     def __init__(
         self,
@@ -61,34 +61,36 @@ class Slots:
         self.spark = spark
         self.secret = Secret.create()
         alone = session.is_local(spark) and not session.is_remote(spark)
-        # In local mode no other machine has a part in it, and there may be no network at all.
+        # Local mode uses only this machine, which may have no network.
         self.interfaces = nics or (() if not alone and interfaces.candidates() else ("lo",))
-        self.muster = Muster(self.secret, [f"tcp:{one}" for one in interfaces.candidates(self.interfaces)], most)
+        self.registry = TaskRegistry(
+            self.secret, [f"tcp:{one}" for one in interfaces.candidates(self.interfaces)], most
+        )
         ignore = SETTINGS["spark_use_local_rank_gpu_index"]
         self._ignore_gpus = ignore.read(env) or Config.from_environment().spark_use_local_rank_gpu_index
         self._env = env
         self._seconds = seconds
-        self.summons = Summons(
+        self.settings = TaskSettings(
             self.secret.key,
-            self.muster.addresses,
+            self.registry.addresses,
             min(seconds, REACH_SECONDS),
             {SETTINGS["start_timeout"].variable: f"{max(1.0, seconds):g}", **env},
             executable,
         )
 
-    def plan(self, seats: Sequence[tuple[str, Here]], extra: Sequence[Mapping[str, str]] = ()) -> Plan:
-        """A job whose rank r sits in the r-th of these slots, which are those of `names`, executors."""
-        first = seats[0][1]
+    def plan(self, tasks: Sequence[tuple[str, TaskReady]], extra: Sequence[Mapping[str, str]] = ()) -> Plan:
+        """A job whose rank r uses the r-th of these slots; `names` are their executors."""
+        first = tasks[0][1]
         code = ssh.start_code(package_place(), "farandole.launch.worker")
         threads = None if "OMP_NUM_THREADS" in self._env else max(1, first.cpus)
         return Plan(
-            # Each host's own Python, which its task knows: archives are unpacked in another place everywhere.
+            # The Python of each host, whose path its task knows: Spark unpacks archives at different paths.
             command=["/bin/sh", "-c", f'exec "${PYTHON}" "$@"', "farandole", "-c", code],
-            places=places([here.host for _, here in seats]),
-            hosts=[name for name, _ in seats],
+            places=places([here.host for _, here in tasks]),
+            hosts=[name for name, _ in tasks],
             environ={name: value for name, value in self._env.items() if name == "OMP_NUM_THREADS"},
-            directory="",  # where Spark's worker is
-            way=self.muster,
+            directory="",  # the directory of Spark's worker
+            way=self.registry,
             start_timeout=self._seconds,
             interfaces=self.interfaces,
             threads=threads,
@@ -98,11 +100,13 @@ class Slots:
         )
 
     def gpus_of(self, name: str) -> dict[str, str]:
-        """The same for those of one executor."""
-        return self.visible(list(dict.fromkeys(gpu for here in self.muster.slots().get(name, ()) for gpu in here.gpus)))
+        """The same for the ranks of one executor."""
+        return self.visible(
+            list(dict.fromkeys(gpu for here in self.registry.slots().get(name, ()) for gpu in here.gpus))
+        )
 
     def visible(self, gpus: Sequence[str]) -> dict[str, str]:
-        """What makes these GPUs the ones that ranks see."""
+        """The variables with which ranks see only these GPUs."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus and not self._ignore_gpus else {}
 
 
@@ -110,8 +114,8 @@ class SparkExecutor(executor.Executor):
     """Workers in the slots of a Spark application: `start()`, then any number of `run`, `submit` and so on, then
     `shutdown()`, which gives the slots back.
 
-    `num_workers`: None: as many as spark.default.parallelism says. `env`: variables for the workers, beside those of
-    Spark's own Python workers. `stdout` and `stderr`: streams for what workers print; None: those of this process.
+    `num_workers`: None: the value of spark.default.parallelism. `env`: more variables for the workers, in addition to
+    those of Spark's Python workers. `stdout` and `stderr`: streams for the workers' output; None: this process's.
     """
 
     def __init__(
@@ -141,13 +145,13 @@ class SparkExecutor(executor.Executor):
         self._stamped = prefix_output_with_timestamp
         self._executable = executable
         self._slots: Slots | None = None
-        self._holding: session.Holding | Keeper | None = None
+        self._holding: session.Holding | SlotKeeper | None = None
 
     def start(self) -> SparkExecutor:
-        """Waits for the slots and starts the workers; a second call does nothing."""
+        """Waits for the slots and starts the workers. A second call does nothing."""
         if self._job is None:
             try:
-                self._seat()
+                self._task()
                 super().start()
             except BaseException:
                 self.shutdown()
@@ -155,15 +159,15 @@ class SparkExecutor(executor.Executor):
         return self
 
     def shutdown(self) -> None:
-        """Ends the workers and gives their slots back. Calling it again does nothing."""
+        """Ends the workers and releases their slots. A second call does nothing."""
         super().shutdown()
         slots, self._slots = self._slots, None
         holding, self._holding = self._holding, None
-        held = slots.muster.count() if slots is not None else 0
-        if isinstance(holding, Keeper):
+        held = slots.registry.count() if slots is not None else 0
+        if isinstance(holding, SlotKeeper):
             holding.stop()
         if slots is not None:
-            slots.muster.close()
+            slots.registry.close()
         if holding is not None:
             holding.close(held)
 
@@ -171,27 +175,27 @@ class SparkExecutor(executor.Executor):
         self._slots = Slots(self._spark, most, self._env, self._executable, self._nics, self._seconds)
         return self._slots
 
-    def _seat(self) -> None:
-        """The ranks' places: those of one host one after the other, on a host by executor and GPU."""
+    def _task(self) -> None:
+        """The order of ranks: host by host, and on a host by executor and GPU."""
         count = self.num_workers
         began = time.monotonic()
         session.check_fixed(self._spark)
         session.check_slots(self._spark, count, self._seconds)
         slots = self._open(count)
-        holding = self._holding = session.Holding(self._spark, count, slots.summons, barrier=True)
-        if not slots.muster.await_slots(count, began + self._seconds, holding.why):
+        holding = self._holding = session.Holding(self._spark, count, slots.settings, barrier=True)
+        if not slots.registry.await_slots(count, began + self._seconds, holding.why):
             raise TimeoutError(
-                f"{slots.muster.count()} of {count} Spark tasks have started within {self._seconds:g} s "
+                f"{slots.registry.count()} of {count} Spark tasks have started within {self._seconds:g} s "
                 "(start_timeout): are all slots of Spark busy, or are there too few?"
             )
-        seats = [(name, here) for name, found in slots.muster.slots().items() for here in found]
-        order = {host: at for at, host in enumerate(dict.fromkeys(here.host for _, here in seats))}
-        seats.sort(key=lambda seat: (order[seat[1].host], seat[0], [_number(gpu) for gpu in seat[1].gpus]))
+        tasks = [(name, here) for name, found in slots.registry.slots().items() for here in found]
+        order = {host: at for at, host in enumerate(dict.fromkeys(here.host for _, here in tasks))}
+        tasks.sort(key=lambda task: (order[task[1].host], task[0], [_number(gpu) for gpu in task[1].gpus]))
         gpus: dict[str, list[str]] = {}
-        for _, here in seats:
+        for _, here in tasks:
             gpus.setdefault(here.host, []).extend(gpu for gpu in here.gpus if gpu not in gpus.get(here.host, []))
-        # Each sees the GPUs of all ranks on its host, so that local_rank() chooses among them.
-        self._plan = slots.plan(seats, [slots.visible(gpus[here.host]) for _, here in seats])
+        # Each rank sees the GPUs of all ranks on its host, so that scripts choose one by local_rank().
+        self._plan = slots.plan(tasks, [slots.visible(gpus[here.host]) for _, here in tasks])
 
     def run_elastic(
         self,
@@ -201,7 +205,7 @@ class SparkExecutor(executor.Executor):
         *,
         limits: Limits,
     ) -> list[Any]:
-        """As `run`, once, in ranks that come and go with Spark's executors; nothing has to be started before."""
+        """Like `run`, once, in an elastic job whose ranks follow Spark's executors. It needs no `start()`."""
         spark = self._spark
         if session.is_local(spark):
             session.check_slots(spark, limits.np, self._seconds)
@@ -209,17 +213,17 @@ class SparkExecutor(executor.Executor):
         deadline = time.monotonic() + self._seconds
         slots = self._open(most)
         try:
-            keeper = self._holding = Keeper(spark, most, slots.summons)
-            if not slots.muster.await_slots(limits.np, deadline, keeper.why):
+            keeper = self._holding = SlotKeeper(spark, most, slots.settings)
+            if not slots.registry.await_slots(limits.np, deadline, keeper.why):
                 last = f"; the last one said: {keeper.last}" if keeper.last else ""
                 raise TimeoutError(
-                    f"{slots.muster.count()} of {limits.np} Spark tasks have started within {self._seconds:g} s "
+                    f"{slots.registry.count()} of {limits.np} Spark tasks have started within {self._seconds:g} s "
                     f"(start_timeout){last}"
                 )
-            seats = [(name, here) for name, found in slots.muster.slots().items() for here in found]
-            self._plan = dataclasses.replace(slots.plan(seats), of_host=slots.gpus_of)
+            tasks = [(name, here) for name, found in slots.registry.slots().items() for here in found]
+            self._plan = dataclasses.replace(slots.plan(tasks), of_host=slots.gpus_of)
             say = (lambda line: None) if self._level < 1 else self._say
-            return self._run_elastic(fn, args, kwargs, Terms(limits, Executors(slots.muster)), say)
+            return self._run_elastic(fn, args, kwargs, ElasticOptions(limits, Executors(slots.registry)), say)
         finally:
             self.shutdown()
 

@@ -1,6 +1,6 @@
-# Whether Spark is here, and new enough.
-# Touches the list of installed packages alone.
-"""`check()` before anything imports pyspark: what is missing, and the command that brings it."""
+# Checks whether Spark is installed and new enough.
+# Touches only the list of installed packages.
+"""`check()` is called before pyspark is imported. Its error says what is missing, and the command that installs it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import importlib.metadata
 
 LEAST = 4
 REMEDY = "pip install 'farandole[spark]'"
-NAMES = ("pyspark", "pyspark-client", "pyspark-connect", "databricks-connect")  # each brings the module pyspark
+NAMES = ("pyspark", "pyspark-client", "pyspark-connect", "databricks-connect")  # each one installs pyspark
 
 
 def check() -> None:
-    """ImportError unless a Spark that we work with is installed."""
+    """ImportError unless a supported version of Spark is installed."""
     for name in NAMES:
         try:
             version = importlib.metadata.version(name)

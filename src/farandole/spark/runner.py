@@ -1,14 +1,14 @@
-# `run` and `run_elastic`: a function in ranks on Spark, as Horovod's functions of these names.
-# Touches executor.py alone.
-"""Arguments are those of `horovod.spark.run` and `horovod.spark.run_elastic`."""
+# `run` and `run_elastic` run a function in ranks on Spark, like Horovod's functions with these names.
+# Touches only executor.py.
+"""The arguments are those of `horovod.spark.run` and `horovod.spark.run_elastic`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from farandole.config import SETTINGS, Config
-from farandole.elastic.policy import Limits
+from farandole.base.config import SETTINGS, Config
+from farandole.rendezvous.elastic.policy import Limits
 from farandole.spark.executor import SparkExecutor
 
 
@@ -29,7 +29,7 @@ def run(
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
 ) -> list[Any]:
-    """Calls `fn(*args, **kwargs)` in `num_proc` Spark tasks that can all `init()`; what they return, by rank."""
+    """Calls `fn(*args, **kwargs)` in `num_proc` Spark tasks that can all `init()`. Returns the results, by rank."""
     if use_mpi or extra_mpi_args:
         raise ValueError("run starts its ranks in Spark's tasks, without mpirun: leave use_mpi and extra_mpi_args out")
     with SparkExecutor(
@@ -65,8 +65,8 @@ def run_elastic(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """As `run`, in ranks that come and go with Spark's executors; `fn` uses the elastic API. It starts with `num_proc`
-    ranks, goes on with at least `min_num_proc` and uses up to `max_num_proc` (None: the slots that Spark has)."""
+    """Like `run`, in an elastic job whose ranks follow Spark's executors; `fn` uses the elastic API. It starts with
+    `num_proc` ranks, needs at least `min_num_proc` and uses up to `max_num_proc` (None: all slots of Spark)."""
     SETTINGS["elastic_timeout"].check(elastic_timeout, "elastic_timeout")
     executor = SparkExecutor(
         num_proc,

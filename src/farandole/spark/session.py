@@ -1,6 +1,6 @@
-# What is asked of Spark itself, the same for a session in this process and for one of Spark Connect.
+# All calls to Spark. They are the same for a session in this process and for Spark Connect.
 # Touches pyspark, and a thread for each Spark job that holds slots.
-"""`active()` finds the session, `slots()` counts what it has room for, `Holding` is a Spark job whose tasks attend."""
+"""`active()` finds the session, `slots()` counts its slots, `Holding` is a Spark job whose tasks hold slots."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from farandole.launch.line import package_place
-from farandole.private import spark_names
-from farandole.spark.task import Summons
+from farandole.bindings.private import spark_names
+from farandole.launch.agent_connection import package_place
+from farandole.spark.task import TaskSettings
 
 NO_SESSION = "there is no Spark session: make one first, for example with SparkSession.builder.getOrCreate()"
-LOOK_SECONDS = 0.2  # between two looks at how many executors have come
-REGISTER_SECONDS = 30.0  # for executors to come when there are too few; Spark itself waits as long for them
-RELEASE_SECONDS = 10.0  # for tasks to end once they are let go; then Spark is told to end them
-CANCEL_SECONDS = 10.0  # for a cancelled Spark job to end
+LOOK_SECONDS = 0.2  # between two checks of the number of executors
+REGISTER_SECONDS = 30.0  # how long we wait for more executors; Spark itself waits as long
+RELEASE_SECONDS = 10.0  # tasks have this long to end after they are dismissed; then Spark cancels them
+CANCEL_SECONDS = 10.0  # a cancelled Spark job has this long to end
 LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 
 
@@ -38,7 +38,7 @@ def active() -> Any:
 
 
 def is_remote(spark: Any) -> bool:
-    """Whether it is a session of Spark Connect: what runs Spark is another process then, maybe far away."""
+    """Whether it is a session of Spark Connect. Then Spark runs in another process, maybe on another machine."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
@@ -46,18 +46,18 @@ def conf(spark: Any, name: str) -> str | None:
     """A setting of Spark; None when it is not set."""
     try:
         value = spark.conf.get(name, None)
-    except Exception:  # some servers show nothing
+    except Exception:  # some servers do not show settings
         return None
     return None if value is None else str(value)
 
 
 def is_local(spark: Any) -> bool:
-    """Whether its executors run in one process on the machine of its driver."""
+    """Whether Spark runs in local mode: in one process on the driver's machine."""
     return LOCAL.fullmatch(conf(spark, "spark.master") or "") is not None
 
 
 def default_parallelism(spark: Any) -> int:
-    """Spark's own idea of how many tasks there should be. ValueError when it does not tell."""
+    """Spark's default number of tasks. ValueError when Spark does not report it."""
     if not is_remote(spark):
         return int(spark.sparkContext.defaultParallelism)
     found = conf(spark, "spark.default.parallelism")
@@ -70,7 +70,7 @@ def default_parallelism(spark: Any) -> int:
 
 
 def slots(spark: Any) -> int | None:
-    """How many tasks can run at a time, with the executors of this moment; None when Spark does not tell."""
+    """How many tasks can run at a time on the present executors; None when Spark does not report it."""
     if is_remote(spark):
         local = LOCAL.fullmatch(conf(spark, "spark.master") or "")
         return int(local.group(1) or 1) if local is not None and (local.group(1) or "1").isdigit() else None
@@ -78,7 +78,7 @@ def slots(spark: Any) -> int | None:
 
 
 def check_slots(spark: Any, wanted: int, seconds: float) -> None:
-    """RuntimeError when there is no room for so many tasks at a time: Spark's stage would wait for a long time."""
+    """RuntimeError when so many tasks cannot run at a time: Spark's stage would wait for a long time."""
     deadline = time.monotonic() + (0.0 if is_local(spark) else min(seconds, REGISTER_SECONDS))
     while (found := slots(spark)) is not None and found < wanted:
         if time.monotonic() >= deadline:
@@ -96,7 +96,7 @@ def _each(spark: Any) -> str:
 
 
 def check_fixed(spark: Any) -> None:
-    """RuntimeError when executors come and go as Spark likes: it has no barrier stages then."""
+    """RuntimeError with dynamic allocation of executors: Spark has no barrier stages then."""
     if (conf(spark, "spark.dynamicAllocation.enabled") or "").lower() == "true":
         raise RuntimeError(
             "Spark starts no tasks together while spark.dynamicAllocation.enabled is true: set it to false, "
@@ -105,25 +105,25 @@ def check_fixed(spark: Any) -> None:
 
 
 def new_tag() -> str:
-    """What Spark jobs are cancelled by."""
+    """A tag by which Spark jobs can be cancelled."""
     return f"farandole-{uuid.uuid4().hex}"
 
 
 def interrupt(spark: Any, tag: str) -> None:
-    """Ends the Spark jobs of this tag."""
-    with contextlib.suppress(Exception):  # the session may be gone
+    """Cancels the Spark jobs with this tag."""
+    with contextlib.suppress(Exception):  # the session may have ended
         spark.interruptTag(tag)
 
 
 class Holding:
-    """A Spark job whose tasks attend; `error` and `trouble` tell how it ended. It is cancelled by its tag."""
+    """A Spark job whose tasks hold slots; `error` and `trouble` say how it ended. It is cancelled by its tag."""
 
-    def __init__(self, spark: Any, count: int, summons: Summons, barrier: bool, tag: str = "") -> None:
+    def __init__(self, spark: Any, count: int, settings: TaskSettings, barrier: bool, tag: str = "") -> None:
         self.error: Exception | None = None
-        self.trouble = ""  # what a task said
+        self.trouble = ""  # the error that a task reported
         self._spark = spark
         self._tag = tag or new_tag()
-        self._work = (count, summons, barrier)
+        self._work = (count, settings, barrier)
         self._thread = threading.Thread(target=self._run, name="farandole-spark-job", daemon=True)
         self._thread.start()
 
@@ -133,7 +133,7 @@ class Holding:
         return not self._thread.is_alive()
 
     def why(self) -> Exception | None:
-        """Why it has ended; None while it runs, or when its tasks were let go."""
+        """Why it has ended; None while it runs, or when its tasks were dismissed."""
         if not self.over:
             return None
         if self.trouble:
@@ -143,11 +143,11 @@ class Holding:
         return RuntimeError("the Spark job of the ranks has ended before they began")
 
     def join(self, seconds: float) -> None:
-        """Waits for its end."""
+        """Waits until it ends."""
         self._thread.join(max(0.0, seconds))
 
     def close(self, held: int) -> None:
-        """Waits for its end, when it held slots that were let go; then ends it, and its tasks are killed."""
+        """Waits for its end if its tasks were dismissed; then cancels it, and Spark kills its tasks."""
         if held:
             self.join(RELEASE_SECONDS)
         if not self.over:
@@ -155,11 +155,11 @@ class Holding:
             self.join(CANCEL_SECONDS)
 
     def _run(self) -> None:
-        count, summons, barrier = self._work
+        count, settings, barrier = self._work
         try:
             self._spark.addTag(self._tag)
             frame = self._spark.range(0, count, 1, count)
-            rows = frame.mapInArrow(_body(summons, barrier), "trouble string", barrier=barrier).collect()
+            rows = frame.mapInArrow(_body(settings, barrier), "trouble string", barrier=barrier).collect()
             self.trouble = next((row.trouble for row in rows if row.trouble), "")
         except Exception as error:
             self.error = error
@@ -168,10 +168,10 @@ class Holding:
                 self._spark.removeTag(self._tag)
 
 
-def _body(summons: Summons, barrier: bool) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What Spark runs in each task. It is pickled whole, so that it can look for the package before it imports it."""
+def _body(settings: TaskSettings, barrier: bool) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """The function that Spark runs in each task. It is pickled with its code, so it can find the package itself."""
     place = package_place()
-    fields = (summons.key, summons.addresses, summons.seconds, dict(summons.env), summons.executable)
+    fields = (settings.key, settings.addresses, settings.seconds, dict(settings.env), settings.executable)
 
     def body(batches: Iterator[Any]) -> Iterator[Any]:
         import os
@@ -189,14 +189,14 @@ def _body(summons: Summons, barrier: bool) -> Callable[[Iterator[Any]], Iterator
             where = f"{os.uname().nodename} ({sys.executable})"
             trouble = f"farandole cannot be imported by Spark's Python on {where}: {error}; install it there"
         else:
-            trouble = task.attend(task.Summons(*fields), barrier)
+            trouble = task.attend(task.TaskSettings(*fields), barrier)
         yield pyarrow.RecordBatch.from_arrays([pyarrow.array([trouble])], names=["trouble"])
 
     return body
 
 
 def _last_words(error: Exception) -> str:
-    """What is to be read in one of Spark's long errors."""
+    """The useful line from a long error of Spark."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b", line) and not line.startswith("at ")]
     return (named or lines or [type(error).__name__])[-1][:500]

@@ -1,8 +1,8 @@
-# What runs in a Spark task: tells the leader of the job where it is, and starts an agent when it is asked to.
+# The code in a Spark task: it registers with the leader of the job, and starts an agent when the leader asks.
 # Touches the environment of Spark's Python worker, sockets through rendezvous/, processes through launch/spawn.py.
-"""`attend(summons)` holds a slot until the leader lets it go. Ranks are processes of their own, below an agent:
+"""`attend(settings)` holds a slot until the leader dismisses it. Ranks are separate processes below an agent:
 
-[executor] -> [Spark's Python worker] -> guard -> agent -> ranks. The guard dies with the worker, whoever kills that.
+[executor] -> [Spark's Python worker] -> guard -> agent -> ranks. The guard dies with the Python worker.
 """
 
 from __future__ import annotations
@@ -15,66 +15,68 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from farandole.config import Config
+from farandole.base.config import Config
 from farandole.launch import spawn
-from farandole.launch.line import package_place
+from farandole.launch.agent_connection import package_place
 from farandole.launch.ssh import start_code
 from farandole.rendezvous import sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.flow import Flow, Loop
 from farandole.rendezvous.handshake import NOBODY, Greeting, Proven, Role, call
 from farandole.rendezvous.secret import Secret
-from farandole.spark import words
+from farandole.spark import task_messages
 
-SEAT = 0  # the number that a task calls itself by; agents have others
-LOOK_SECONDS = 0.1  # between two looks at an agent
-# What Spark gives its own workers to be known by: no rank needs it.
+TASK_NUMBER = 0  # the number of every task; agents have other numbers
+LOOK_SECONDS = 0.1  # between two checks of an agent
+# Variables with which Spark identifies its own workers: ranks do not get them.
 PYTHON = "SPARK_RANK_PYTHON"  # the interpreter of this host's ranks
 OF_SPARK = ("PYTHON_WORKER_FACTORY_", "PYSPARK_GATEWAY_", "SPARK_AUTH_SOCKET_", "PYTHON_UNIX_DOMAIN_")
-END_SECONDS = 20.0  # for an agent to end everything below it
+END_SECONDS = 20.0  # for an agent to kill everything below it
 
 
 @dataclass(frozen=True)
-class Summons:
-    """What a task needs to know; it travels with the function that Spark runs."""
+class TaskSettings:
+    """The settings of a task; they are pickled with the function that Spark runs."""
 
     key: bytes = field(repr=False)
     addresses: tuple[str, ...]
-    seconds: float  # to reach the leader
+    seconds: float  # time limit to reach the leader
     env: Mapping[str, str] = field(repr=False)
-    executable: str | None = None  # of the ranks; None: what runs Spark's Python worker
+    executable: str | None = None  # the interpreter of the ranks; None: the one of Spark's Python worker
 
 
 def get_available_devices() -> list[str]:
-    """In a rank: the GPU that is its own among those it sees; none when Spark gave it none."""
+    """Called in a rank: its own GPU among those that it sees; empty if Spark assigned none."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     local = Config.from_environment().local_rank
     return [str(local)] if visible and local < len(visible.split(",")) else []
 
 
 class Unreachable(Exception):
-    """The leader does not answer."""
+    """The leader of the job does not answer."""
 
 
-class Seat:
+class SlotTask:
     """A slot of the job."""
 
-    def __init__(self, summons: Summons, gpus: Sequence[str], cpus: int) -> None:
-        self._summons = summons
-        self._secret = Secret(summons.key)
+    def __init__(self, settings: TaskSettings, gpus: Sequence[str], cpus: int) -> None:
+        self._summons = settings
+        self._secret = Secret(settings.key)
         self._loop = Loop()
         self._agents: dict[int, Any] = {}
         self._over = False
-        deadline = time.monotonic() + summons.seconds
-        self._address, sock, proven = self._dial(summons.addresses, SEAT, deadline)
-        self._channel = Channel(self._loop, sock, proven, self._heard, self._ended, codec=words)
-        # All workers of an executor are forked by one process.
+        deadline = time.monotonic() + settings.seconds
+        self._address, sock, proven = self._dial(settings.addresses, TASK_NUMBER, deadline)
+        self._channel = Channel(self._loop, sock, proven, self._heard, self._ended, codec=task_messages)
+        # All Python workers of an executor are children of one process, so its id names the executor.
         host = os.uname().nodename
-        python = summons.executable or sys.executable
-        self._channel.send(words.Here(host, f"{host} (executor {os.getppid()})", python, cpus, tuple(gpus)))
+        python = settings.executable or sys.executable
+        self._channel.send(
+            task_messages.TaskReady(host, f"{host} (executor {os.getppid()})", python, cpus, tuple(gpus))
+        )
 
-    def hold(self) -> None:
-        """Until the leader lets it go; what was started is gone then."""
+    def run(self) -> None:
+        """Works until the leader dismisses it. When it returns, everything that it started has ended."""
         try:
             while not self._over:
                 self._loop.turn()
@@ -82,18 +84,18 @@ class Seat:
             self.close()
 
     def close(self) -> None:
-        """Ends what was started."""
+        """Ends the agent, if one was started."""
         self._channel.close()
         deadline = time.monotonic() + END_SECONDS
         for process in self._agents.values():
             with contextlib.suppress(Exception):  # subprocess.TimeoutExpired: only spawn.py knows it by name
                 process.wait(max(0.1, deadline - time.monotonic()))
-            process.kill()  # its guard; the agent sees that and ends everything
+            process.kill()  # this is the guard; the agent notices it and ends everything
             process.wait()
         self._loop.close()
 
     def _dial(self, addresses: Sequence[str], number: int, deadline: float) -> tuple[str, Any, Proven]:
-        """All addresses at once: the first where the leader of this job answers."""
+        """Tries all addresses at the same time. Returns the first at which the leader of this job answers."""
         found: list[tuple[str, Any, Proven]] = []
         reasons: list[str] = []
 
@@ -132,12 +134,12 @@ class Seat:
         return sock, proven
 
     def _heard(self, message: Any) -> None:
-        if isinstance(message, words.Carry):
+        if isinstance(message, task_messages.StartAgent):
             try:
                 self._carry(message.number)
             except (OSError, Unreachable) as error:
                 print(f"farandole: cannot start an agent: {error}", file=sys.stderr, flush=True)
-                self._channel.send(words.Ended(message.number, 1))
+                self._channel.send(task_messages.AgentEnded(message.number, 1))
 
     def _ended(self, _reason: str) -> None:
         self._over = True
@@ -159,35 +161,35 @@ class Seat:
         for number, process in list(self._agents.items()):
             if process.poll() is not None:
                 del self._agents[number]
-                self._channel.send(words.Ended(number, process.returncode))
+                self._channel.send(task_messages.AgentEnded(number, process.returncode))
         if self._agents:
             self._loop.at("agents", time.monotonic() + LOOK_SECONDS, self._look)
 
     def _environment(self) -> dict[str, str]:
-        """That of Spark's worker, the files that Spark has brought on its path, and what the caller of run added."""
+        """The variables of Spark's worker, with Spark's files on the path, and those that the user added."""
         mine = {name: value for name, value in os.environ.items() if not name.startswith(OF_SPARK)}
         if self._summons.executable in (None, sys.executable):
             mine["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
         return {**mine, **self._summons.env, PYTHON: self._summons.executable or sys.executable}
 
 
-def attend(summons: Summons, barrier: bool) -> str:
-    """The whole life of a task: "" or what went wrong, which the leader tells. It never raises: Spark would retry."""
+def attend(settings: TaskSettings, barrier: bool) -> str:
+    """Runs a task until it ends. Returns "" or an error text for the leader. It never raises: Spark would retry."""
     from pyspark import BarrierTaskContext, TaskContext
 
     context: Any = BarrierTaskContext.get() if barrier else TaskContext.get()
-    trouble, seat = "", None
+    trouble, slot = "", None
     try:
         gpu = context.resources().get("gpu")
-        seat = Seat(summons, list(gpu.addresses) if gpu is not None else [], context.cpus())
+        slot = SlotTask(settings, list(gpu.addresses) if gpu is not None else [], context.cpus())
     except Exception as error:
         trouble = str(error) or type(error).__name__
-    if barrier:  # all or none
+    if barrier:  # all tasks start together
         found = [text for text in context.allGather(trouble) if text]
         trouble = found[0] if found else ""
-    if seat is not None:
+    if slot is not None:
         if trouble:
-            seat.close()
+            slot.close()
         else:
-            seat.hold()
+            slot.run()
     return trouble

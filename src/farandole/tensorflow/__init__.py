@@ -1,6 +1,6 @@
-# The TensorFlow binding's face: Horovod's names for TensorFlow, and a few of our own.
+# The public names of the TensorFlow binding: Horovod's names for TensorFlow, and some additional names.
 # Re-exports alone.
-"""Stands where a script has `horovod.tensorflow`.
+"""Replaces `horovod.tensorflow` in scripts.
 
 >>> import tensorflow as tf, farandole.tensorflow as hvd
 >>> hvd.init()
@@ -11,11 +11,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-from ..compat import num_rank_is_power_2 as check_num_rank_power_of_2
-from ..errors import (
+from ..base.errors import (
     FarandoleTimeout,
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -25,32 +23,13 @@ from ..errors import (
     Revoked,
     ShutDown,
 )
-from ..groups import ProcessSet, global_process_set
-from ..pending import chosen_op as handle_average_backwards_compatibility
-from ..reductions import Adasum, Average, Max, Min, Product, Sum
-from ..runtime import (
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from ..base.named import module_of
+from ..bindings import face as _face
+from ..bindings.compat import check_extension, gpu_available, split_list
+from ..bindings.compat import num_rank_is_power_2 as check_num_rank_power_of_2
+from ..bindings.face import *  # noqa: F403 - the names of every binding
+from ..operations.pending import chosen_op as handle_average_backwards_compatibility
+from ..world.runtime import shutdown
 from .aggregation import LocalGradientAggregationHelper
 from .compression import Compression, Compressor
 from .framework import cuda_built, rocm_built
@@ -81,12 +60,11 @@ from .ops import (
     reducescatter,
     size_op,
 )
-from .optimizer import DistributedOptimizer
-from .tape import DistributedGradientTape, PartialDistributedGradientTape
+from .optimizer import DistributedOptimizer, _DistributedAdasumOptimizer, _DistributedOptimizer
+from .tape import DistributedGradientTape, PartialDistributedGradientTape, _DistributedGradientTape
+from .util import _cache, _executing_eagerly, _make_subgraph, refs_to_vars, vars_to_refs
 
 __all__ = [
-    "Adasum",
-    "Average",
     "BroadcastGlobalVariablesHook",
     "Compression",
     "Compressor",
@@ -96,19 +74,19 @@ __all__ = [
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
     "LocalGradientAggregationHelper",
-    "Max",
-    "Min",
     "Mismatch",
     "NotInitialized",
     "PartialDistributedGradientTape",
     "PeerLost",
-    "ProcessSet",
-    "Product",
     "Revoked",
     "ShutDown",
-    "Sum",
     "SyncBatchNormalization",
-    "add_process_set",
+    "_DistributedAdasumOptimizer",
+    "_DistributedGradientTape",
+    "_DistributedOptimizer",
+    "_cache",
+    "_executing_eagerly",
+    "_make_subgraph",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -120,48 +98,36 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
-    "ccl_built",
+    "check_extension",
     "check_num_rank_power_of_2",
-    "cross_rank",
-    "cross_size",
     "cuda_built",
-    "ddl_built",
     "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
+    "gpu_available",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
     "handle_average_backwards_compatibility",
     "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
     "keras",
-    "local_rank",
     "local_rank_op",
-    "local_size",
     "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "process_set_included_op",
-    "rank",
     "rank_op",
     "reducescatter",
-    "remove_process_set",
+    "refs_to_vars",
     "rocm_built",
     "shutdown",
-    "size",
     "size_op",
-    "start_timeline",
-    "stop_timeline",
+    "split_list",
+    "vars_to_refs",
 ]
+__all__ += _face.__all__
 
-# These need Keras, which TensorFlow itself loads only when it is asked for.
+# These need Keras, which TensorFlow itself loads only when it is used.
 LATE = {"SyncBatchNormalization": ".sync_batch_norm", "elastic": "", "keras": "", "sync_batch_norm": ""}
+# Internal names that other programs import from here.
+LATE |= dict.fromkeys(("_allreduce", "_grouped_allreduce", "_grouped_reducescatter", "_reducescatter"), ".mpi_ops")
 
 
 if TYPE_CHECKING:
@@ -175,5 +141,5 @@ else:
         if name not in LATE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if not LATE[name]:
-            return importlib.import_module(f".{name}", __name__)
-        return getattr(importlib.import_module(LATE[name], __name__), name)
+            return module_of(f".{name}", __name__)
+        return getattr(module_of(LATE[name], __name__), name)

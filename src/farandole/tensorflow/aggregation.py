@@ -1,6 +1,6 @@
-# Gradients of several backward passes added up here before they are reduced: once per so many passes.
+# Adds up the gradients of several backward passes, so that they are reduced only once.
 # Touches TensorFlow.
-"""`LocalGradientAggregationHelper` serves optimizers that apply gradients inside functions, graphs and eager mode."""
+"""`LocalGradientAggregationHelper` is for optimizers that apply gradients in functions, graphs and eager mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .framework import tf
 
 
 class LocalGradientAggregationHelper:
-    """Adds up the gradients of `backward_passes_per_step` passes; the last one reduces and applies them."""
+    """Adds up the gradients of `backward_passes_per_step` passes. The last pass reduces and applies them."""
 
     def __init__(
         self,
@@ -30,14 +30,14 @@ class LocalGradientAggregationHelper:
         self._reduce = allreduce_func
         self._sums: list[Any] = []
         self._passes: Any = None
-        self._last: Any = None  # whether the pass under way is the last one
+        self._last: Any = None  # whether the current pass is the last one
 
     def compute_gradients(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients to apply: the reduced sums at the last pass, zeros that nobody applies before it."""
+        """The gradients to apply: the reduced sums in the last pass; before it, zeros that are not applied."""
         if self.backward_passes_per_step == 1:
             return self._reduce(grads, variables)
         present = [place for place, grad in enumerate(grads) if grad is not None]
-        dense = [tf.convert_to_tensor(grads[place]) for place in present]  # a sum of slices is as long as all passes
+        dense = [tf.convert_to_tensor(grads[place]) for place in present]  # a sum of slices has the rows of all passes
         self._prepare(dense)
         with tf.control_dependencies([self._passes.assign_add(1)]):
             added = [total.assign_add(grad) for total, grad in zip(self._sums, dense, strict=True)]
@@ -51,7 +51,7 @@ class LocalGradientAggregationHelper:
         return result
 
     def apply_gradients(self, apply: Callable[[], Any]) -> Any:
-        """Runs `apply()` at the last pass and begins anew; before it nothing happens."""
+        """In the last pass runs `apply()` and resets the sums; in other passes does nothing."""
         if self.backward_passes_per_step == 1:
             return apply()
 
@@ -63,7 +63,7 @@ class LocalGradientAggregationHelper:
 
         if tf.executing_eagerly():
             return done() if bool(self._last) else None
-        return tf.cond(self._last, lambda: _flag(done()), lambda: tf.constant(False)).op
+        return tf.cond(self._last, lambda: flag(done()), lambda: tf.constant(False)).op
 
     def _reduced(self, variables: Sequence[Any]) -> list[Any]:
         sums = [total.read_value() for total in self._sums]
@@ -75,18 +75,21 @@ class LocalGradientAggregationHelper:
         if self._passes is not None:
             return
 
-        def kept(value: Any) -> Any:
-            if tf.executing_eagerly() or tf.inside_function():
-                with tf.init_scope():
-                    return tf.Variable(value, trainable=False)
-            name = naming.in_graph("aggregation", "aggregation", None, True)
-            return tf.compat.v1.get_variable(name, initializer=value, trainable=False, use_resource=True)
-
         self._passes = kept(np.int64(0))
         for grad in dense:
             self._sums.append(kept(np.zeros(grad.shape.as_list(), grad.dtype.as_numpy_dtype)))
 
 
-def _flag(operation: Any) -> Any:
+def kept(value: Any) -> Any:
+    """A variable that keeps its value between passes; in a graph, its sessions initialise it."""
+    if tf.executing_eagerly() or tf.inside_function():
+        with tf.init_scope():
+            return tf.Variable(value, trainable=False)
+    name = naming.in_graph("aggregation", "aggregation", None, True)
+    return tf.compat.v1.get_variable(name, initializer=value, trainable=False, use_resource=True)
+
+
+def flag(operation: Any) -> Any:
+    """A value that exists after the operation has run, because branches must give values."""
     with tf.control_dependencies([operation]):
         return tf.constant(True)

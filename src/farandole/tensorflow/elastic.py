@@ -1,6 +1,6 @@
-# Elastic training for TensorFlow: variables as state, and a loop that knows errors from inside graphs.
+# Elastic training for TensorFlow: variables as state, and a loop that recognizes engine errors from inside graphs.
 # Touches TensorFlow, elastic, failures, functions and farandole.keras.elastic_bodies.
-"""Stands where a script has `horovod.tensorflow.elastic`."""
+"""Replaces `horovod.tensorflow.elastic` in scripts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from ..base.errors import HorovodInternalError, Mismatch
 from ..elastic import loop
 from ..elastic.state import ObjectState, State
-from ..engine import Array
-from ..errors import HorovodInternalError
+from ..engine.interface import Array
 from ..keras import elastic_bodies
 from ..keras.values import broadcast_variables
-from ..objects import broadcast_object
-from ..runtime import rank
+from ..operations.objects import broadcast_object
+from ..world.runtime import rank
 from . import compiled
 from .failures import translated
 from .framework import tf
@@ -26,19 +26,20 @@ __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "r
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates `func(state, ...)`: it is called again, with the last commit, when ranks were lost or came.
+    """Decorates `func(state, ...)`: calls it again with the last commit when ranks were lost or added.
 
-    Errors of the engine that TensorFlow reports as its own, because they happened inside a graph, count as well.
+    This includes engine errors that TensorFlow reports as its own because they happened inside a graph. A mismatch is
+    raised unchanged: tf.errors.FailedPreconditionError.
     """
 
     @functools.wraps(func)
     def knowing(state: State, *args: Any, **kwargs: Any) -> Any:
-        compiled.prepare()  # the world may be a new one
+        compiled.prepare()  # the world may be new
         try:
             return func(state, *args, **kwargs)
         except tf.errors.OpError as error:
             meant = translated(error)
-            if isinstance(meant, HorovodInternalError):
+            if isinstance(meant, HorovodInternalError) and not isinstance(meant, Mismatch):
                 raise meant from error
             raise
 
@@ -48,7 +49,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 class TensorFlowKerasState(elastic_bodies.KerasState):
     """`TensorFlowKerasState(model, optimizer, batch=0, epoch=0)`: the variables of a built Keras model and optimizer.
 
-    `backend` is there for scripts that pass it.
+    `backend` is accepted for compatibility.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
@@ -58,7 +59,7 @@ class TensorFlowKerasState(elastic_bodies.KerasState):
 class TensorFlowState(ObjectState):
     """`TensorFlowState(variables=[...], batch=0)`: variables of TensorFlow, and plain values.
 
-    With `session` the variables are those of its graph; without `variables`, all global ones.
+    With `session` the variables belong to its graph. Without `variables`, all global variables are used.
     """
 
     def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
@@ -76,7 +77,7 @@ class TensorFlowState(ObjectState):
         return [np.array(variable) for variable in self.variables]
 
     def _write(self, values: Sequence[Array]) -> None:
-        if self._session is not None:  # what gives them their first values gives them these
+        if self._session is not None:  # the initializers assign the values
             begin = [variable.initializer for variable in self.variables]
             fed = {node.inputs[1]: value for node, value in zip(begin, values, strict=True)}
             self._session.run(begin, fed)
@@ -85,17 +86,17 @@ class TensorFlowState(ObjectState):
             variable.assign(value)
 
     def save(self) -> None:
-        """Keeps a copy in memory, on this rank alone."""
+        """Keeps a copy in this rank's memory."""
         self._copies = self._read()
         super().save()
 
     def restore(self) -> None:
-        """Goes back to the last copy."""
+        """Returns to the last copy."""
         self._write(self._copies)
         super().restore()
 
     def sync(self) -> None:
-        """Gives every rank rank 0's variables and values."""
+        """Copies the variables and values of rank 0 to every rank."""
         if self._session is None:
             broadcast_variables(self.variables, 0)
         else:

@@ -1,19 +1,19 @@
-# TensorFlow itself: present and new enough, or words that say what to install.
+# TensorFlow itself: present and new enough or an ImportError says what to install.
 # Touches the import system and the version of TensorFlow.
-"""`tf` is TensorFlow; every file of this binding takes it from here."""
+"""`tf` is TensorFlow. Every file of this binding imports it from here."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .. import tested
-from ..compat import is_version_greater_equal_than
+from ..base import tested
+from ..bindings.compat import is_version_greater_equal_than
 
 LEAST = tested.LEAST["tensorflow"]
 
 
 def require() -> Any:
-    """TensorFlow; ImportError says what to install."""
+    """Imports TensorFlow. ImportError says what to install."""
     try:
         import tensorflow
     except ModuleNotFoundError as error:
@@ -34,10 +34,10 @@ tf: Any = require()
 
 
 def cuda_built() -> bool:
-    """Whether tensors on CUDA devices can be used: TensorFlow decides that."""
+    """Whether TensorFlow was built with CUDA."""
     return bool(tf.test.is_built_with_cuda())
 
 
 def rocm_built() -> bool:
-    """Whether tensors on ROCm devices can be used: TensorFlow decides that."""
+    """Whether TensorFlow was built with ROCm."""
     return bool(tf.test.is_built_with_rocm())

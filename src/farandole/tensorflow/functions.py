@@ -1,18 +1,18 @@
-# Variables and objects from one rank to all.
+# Copies variables and objects from one rank to all.
 # Touches TensorFlow, naming, ops, work and objects.
-"""Called once before training, so that all ranks begin with the same values."""
+"""Scripts call these once before training, so that all ranks begin with the same values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .. import objects
-from .. import ops as arrays_ops
-from ..engine import Kind
-from ..groups import ProcessSet, global_process_set
-from ..runtime import runtime
-from ..work import Work
+from ..bindings.work import Work
+from ..engine.interface import Kind
+from ..operations import objects
+from ..operations import ops as arrays_ops
+from ..world.groups import ProcessSet, global_process_set
+from ..world.runtime import runtime
 from . import naming
 from .framework import tf
 from .ops import run
@@ -24,15 +24,15 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Gives all variables the root's values: at once in eager mode, else when the operation that it gives runs.
+    """Copies the root's values to all variables: at once in eager mode, otherwise when the returned operation runs.
 
-    `inplace` is there for scripts that pass it.
+    `inplace` is accepted for compatibility.
     """
     return _broadcast(variables, root_rank, "broadcast_variables", process_set)[1]
 
 
 def _broadcast(variables: Sequence[Any], root_rank: int, prefix: str, process_set: ProcessSet) -> tuple[list[Any], Any]:
-    """The root's values, and the operation that gives them to the variables."""
+    """The root's values, and the operation that assigns them to the variables."""
     variables = list(variables)
     _, ranks = runtime.world.groups.members(process_set)
     arrays_ops.member(root_rank, ranks, "root_rank")
@@ -40,7 +40,7 @@ def _broadcast(variables: Sequence[Any], root_rank: int, prefix: str, process_se
         return [], tf.group()
     if not tf.executing_eagerly():
         prefix = naming.in_graph("HorovodBroadcast", prefix, None, False)
-    # By place, not by the variable's name: Keras numbers its layers, and a rank may have made others before.
+    # By place, not by name: Keras numbers its layers, and a rank may have made other layers before.
     names = tuple(f"{prefix}.{place}" for place in range(len(variables)))
     work = Work(Kind.BROADCAST, process_set=process_set, root=root_rank, names=names)
     values = run(work, [tf.stop_gradient(_read(variable)) for variable in variables])
@@ -59,9 +59,9 @@ def _assigned(variable: Any, value: Any) -> Any:
 def broadcast_(
     variables: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Gives the variables the root's values in place: at once in eager mode, which gives the variables back.
+    """Copies the root's values to the variables in place. In eager mode, does it at once and returns the variables.
 
-    In a graph it gives their new values, and whatever runs these has assigned them.
+    In a graph it gives the new values; evaluating these also assigns them.
     """
     single = not isinstance(variables, (list, tuple))
     prefix = naming.checked(name) or "broadcast_variables"
@@ -74,7 +74,7 @@ def broadcast_(
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """An operation that gives all global variables of the graph the root's values; for graphs with sessions alone."""
+    """An operation that copies the root's values to all global variables; only for graphs with sessions."""
     if tf.executing_eagerly():
         raise RuntimeError(
             "broadcast_global_variables() works in graphs for sessions alone; in eager mode call "
@@ -84,7 +84,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Gives all variables the root's values once a session has been made; `device` is there for scripts."""
+    """Copies the root's values to all variables after a session was made. `device` is accepted for compatibility."""
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()
@@ -93,16 +93,16 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         self.bcast_op: Any = None
 
     def begin(self) -> None:
-        """Adds the operation to the graph, which is finalised afterwards."""
+        """Adds the operation to the graph, before the graph is finalised."""
         if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
             self.bcast_op = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Runs it."""
+        """Runs the operation."""
         session.run(self.bcast_op)
 
 
-# Objects travel beside the graph: no session is needed, and one that is given is not used.
+# Objects are sent outside the graph: no session is needed, and a given one is not used.
 
 
 def broadcast_object(
@@ -112,14 +112,14 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The root's object on every rank; what the others pass is ignored. `session` is there for scripts that pass it."""
+    """The root's object on every rank; objects of other ranks are ignored. `session` is accepted for compatibility."""
     return objects.broadcast_object(obj, root_rank, name, process_set)
 
 
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """A function that gives every rank the root's object."""
+    """A function that gives the root's object on every rank."""
 
     def give(obj: Any = None) -> Any:
         return objects.broadcast_object(obj, root_rank, name, process_set)
@@ -130,5 +130,5 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Every rank's object, in the order of ranks. `session` is there for scripts that pass it."""
+    """Every rank's object, in the order of ranks. `session` is accepted for compatibility."""
     return objects.allgather_object(obj, name, process_set)

@@ -1,54 +1,35 @@
-# The gradients of a step: reduced over the ranks, dense and sparse, in groups, compressed, some of them left alone.
+# Reduces the gradients of a step over the ranks: dense and sparse, in groups, compressed; local ones are not sent.
 # Touches TensorFlow, compression, naming, ops and work.
-"""`Reduction` is what tapes and optimizers have in common."""
+"""Tapes and optimizers share `Reduction`."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..compat import split_list
-from ..engine import Kind
-from ..groups import ProcessSet, global_process_set
-from ..pending import checked_compression, chosen_op
-from ..reductions import Adasum, Average
-from ..work import Work
+from ..bindings.compat import split_list
+from ..bindings.reduction import ReductionOptions
+from ..bindings.work import Work
+from ..engine.interface import Kind
+from ..operations.reductions import Adasum, Gradients, apart
 from . import naming
-from .compression import Compression
 from .framework import tf
 from .ops import allreduce, grouped_allreduce, run
 
 
 @dataclass
-class Reduction:
-    """How gradients are reduced. `local` holds variables whose gradients stay on their rank."""
-
-    compression: Any = Compression.none
-    sparse_as_dense: bool = False
-    op: Any = Average
-    gradient_predivide_factor: float = 1.0
-    groups: Any = None
-    process_set: ProcessSet = field(default_factory=lambda: global_process_set)
-    scale_local_gradients: bool = True
-    local: set[int] = field(default_factory=set)
+class Reduction(ReductionOptions):
+    """Reduces the gradients of a step, one by one or in groups."""
 
     def __post_init__(self) -> None:
-        self.op = chosen_op(self.op, None)
-        checked_compression(self.compression)
-        if self.gradient_predivide_factor != 1.0 and self.op != Average:
-            raise ValueError("gradient_predivide_factor only makes sense with op=Average")
+        super().__post_init__()
         if self.groups is not None:
             _check_groups(self.groups)
 
-    @property
-    def scales(self) -> tuple[float, float]:
-        """Before and after the sum; together they change nothing but the range in between."""
-        return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor
-
     def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The reduced gradients, in the same order; None stays None."""
+        """The reduced gradients in the same order; None stays None."""
         if self.process_set.included() is False:
             return list(gradients)
         result = list(gradients)
@@ -75,6 +56,10 @@ class Reduction:
             result[place] = gradient
         return result
 
+    def apart(self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Gradients) -> list[Any]:
+        """Like a call, but gradients that are not local go through `reduce(gradients, variables)`."""
+        return list(apart(gradients, variables, self.local, self, reduce))
+
     def _scaled(self, gradient: Any) -> Any:
         if not self.scale_local_gradients:
             return gradient
@@ -89,14 +74,15 @@ class Reduction:
         return allreduce(gradient, compression=self.compression, op=self.op, process_set=self.process_set)
 
     def _each(self, gradients: list[Any]) -> list[Any]:
-        """Every gradient by itself, all in one call: no thread waits for one while others could go."""
+        """Reduces each gradient by itself, all in one call: no thread waits for one while others are ready."""
         if not gradients:
             return []
         packed = [self.compression.compress(gradient) for gradient in gradients]
         sent = [tensor for tensor, _ in packed]
         prefix = "gradients"
         if tf.executing_eagerly():
-            # Models that take turns have names of their own; ranks agree on them without having agreed on any name.
+            # Models that train in turn need different names, which ranks must choose in the same way without
+            # communication.
             prefix = f"gradients.{len(sent)}.{sum(int(tf.size(tensor)) for tensor in sent)}"
         else:
             prefix = naming.in_graph("HorovodAllreduce", prefix, None, False)
@@ -106,7 +92,7 @@ class Reduction:
         return [self.compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, packed, strict=True)]
 
     def _parts(self, places: list[int], variables: Sequence[Any]) -> list[list[int]]:
-        """The places by group; last, those that are in none."""
+        """The places of each group, and at the end the places that are in no group."""
         if self.groups is None:
             return [places]
         if isinstance(self.groups, int):
@@ -131,7 +117,7 @@ def _check_groups(groups: Any) -> None:
 
 
 def chosen_groups(num_groups: int, groups: Any) -> Any:
-    """`groups`, or its deprecated name."""
+    """`groups`, or the deprecated `num_groups`."""
     if num_groups:
         warnings.warn("`num_groups` is deprecated; use `groups`", DeprecationWarning, stacklevel=3)
         if num_groups < 0:

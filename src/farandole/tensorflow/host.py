@@ -1,10 +1,10 @@
-# How work gets done on the host: at once on eager tensors, by a callback of Python in graphs.
-# Touches TensorFlow, NumPy, work and the NumPy layer.
-"""The way without a compiler, and the only one of eager tensors.
+# Runs collectives on the host: directly for eager tensors, through Python callbacks in graphs.
+# Touches TensorFlow, NumPy, failures, work and the NumPy layer.
+"""Used without compiled operations, and always for eager tensors.
 
-In a graph one node submits and another waits for the results. TensorFlow runs what is ready on few threads, and one
-that waits would keep others from the very operations that other ranks wait for. So the second node is a dataset with
-one element: datasets are computed on threads of their own, and collectives may become ready in any order.
+In a graph, one node submits and another node waits for the results. TensorFlow has few threads for nodes. A thread that
+waits could block the operations that other ranks wait for. So the second node is a dataset with one element: datasets
+run on their own threads, and collectives may become ready in any order.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from ..engine import Array, Kind
-from ..work import Work, begin, results
+from ..base.errors import Mismatch, NoRows
+from ..bindings.work import Work, begin, results
+from ..engine.interface import Array, Kind
+from .failures import unless_empty, words
 from .framework import tf
 
 
 def carry_out(work: Work, tensors: Sequence[Any], splits: Any = None) -> list[Any]:
-    """The outputs of the work on these tensors, as tensors."""
+    """Runs the work on these tensors and gives the outputs as tensors."""
     if tf.executing_eagerly():
         rows = None if splits is None else _plain(splits)
         return [
@@ -37,17 +39,17 @@ def carry_out(work: Work, tensors: Sequence[Any], splits: Any = None) -> list[An
 
 
 def shapes(work: Work, tensors: Sequence[Any]) -> list[Any]:
-    """What is known of the outputs' shapes."""
+    """What is known about the shapes of the outputs."""
     if work.kind in (Kind.ALLREDUCE, Kind.BROADCAST):
         return [tensor.shape for tensor in tensors]
     if any(tensor.shape.rank == 0 for tensor in tensors):
-        raise ValueError(f"{work.kind.name.lower()} needs a tensor with at least one dimension; reshape it to (1,)")
+        raise NoRows(f"{work.kind.name.lower()} needs a tensor with at least one dimension; reshape it to (1,)")
     known = [[None, *tensor.shape[1:]] if tensor.shape.rank is not None else None for tensor in tensors]
     return [*known, [None]] if work.kind == Kind.ALLTOALL else known
 
 
 def _arrays(tensors: Sequence[Any]) -> list[Array]:
-    """NumPy's view of each; without a copy where the tensor lies in the memory of the CPU."""
+    """A NumPy array for each tensor, without a copy if the tensor is in CPU memory."""
     return [np.asarray(tensor) for tensor in tensors]
 
 
@@ -61,15 +63,15 @@ def _split(count: int, arrays: Sequence[Any]) -> tuple[list[Array], Any]:
 
 
 _numbers = itertools.count(1)
-_begun: dict[int, Callable[[], list[Array]]] = {}  # by number: what gives the results of work that is under way
+_begun: dict[int, Callable[[], list[Array]]] = {}  # by number: the function that gives the results of pending work
 
 
 def _submit(work: Work, arrays: Sequence[Array], splits: Any) -> int:
-    """Begins the work and gives its number; errors are kept for whoever fetches the results."""
+    """Begins the work and gives its number. An error is kept and raised when the results are fetched."""
     number = next(_numbers)
     try:
         begun = begin("tensorflow", work, arrays, splits)
-        begun.under_way()
+        begun.submit()
     except Exception as error:
         _begun[number] = functools.partial(_fail, error)
     else:
@@ -86,11 +88,14 @@ def _callback(work: Work, count: int, inputs: list[Any], types: list[Any]) -> li
         own, rows = _split(count, arrays)
         return np.int64(_submit(work, own, rows))
 
-    def fetch(number: Any) -> list[Array]:
-        return _begun.pop(int(number))()
+    def fetch(number: Any) -> list[Any]:
+        try:
+            return [b"", *_begun.pop(int(number))()]
+        except Mismatch as error:
+            return [words(error), *(np.zeros((), kind.as_numpy_dtype) for kind in types)]
 
-    # A random number is made whenever the graph runs, so that what depends on it is not computed once and kept. Unlike
-    # other operations with a state these have no order: the submission is not held back by a wait before it.
+    # The random number is new in each run of the graph, so TensorFlow cannot compute the nodes after it once and keep
+    # them. Stateful nodes would run in order; without state, a submission does not wait for an earlier wait.
     given = [tf.random.uniform([], seed=1), *inputs]
     with tf.device("/CPU:0"):
         submitted = tf.numpy_function(submit, given, tf.int64, stateful=False, name=f"{work.label}Submit")
@@ -98,27 +103,28 @@ def _callback(work: Work, count: int, inputs: list[Any], types: list[Any]) -> li
         return _on_own_thread(fetch, submitted, types)
 
 
-def _on_own_thread(function: Callable[[Any], list[Array]], number: Any, types: list[Any]) -> list[Any]:
-    """The arrays that the function gives, which may wait for them: it runs on a thread of this node's alone."""
+def _on_own_thread(function: Callable[[Any], list[Any]], number: Any, types: list[Any]) -> list[Any]:
+    """The arrays from the function, which may wait for them: it runs on a thread that only this node uses.
+
+    The first output is the text of a mismatch, or empty.
+    """
     options = tf.data.Options()
     options.threading.private_threadpool_size = 1
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False
 
-    # Datasets are made and read in the order of the program: waits begin in that order, submissions do not.
+    # Datasets are made and read in program order: waits begin in that order, but submissions do not.
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def fetched(_: Any) -> tuple[Any, ...]:
-        return tuple(_listed(tf.numpy_function(function, [number], types, stateful=False)))
+        said, *outputs = tf.numpy_function(function, [number], [tf.string, *types], stateful=False)
+        with tf.control_dependencies([unless_empty(said)]):
+            return tuple(tf.identity(output) for output in outputs)
 
     return list(tf.data.Dataset.range(1).map(fetched).with_options(options).get_single_element())
 
 
-def _listed(outputs: Any) -> list[Any]:
-    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-
-
 def asked(question: Any, dtype: Any, name: str | None) -> Any:
-    """The answer of a function of this process: now in eager mode, each time it runs in a graph."""
+    """The result of a function of this process: called now in eager mode, and in each run in a graph."""
     if tf.executing_eagerly():
         return tf.convert_to_tensor(question(), dtype)
     kind = dtype.as_numpy_dtype

@@ -1,24 +1,19 @@
-# init for TensorFlow: joins the job, and lets the ranks agree on how graphs reach the engine.
-# Touches compiled and runtime.
-"""`init` stands where scripts have `hvd.init()`."""
+# init for TensorFlow: joins the job, and the ranks agree how graphs call the engine.
+# Touches compiled and bindings/compiled.
+"""`init` replaces `hvd.init()` of scripts."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .. import runtime
+from ..bindings.compiled import join
 from . import compiled
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Joins the job; without a launcher, a world of one. A second call does nothing.
+    """Joins the job. Without a launcher the world has one rank. A second call does nothing.
 
-    The first time with a version of TensorFlow its operations are compiled, which takes some seconds;
-    FARANDOLE_TENSORFLOW_OPS=callback does without them. Arguments as in `farandole.init`.
+    With a new version of TensorFlow the first call compiles the operations, which takes some seconds;
+    FARANDOLE_TENSORFLOW_OPS=callback avoids this. Arguments as in `farandole.init`.
     """
-    runtime.init(comm, process_sets)
-    try:
-        compiled.prepare()
-    except BaseException:
-        runtime.shutdown()
-        raise
+    join(compiled.prepare, comm, process_sets)

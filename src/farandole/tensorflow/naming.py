@@ -1,6 +1,6 @@
-# Names of operations in graphs: ranks meet by name there, since nodes run in any order.
+# Names of operations in graphs: ranks match operations by name, because nodes run in any order.
 # Touches TensorFlow's graphs.
-"""The same program gives the same names on all ranks, and no two nodes of a graph have one in common."""
+"""The same program gives the same names on all ranks, and all names in a graph are different."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _taken: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
 
 
 def checked(name: Any) -> str | None:
-    """TypeError unless it is a name."""
+    """TypeError unless it is a name or None."""
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name={name!r} is a {type(name).__name__}; a name is a string, the same on all ranks")
     return name
 
 
 def in_graph(label: str, name: str | None, tensor: Any, ignore_name_scope: bool) -> str:
-    """The name of a new node; `name` is the user's, else it comes from the tensor's own."""
+    """The name of a new node: the user's `name`, or one made from the tensor's name."""
     graph = tf.compat.v1.get_default_graph()
     if name is None:
         name = f"{label}_{re.sub('[^a-zA-Z0-9]', '_', getattr(tensor, 'name', 'tensor'))}"
@@ -33,7 +33,7 @@ def in_graph(label: str, name: str | None, tensor: Any, ignore_name_scope: bool)
 
 
 def _unique(graph: Any, name: str) -> str:
-    # Bodies of loops and branches are graphs of their own, and run beside the outer one's nodes.
+    # Bodies of loops and branches are separate graphs that run together with the nodes of the outer graph.
     while getattr(getattr(graph, "outer_graph", None), "building_function", False):
         graph = graph.outer_graph
     taken = _taken.setdefault(graph, Counter())

@@ -1,5 +1,5 @@
-# The operations on tensors: in eager mode, in tf.function and in graphs for sessions; gradients flow through them.
-# Touches TensorFlow, compression, host, naming, work and the NumPy layer's words.
+# The operations on tensors in eager mode, in tf.function and in graphs for sessions, with gradients.
+# Touches TensorFlow, compression, failures, host, naming, work and the NumPy layer's types.
 """Operations with the names, arguments and rules of Horovod. Each gradient is a collective too."""
 
 from __future__ import annotations
@@ -8,21 +8,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from .. import ops as arrays_ops
-from ..engine import DType, Kind
-from ..errors import HorovodInternalError
-from ..groups import ProcessSet, global_process_set
-from ..pending import checked_compression, checked_scales, chosen_op
-from ..reductions import Adasum, Average, Sum
-from ..runtime import local_rank, local_size, rank, runtime
-from ..work import Work
+from ..bindings.work import Work
+from ..engine.interface import NAMES, Kind
+from ..operations import ops as arrays_ops
+from ..operations.pending import checked_compression, checked_scales, chosen_op
+from ..operations.reductions import Adasum, Average, Sum
+from ..world.groups import ProcessSet, global_process_set
+from ..world.runtime import local_rank, local_size, rank, runtime
 from . import naming
 from .compression import Compression
+from .failures import GraphAborted, GraphArgument, told
 from .framework import tf
 from .host import asked
 from .way import carry_out, collectives_before, compiled_now, work_of
-
-_TYPES = tuple(kind.name.lower() for kind in DType)
 
 # --- how each is carried out -----------------------------------------------------------------------------------------
 
@@ -34,16 +32,21 @@ def _dense(tensor: Any) -> Any:
 
 
 def run(work: Work, tensors: Sequence[Any], splits: Any = None, ignore_name_scope: bool = False) -> list[Any]:
-    """The outputs, with gradients; of an alltoall the rows and the received splits."""
+    """The outputs, with gradients; for an alltoall, the rows and the received splits."""
+    with told():
+        return _run(work, tensors, splits, ignore_name_scope)
+
+
+def _run(work: Work, tensors: Sequence[Any], splits: Any, ignore_name_scope: bool) -> list[Any]:
     naming.checked(work.name)
-    runtime.world.groups.members(work.process_set)  # ValueError now rather than when the graph runs
+    runtime.world.groups.members(work.process_set)  # raises ValueError now and not when the graph runs
     given = [_dense(tensor) for tensor in tensors]
     if not given:
         return []
     for tensor in given:
-        if tensor.dtype.name not in _TYPES:
+        if tensor.dtype.name not in NAMES:
             raise ValueError(
-                f"tensors of dtype {tensor.dtype.name} are not supported; supported are {', '.join(_TYPES)}"
+                f"tensors of dtype {tensor.dtype.name} are not supported; supported are {', '.join(NAMES)}"
             )
     if not tf.executing_eagerly() and work.names is None:
         work = replace(work, name=naming.in_graph(work.label, work.name, given[0], ignore_name_scope))
@@ -60,8 +63,8 @@ def run(work: Work, tensors: Sequence[Any], splits: Any = None, ignore_name_scop
     return list(found) if isinstance(found, (list, tuple)) else [found]
 
 
-# A node of its own has its gradient registered: tf.custom_gradient would hold on to the inputs, and a gradient that
-# somebody holds cannot become its own result.
+# The gradient of a node is registered. tf.custom_gradient would keep the inputs, and an input that is kept cannot be
+# reused for the result.
 @tf.RegisterGradient("FarandoleCollective")  # type: ignore[untyped-decorator]
 def _through_collective(node: Any, *grads: Any) -> list[Any]:
     return [None, *_backward(work_of(node), node.inputs[1:], node.outputs, grads)]
@@ -73,7 +76,7 @@ def _through_alltoall(node: Any, *grads: Any) -> list[Any]:
 
 
 def _backward(work: Work, inputs: Sequence[Any], outputs: Sequence[Any], given: Sequence[Any]) -> list[Any]:
-    # Whole numbers have no gradient: the received splits of an alltoall come with None.
+    # Integers have no gradient: the received splits of an alltoall have None.
     grads = [
         tf.zeros_like(output) if grad is None else _dense(grad) for grad, output in zip(given, outputs, strict=True)
     ]
@@ -82,7 +85,7 @@ def _backward(work: Work, inputs: Sequence[Any], outputs: Sequence[Any], given: 
         return run(again, grads)
     average = replace(again, kind=Kind.ALLREDUCE, op=Average, scales=(1.0, 1.0))
     if work.kind == Kind.BROADCAST:
-        at_root = tf.equal(rank_op(), work.root)  # in a graph for sessions == would ask whether both are one tensor
+        at_root = tf.equal(rank_op(), work.root)  # in a graph for sessions, == tests whether both are the same tensor
         return [tf.where(at_root, grad, tf.zeros_like(grad)) for grad in run(average, grads)]
     if work.kind == Kind.ALLGATHER:
         return _own_rows(work, inputs, run(average, grads))
@@ -93,13 +96,13 @@ def _backward(work: Work, inputs: Sequence[Any], outputs: Sequence[Any], given: 
         scaled = [grad * tf.cast(factor, grad.dtype) for grad in grads]
         return run(replace(again, kind=Kind.ALLGATHER, op=Sum, scales=(1.0, 1.0)), scaled)
     rows, _ = run(again, grads[:1], outputs[1])
-    # Rows beyond the sum of the splits went nowhere.
+    # Rows beyond the sum of the splits were not sent.
     left = tf.shape(inputs[0])[0] - tf.shape(rows)[0]
     return [tf.concat([rows, tf.zeros(tf.concat([[left], tf.shape(rows)[1:]], 0), rows.dtype)], 0)]
 
 
 def _own_rows(work: Work, inputs: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
-    """This rank's part of gradients of what all ranks gathered."""
+    """This rank's part of the gradients of gathered tensors."""
     rows = tf.stack([tf.shape(tensor)[0] for tensor in inputs])
     everyones = run(Work(Kind.ALLGATHER, process_set=work.process_set), [rows[tf.newaxis]])[0]
     place = asked(lambda: work.process_set.rank(), tf.int32, None)
@@ -127,27 +130,42 @@ def _allreduce(
 ) -> list[Any]:
     chosen = chosen_op(op, average)
     scales = checked_scales(scales)
-    if not grouped and isinstance(tensors[0], tf.IndexedSlices):
-        return [_sparse_allreduce(tensors[0], chosen, scales, name, process_set, compression)]
-    packed = [checked_compression(compression).compress(_dense(tensor)) for tensor in tensors]
+    sparse = [place for place, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
+    if sparse:
+        _check_sparse(chosen, scales)
+    packed = [
+        checked_compression(compression).compress(_dense(tensor))
+        for place, tensor in enumerate(tensors)
+        if place not in sparse
+    ]
     work = Work(Kind.ALLREDUCE, name, chosen, scales, process_set, grouped=grouped)
     reduced = run(work, [tensor for tensor, _ in packed], None, ignore_name_scope)
-    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, packed, strict=True)]
+    result = [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, packed, strict=True)]
+    for place in sparse:  # in ascending order, so that each is inserted at the right place
+        own = f"{name}.{place}" if grouped and name else name
+        result.insert(
+            place, _sparse_allreduce(tensors[place], chosen, own, process_set, compression, ignore_name_scope)
+        )
+    return result
 
 
-def _sparse_allreduce(
-    slices: Any, op: Any, scales: tuple[float, float], name: str | None, process_set: ProcessSet, compression: Any
-) -> Any:
-    """Two allgathers: the rows that occur on several ranks are added by whoever uses them."""
+def _check_sparse(op: Any, scales: tuple[float, float]) -> None:
     if op == Adasum:
         raise NotImplementedError("Adasum does not take tf.IndexedSlices; use sparse_as_dense=True")
     if op not in (Average, Sum):
         raise NotImplementedError("tf.IndexedSlices can only be reduced with Average and Sum")
     if scales != (1.0, 1.0):
         raise NotImplementedError("prescale_factor and postscale_factor are not supported for tf.IndexedSlices")
+
+
+def _sparse_allreduce(
+    slices: Any, op: Any, name: str | None, process_set: ProcessSet, compression: Any, ignore_name_scope: bool
+) -> Any:
+    """Two allgathers. Rows that occur on several ranks stay separate; code that uses the slices adds them."""
     sent, ctx = checked_compression(compression).compress(_dense(slices.values))
-    values = compression.decompress(allgather(sent, name and f"{name}.values", process_set=process_set), ctx)
-    indices = allgather(slices.indices, name and f"{name}.indices", process_set=process_set)
+    rows = allgather(sent, name and f"{name}.values", ignore_name_scope, process_set)
+    values = compression.decompress(rows, ctx)
+    indices = allgather(slices.indices, name and f"{name}.indices", ignore_name_scope, process_set)
     if op == Average:
         values = values / tf.cast(_members_op(process_set), values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
@@ -166,9 +184,10 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """The reduction of all ranks' tensors on every rank; the average unless `op` says otherwise.
+    """The reduction of all ranks' tensors on every rank; the average if `op` is not given.
 
-    tf.IndexedSlices give tf.IndexedSlices. `device_dense` and `device_sparse` are there for scripts that pass them.
+    For tf.IndexedSlices the result is tf.IndexedSlices. `device_dense` and `device_sparse` are accepted for
+    compatibility.
     """
     scales = (prescale_factor, postscale_factor)
     return _allreduce([tensor], average, compression, op, scales, name, process_set, False, ignore_name_scope)[0]
@@ -187,7 +206,7 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Allreduce of several tensors that become ready together."""
+    """Allreduce of several tensors that become ready together; each tf.IndexedSlices is gathered by itself."""
     scales = (prescale_factor, postscale_factor)
     return _allreduce(list(tensors), average, compression, op, scales, name, process_set, True, ignore_name_scope)
 
@@ -207,7 +226,7 @@ def _reducescatter(
 ) -> list[Any]:
     chosen = chosen_op(op, None)
     if chosen not in (Average, Sum):
-        raise HorovodInternalError("Reducescatter currently only supports Average and Sum")
+        raise GraphAborted(None, None, "Reducescatter currently only supports Average and Sum")
     packed = [checked_compression(compression).compress(_dense(tensor)) for tensor in tensors]
     work = Work(Kind.REDUCESCATTER, name, chosen, checked_scales(scales), process_set, grouped=grouped)
     reduced = run(work, [tensor for tensor, _ in packed], None, ignore_name_scope)
@@ -225,7 +244,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """This rank's rows of the reduction; the first `rows % size` ranks get one row more."""
+    """This rank's rows of the reduction; the first `rows % size` ranks get one more row."""
     scales = (prescale_factor, postscale_factor)
     return _reducescatter([tensor], compression, op, scales, name, process_set, False, ignore_name_scope)[0]
 
@@ -254,7 +273,7 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """All ranks' tensors, one after the other along the first dimension, which may differ between ranks."""
+    """The tensors of all ranks, concatenated along the first dimension, which may differ between ranks."""
     return run(Work(Kind.ALLGATHER, name, process_set=process_set), [tensor], None, ignore_name_scope)[0]
 
 
@@ -277,8 +296,9 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """The root's tensor on every rank. `root_rank` is a rank of the job."""
-    _, ranks = runtime.world.groups.members(process_set)
-    arrays_ops.member(root_rank, ranks, "root_rank")
+    with told():
+        _, ranks = runtime.world.groups.members(process_set)
+        arrays_ops.member(root_rank, ranks, "root_rank")
     work = Work(Kind.BROADCAST, name, process_set=process_set, root=root_rank)
     return run(work, [tensor], None, ignore_name_scope)[0]
 
@@ -290,17 +310,17 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends `splits[i]` rows to member i and gives the rows received; given `splits`, with the received splits."""
+    """Sends `splits[i]` rows to member i and gives the received rows; with `splits`, also the received splits."""
     if splits is not None and not tf.executing_eagerly():
         splits = tf.convert_to_tensor(splits)
         if not splits.dtype.is_integer:
-            raise ValueError(f"splits are of {splits.dtype.name}; expected whole numbers")
+            raise GraphArgument(None, None, f"splits are of {splits.dtype.name}; expected whole numbers")
     work = Work(Kind.ALLTOALL, name, process_set=process_set)
     rows, received = run(work, [tensor], splits, ignore_name_scope)
     return rows if splits is None else (rows, received)
 
 
-# --- barrier, join, who and where ------------------------------------------------------------------------------------
+# --- barrier, join, ranks and sizes ----------------------------------------------------------------------------------
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
@@ -317,7 +337,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> Any:
 
 
 def join() -> Any:
-    """Says that this rank has no more data: it adds zeros to the others' allreduces until all have joined.
+    """Declares that this rank has no more data. Until all have joined, it adds zeros to the others' allreduces.
 
     Gives the rank that joined last.
     """
@@ -328,12 +348,12 @@ def join() -> Any:
 
 
 def rank_op(name: str | None = None) -> Any:
-    """This process's number, read when the node runs: in an elastic job it changes."""
+    """This process's rank, read when the node runs: it changes in an elastic job."""
     return asked(rank, tf.int32, name)
 
 
 def local_rank_op(name: str | None = None) -> Any:
-    """This process's number on its host, read when the node runs."""
+    """This process's local rank, read when the node runs."""
     return asked(local_rank, tf.int32, name)
 
 
@@ -348,5 +368,5 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """1 where this process is in the process set, else 0, read when the node runs."""
+    """1 if this process is in the process set, otherwise 0; read when the node runs."""
     return asked(lambda: int(rank() in runtime.world.groups.numbered(process_set_id)), tf.int32, name)

@@ -1,35 +1,64 @@
 # DistributedOptimizer: the gradients of all ranks for Keras optimizers and those of tf.compat.v1.
 # Touches TensorFlow, aggregation, gradients and, for Keras optimizers, farandole.tensorflow.keras.
-"""Wraps an optimizer; Keras optimizers go to `farandole.tensorflow.keras`, which does the same for them."""
+"""Wraps an optimizer. Optimizers of Keras go to `farandole.tensorflow.keras`, which does the same for them."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from ..groups import ProcessSet, global_process_set
-from ..reductions import Adasum, Average
-from .aggregation import LocalGradientAggregationHelper
+import numpy as np
+
+from ..operations.pending import chosen_op
+from ..operations.reductions import Adasum, Average
+from ..world.groups import ProcessSet, global_process_set
+from .aggregation import LocalGradientAggregationHelper, flag, kept
 from .compression import Compression
 from .framework import tf
 from .gradients import Reduction, chosen_groups
 
 
 class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """A tf.compat.v1 optimizer around another one; gradients are reduced where they are computed."""
+    """A tf.compat.v1 optimizer that contains another one and reduces gradients when they are computed."""
 
-    def __init__(self, optimizer: Any, name: str, use_locking: bool, reduction: Reduction, passes: int, average: bool):
-        super().__init__(name=name, use_locking=use_locking)
+    def __init__(
+        self,
+        optimizer: Any,
+        name: str | None = None,
+        use_locking: bool = False,
+        device_dense: str = "",
+        device_sparse: str = "",
+        compression: Any = Compression.none,
+        sparse_as_dense: bool = False,
+        op: Any = Average,
+        gradient_predivide_factor: float = 1.0,
+        backward_passes_per_step: int = 1,
+        average_aggregated_gradients: bool = False,
+        groups: Any = None,
+        process_set: ProcessSet = global_process_set,
+        scale_local_gradients: bool = True,
+    ) -> None:
+        super().__init__(name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
         self._optimizer = optimizer
-        self._reduction = reduction
-        self._aggregation = LocalGradientAggregationHelper(passes, reduction, average_aggregated_gradients=average)
+        self._reduction = Reduction(
+            compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set, scale_local_gradients
+        )
+        self._aggregation = LocalGradientAggregationHelper(
+            backward_passes_per_step, self._reduced, average_aggregated_gradients=average_aggregated_gradients
+        )
 
     def register_local_var(self, var: Any) -> None:
-        """The gradient of this variable stays on its rank."""
+        """The gradient of this variable is not reduced."""
         self._reduction.local.add(id(var))
 
+    def _allreduce_grads(self, grads: Any, vars: Any) -> list[Any]:
+        """The reduced gradients of variables that are not local. Code for Horovod overrides this method."""
+        return self._reduction(grads, vars)
+
+    def _reduced(self, grads: Any, vars: Any) -> list[Any]:
+        return self._reduction.apart(grads, vars, self._allreduce_grads)
+
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """As the wrapped optimizer's, reduced over the ranks."""
+        """Like the wrapped optimizer's, reduced over the ranks."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         if not pairs:
             return []
@@ -37,49 +66,85 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         return list(zip(self._aggregation.compute_gradients(gradients, variables), variables, strict=True))
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """As the wrapped optimizer's; with several passes per step, at the last of them."""
+        """Like the wrapped optimizer's. With several passes per step, it applies at the last pass."""
         return self._aggregation.apply_gradients(lambda: self._optimizer.apply_gradients(*args, **kwargs))
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """As the wrapped optimizer's."""
+        """Like the wrapped optimizer's."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """As the wrapped optimizer's."""
+        """Like the wrapped optimizer's."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """As the wrapped optimizer's."""
+        """Like the wrapped optimizer's."""
         return self._optimizer.variables(*args, **kwargs)
 
 
-class _AdasumOptimizer(_DistributedOptimizer):
-    """Lets the wrapped optimizer step alone, and combines what the steps changed by Adasum."""
+class _DistributedAdasumOptimizer(_DistributedOptimizer):
+    """The wrapped optimizer steps alone; Adasum combines the changes of the last steps."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        name: str | None = None,
+        use_locking: bool = False,
+        device_dense: str = "",
+        device_sparse: str = "",
+        compression: Any = Compression.none,
+        backward_passes_per_step: int = 1,
+        **more: Any,
+    ) -> None:
+        super().__init__(
+            optimizer, name, use_locking, compression=compression, op=Adasum,
+            backward_passes_per_step=backward_passes_per_step, **more,
+        )  # fmt: skip
+        self._passes: Any = None  # since the last time that the ranks were equal
+        self._starts: list[Any] = []  # the values of the variables at that time
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """As the wrapped optimizer's: not reduced, since what its steps change is."""
+        """Like the wrapped optimizer's: not reduced, because the changes of its steps are reduced."""
         return self._optimizer.compute_gradients(*args, **kwargs)
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Steps alone from where all ranks stand, and goes on from where they come to together."""
+        """Steps alone. After `backward_passes_per_step` steps all ranks continue from the combined result."""
         pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
         variables = [variable for _, variable in pairs]
-        before = [tf.identity(variable.read_value()) for variable in variables]
-        with tf.control_dependencies(before):
+        passes = self._aggregation.backward_passes_per_step
+        if self._passes is None:
+            self._passes = kept(np.int64(0))
+            for variable in variables:
+                self._starts.append(kept(np.zeros(variable.shape.as_list(), variable.dtype.as_numpy_dtype)))
+        with tf.control_dependencies(_nodes([self._passes.assign_add(1)])):
+            count = self._passes.read_value()
+        begun = tf.cond(tf.equal(count, 1), lambda: _flagged(self._begin(variables)), lambda: tf.constant(False))
+        with tf.control_dependencies(_nodes([begun])):
             stepped = self._optimizer.apply_gradients(pairs, *args, **kwargs)
-        with tf.control_dependencies([] if tf.executing_eagerly() or stepped is None else [stepped]):
-            changes = [variable.read_value() - old for variable, old in zip(variables, before, strict=True)]
+        with tf.control_dependencies(_nodes([stepped])):
+            met = tf.cond(tf.equal(count, passes), lambda: _flagged(self._meet(variables)), lambda: tf.constant(False))
+        return None if tf.executing_eagerly() else tf.group(met)
+
+    def _begin(self, variables: list[Any]) -> list[Any]:
+        return [start.assign(variable.read_value()) for start, variable in zip(self._starts, variables, strict=True)]
+
+    def _meet(self, variables: list[Any]) -> list[Any]:
+        starts = [start.read_value() for start in self._starts]
+        changes = [variable.read_value() - start for variable, start in zip(variables, starts, strict=True)]
         together = self._reduction(changes, variables)
-        return tf.group(
-            *[
-                done
-                for done in [
-                    variable.assign(old + change)
-                    for variable, old, change in zip(variables, before, together, strict=True)
-                ]
-                if not tf.executing_eagerly()
-            ]
-        )
+        moved = [
+            variable.assign(start + change) for variable, start, change in zip(variables, starts, together, strict=True)
+        ]
+        return [*moved, self._passes.assign(0)]
+
+
+def _nodes(done: list[Any]) -> list[Any]:
+    """Operations that a graph can wait for; none in eager mode, where all have run."""
+    return [] if tf.executing_eagerly() else [one for one in done if one is not None]
+
+
+def _flagged(done: list[Any]) -> Any:
+    return flag(tf.group(*_nodes(done)))
 
 
 def DistributedOptimizer(
@@ -106,22 +171,24 @@ def DistributedOptimizer(
         raise ValueError("average_aggregated_gradients does not go with op=Adasum")
     groups = chosen_groups(num_groups, groups)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        reduction = Reduction(
-            compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set, scale_local_gradients
-        )
-        kind = _AdasumOptimizer if reduction.op == Adasum else _DistributedOptimizer
-        if reduction.op == Adasum and backward_passes_per_step > 1:
-            raise ValueError("op=Adasum with a tf.compat.v1 optimizer reduces after each pass: leave out "
-                             "backward_passes_per_step")  # fmt: skip
-        own = name or f"Distributed{type(optimizer).__name__}"
-        return kind(optimizer, own, use_locking, reduction, backward_passes_per_step, average_aggregated_gradients)
+        if chosen_op(op, None) == Adasum:
+            return _DistributedAdasumOptimizer(
+                optimizer, name, use_locking, device_dense, device_sparse, compression, backward_passes_per_step,
+                sparse_as_dense=sparse_as_dense, groups=groups, process_set=process_set,
+                gradient_predivide_factor=gradient_predivide_factor,
+            )  # fmt: skip
+        return _DistributedOptimizer(
+            optimizer, name, use_locking, device_dense, device_sparse, compression, sparse_as_dense, op,
+            gradient_predivide_factor, backward_passes_per_step, average_aggregated_gradients, groups, process_set,
+            scale_local_gradients,
+        )  # fmt: skip
     if not hasattr(optimizer, "apply_gradients"):
         raise ValueError(f"optimizer is a {type(optimizer).__name__}; expected one of Keras or of tf.compat.v1.train")
     if op == Adasum:
         raise ValueError("op=Adasum does not go with Keras optimizers")
-    # By name: the room of Keras stands above this one.
-    keras = importlib.import_module("farandole.tensorflow.keras")
-    return keras.DistributedOptimizer(
+    from .keras.optimizer import DistributedOptimizer as of_keras  # importing Keras takes long
+
+    return of_keras(
         optimizer,
         name,
         device_dense,

@@ -1,15 +1,15 @@
 # Batch normalisation over the batches of all ranks.
-# Touches tf.keras, ops and the words of the layers below.
-"""`SyncBatchNormalization` stands where `tf.keras.layers.BatchNormalization` stands."""
+# Touches tf.keras, ops and the types of the layers below.
+"""`SyncBatchNormalization` replaces `tf.keras.layers.BatchNormalization`."""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any
 
-from ..groups import global_process_set
-from ..private.tensorflow_names import moments_of
-from ..reductions import Sum
+from ..bindings.private.tensorflow_names import moments_of
+from ..operations.reductions import Sum
+from ..world.groups import global_process_set
 from .framework import tf
 from .ops import allreduce
 
@@ -18,7 +18,7 @@ _PARAMETERS = () if _ASKS is None else tuple(inspect.signature(_ASKS).parameters
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
-    """Normalises with the mean and variance of the batches of all ranks; ranks may have batches of any size."""
+    """Normalises with the mean and variance over the batches of all ranks; the batches may differ in size."""
 
     def __init__(self, fused: Any = False, **kwargs: Any) -> None:
         if fused in (True, None):
@@ -32,14 +32,14 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         super().__init__(**kwargs)
 
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """The statistics of all ranks. Keras 3 asks with a mask, tf_keras with the axes and how to shape the result."""
+        """The statistics of all ranks. Keras 3 passes a mask; tf_keras passes the axes and the shape of the result."""
         axes, keep, mask = self._asked(inputs, args, kwargs)
         if mask is not None:
             raise NotImplementedError("SyncBatchNormalization does not support masks")
         values = tf.cast(inputs, tf.float64 if inputs.dtype == tf.float64 else tf.float32)
         channels = [axis for axis in range(inputs.shape.rank) if axis not in axes]
         own = tf.cast(tf.reduce_prod(tf.gather(tf.shape(values), axes)), values.dtype)
-        # Two sums instead of one with squares: large means cost no precision.
+        # Two reductions instead of one with sums of squares: this way large means do not reduce precision.
         total, first = _summed([own[tf.newaxis], tf.reduce_sum(values, axes)])
         mean = first / total
         shape = [inputs.shape[axis] if axis in channels else 1 for axis in range(inputs.shape.rank)]

@@ -1,25 +1,25 @@
-# DistributedGradientTape: a GradientTape whose gradients are those of all ranks.
+# DistributedGradientTape: a GradientTape that gives the reduced gradients of all ranks.
 # Touches TensorFlow and gradients.
-"""Wraps a tape; the result is of a class of the same name that derives from the wrapped one's."""
+"""Wraps a tape. The result's class has the name of the wrapped class and derives from it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..groups import ProcessSet, global_process_set
-from ..reductions import Average
+from ..operations.reductions import Average
+from ..world.groups import ProcessSet, global_process_set
 from .compression import Compression
 from .framework import tf
 from .gradients import Reduction, chosen_groups
 
 
 class _ReducedGradients:
-    """The methods that a DistributedGradientTape has before those of the wrapped class."""
+    """Methods of a DistributedGradientTape; they come before those of the wrapped class."""
 
     _reduction: Reduction
 
     def register_local_source(self, source: Any) -> None:
-        """The gradient of this variable stays on its rank."""
+        """The gradient of this variable is not reduced."""
         self._reduction.local.add(id(source))
 
     def gradient(
@@ -30,30 +30,63 @@ class _ReducedGradients:
         use_generic_names: bool = False,
         unconnected_gradients: Any = None,
     ) -> Any:
-        """The gradients, reduced over the ranks. `use_generic_names` is there for scripts: names never matter here."""
+        """The gradients, reduced over the ranks. `use_generic_names` is accepted for compatibility: names have no
+        effect.
+        """
         base: Any = super()
         more = {} if unconnected_gradients is None else {"unconnected_gradients": unconnected_gradients}
         found = base.gradient(target, sources, output_gradients, **more)
         return tf.nest.pack_sequence_as(sources, self._reduce(tf.nest.flatten(found), tf.nest.flatten(sources)))
 
-    def _reduce(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
-        # An IndexedSlices is one gradient, though it is a structure.
-        return self._reduction(gradients, sources)
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """The gradients of `gradient()` as pairs (source, gradient): first those of local sources, then all others."""
+        given = tf.nest.flatten(sources)
+        base: Any = super()
+        pairs = list(zip(given, self._reduce(base.gradient(target, given, output_gradients), given), strict=True))
+        local = self._reduction.local
+        return [pair for pair in pairs if id(pair[0]) in local], [pair for pair in pairs if id(pair[0]) not in local]
 
-    def get_local_and_global_gradients(self, grads: Any, sources: Any, use_generic_names: bool = False) -> Any:
-        """The gradients of local sources with their sources, and the others with theirs."""
-        local: tuple[list[Any], list[Any]] = ([], [])
-        others: tuple[list[Any], list[Any]] = ([], [])
-        for gradient, source in zip(grads, sources, strict=True):
-            gradients, owners = local if id(source) in self._reduction.local else others
-            gradients.append(gradient)
-            owners.append(source)
-        return (*local, *others)
+    def _reduce(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
+        # An IndexedSlices is one gradient, although it is a structure.
+        return self._reduction.apart(gradients, sources, self._allreduce_grads)
+
+    def _allreduce_grads(self, grads: Any, vars: Any, use_generic_names: bool = False) -> list[Any]:
+        """The reduced gradients of sources that are not local. Code for Horovod overrides this method."""
+        return self._reduction(grads, vars)
+
+
+class _DistributedGradientTape(_ReducedGradients, tf.GradientTape):  # type: ignore[misc]
+    """The class for `isinstance` and for subclasses. `tape` is the tape to wrap, or None for a new one."""
+
+    def __init__(
+        self,
+        tape: Any,
+        device_dense: str = "",
+        device_sparse: str = "",
+        compression: Any = Compression.none,
+        sparse_as_dense: bool = False,
+        op: Any = Average,
+        gradient_predivide_factor: float = 1.0,
+        groups: Any = None,
+        persistent: bool = False,
+        watch_accessed_variables: bool = True,
+        process_set: ProcessSet = global_process_set,
+        scale_local_gradients: bool = True,
+    ) -> None:
+        super().__init__(persistent=persistent, watch_accessed_variables=watch_accessed_variables)
+        if tape is not None:
+            self.__dict__.update(tape.__dict__)
+        self._reduction = Reduction(
+            compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set, scale_local_gradients
+        )
 
 
 def _wrap(gradtape: Any, reduction: Reduction) -> Any:
     kind = type(gradtape)
-    wrapped: Any = object.__new__(type(kind.__name__, (_ReducedGradients, kind), {}))
+    bases = (_DistributedGradientTape,) if kind is tf.GradientTape else (_DistributedGradientTape, kind)
+    wrapped: Any = object.__new__(type(kind.__name__, bases, {}))
     wrapped.__dict__ = gradtape.__dict__
     wrapped._reduction = reduction
     return wrapped
@@ -101,7 +134,7 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """A DistributedGradientTape that leaves the gradients of `local_layers` on their rank."""
+    """A DistributedGradientTape that does not reduce the gradients of `local_layers`."""
     tape = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor,
         num_groups, groups, process_set, scale_local_gradients,
@@ -112,7 +145,7 @@ def PartialDistributedGradientTape(
 
 
 def local_variables(local_layers: Any) -> list[Any]:
-    """The trainable variables of a layer, or of several; Keras 3's own, and the tf.Variables behind them."""
+    """The trainable variables of one or several layers: variables of Keras 3 and the tf.Variables that they contain."""
     layers = [] if local_layers is None else local_layers if isinstance(local_layers, (list, tuple)) else [local_layers]
     found: list[Any] = []
     for layer in layers:

@@ -1,30 +1,31 @@
-# Which way work takes: the compiled operations in graphs where they are, callbacks and NumPy elsewhere.
+# Chooses how work runs: compiled operations in graphs, where available; otherwise callbacks and NumPy.
 # Touches TensorFlow, compiled, host and work.
-"""`carry_out(work, tensors, splits)` gives the outputs; both ways ask the engine for the same.
+"""`carry_out(work, tensors, splits)` gives the outputs; both ways send the engine the same requests.
 
-`compiled_now()` tells which way it is; `work_of(node)` reads back what a compiled node does; `collectives_before()`
-gives those that a function has had."""
+`compiled_now()` tells which way is used. `work_of(node)` reads the work of a compiled node. `collectives_before()`
+gives the collectives that a function already has.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from ..engine import Kind, ReduceOp
-from ..groups import ProcessSet, global_process_set
-from ..pending import names_of
-from ..runtime import runtime
-from ..work import Work, own_name
+from ..bindings.work import Work, own_name
+from ..engine.interface import Kind, ReduceOp
+from ..operations.pending import names_of
+from ..world.groups import ProcessSet, global_process_set
+from ..world.runtime import runtime
 from . import compiled, host
 from .framework import tf
 
-# Nodes that are collectives, compiled or by a callback, or may have some inside.
+# Types of nodes that are collectives, compiled or by callback. Nodes of _HOLDERS may contain collectives.
 _COLLECTIVES = ("FarandoleCollective", "FarandoleAlltoall", "PyFuncStateless")
 _HOLDERS = ("PartitionedCall", "While", "If", "Case")
 
 
 def compiled_now() -> bool:
-    """Whether what is called now becomes nodes of a graph."""
+    """Whether calls made now become compiled nodes of a graph."""
     return not tf.executing_eagerly() and compiled.library() is not None
 
 
@@ -33,10 +34,10 @@ def carry_out(work: Work, tensors: Sequence[Any], splits: Any = None) -> list[An
     if not compiled_now():
         return host.carry_out(work, tensors, splits)
     library = compiled.library()
-    host.shapes(work, tensors)  # refuses scalars that cannot be
+    host.shapes(work, tensors)  # raises for scalars where they are not allowed
     operation = work.kind.name.lower()
     if work.names is not None:
-        # Each goes as soon as it is there, while the rest of the graph still computes.
+        # Each is sent as soon as it is ready, while the rest of the graph still runs.
         return [
             _node(library, work, [tensor], names_of(operation, name))[0]
             for tensor, name in zip(tensors, work.names, strict=True)
@@ -53,14 +54,14 @@ def carry_out(work: Work, tensors: Sequence[Any], splits: Any = None) -> list[An
 
 
 def collectives_before() -> list[Any]:
-    """The nodes that a tf.function has for what its program has done so far; none in a graph for sessions.
+    """The nodes of a tf.function for what its program has done so far; none in a graph for sessions.
 
-    Collectives need not wait for each other, but a rank that has joined can begin no more of them.
+    Collectives need not wait for each other, but a rank that has joined cannot begin another one.
     """
     graph, found = tf.compat.v1.get_default_graph(), []
     while getattr(graph, "building_function", False):
         found += [node for node in graph.get_operations() if node.type in _COLLECTIVES or node.type.endswith(_HOLDERS)]
-        graph = graph.outer_graph  # of a branch or the body of a loop
+        graph = graph.outer_graph  # the graph outside a branch or a loop body
     return found
 
 
@@ -81,7 +82,7 @@ def _attributes(work: Work, names: Sequence[str | None]) -> dict[str, Any]:
         "reduce_op": int(work.op),
         "root_rank": int(work.root),
         "process_set_id": work.process_set.process_set_id,
-        # The world's size may change while the graph stays; a process set's ranks do not.
+        # The world's size may change while the graph remains; the ranks of a process set do not.
         "ranks": [] if everyone else work.process_set.ranks,
         "scales": f"{work.scales[0].hex()} {work.scales[1].hex()}",
         "name": work.label,
@@ -89,7 +90,7 @@ def _attributes(work: Work, names: Sequence[str | None]) -> dict[str, Any]:
 
 
 def work_of(node: Any) -> Work:
-    """What a node was made for, without its names."""
+    """The work for which a node was made, without its names."""
     ranks = list(node.get_attr("ranks"))
     prescale, postscale = node.get_attr("scales").decode().split()
     return Work(

@@ -1,2 +1,2 @@
-# Programs that come with the package.
-# Each may touch anything but the frameworks.
+# Command line tools of the package.
+# Each may touch anything except the frameworks.

@@ -1,5 +1,5 @@
-# The checks of `farandole doctor` for one host: each tries the real thing and says what it found, or how to mend it.
-# Touches memory files, a loopback port, a private directory; all gone when it returns.
+# The checks of `farandole doctor` for one host. Each does a real test and reports the result, or how to correct it.
+# Touches memory files, a loopback port, a private directory; removes all of them before it returns.
 """`this_host()` yields one `Check` after the other."""
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from farandole import tested
-from farandole.errors import LibraryMissing
+from farandole.base import tested
+from farandole.base.errors import LibraryMissing
+from farandole.base.version import package_version
 from farandole.launch import machine
 from farandole.rendezvous import flow, sockets
 from farandole.rendezvous.interfaces import interfaces
 from farandole.tools import env
-from farandole.version import package_version
 
 OK, NOTE, UNFIT = "ok", "note", "UNFIT"
 REPORT = "report this with the output of `farandole env`"
 PROBE_SECONDS = 5.0
-FEW_DESCRIPTORS = 1024  # every rank has a link to every other and a memory file or two per neighbour
-NEVER_SET = 1_704_067_200  # the start of 2024: a clock that says less was never set
+FEW_DESCRIPTORS = 1024  # each rank has a link to every other rank, and one or two memory files for each neighbour
+NEVER_SET = 1_704_067_200  # the start of 2024: a clock with an earlier time was never set
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report; `remedy` says what to do where the state is not ok."""
+    """One line of the report. `remedy` says what to do if the state is not ok."""
 
     name: str
     state: str
@@ -47,8 +47,8 @@ class Check:
     remedy: str = ""
 
 
-class Trouble(Exception):
-    """What is wrong, and the remedy. `note`: a job can run all the same."""
+class Problem(Exception):
+    """What is wrong, and the remedy. `note`: jobs can run nevertheless."""
 
     def __init__(self, found: str, remedy: str, note: bool = False) -> None:
         super().__init__(found)
@@ -57,13 +57,13 @@ class Trouble(Exception):
 
 
 def this_host() -> Iterator[Check]:
-    """All checks, in an order in which one explains the next."""
+    """All checks, in an order in which a failure explains the next ones."""
     for name, act in CHECKS.items():
         try:
             found = act()
-        except Trouble as trouble:
+        except Problem as trouble:
             yield Check(name, NOTE if trouble.note else UNFIT, str(trouble), trouble.remedy)
-        except Exception as error:  # a check that breaks is a finding, and the others go on
+        except Exception as error:  # an error in a check is reported, and the other checks continue
             yield Check(name, UNFIT, f"{type(error).__name__}: {error}", REPORT)
         else:
             if found:
@@ -73,7 +73,7 @@ def this_host() -> Iterator[Check]:
 def python() -> str:
     found = f"{platform.python_version()} ({platform.python_implementation()}, {sys.maxsize.bit_length() + 1} bit)"
     if sys.version_info < (3, 11) or sys.maxsize < 1 << 32:
-        raise Trouble(found, "use a 64-bit Python from 3.11 on")
+        raise Problem(found, "use a 64-bit Python from 3.11 on")
     return found
 
 
@@ -82,7 +82,7 @@ def package() -> str:
     place = env.tilde(Path(__file__).resolve().parents[2])
     if installed and installed != version:
         remedy = "`python -m pip uninstall farandole`, or leave the checkout out of PYTHONPATH"
-        raise Trouble(f"{version} is imported from {place}, but {installed} is installed", remedy, note=True)
+        raise Problem(f"{version} is imported from {place}, but {installed} is installed", remedy, note=True)
     return f"farandole {version} in {place}"
 
 
@@ -90,7 +90,7 @@ def native_library() -> str:
     try:
         return f"loads; kernels: {env.kernels()}"
     except LibraryMissing as error:
-        raise Trouble(
+        raise Problem(
             str(error), "`python -m pip install --force-reinstall farandole`, or build the checkout"
         ) from None
 
@@ -98,45 +98,45 @@ def native_library() -> str:
 def numpy() -> str:
     version = env.version_of("numpy")
     if not version or int(version.split(".")[0]) > 2:
-        raise Trouble(version or "not installed", "`python -m pip install 'numpy>=1.23,<3'`")
+        raise Problem(version or "not installed", "`python -m pip install 'numpy>=1.23,<3'`")
     return version
 
 
 def shared_memory() -> str:
-    """What links inside a host are made of; /dev/shm is not needed."""
+    """Checks memory files, which links inside a host use. They do not need /dev/shm."""
     remedy = "a sandbox forbids memory files: allow memfd_create, or ranks use TCP (FARANDOLE_LINKS=tcp)"
     try:
         fd = os.memfd_create("farandole-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
-        raise Trouble(f"memfd_create: {error.strerror}", remedy, note=True) from None
+        raise Problem(f"memfd_create: {error.strerror}", remedy, note=True) from None
     try:
         os.ftruncate(fd, 1 << 20)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         with mmap.mmap(fd, 1 << 20) as writer, mmap.mmap(fd, 1 << 20, prot=mmap.PROT_READ) as reader:
             writer[:4] = b"seen"
             if reader[:4] != b"seen":
-                raise Trouble("what one mapping writes the other does not see", remedy)
+                raise Problem("what one mapping writes the other does not see", remedy)
     except OSError as error:
-        raise Trouble(f"memory files cannot be sealed or mapped: {error.strerror}", remedy, note=True) from None
+        raise Problem(f"memory files cannot be sealed or mapped: {error.strerror}", remedy, note=True) from None
     finally:
         os.close(fd)
     return "memory files, seals, shared mappings"
 
 
 def watching() -> str:
-    """Deaths of ranks on this host are seen at once through pidfds."""
+    """Checks pidfds, by which the death of a rank on this host is noticed immediately."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (OSError, AttributeError) as error:
         remedy = "deaths are still seen when streams end; a kernel from 5.3 on has it, and some sandboxes forbid it"
-        raise Trouble(f"no pidfd: {error}", remedy, note=True) from None
+        raise Problem(f"no pidfd: {error}", remedy, note=True) from None
     return "pidfd"
 
 
 def descriptors() -> str:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < FEW_DESCRIPTORS:
-        raise Trouble(
+        raise Problem(
             f"{soft} file descriptors (at most {hard})", f"`ulimit -n {max(4096, FEW_DESCRIPTORS)}`", note=True
         )
     return f"{soft} file descriptors"
@@ -146,7 +146,7 @@ def cores() -> str:
     usable, limit = len(os.sched_getaffinity(0)), machine.quota()
     if limit != math.inf and limit < usable:
         remedy = f"start at most {max(1, int(limit))} ranks here, or raise the quota: more are stopped in turn"
-        raise Trouble(f"{env.cores()}: the quota is less than the cores", remedy, note=True)
+        raise Problem(f"{env.cores()}: the quota is less than the cores", remedy, note=True)
     return env.cores()
 
 
@@ -155,40 +155,40 @@ def memory() -> str:
 
 
 def private_directory() -> str:
-    """Where unix sockets go: mode 0700, and short."""
+    """Checks the directory for unix sockets: it must have mode 0700 and a short path."""
     place = sockets.private_directory()
     try:
-        listener, _ = sockets.listen(f"unix:{place}/door")
+        listener, _ = sockets.listen(f"unix:{place}/socket")
         listener.close()
     except OSError as error:
-        raise Trouble(f"no unix socket in {place}: {error}", "set TMPDIR to a local directory you can write") from None
+        raise Problem(f"no unix socket in {place}: {error}", "set TMPDIR to a local directory you can write") from None
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return f"unix sockets in {os.path.dirname(place)}"
 
 
 def loopback() -> str:
-    """A connection over TCP on this host, through our own sockets."""
+    """Checks a TCP connection on this host, through our own sockets."""
     remedy = "bring the interface `lo` up (`ip link set lo up`) and let a firewall pass 127.0.0.1"
     loop = flow.Loop()
     try:
         listener, address = sockets.listen("tcp:127.0.0.1")
     except OSError as error:
         loop.close()
-        raise Trouble(f"cannot listen: {error}", remedy) from None
+        raise Problem(f"cannot listen: {error}", remedy) from None
     try:
         began = time.perf_counter()
         caller = loop.finish(sockets.connect(address), time.monotonic() + PROBE_SECONDS)
         answerer = sockets.accept(listener)
         if answerer is None:
-            raise Trouble("a connection did not arrive", remedy)
+            raise Problem("a connection did not arrive", remedy)
         loop.finish(flow.send(caller, b"x"), time.monotonic() + PROBE_SECONDS)
         loop.finish(flow.receive(answerer, 1), time.monotonic() + PROBE_SECONDS)
         took = time.perf_counter() - began
         caller.close()
         answerer.close()
     except (OSError, TimeoutError) as error:
-        raise Trouble(f"TCP over 127.0.0.1: {error}", remedy) from None
+        raise Problem(f"TCP over 127.0.0.1: {error}", remedy) from None
     finally:
         listener.close()
         loop.close()
@@ -199,19 +199,19 @@ def network() -> str:
     outer = [one for one in interfaces() if not one.loopback]
     if not outer:
         remedy = "fine for one host; for several, bring an interface up and give it an address"
-        raise Trouble("no interface but loopback is up", remedy, note=True)
+        raise Problem("no interface but loopback is up", remedy, note=True)
     return ", ".join(f"{one.name} {one.address}" for one in outer)
 
 
 def clock() -> str:
     if time.time() < NEVER_SET:
-        raise Trouble(f"the clock says {time.strftime('%Y-%m-%d')}", "set the clock; use NTP", note=True)
+        raise Problem(f"the clock says {time.strftime('%Y-%m-%d')}", "set the clock; use NTP", note=True)
     moments = [time.perf_counter() for _ in range(2000)]
-    # The middle one: on a busy machine some are long for another reason.
+    # The median, because on a busy machine some steps are long for another reason.
     step = statistics.median(later - earlier for earlier, later in itertools.pairwise(moments))
     if step > 5e-6:
         source = machine.first_line(Path("/sys/devices/system/clocksource/clocksource0/current_clocksource"))
-        raise Trouble(f"asking the time takes {step * 1e6:.1f} us ({source})", "choose the clock source tsc", note=True)
+        raise Problem(f"asking the time takes {step * 1e6:.1f} us ({source})", "choose the clock source tsc", note=True)
     return f"{time.strftime('%Y-%m-%d %H:%M:%S %Z')}, {step * 1e9:.0f} ns to ask"
 
 
@@ -219,20 +219,20 @@ def frameworks() -> str:
     versions = {name: version for name in tested.TESTED if (version := env.version_of(name))}
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
     if older := [line for name, version in versions.items() if (line := tested.too_old(name, version))]:
-        raise Trouble(found, "; ".join(older), note=True)
+        raise Problem(found, "; ".join(older), note=True)
     newer = [line for name, version in versions.items() if (line := tested.line(name, version))]
     if newer:
         remedy = f"{'; '.join(newer)}. If it fails, install a tested release, and {REPORT}"
-        raise Trouble(found, remedy, note=True)
+        raise Problem(found, remedy, note=True)
     return found or "none installed; NumPy arrays and DLPack tensors work"
 
 
 def horovod() -> str:
-    """`import horovod` has to be ours."""
+    """Checks that `import horovod` imports our package."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         files = metadata.distribution("horovod").files or []
         if any(str(file) == "horovod/__init__.py" for file in files):
-            raise Trouble(
+            raise Problem(
                 f"Horovod {env.version_of('horovod')} is installed beside Farandole: both hold the package `horovod`",
                 "`python -m pip uninstall horovod && python -m pip install --force-reinstall --no-deps farandole`",
             )
@@ -242,23 +242,23 @@ def horovod() -> str:
         return "not importable; `import farandole` is"
     if Path(spec.origin).resolve() != ours:
         remedy = "remove it, or move it behind Farandole on sys.path"
-        raise Trouble(f"`import horovod` finds {spec.origin}", remedy)
+        raise Problem(f"`import horovod` finds {spec.origin}", remedy)
     return "`import horovod` is Farandole"
 
 
 def compiler() -> str:
-    """Needed by torch.compile alone."""
+    """Checks for a C++ compiler, which only torch.compile needs."""
     if not env.version_of("torch"):
         return ""
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        raise Trouble("no C++ compiler", "torch.compile needs one: install g++; everything else does not", note=True)
+        raise Problem("no C++ compiler", "torch.compile needs one: install g++; everything else does not", note=True)
     return "a C++ compiler, for torch.compile"
 
 
 def ssh() -> str:
     program = shutil.which("ssh")
     if program is None:
-        raise Trouble("no ssh", "ranks on other hosts need it: install the OpenSSH client", note=True)
+        raise Problem("no ssh", "ranks on other hosts need it: install the OpenSSH client", note=True)
     return program
 
 

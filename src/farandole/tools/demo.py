@@ -1,6 +1,6 @@
 # `farandole demo --kill`: an elastic job of three ranks, one of which is killed while it trains.
 # Touches launch/; kills a process of its own job.
-"""Shows what happens: the others go on, the rank comes back, no sample is lost, and all end with equal weights."""
+"""It shows that the others continue, the rank is replaced, no sample is lost, and all ranks end with equal weights."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import sys
 import time
 from typing import Any
 
-from farandole.config import environment
+from farandole.base.config import environment
 from farandole.launch import options as option
 from farandole.launch import run
+from farandole.launch.agent_connection import StartError, package_place
 from farandole.launch.elastic import ElasticJob
-from farandole.launch.line import StartError, package_place
 from farandole.launch.output import Lines
 from farandole.tools.demo_rank import EPOCHS, SAMPLES
 
 RANKS = 3
 KILL_IN_EPOCH = 3
-QUIET_SECONDS = 30.0  # from the ranks' last words to their end
+QUIET_SECONDS = 30.0  # the ranks must end within this time after their last line
 
 
-class Words:
-    """The lines of JSON that ranks print, in the order in which they come."""
+class RankOutput:
+    """The lines of JSON from the ranks, in the order in which they arrive."""
 
     def __init__(self) -> None:
         self.found: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -45,8 +45,8 @@ class Words:
                 self.found.put(json.loads(line))
 
 
-def start(words: Words) -> ElasticJob:
-    """The job."""
+def start(words: RankOutput) -> ElasticJob:
+    """Starts the job."""
     code = "from farandole.tools.demo_rank import main; main()"
     code = f"import sys; sys.path.insert(0, {package_place()!r}); {code}"
     bounds = ["-np", str(RANKS), "--min-np", "1", "--max-np", str(RANKS), "-H", f"localhost:{RANKS}"]
@@ -58,8 +58,8 @@ def start(words: Words) -> ElasticJob:
     return ElasticJob(run.make_plan(options, environ), terms, words)
 
 
-class Show:
-    """Prints what happens, and kills when it is time."""
+class Demo:
+    """Prints what happens, and kills a rank."""
 
     def __init__(self, kill: bool) -> None:
         self.kill = kill
@@ -70,11 +70,11 @@ class Show:
         self.sizes: list[int] = []
 
     def say(self, text: str, at: float | None = None) -> None:
-        """A line with its time."""
+        """Prints a line with its time."""
         print(f"  {(at or time.monotonic()) - self.began:5.1f} s  {text}", flush=True)
 
     def hear(self, words: dict[str, Any]) -> None:
-        """What a rank told."""
+        """Handles a line from a rank."""
         if words["kind"] == "begin":
             self.sizes.append(words["size"])
             self.pids = words["pids"]
@@ -96,7 +96,7 @@ class Show:
             self.ends.append(words)
 
     def judge(self) -> bool:
-        """The end; whether all is well."""
+        """Checks the end of the job. Returns whether everything is right."""
         weights = {end["weights"] for end in self.ends}
         lost, duplicated = (max(end[kind] for end in self.ends) for kind in ("lost", "duplicated"))
         equal = "equal" if len(weights) == 1 else "NOT EQUAL"
@@ -108,12 +108,12 @@ class Show:
 
 
 def main() -> int:
-    """Runs the demo; 1 when something is not as it should be."""
+    """Runs the demo. Returns 1 if something is wrong."""
     parser = argparse.ArgumentParser(prog="farandole demo", description=__doc__)
     parser.add_argument("--kill", action="store_true", help="kill one of the ranks on the way")
     wish = parser.parse_args()
     print(f"demo: {RANKS} ranks on this host train a small network (about 12 s)", flush=True)
-    words, show = Words(), Show(wish.kill)
+    words, show = RankOutput(), Demo(wish.kill)
     try:
         with start(words) as job:
             while len(show.ends) < RANKS and not job.over:

@@ -1,6 +1,6 @@
-# What each rank of `farandole demo` runs: a small network learns a function, with a ledger of its samples beside it.
-# Touches the package as users see it, and elastic/.
-"""`python -m farandole.tools.demo_rank`; lines of JSON on standard output tell how it goes."""
+# The program of each rank of `farandole demo`: a small network learns a function, and a ledger counts its samples.
+# Touches the public interface of the package, and elastic/.
+"""`python -m farandole.tools.demo_rank`. It reports progress as lines of JSON on standard output."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ import numpy as np
 import farandole
 from farandole.elastic.loop import run
 from farandole.elastic.sampler import next_cursor, order, shares
-from farandole.elastic.state import ObjectState
-from farandole.runtime import runtime
+from farandole.elastic.state import ObjectState, commits, describe_memory
+from farandole.world.runtime import runtime
 
-SAMPLES, BATCH, EPOCHS = 1300, 20, 14  # the last step of an epoch is a small one
-STEP_SECONDS = 0.03  # slow enough to watch
+SAMPLES, BATCH, EPOCHS = 1300, 20, 14  # the last step of an epoch has fewer samples
+STEP_SECONDS = 0.03  # slow enough for users to watch
 
 
 def tell(**words: Any) -> None:
-    """One line for the launcher's side, with its time."""
+    """Prints one line for the launcher, with the time."""
     print(json.dumps({**words, "time": time.monotonic()}), flush=True)
 
 
 def examples() -> tuple[Any, Any]:
-    """Points of a plane, and a wave over it."""
+    """The samples: points of a plane, and the values of a wave function there."""
     x = np.random.default_rng(1).uniform(-1, 1, size=(SAMPLES, 2))
     return x, np.sin(3 * x[:, :1]) * np.cos(2 * x[:, 1:])
 
 
 def first_weights() -> dict[str, Any]:
-    """Of a network with one hidden layer."""
+    """The initial weights of a network with one hidden layer."""
     draw = np.random.default_rng(2)
     return {"in": draw.normal(size=(2, 32)), "bias": np.zeros(32), "out": draw.normal(size=(32, 1)) / 6}
 
 
 def gradients(weights: dict[str, Any], x: Any, y: Any) -> tuple[dict[str, Any], float]:
-    """The sums over these samples of the gradients and of the squared errors."""
+    """The sum of the gradients over these samples, and the sum of the squared errors."""
     hidden = np.tanh(x @ weights["in"] + weights["bias"])
     error = hidden @ weights["out"] - y
     back = (error @ weights["out"].T) * (1 - hidden**2)
@@ -48,7 +48,7 @@ def gradients(weights: dict[str, Any], x: Any, y: Any) -> tuple[dict[str, Any], 
 
 
 def step(state: Any, x: Any, y: Any, samples: Any) -> None:
-    """One step of all ranks: each takes its share, and the sums over all of them move the weights."""
+    """One step: each rank takes its share of the samples, and the sums over all ranks change the weights."""
     parts = shares(state.cursor, SAMPLES, farandole.size(), BATCH)
     share = parts[farandole.rank()]
     mine = samples[share.start : share.start + share.count]
@@ -67,11 +67,11 @@ def step(state: Any, x: Any, y: Any, samples: Any) -> None:
 
 @run
 def train(state: Any) -> None:
-    """Called again after each change of ranks."""
+    """The training function. It is called again after each change of ranks."""
     x, y = examples()
     pids = farandole.allgather_object(os.getpid(), name="pids")
     if farandole.rank() == 0:
-        begun = {"epoch": state.epoch, "step": state.step, "commit": state.commits, "pids": pids}
+        begun = {"epoch": state.epoch, "step": state.step, "commit": commits(state), "pids": pids}
         tell(kind="begin", size=farandole.size(), generation=runtime.world.session.generation, **begun)
     while state.epoch < EPOCHS:
         samples = order(SAMPLES, 3, state.epoch)
@@ -86,7 +86,7 @@ def train(state: Any) -> None:
 
 
 def main() -> None:
-    """Trains, and tells what came out."""
+    """Trains, and reports the result."""
     farandole.init()
     state = ObjectState(
         farandole.broadcast_object,
@@ -107,7 +107,7 @@ def main() -> None:
         weights=hashlib.sha256(weights).hexdigest(),
         lost=int((state.ledger == 0).sum()),
         duplicated=int((state.ledger > 1).sum()),
-        memory=state.describe_memory(),
+        memory=describe_memory(state),
     )
     farandole.shutdown()
 

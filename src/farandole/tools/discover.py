@@ -1,5 +1,5 @@
-# `farandole discover`: the hosts of this moment, as a discovery script prints them, from where clusters keep them.
-# Reads the environment through config.py, files, and the Kubernetes API when asked to.
+# `farandole discover`: prints the present hosts of a cluster, in the form of a discovery script.
+# Reads the environment through config.py, files, and, for `k8s`, the Kubernetes API.
 """`farandole discover slurm|k8s|hostfile|mpijob` prints a line `host:slots` for each host.
 
 As a script for elastic jobs, a file of two lines that may be executed: `#!/bin/sh`, `exec farandole discover slurm`;
@@ -20,9 +20,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from farandole.config import environment
+from farandole.base.config import environment
+from farandole.clusters.schedulers import tasks_per_node
 from farandole.launch import hosts
-from farandole.launch.clusters.schedulers import tasks_per_node
 from farandole.launch.hosts import Host
 
 MPIJOB = Path("/etc/mpi")
@@ -70,7 +70,7 @@ def expand(text: str) -> list[str]:
 def _range(text: str, whole: str) -> list[str]:
     first, dash, last = text.partition("-")
     if not first.isdigit() or (dash and not last.isdigit()):
-        raise NotFound(f"{whole[:80]}: {text!r} is no number or range of numbers")
+        raise NotFound(f"{whole[:80]}: {text!r} is not a number or range of numbers")
     if not dash:
         return [first]
     if int(last) - int(first) >= MOST_NODES:
@@ -79,7 +79,7 @@ def _range(text: str, whole: str) -> list[str]:
 
 
 def from_hostfile(path: Path, slots: int | None) -> list[Host]:
-    """What stands in a hostfile now."""
+    """The hosts that a hostfile has now."""
     try:
         found = hosts.read(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -90,7 +90,7 @@ def from_hostfile(path: Path, slots: int | None) -> list[Host]:
 
 
 def from_mpijob(folder: Path, slots: int | None) -> list[Host]:
-    """The workers of a Kubeflow MPIJob that run now: its launcher pod has them in a script, or in a hostfile.
+    """The running workers of a Kubeflow MPIJob. Its launcher pod has their names in a script or in a hostfile.
 
     The script is read, not run.
     """
@@ -106,7 +106,7 @@ def from_mpijob(folder: Path, slots: int | None) -> list[Host]:
 
 
 def pods(answer: Any, slots: int) -> list[Host]:
-    """The pods of an answer of the Kubernetes API that are ready, by their addresses."""
+    """The ready pods in an answer of the Kubernetes API, by their addresses."""
     found = []
     for pod in answer.get("items", []):
         status = pod.get("status", {})
@@ -120,7 +120,7 @@ def pods(answer: Any, slots: int) -> list[Host]:
 def from_kubernetes(
     environ: Mapping[str, str], selector: str, slots: int, account: Path, api: str | None
 ) -> list[Host]:
-    """The ready pods with these labels, in the namespace of this pod's service account, which must be let list pods."""
+    """The ready pods with these labels in the namespace of this pod. Its service account must be allowed to list."""
     if api is None:
         host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
@@ -146,7 +146,7 @@ def from_kubernetes(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the hosts; the exit code."""
+    """Prints the hosts. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="farandole discover", description="Print the hosts of this moment.")
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="slurm|k8s|hostfile|mpijob")
     slurm = kinds.add_parser("slurm", help="the nodes of this SLURM job")

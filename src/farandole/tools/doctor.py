@@ -1,6 +1,6 @@
-# `farandole doctor`: is this host, this network, this ssh, this framework fit? Each check with its remedy.
-# Touches what checks.py touches; starts a short job of probes.
-"""`farandole doctor`, and `farandole doctor -H host1,host2` for what lies between hosts. Exit code 0: fit."""
+# `farandole doctor`: checks this host, the network, ssh and the frameworks. A failed check says how to correct it.
+# Touches the same as checks.py; starts a short job of probes.
+"""`farandole doctor`; with `-H host1,host2` it also checks the connections between hosts. Exit code 0: all is ok."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from farandole.launch import ssh
+from farandole.launch.agent_connection import StartError, package_place
 from farandole.launch.hosts import parse
 from farandole.launch.job import Job, Plan
-from farandole.launch.line import StartError, package_place
 from farandole.launch.output import Kept
 from farandole.launch.slots import places
 from farandole.rendezvous.interfaces import is_this_host
 from farandole.tools import checks, probe
-from farandole.tools.checks import NOTE, OK, REPORT, UNFIT, Check, Trouble
+from farandole.tools.checks import NOTE, OK, REPORT, UNFIT, Check, Problem
 
 JOB_SECONDS = 60.0
-FAR_CLOCK_MS = 1000.0  # timelines of hosts are laid beside each other by their clocks
+FAR_CLOCK_MS = 1000.0  # clocks may differ by so much; timelines of several hosts are aligned by their clocks
 SAME = ("farandole", "python", "numpy", "torch", "tensorflow", "jax")
 MUST_BE_SAME = ("farandole",)
 
 
-def job(hosts: Sequence[str], way: ssh.Way) -> Kept:
-    """Runs one probe for each entry of `hosts`; what they said. Trouble when the job does not end well."""
+def job(hosts: Sequence[str], way: ssh.SshOptions) -> Kept:
+    """Runs one probe for each entry of `hosts`. Returns their output. Problem when the job fails."""
     plan = Plan(
         command=[way.python, "-c", ssh.start_code(way.package, "farandole.tools.probe")],
         places=places(hosts),
@@ -44,31 +44,31 @@ def job(hosts: Sequence[str], way: ssh.Way) -> Kept:
             code = running.wait(JOB_SECONDS)
     except (StartError, OSError, TimeoutError) as error:
         found, _, remedy = str(error).partition("\n")
-        raise Trouble(found, remedy.strip() or "see the checks above") from None
+        raise Problem(found, remedy.strip() or "see the checks above") from None
     if code != 0:
         said = "".join(kept.text(rank, 1) for rank in range(len(hosts))).strip().splitlines()
-        raise Trouble(f"ended with code {code}: {(said or ['nothing was said'])[-1]}", "see the checks above")
+        raise Problem(f"ended with code {code}: {(said or ['nothing was said'])[-1]}", "see the checks above")
     return kept
 
 
-def between(name: str, hosts: Sequence[str], way: ssh.Way) -> Iterator[Check]:
-    """A real job: the ranks meet, agree on a sum, and measure their links."""
+def between(name: str, hosts: Sequence[str], way: ssh.SshOptions) -> Iterator[Check]:
+    """Runs a real job: the ranks join, compute a sum, and measure their links."""
     try:
         said = job(hosts, way).text(0, 0)
-    except Trouble as trouble:
+    except Problem as trouble:
         yield Check(name, UNFIT, str(trouble), trouble.remedy)
         return
     yield from judge(name, said)
 
 
-def each_host(hosts: Sequence[str], way: ssh.Way) -> Iterator[Check]:
-    """Each host alone: is it reached, is the package there, and how long does that take?"""
+def each_host(hosts: Sequence[str], way: ssh.SshOptions) -> Iterator[Check]:
+    """Checks each host separately: whether it can be reached, has the package, and how long this takes."""
     for host in hosts:
         name = "this host" if is_this_host(host) else f"ssh {host}"
         began = time.monotonic()
         try:
             reports = read(job([host], way).text(0, 0))
-        except Trouble as trouble:
+        except Problem as trouble:
             yield Check(name, UNFIT, str(trouble), trouble.remedy)
             continue
         if reports is None:
@@ -80,7 +80,7 @@ def each_host(hosts: Sequence[str], way: ssh.Way) -> Iterator[Check]:
 
 
 def judge(name: str, said: str) -> Iterator[Check]:
-    """What the probes of a job found: sums, versions, links, clocks."""
+    """Checks the results of the probes: sums, versions, links, clocks."""
     reports = read(said)
     if reports is None:
         yield Check(name, UNFIT, "the probes ended without a report", REPORT)
@@ -105,7 +105,7 @@ def read(said: str) -> list[dict[str, Any]] | None:
 
 
 def compare(abouts: Sequence[dict[str, Any]]) -> Iterator[Check]:
-    """Hosts that run different versions are named."""
+    """Names hosts with different versions."""
     for what in SAME:
         versions = {about["host"]: about.get(what, "none") for about in abouts}
         if len(set(versions.values())) > 1:
@@ -115,7 +115,7 @@ def compare(abouts: Sequence[dict[str, Any]]) -> Iterator[Check]:
 
 
 def judge_link(one: dict[str, Any], hosts: Sequence[str]) -> Iterator[Check]:
-    """One pair: its latency and rate, and a clock that is far off."""
+    """Checks one pair of ranks: latency, rate, and the difference of the clocks."""
     a, b = one["pair"]
     name = f"{hosts[a]} - {hosts[b]}" if hosts[a] != hosts[b] else "between them"
     latency = f"latency {one['latency_us']:.0f} us (median {one['typical_us']:.0f})"
@@ -126,14 +126,14 @@ def judge_link(one: dict[str, Any], hosts: Sequence[str]) -> Iterator[Check]:
 
 
 def show(check: Check) -> None:
-    """One line, and the remedy below it."""
+    """Prints one line, and the remedy below it."""
     print(f"{check.state:<6}{check.name:<20}{check.found}", flush=True)
     if check.remedy:
         print(f"{'':<26}-> {check.remedy}", flush=True)
 
 
 def examine(arguments: Sequence[str] | None) -> Iterator[Check]:
-    """All checks that the command line asks for; those that need a fit host are left out on one that is not."""
+    """The checks that the command line requests. If this host fails, the checks that need it are skipped."""
     parser = argparse.ArgumentParser(prog="farandole doctor", description="Says whether hosts are fit for a job.")
     parser.add_argument("-H", "--hosts", default="", metavar="HOST,...", help="also what lies between these hosts")
     parser.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="where sshd listens there")
@@ -144,7 +144,7 @@ def examine(arguments: Sequence[str] | None) -> Iterator[Check]:
         hosts = [host.name for host in parse(options.hosts)] if options.hosts else []
     except ValueError as error:
         parser.error(str(error))
-    way = ssh.Way(options.remote_python, package_place(), options.ssh_port, options.ssh_identity_file)
+    way = ssh.SshOptions(options.remote_python, package_place(), options.ssh_port, options.ssh_identity_file)
     fit = True
     for check in checks.this_host():
         fit = fit and check.state != UNFIT
@@ -159,7 +159,7 @@ def examine(arguments: Sequence[str] | None) -> Iterator[Check]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the checks; 1 when something is unfit."""
+    """Runs the checks. Returns 1 if one fails."""
     unfit = []
     for check in examine(arguments):
         show(check)

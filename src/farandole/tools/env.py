@@ -1,6 +1,6 @@
-# `farandole env`: a block for bug reports: versions, machine, settings. No addresses, no host names, no secrets.
+# `farandole env`: prints text for bug reports: versions, machine, settings. No addresses, host names or secrets.
 # Reads metadata, /proc and settings; imports no framework and starts nothing.
-"""`facts()` is what the block says; `farandole doctor` shows some of it too."""
+"""`facts()` returns the content of the text. `farandole doctor` shows a part of it."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from farandole.config import SETTINGS, Config
-from farandole.errors import LibraryMissing
+from farandole.base.config import SETTINGS, Config
+from farandole.base.errors import LibraryMissing
+from farandole.base.version import package_version
+from farandole.engine.native import load
 from farandole.launch.machine import first_line, lines, quota
-from farandole.native import load
 from farandole.rendezvous.interfaces import interfaces
-from farandole.version import package_version
 
-# Arm's processors say numbers; these are the names of what runs in data centres.
+# Arm processors report numbers. These are the names of processors in data centres.
 ARM_PARTS = {"0xd0c": "Neoverse-N1", "0xd40": "Neoverse-V1", "0xd49": "Neoverse-N2", "0xd4f": "Neoverse-V2"}
 PACKAGES = ("torch", "tensorflow", "keras", "jax", "mxnet", "lightning", "pyspark", "ray", "mpi4py", "cloudpickle")
 
 
 def version_of(name: str) -> str:
-    """The version of an installed distribution, or nothing."""
+    """The version of an installed distribution, or ""."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(name)
     return ""
 
 
 def kernels() -> str:
-    """Which arithmetic the native library uses here; LibraryMissing when there is none."""
+    """Which kernels the native library uses here; LibraryMissing without the library."""
     return load().kernels
 
 
 def cores() -> str:
-    """Cores of the machine, of this process, and of its control group."""
+    """The number of cores of the machine, of this process, and of its control group."""
     text = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}"
     limit = quota()
     return text if limit == math.inf else f"{text}, quota {limit:g}"
@@ -58,7 +58,7 @@ def memory() -> str:
 
 
 def facts() -> Iterator[tuple[str, str]]:
-    """What and its value, in the order of the block."""
+    """(name, value) in the order of the text."""
     yield "farandole", f"{package_version()} in {tilde(Path(__file__).resolve().parents[2])}"
     try:
         yield "kernels", kernels()
@@ -83,7 +83,7 @@ def facts() -> Iterator[tuple[str, str]]:
 
 
 def changed() -> list[str]:
-    """The settings of jobs that the environment sets, other than where a worker stands."""
+    """The settings of jobs that the environment sets, without the numbers of a worker."""
     try:
         config = Config.from_environment()
     except ValueError as error:
@@ -98,7 +98,7 @@ def changed() -> list[str]:
 
 
 def tilde(text: object) -> str:
-    """Without the user's name in paths."""
+    """Replaces the home directory, which contains the user's name, in paths."""
     home = str(Path("~").expanduser())
     return str(text).replace(home, "~") if len(home) > 1 else str(text)
 
@@ -111,7 +111,7 @@ def _system() -> str:
 
 
 def processor() -> str:
-    """The processor's name, or what it says instead of one."""
+    """The name of the processor, or what it reports instead."""
     named: dict[str, str] = {}
     for line in lines("/proc/cpuinfo"):
         name, _, value = line.partition(":")
@@ -123,7 +123,7 @@ def processor() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the block."""
+    """Prints the text."""
     parser = argparse.ArgumentParser(prog="farandole env", description="Prints what a bug report needs; no secrets.")
     parser.parse_args(arguments)
     lines = [f"{name + ':':<16}{value}" for name, value in facts()]

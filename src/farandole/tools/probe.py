@@ -1,5 +1,5 @@
-# What `farandole doctor` starts on every host: joins, measures the links to the others, and says what it is.
-# Touches a job through the public interface alone; prints one line of JSON from rank 0.
+# The program that `farandole doctor` starts on every host: joins, measures links, and reports the host's versions.
+# Touches the job only through the public interface; rank 0 prints one line of JSON.
 """`python -m farandole.tools.probe`, as the command of a job."""
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 
 import farandole
-from farandole.runtime import runtime
+from farandole.base.version import package_version
 from farandole.tools import env
-from farandole.version import package_version
+from farandole.world.runtime import runtime
 
 PINGS = 50
 LARGE = 8 << 20
 LARGE_TURNS = 3
-EVERY_PAIR = 8  # ranks; more than that, and each measures to its successor alone
-MARK = "farandole-probe "  # before the line that doctor reads
+EVERY_PAIR = 8  # up to so many ranks measure every pair; with more, each measures only the link to the next rank
+MARK = "farandole-probe "  # the beginning of the line that doctor reads
 
 
 def pairs(size: int) -> list[tuple[int, int]]:
-    """Which ranks measure with each other, one pair after the other.
+    """The pairs of ranks that measure their link, one pair after the other.
 
     >>> pairs(3)
     [(0, 1), (0, 2), (1, 2)]
@@ -37,8 +37,8 @@ def pairs(size: int) -> list[tuple[int, int]]:
 
 
 def measure(me: int, peer: int, first: bool) -> dict[str, Any]:
-    """Latency (half a round trip, least and median), rate and clock of one peer; by the first of the two."""
-    # The peer's wall clock comes back with each ping.
+    """Latency (half a round trip, least and median), rate and clock difference of a peer. The first rank measures."""
+    # The peer sends its wall clock back with each ping.
     tick, far = np.zeros(1), np.zeros(1)
     trips, offsets = [], []
     for _ in range(PINGS):
@@ -75,7 +75,7 @@ def measure(me: int, peer: int, first: bool) -> dict[str, Any]:
 
 
 def about() -> dict[str, Any]:
-    """What this rank runs with; where ranks differ, doctor says so."""
+    """The versions of this rank. doctor reports differences between ranks."""
     versions = {name: found for name in ("numpy", "torch", "tensorflow", "jax") if (found := env.version_of(name))}
     return {
         "host": runtime.world.config.hostname,
@@ -88,7 +88,7 @@ def about() -> dict[str, Any]:
 
 
 def main() -> int:
-    """The probe of one rank."""
+    """Runs the probe in one rank."""
     farandole.init()
     me, size = farandole.rank(), farandole.size()
     total = farandole.allreduce(np.full(1000, me + 1.0), op=farandole.Sum, name="probe")

@@ -1,6 +1,6 @@
-# `farandole trace FILE`: what a timeline says, in ten lines.
+# `farandole trace FILE`: summarises a timeline in ten lines.
 # Reads one file; touches nothing else.
-"""Sorts the time of a rank into computing, waiting (and for whom) and moving, and names the slowest tensors."""
+"""Divides the time of a rank into computing, waiting (and for which rank) and moving; names the slowest tensors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NEGOTIATE = "NEGOTIATE_"
-SHOWN = 4  # tensors, so that the whole stays at ten lines
+SHOWN = 4  # so many tensors are shown, so that the output has ten lines
 Span = tuple[float, float]
 
 
 class BrokenTrace(ValueError):
-    """The file is no timeline; the message says why."""
+    """The file is not a timeline; the message says why."""
 
 
 @dataclass
@@ -29,12 +29,12 @@ class Summary:
     computing: float = 0.0
     waiting: float = 0.0
     moving: float = 0.0
-    blamed: dict[str, float] = field(default_factory=dict)  # rank -> how long others waited for it
+    blamed: dict[str, float] = field(default_factory=dict)  # rank -> how long other ranks waited for it
     tensors: dict[str, float] = field(default_factory=dict)  # name -> time from ready to done
 
 
 def read(path: str) -> list[dict[str, Any]]:
-    """The events of a file; BrokenTrace says what is wrong with it."""
+    """The events of a file. BrokenTrace says what is wrong."""
     try:
         with open(path, encoding="utf-8") as file:
             events = json.load(file)
@@ -54,7 +54,7 @@ def _number(value: Any) -> float:
 
 
 def _operations(events: Iterable[dict[str, Any]]) -> Iterator[tuple[Any, str, Span, list[tuple[float, str]]]]:
-    """Outermost spans of each tensor: (tensor, name, span, ranks that reported inside, with their times)."""
+    """The outermost spans of each tensor: (tensor, name, span, the ranks that reported in it, with their times)."""
     open_spans: dict[Any, list[tuple[str, float]]] = defaultdict(list)
     reports: dict[Any, list[tuple[float, str]]] = defaultdict(list)
     for event in events:
@@ -89,7 +89,7 @@ def _length(spans: Iterable[Span]) -> float:
 
 
 def summarise(events: Sequence[dict[str, Any]]) -> Summary:
-    """Where the time went. While anything moves, nobody counts as waiting; what is left over is computing."""
+    """Divides the time. While any data moves, no time counts as waiting. The rest is computing."""
     names = {
         event.get("pid"): str((event.get("args") or {}).get("name", event.get("pid")))
         for event in events
@@ -129,7 +129,7 @@ def _time(microseconds: float) -> str:
 
 
 def lines(path: str, summary: Summary) -> list[str]:
-    """The summary for people, at most ten lines."""
+    """The summary as text, at most ten lines."""
     whole = summary.span or 1.0
 
     def share(part: float) -> str:

@@ -1,6 +1,6 @@
-# The PyTorch binding's face: Horovod's names for torch tensors, and a few of our own.
+# The public names of the PyTorch binding: Horovod's names for torch tensors, and some additional names.
 # Re-exports alone.
-"""Stands where a script has `horovod.torch`.
+"""Replaces `horovod.torch` in scripts.
 
 >>> import torch, farandole.torch as hvd
 >>> hvd.init()
@@ -11,7 +11,7 @@ tensor([1., 1., 1.])
 
 from __future__ import annotations
 
-from ..errors import (
+from ..base.errors import (
     FarandoleTimeout,
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -21,32 +21,11 @@ from ..errors import (
     Revoked,
     ShutDown,
 )
-from ..groups import ProcessSet, global_process_set
-from ..reductions import Adasum, Average, Max, Min, Product, Sum
-from ..runtime import (
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    remove_process_set,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from ..bindings import face as _face
+from ..bindings.compat import check_extension
+from ..bindings.face import *  # noqa: F403 - the names of every binding
+from ..operations.pending import chosen_op as handle_average_backwards_compatibility
+from ..world.runtime import init, shutdown
 from . import elastic
 from .autograd import (
     allgather,
@@ -87,8 +66,6 @@ from .optimizer import DistributedOptimizer
 from .sync_batch_norm import SyncBatchNorm
 
 __all__ = [
-    "Adasum",
-    "Average",
     "Compression",
     "Compressor",
     "DistributedOptimizer",
@@ -96,19 +73,13 @@ __all__ = [
     "HorovodInternalError",
     "Hosts",
     "HostsUpdatedInterrupt",
-    "Max",
-    "Min",
     "Mismatch",
     "NotInitialized",
     "PeerLost",
-    "ProcessSet",
-    "Product",
     "Revoked",
     "ShutDown",
-    "Sum",
     "SyncBatchNorm",
     "WarmupLR",
-    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -126,18 +97,12 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
-    "ccl_built",
     "check_equal",
-    "cross_rank",
-    "cross_size",
+    "check_extension",
     "cuda_built",
-    "ddl_built",
     "ddp_hook",
     "device",
     "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -146,28 +111,17 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
+    "handle_average_backwards_compatibility",
     "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
     "rocm_built",
     "scale_lr",
     "set_seed",
     "shutdown",
-    "size",
     "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]
+__all__ += _face.__all__

@@ -1,6 +1,6 @@
-# The optimizer for op=Adasum: each rank steps by itself, and the steps are added up by Adasum.
+# The optimizer for op=Adasum: each rank steps alone, and Adasum combines the steps.
 # Touches torch, ops, scaling, wrapping and the NumPy layer below.
-"""Adasum keeps of two steps what they agree on once, and adds up what they do not."""
+"""Adasum keeps once the part that two steps have in common, and adds the parts in which they differ."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from typing import Any
 
 import torch
 
-from ..engine import ReduceOp
-from ..groups import ProcessSet, global_process_set
-from ..private.torch_names import runs_hooks_itself, step_with_scaler
-from ..reductions import Adasum, Max
+from ..bindings.private.torch_names import runs_hooks_itself, step_with_scaler
+from ..engine.interface import ReduceOp
+from ..operations.pending import checked_compression
+from ..operations.reductions import Adasum, Max
+from ..world.groups import ProcessSet, global_process_set
 from .ops import begin_allreduce
 from .scaling import agree_on_infinity, prepare_scalers
-from .wrapping import adopt, checked_passes, class_over, registered, state_of
+from .wrapping import above, adopt, checked_passes, class_over, registered, state_of
 
 
-class AdasumSteps:
-    """The methods that a DistributedOptimizer with op=Adasum has before those of the wrapped class."""
+class _DistributedAdasumOptimizer(torch.optim.Optimizer):
+    """Methods of a DistributedOptimizer with op=Adasum; they come before those of the wrapped class.
+
+    Other libraries derive from this class, change its methods, use it in `isinstance`, and copy its methods into their
+    own classes.
+    """
 
     param_groups: list[dict[str, Any]]
     process_set: ProcessSet
@@ -28,8 +33,18 @@ class AdasumSteps:
     grad_scale: Any  # set by GradScaler while it steps
     found_inf: Any
 
+    def __init__(self, params: Any, named_parameters: Any, compression: Any, backward_passes_per_step: int = 1) -> None:
+        """Only for classes of other libraries: DistributedOptimizer() converts the wrapped optimizer instead."""
+        above(self, _DistributedAdasumOptimizer).__init__(params)
+        prepare_scalers()
+        names = {param: name for name, param in named_parameters or ()}
+        own = [names.get(param, f"noname.{place}") for place, param in enumerate(self._params())]
+        self.prepare(
+            own, checked_compression(compression), checked_passes(backward_passes_per_step), global_process_set
+        )
+
     def prepare(self, names: list[str], compression: Any, passes: int, process_set: ProcessSet) -> None:
-        """Instead of a constructor: the wrapped optimizer's attributes are there already."""
+        """Used instead of a constructor: the wrapped optimizer's attributes exist already."""
         odd = [name for name, param in zip(names, self._params(), strict=True) if not param.is_floating_point()]
         if odd:
             raise ValueError(f"Adasum needs parameters of floating types; these have others: {', '.join(odd)}")
@@ -39,10 +54,10 @@ class AdasumSteps:
         self.process_set = process_set
         self.op = Adasum
 
-    @runs_hooks_itself  # the wrapped class's step runs the step hooks: once is enough
+    @runs_hooks_itself  # the wrapped class's step runs the step hooks, so they must not run here too
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Steps here, reduces the difference that the step made, and takes that instead."""
-        # Frozen ones too: they have not moved, but another rank may have frozen others.
+        """Steps on this rank, reduces the change that the step made, and applies the result instead."""
+        # Frozen ones too: they have not changed, but another rank may have frozen other parameters.
         params = [param.detach() for param in self._params()]
         if self.process_set.included() is False or not params:
             return self._own_step(closure)
@@ -62,7 +77,7 @@ class AdasumSteps:
         return [param for group in self.param_groups for param in group["params"]]
 
     def _own_step(self, closure: Callable[[], Any] | None) -> Any:
-        base: Any = super()
+        base = above(self, _DistributedAdasumOptimizer)
         return base.step() if closure is None else base.step(closure)
 
     def _reduce(self, params: list[torch.Tensor], starts: list[torch.Tensor]) -> None:
@@ -76,7 +91,7 @@ class AdasumSteps:
             param.copy_(start + self._compression.decompress(delta, context))
 
     def _unscaled(self) -> bool:
-        """Undoes the scale of a GradScaler; False when gradients of some rank are infinite: then all skip the step."""
+        """Undoes the scale of a GradScaler. False if some rank has infinite gradients: then all ranks skip the step."""
         found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         if found is None:
             return True
@@ -91,22 +106,22 @@ class AdasumSteps:
         return True
 
     def before_scaler(self) -> None:
-        """Called by GradScaler before it looks at the gradients: all ranks' scalers must see the same infinities."""
+        """GradScaler calls this before it reads the gradients: all ranks' scalers must see the same infinities."""
         if self.process_set.included() is not False:
             agree_on_infinity((param.grad for param in self._params()), self._reduction, self.process_set)
 
     def after_scaler(self) -> None:
-        """Nothing: no gradients are reduced, and so none are left."""
+        """Does nothing: no gradients are reduced."""
 
     def synchronize(self) -> None:
-        """Nothing: there is nothing to wait for before step()."""
+        """Does nothing: nothing is pending before step()."""
 
     def skip_synchronize(self) -> Any:
         """AssertionError: the steps must be reduced."""
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """As the other distributed optimizer's."""
+        """Like that of the other distributed optimizer."""
         self.backward_passes_per_step = checked_passes(passes)
 
     def __copy__(self) -> Any:
@@ -119,12 +134,12 @@ class AdasumSteps:
         return _restore, (type(self).__mro__[2], ranks, state)
 
 
-step_with_scaler(AdasumSteps)
+step_with_scaler(_DistributedAdasumOptimizer)
 
 
 def _restore(base: type, ranks: list[int] | None, state: dict[str, Any]) -> Any:
     prepare_scalers()
-    optimizer: Any = object.__new__(class_over(AdasumSteps, base))
+    optimizer: Any = object.__new__(class_over(_DistributedAdasumOptimizer, base))
     optimizer.process_set = registered(ranks)
     optimizer.__setstate__(state)
     return optimizer

@@ -1,4 +1,4 @@
-# The operations that wait and give new tensors: gradients flow through them.
+# Operations that wait and give new tensors; autograd can differentiate them.
 # Touches torch, compression and ops.
 """Each backward pass is a collective too, so all ranks of the process set must run it."""
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ..engine import ReduceOp
-from ..groups import ProcessSet, global_process_set
-from ..pending import checked_compression, chosen_op
-from ..reductions import Average, Sum
-from ..runtime import runtime
+from ..engine.interface import ReduceOp
+from ..operations.pending import checked_compression, chosen_op
+from ..operations.reductions import Average, Sum
+from ..world.groups import ProcessSet, global_process_set
+from ..world.runtime import runtime
 from . import repeats
 from .compression import Compression
 from .ops import begin_allgather, begin_allreduce, begin_alltoall, begin_broadcast, begin_reducescatter
@@ -22,7 +22,7 @@ Scales = tuple[float, float]
 
 
 def _tracked(tensors: Sequence[torch.Tensor]) -> bool:
-    for tensor in tensors:  # quicker than any(): this comes before every call
+    for tensor in tensors:  # faster than any(); this runs before every call
         if getattr(tensor, "requires_grad", False):
             return bool(torch.is_grad_enabled())
     return False
@@ -92,7 +92,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """The reduction of all ranks' tensors, as a new tensor on every rank; the average unless `op` says otherwise."""
+    """The reduction of all ranks' tensors, as a new tensor on every rank; without `op`, the average."""
     scales = (prescale_factor, postscale_factor)
     return _allreduce([tensor], average, name, compression, op, scales, process_set, False)[0]
 
@@ -141,7 +141,7 @@ def _gather(tensors: Sequence[torch.Tensor], name: str | None, process_set: Proc
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """All ranks' tensors, one after the other along the first dimension, which may differ between ranks."""
+    """The tensors of all ranks, concatenated along the first dimension, which may differ between ranks."""
     result: torch.Tensor | None
     if _tracked([tensor]):
         result = _gather([tensor], name, process_set, False)
@@ -202,7 +202,7 @@ class _Alltoall(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
         received, process_set, rows = ctx.arguments
         own, _ = alltoall(grad.contiguous(), received, process_set=process_set)
-        # Rows beyond the sum of the splits went nowhere.
+        # Rows beyond the sum of the splits were not sent.
         kept = torch.cat([own, own.new_zeros(rows - own.shape[0], *own.shape[1:])]) if rows > own.shape[0] else own
         return None, None, None, kept
 
@@ -213,7 +213,7 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends `splits[i]` rows to member i and gives the rows received; given `splits`, with the received splits."""
+    """Sends `splits[i]` rows to member i and gives the received rows; with `splits`, also the received splits."""
     if not _tracked([tensor]):
         if splits is not None:
             return begin_alltoall(tensor, splits, name, process_set).result()
@@ -274,7 +274,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """This rank's rows of the reduction; the first `rows % size` ranks get one row more."""
+    """This rank's rows of the reduction; the first `rows % size` ranks get one more row."""
     scales = (prescale_factor, postscale_factor)
     return _reducescatter([tensor], name, compression, op, scales, process_set, False)[0]
 

@@ -1,6 +1,6 @@
-# Gradients on their way: hooks that note them, batches that go to the engine while backward runs, and the wait.
+# Reduces gradients in buckets: hooks collect them, batches go to the engine during backward, and step() waits.
 # Touches torch, slots, sending, ops, private and the NumPy layer below. Knows no optimizer.
-"""`Gradients` reduces the gradients of a list of parameters, in place, as they come."""
+"""`Gradients` reduces the gradients of a list of parameters in place, as soon as they are computed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from ..engine import ReduceOp
-from ..groups import ProcessSet
-from ..pending import synchronize
-from ..private.torch_names import after_backward
-from ..runtime import World, runtime
+from ..bindings.private.torch_names import after_backward
+from ..engine.interface import ReduceOp
+from ..operations.pending import synchronize
+from ..world.groups import ProcessSet
+from ..world.runtime import World, runtime
 from .compression import Compression
 from .ops import allreduce_async_, sparse_allreduce_async
 from .sending import Batch, begin, begin_scattered
@@ -28,23 +28,23 @@ from .slots import (
     SPARSE,
     UNKNOWN,
     Bundle,
-    Herald,
-    Parcel,
+    PackedBucket,
+    SharedHook,
     Slot,
     digest,
+    packed_buckets,
     packing,
-    parcels,
     small,
 )
 
-BATCH_TENSORS = 64  # of those that are not packed
+BATCH_TENSORS = 64  # counts only tensors that are not packed
 
-# How often each name is in use in a world: optimizers over models that share names must not meet under them.
+# Counts the uses of each name in a world: optimizers whose models have equal names must not send under the same one.
 _names: weakref.WeakKeyDictionary[World, Counter[tuple[int, str]]] = weakref.WeakKeyDictionary()
 
 
 class Gradients:
-    """The gradients of some parameters, reduced over a process set."""
+    """Reduces the gradients of some parameters over a process set."""
 
     def __init__(
         self,
@@ -67,23 +67,23 @@ class Gradients:
         self.process_set = process_set
         self.plain = compression is Compression.none
         self.slots: dict[torch.Tensor, Slot] = {}
-        self.groups: list[Bundle] = []  # the user's
-        self.parcels: list[Parcel] = []
+        self.groups: list[Bundle] = []  # the groups that the user chose
+        self.packed_buckets: list[PackedBucket] = []
         self.active = False
-        self._frozen: list[Slot] = []  # without a hook, because they wanted no gradient
-        self._open: list[Slot] = []  # those whose layout the ranks have not agreed on; the same ones on all of them
-        self._resting: list[Slot] = []  # frozen on all ranks when they last spoke of them
-        self._unpacked: list[Slot] = []  # agreed on in this step: packed from the next one on
+        self._frozen: list[Slot] = []  # slots without a hook, because their parameters want no gradient
+        self._open: list[Slot] = []  # slots whose layout the ranks have not agreed on; the same ones on all ranks
+        self._resting: list[Slot] = []  # slots that were frozen on all ranks at the last exchange of layouts
+        self._unpacked: list[Slot] = []  # slots that were agreed on in this step; they are packed from the next step on
         self._ready: list[Slot] = []
         self._ready_bytes = 0
         self._batches: list[Batch] = []
-        self._question: Callable[[], None] | None = None  # about layouts, under way
-        self._at_end = False  # flush() is called when the backward pass ends
-        self._late: list[Slot] = []  # small ones that may go in a quiet parcel one day: without hooks but for
-        self._herald: Herald | None = None  # this one's
-        self._take_late = False  # when backward ends, because the herald came first
-        self._heralded: list[Parcel] = []  # quiet ones that have begun to arrive
-        self._lock = threading.Lock()  # hooks of parameters on several devices run in several threads
+        self._question: Callable[[], None] | None = None  # completes the exchange of layouts that is pending
+        self._at_end = False  # flush() will be called when the backward pass ends
+        self._unhooked: list[Slot] = []  # small slots that may join a deferred bucket later; only one has a hook:
+        self._shared_hook: SharedHook | None = None  # the slot of the shared hook
+        self._take_unhooked = False  # the shared hook ran first, so flush() takes the unhooked slots too
+        self._ready_packed: list[PackedBucket] = []  # deferred buckets whose shared hook has run
+        self._lock = threading.Lock()  # parameters on several devices have hooks that run in several threads
         self._world: weakref.ref[World] | None = None
         self._hooks: list[Any] = []
         weakref.finalize(self, _remove, self._hooks)
@@ -95,7 +95,7 @@ class Gradients:
     # --- parameters --------------------------------------------------------------------------------------------------
 
     def add(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-        """More parameters; all ranks add the same ones."""
+        """Adds parameters; all ranks must add the same ones."""
         self._add(params, names)
         self._attach_few()
 
@@ -120,19 +120,19 @@ class Gradients:
             request.prescale, request.postscale = 1.0 / self.predivide, self.predivide
 
     def _look_at_world(self) -> None:
-        """After init() in another world the group's number, its size and what the ranks know can be different."""
+        """In a new world the group's number and size can differ, and the ranks must agree on layouts again."""
         world = runtime.world
         if self._world is not None and self._world() is world:
             return
         if self.process_set.included() is None:
-            world.groups.members(self.process_set)  # says what is wrong
+            world.groups.members(self.process_set)  # raises the error that says what is wrong
         self.active = bool(self.process_set.included()) and (self.process_set.size() or 1) > 1
         self._batch_bytes = BATCH_BYTES if world.config.cross_size > 1 else NEAR_BATCH_BYTES
         self._world = weakref.ref(world)
-        for parcel in self.parcels:
-            for slot in parcel.slots:
+        for packed in self.packed_buckets:
+            for slot in packed.slots:
                 slot.bundle = None
-        self.parcels = []
+        self.packed_buckets = []
         self._open, self._resting = list(self.slots.values()), []
         for slot in self._open:
             slot.agreed, slot.used = False, True
@@ -140,23 +140,25 @@ class Gradients:
         self._attach_few()
 
     def _attach_few(self) -> None:
-        """As _attach, and small ones are late from now on, where parcels can be quiet."""
-        if self._quiet_here() and packing(self.compression) is not None:
-            self._be_late([slot for slot in self._open if slot.hook is None and slot.param.is_cpu and small(slot)])
+        """Calls _attach. Where buckets can be deferred, small slots lose their hooks first: one shared hook stays."""
+        if self._can_defer() and packing(self.compression) is not None:
+            self._unhook([slot for slot in self._open if slot.hook is None and slot.param.is_cpu and small(slot)])
         self._attach()
 
-    def _be_late(self, slots: list[Slot]) -> None:
+    def _unhook(self, slots: list[Slot]) -> None:
         wanted = [slot for slot in slots if slot.param.requires_grad]
-        self._late = wanted if len(wanted) >= FEW else []
-        self._herald = Herald(self._late[::-1]) if self._late else None
+        self._unhooked = wanted if len(wanted) >= FEW else []
+        self._shared_hook = SharedHook(self._unhooked[::-1]) if self._unhooked else None
 
     def _attach(self) -> None:
-        """Hooks on parameters that want gradients and have none yet: new ones, and those that were frozen before."""
+        """Adds hooks to parameters that want gradients and have no hook: new ones, and ones that were frozen before."""
         if not self.active and not runtime.world.config.elastic:
             return
         reference = weakref.ref(self)
         self._frozen = []
-        silent = {id(slot) for slot in self._late if self._herald is None or slot is not self._herald.slot}
+        silent = {
+            id(slot) for slot in self._unhooked if self._shared_hook is None or slot is not self._shared_hook.slot
+        }
         for slot in self.slots.values():
             if slot.hook is not None or id(slot) in silent or _silent(slot):
                 continue
@@ -166,31 +168,31 @@ class Gradients:
             else:
                 self._frozen.append(slot)
 
-    def _quiet_here(self) -> bool:
-        """Whether hooks cost more than they bring: inside a host small gradients travel at once."""
+    def _can_defer(self) -> bool:
+        """Whether hooks of small gradients cost more time than they save: links inside a host are fast."""
         return self.passes == 1 and runtime.world.config.cross_size == 1
 
     def set_passes(self, passes: int) -> None:
         self.passes = passes
-        if passes > 1:  # each gradient counts its own
-            for parcel in self.parcels:
-                parcel.quiet = False
-            self._be_late([])
+        if passes > 1:  # each gradient counts its own passes, so each needs a hook
+            for packed in self.packed_buckets:
+                packed.deferred = False
+            self._unhook([])
             self._attach()
         for slot in self.slots.values():
             slot.delay = passes
 
-    # --- on the way --------------------------------------------------------------------------------------------------
+    # --- pending gradients -------------------------------------------------------------------------------------------
 
     @property
     def pending(self) -> bool:
-        """Whether gradients are under way, or about to be."""
+        """Whether gradients are submitted or about to be submitted."""
         if self._batches or self._ready:
             return True
-        return any(bundle.missing < len(bundle.slots) for bundle in (*self.groups, *self.parcels))
+        return any(bundle.missing < len(bundle.slots) for bundle in (*self.groups, *self.packed_buckets))
 
     def arrived(self, slot: Slot) -> None:
-        """The gradient is complete: it goes with the next batch, or with its bundle when that is complete."""
+        """The gradient is complete: it is submitted with the next batch, or with its bundle when that is complete."""
         self._look_at_world()
         if not self.active:
             return
@@ -207,20 +209,20 @@ class Gradients:
             bundle = slot.bundle
             if bundle is not None:
                 bundle.missing -= 1
-                if isinstance(bundle, Parcel) and bundle.quiet:
-                    bundle.quiet = bundle.herald.comes_first()
-                    if bundle.quiet:
-                        self._heralded.append(bundle)
+                if isinstance(bundle, PackedBucket) and bundle.deferred:
+                    bundle.deferred = bundle.shared_hook.comes_first()
+                    if bundle.deferred:
+                        self._ready_packed.append(bundle)
                     else:
-                        self._attach()  # in time for those that come now
+                        self._attach()  # in time for the gradients that are still to come
                     return
                 if bundle.missing:
                     return
             else:
-                if self._herald is not None and slot is self._herald.slot:
-                    self._take_late = self._herald.comes_first()
-                    if not self._take_late:
-                        self._be_late([])
+                if self._shared_hook is not None and slot is self._shared_hook.slot:
+                    self._take_unhooked = self._shared_hook.comes_first()
+                    if not self._take_unhooked:
+                        self._unhook([])
                         self._attach()
                 self._ready.append(slot)
                 self._ready_bytes += slot.bytes
@@ -233,25 +235,25 @@ class Gradients:
             self._submit_bundle(bundle)
 
     def flush(self) -> None:
-        """Submits what is ready: another rank may step its optimizers in another order, and wait for these first."""
+        """Submits what is ready: another rank may step its optimizers in another order and wait for these first."""
         self._at_end = False
         with self._lock:
-            if self._take_late:
-                self._note_late()
+            if self._take_unhooked:
+                self._note_unhooked()
             batch = self._take_ready()
-            heralded, self._heralded = self._heralded, []
+            ready, self._ready_packed = self._ready_packed, []
         if batch:
             self._submit(batch)
         if self._question is None:
             self._ask()
-        for parcel in heralded:
-            if parcel.complete():  # or step() sends it, with zeros for what is missing
-                self._submit_bundle(parcel, ending=len(heralded) == 1)
+        for packed in ready:
+            if packed.complete():  # otherwise step() sends it, with zeros for missing gradients
+                self._submit_bundle(packed, ending=len(ready) == 1)
 
-    def _note_late(self) -> None:
-        """Takes the late ones as arrived when all are there; or step() sends them."""
-        if all(slot.param.grad is not None for slot in self._late):
-            for slot in self._late:
+    def _note_unhooked(self) -> None:
+        """Marks the unhooked slots as arrived if all have gradients; otherwise step() sends them."""
+        if all(slot.param.grad is not None for slot in self._unhooked):
+            for slot in self._unhooked:
                 if not slot.pending:
                     slot.pending = True
                     self._ready.append(slot)
@@ -264,11 +266,11 @@ class Gradients:
         wanted = bundle.wanted() if bundle.missing else bundle.slots
         if not wanted:
             return
-        if not isinstance(bundle, Parcel):
+        if not isinstance(bundle, PackedBucket):
             self._submit(wanted, True)
             return
         flat = bundle.slot
-        if self.plain and runtime.world.engine.scatters and bundle.scatter():
+        if self.plain and runtime.world.engine.supports_pieces and bundle.scatter():
             begin_scattered(bundle, self._batches, ending)
             return
         bundle.load()
@@ -282,7 +284,7 @@ class Gradients:
         self._batches.append(Batch([flat], wait))
 
     def _submit(self, slots: Sequence[Slot], together: bool = False) -> None:
-        """Hands gradients to the engine; when that fails they are as if they had not arrived."""
+        """Submits gradients to the engine. If that fails, they count as not arrived."""
         try:
             dense = [slot for slot in slots if not self._begin_sparse(slot)]
             for slot in dense:
@@ -300,7 +302,7 @@ class Gradients:
             raise
 
     def _begin_sparse(self, slot: Slot) -> bool:
-        """Brings the gradient into the layout that the ranks agreed on; a sparse one begins its journey here."""
+        """Converts the gradient to the agreed layout. A sparse one is submitted here; returns whether it was."""
         grad = slot.param.grad if slot.pending else slot.stand_in()
         assert grad is not None
         sparse = grad.layout != torch.strided
@@ -324,7 +326,7 @@ class Gradients:
     # --- the end of a step -------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Reduces what has not been reduced, gradients that were not computed as zeros, and waits for everything."""
+        """Reduces the remaining gradients, with zeros for those that were not computed, and waits for all."""
         try:
             self._look_at_world()
             if self.active:
@@ -338,7 +340,7 @@ class Gradients:
             self.drain()
 
     def drain(self) -> None:
-        """Waits for what is under way and begins anew; raises the first error."""
+        """Waits for all pending gradients and resets the state; raises the first error."""
         failure: Exception | None = None
         while self._question is not None:
             try:
@@ -364,24 +366,24 @@ class Gradients:
         self._take_ready()
         self._question = None
         self._at_end = False
-        self._heralded = []
-        self._take_late = False
+        self._ready_packed = []
+        self._take_unhooked = False
         passes = self.passes
         for slot in self.slots.values():
             slot.pending = False
             slot.delay = passes
         travelling = packing(self.compression)
         if self._unpacked and travelling is not None:
-            made = parcels(self._unpacked, travelling, self._batch_bytes)
-            for parcel in made:
-                self._address(parcel.slot)
-                parcel.quiet = parcel.flat.is_cpu and self._quiet_here() and parcel.herald.alone(parcel.slots)
-            self.parcels += made
+            made = packed_buckets(self._unpacked, travelling, self._batch_bytes)
+            for packed in made:
+                self._address(packed.slot)
+                packed.deferred = packed.flat.is_cpu and self._can_defer() and packed.shared_hook.alone(packed.slots)
+            self.packed_buckets += made
         self._unpacked = []
-        if any(slot.agreed for slot in self._late):
-            self._be_late([slot for slot in self._late if not slot.agreed])
+        if any(slot.agreed for slot in self._unhooked):
+            self._unhook([slot for slot in self._unhooked if not slot.agreed])
             self._attach()
-        for bundle in (*self.groups, *self.parcels):
+        for bundle in (*self.groups, *self.packed_buckets):
             bundle.missing = len(bundle.slots)
 
     def _deliver(self, slot: Slot) -> None:
@@ -391,21 +393,21 @@ class Gradients:
             result = slot.tensor if self.plain else self.compression.decompress(slot.tensor, slot.context)
             if result is not slot.grad:
                 slot.grad.detach().copy_(result)
-        if not slot.pending and slot.param is not slot.grad:  # neither a gradient nor a parcel: a stand-in
+        if not slot.pending and slot.param is not slot.grad:  # neither a gradient nor a packed bucket: a stand-in
             slot.take(slot.grad)
 
     def _ask(self) -> None:
-        """The ranks tell each other, once, which gradients are wanted, which are sparse, and how they would pack.
+        """Asks all ranks, once, which gradients are wanted, which are sparse, and how they would pack them.
 
-        Who has no gradient must know whether to send something, and what. Of parameters that are frozen everywhere
-        each step asks again, in one byte, whether somebody has unfrozen any.
+        A rank without a gradient must know whether to send something, and what. While parameters are frozen on all
+        ranks, each step also asks, with one byte, whether a rank has unfrozen any.
         """
         if not self._open and not self._resting:
             return
         asked = self._open
         mine = digest(asked, self.compression)
         marks = [*mine, *(255 - byte for byte in mine)]
-        # By name: a rank may hold its parameters in another order.
+        # Sorted by name: ranks may have their parameters in different orders.
         ordered = sorted(asked, key=lambda slot: slot.name)
         layouts = [self._layout_of(slot) for slot in ordered]
         wishes = [slot.param.requires_grad for slot in ordered]
@@ -437,7 +439,7 @@ class Gradients:
         return DENSE if grad.layout == torch.strided or self.sparse_as_dense else SPARSE
 
     def _submit_missing(self) -> None:
-        for bundle in (*self.groups, *self.parcels):
+        for bundle in (*self.groups, *self.packed_buckets):
             if bundle.missing:
                 self._complete(bundle.wanted())
                 self._submit_bundle(bundle)
@@ -448,24 +450,24 @@ class Gradients:
             self._submit(batch)
 
     def _complete(self, slots: Iterable[Slot]) -> None:
-        """Zeros for what was not computed; frozen parameters get no gradient, and a stand-in is sent."""
+        """Fills gradients that were not computed with zeros. Frozen parameters get none; a stand-in is sent."""
         for slot in slots:
             if not slot.pending and slot.param.requires_grad:
                 slot.fill()
                 slot.pending = True
 
     def handles(self) -> dict[torch.Tensor, tuple[Any, Any]]:
-        """Parameters whose gradients are under way, as Horovod shows them."""
+        """Parameters whose gradients are pending, in the form that Horovod shows."""
         return {slot.param: (slot.name, slot.context) for slot in self.slots.values() if slot.pending}
 
 
 def _silent(slot: Slot) -> bool:
-    """Whether another's hook speaks for it."""
-    return isinstance(slot.bundle, Parcel) and slot.bundle.quiet and slot is not slot.bundle.herald.slot
+    """Whether the slot needs no hook, because its packed bucket has a shared hook."""
+    return isinstance(slot.bundle, PackedBucket) and slot.bundle.deferred and slot is not slot.bundle.shared_hook.slot
 
 
 def _hook(reference: weakref.ref[Gradients], slot: Slot) -> Callable[[torch.Tensor], None]:
-    """What autograd calls when it has added to the parameter's gradient. It keeps no optimizer alive."""
+    """The function that autograd calls after adding to the parameter's gradient. It keeps no optimizer alive."""
 
     def arrived(_: torch.Tensor) -> None:
         left = slot.delay = slot.delay - 1
@@ -473,7 +475,7 @@ def _hook(reference: weakref.ref[Gradients], slot: Slot) -> Callable[[torch.Tens
             return
         bundle = slot.bundle
         if left == 0 and bundle is not None and 1 < bundle.missing < len(bundle.slots):
-            # Neither the first nor the last of its bundle: there is nothing to do yet, and models have many of these.
+            # Neither the first nor the last of its bundle: there is nothing to do yet. Models have many of these.
             slot.pending = True
             bundle.missing -= 1
             return

@@ -1,6 +1,6 @@
-# What tensors are turned into for the journey: nothing, half precision, bfloat16, or what the user's class says.
-# Touches torch alone.
-"""Compressors for gradients; a class of your own derives from `Compressor`."""
+# Compressors: the form in which tensors are sent. Unchanged, half precision, bfloat16, or a class of the user.
+# Touches torch and bindings/compression.py.
+"""Compressors for gradients. A user's class derives from `Compressor`."""
 
 from __future__ import annotations
 
@@ -8,55 +8,29 @@ from typing import Any
 
 import torch
 
-
-class Compressor:
-    """What a compressor offers."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor that travels, and whatever `decompress` needs to know."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The reduced tensor as the caller wants it."""
-        raise NotImplementedError
+from ..bindings.compression import Cast
+from ..bindings.compression import Compressor as Compressor  # scripts derive from it
+from ..bindings.compression import NoneCompressor as NoneCompressor
 
 
-class NoneCompressor(Compressor):
-    """Leaves tensors as they are."""
+class FP16Compressor(Cast):
+    """Sends floating-point tensors with 16 bits: 11 bits of precision, values up to 65504."""
+
+    _travels = torch.float16
 
     @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return tensor, None
+    def _is_floating(tensor: torch.Tensor) -> bool:
+        return tensor.dtype.is_floating_point
 
     @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor
-
-
-def _to(dtype: torch.dtype, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    return (tensor.to(dtype) if tensor.dtype.is_floating_point else tensor), tensor.dtype
-
-
-class FP16Compressor(Compressor):
-    """Floating tensors travel with 16 bits: 11 of precision, values up to 65504."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return _to(torch.float16, tensor)
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        return tensor.to(ctx)
+    def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> Any:
+        return tensor.to(dtype)
 
 
 class BF16Compressor(FP16Compressor):
-    """Floating tensors travel with 16 bits: 8 of precision, the range of float32."""
+    """Sends floating-point tensors with 16 bits: 8 bits of precision, the range of float32."""
 
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        return _to(torch.bfloat16, tensor)
+    _travels = torch.bfloat16
 
 
 class Compression:

@@ -1,4 +1,4 @@
-# A communication hook for DistributedDataParallel: gradients travel by this package, whatever backend DDP has.
+# A communication hook for DistributedDataParallel: this package reduces the gradients, with any backend of DDP.
 # Touches torch, ops, groups, objects and runtime.
 """`model.register_comm_hook(None, hvd.ddp_hook)`; with NCCL inside each host `register_comm_hook(hvd.Hosts(), ...)`."""
 
@@ -12,22 +12,22 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import distributed as dist
 
-from ..groups import ProcessSet, global_process_set
-from ..objects import allgather_object
-from ..pending import synchronize
-from ..reductions import Average
-from ..runtime import World, runtime
+from ..operations.objects import allgather_object
+from ..operations.pending import synchronize
+from ..operations.reductions import Average
+from ..world.groups import ProcessSet, global_process_set
+from ..world.runtime import World, runtime
 from .ops import allreduce_, allreduce_async_
 
-# Completes futures, in the order of the buckets. It ends with the world.
+# Each completes futures in the order of the buckets and ends with its world.
 _workers: WeakKeyDictionary[World, ThreadPoolExecutor] = WeakKeyDictionary()
 
 
 class Hosts:
-    """For DDP whose process group is that of one host: every rank of it carries its share of a bucket to other hosts.
+    """For DDP whose process group is one host: each rank of the host reduces its share of a bucket with other hosts.
 
-    All ranks of the job make it at the same time; every host must have as many ranks. `group` is the group of
-    torch.distributed inside the host (the default one if None), for example on NCCL.
+    All ranks of the job must make it at the same time, and every host must have the same number of ranks. `group` is
+    the group of torch.distributed inside the host (None: the default group), for example with NCCL.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -37,7 +37,7 @@ class Hosts:
         places = allgather_object((place, self.size))
         if any(size != self.size for _, size in places):
             raise ValueError(f"every host must have as many ranks; found {sorted({size for _, size in places})}")
-        # Sets are the whole job's: every rank makes all of them.
+        # Every rank must make all process sets, because a set belongs to the whole job.
         columns = [[rank for rank, (other, _) in enumerate(places) if other == at] for at in range(self.size)]
         sets = [
             global_process_set if len(ranks) == len(places) else runtime.world.groups.find(ranks) or _add(ranks)
@@ -46,7 +46,9 @@ class Hosts:
         self.process_set = sets[place]
 
     def average(self, buffer: torch.Tensor) -> None:
-        """In place: each rank of the host gets a share of its sum, averages that over the hosts, and gives it back."""
+        """In place: each rank of the host gets a share of the host's sum, averages it over the hosts, and shares the
+        result.
+        """
         share = -(-buffer.numel() // self.size)
         row = torch.zeros(share * self.size, dtype=buffer.dtype, device=buffer.device)
         row[: buffer.numel()].copy_(buffer.view(-1))
@@ -65,7 +67,7 @@ def _add(ranks: list[int]) -> ProcessSet:
 
 
 def ddp_hook(state: ProcessSet | Hosts | None, bucket: Any) -> Any:
-    """Averages a bucket of DDP over the ranks of `state`: None means all of the job, Hosts those of DDP and beyond."""
+    """Averages a bucket of DDP over the ranks of `state`. None: all ranks of the job. Hosts: the ranks of all hosts."""
     buffer = bucket.buffer()
     if isinstance(state, Hosts):
 
@@ -82,12 +84,12 @@ def ddp_hook(state: ProcessSet | Hosts | None, bucket: Any) -> Any:
 
 
 if dist.is_available():
-    # DDP compares the types themselves, and this file has only their names.
+    # DDP compares the types themselves, but this file has only their names.
     ddp_hook.__annotations__ |= {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
 
 
 def _later(run: Callable[[], None], buffer: torch.Tensor) -> Any:
-    """A Future of the buffer that is done when `run` is."""
+    """A Future of the buffer that is done when `run` has ended."""
     worker = _workers.get(runtime.world)
     if worker is None:
         worker = _workers[runtime.world] = ThreadPoolExecutor(1, thread_name_prefix="farandole-ddp")
@@ -97,7 +99,7 @@ def _later(run: Callable[[], None], buffer: torch.Tensor) -> Any:
 
     def complete() -> None:
         try:
-            with torch.cuda.stream(stream):  # None: nothing is done
+            with torch.cuda.stream(stream):  # None: the context does nothing
                 run()
                 future.set_result(buffer)
         except BaseException as error:

@@ -1,6 +1,6 @@
-# The state of models and optimizers from one rank to all; objects come from the NumPy layer.
+# Copies the state of models and optimizers from one rank to all. Functions for objects come from the NumPy layer.
 # Touches torch, memory, ops, sharding, trees and objects.
-"""Called once before training, so that all ranks begin with the same parameters and optimizer state."""
+"""Scripts call these once before training, so that all ranks begin with the same parameters and optimizer state."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..groups import ProcessSet, global_process_set
-from ..objects import allgather_object, broadcast_object
-from ..runtime import runtime
+from ..operations.objects import allgather_object, broadcast_object
+from ..world.groups import ProcessSet, global_process_set
+from ..world.runtime import runtime
 from . import memory
 from .ops import begin_broadcast, synchronize
 from .sharding import Shares
@@ -37,18 +37,18 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
 
 
 def _broadcast_all(pairs: list[tuple[str | None, torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:
-    """All at once; waits for every one, also after one has failed, so that nothing is left under way."""
+    """Broadcasts all at once. Waits for all of them, also after a failure, so that nothing stays pending."""
     under_way = []
     failure: Exception | None = None
     try:
         for name, tensor in pairs:
             values = tensor.detach()
             whole = values.contiguous()
-            # Moving bytes asks nothing of the type: complex numbers and small floats go as bytes.
+            # A broadcast only copies bytes, so types that the engine does not know are sent as bytes.
             sent = whole if memory.supported(whole.dtype) else whole.reshape(-1).view(torch.uint8)
             begun = begin_broadcast(sent, root_rank, name, process_set, True)
             for request in begun.requests:
-                request.device = -1  # state may lie on the CPU here and on a GPU there
+                request.device = -1  # state may be on the CPU on this rank and on a GPU on another
             under_way.append((begun.handle(), values, whole))
     except Exception as error:
         failure = error
@@ -69,16 +69,16 @@ def broadcast_optimizer_state(
     model: Any = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Gives every rank the root's optimizer state and options. `model` is there for scripts that pass it.
+    """Gives every rank the root's optimizer state and options. `model` is accepted for compatibility and not used.
 
-    The others' state need not exist yet: it is made from the root's.
+    On other ranks the state need not exist yet: it is made from the root's.
     """
     del model
     if not hasattr(optimizer, "param_groups"):
         raise TypeError(f"optimizer is a {type(optimizer).__name__}; expected a torch.optim.Optimizer")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of torch.optim.LBFGS cannot be broadcast")
-    # Of a sharded optimizer every rank has a part: all have to ask for the whole.
+    # Each rank has a part of a sharded optimizer's state, so all ranks must ask for the whole.
     sharded = isinstance(getattr(optimizer, "_gradients", None), Shares)
     whole = optimizer.state_dict() if sharded or runtime.world.engine.rank == root_rank else {}
     if runtime.world.engine.rank == root_rank:
@@ -90,7 +90,18 @@ def broadcast_optimizer_state(
     rest, kinds = broadcast_object(None, root_rank, "optimizer_state", process_set)
     tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in kinds]
     _broadcast_all(_numbered(tensors), root_rank, process_set)
-    optimizer.load_state_dict(join(rest, tensors))
+    given = join(rest, tensors)
+    optimizer.load_state_dict(given)
+    if not sharded:
+        _keep_types(optimizer.state_dict()["state"], given["state"])
+
+
+def _keep_types(state: dict[Any, dict[str, Any]], given: dict[Any, dict[str, Any]]) -> None:
+    """load_state_dict gives most tensors the type of their parameter. The root's optimizer may use another type."""
+    for number, values in given.items():
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.dtype != state[number][name].dtype:
+                state[number][name] = value.to(state[number][name].device)
 
 
 def _numbered(tensors: list[torch.Tensor]) -> list[tuple[str | None, torch.Tensor]]:

@@ -1,6 +1,6 @@
-# What scripts write by hand: this rank's device, learning rates, seeds, and whether models are equal.
+# Helpers that scripts often need: this rank's device, learning rates, seeds, and a check that models are equal.
 # Touches torch, objects, reductions and runtime.
-"""Small conveniences around a training loop; none of them is needed."""
+"""Small helpers for a training loop; none of them is required."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from .. import errors
-from ..groups import ProcessSet, global_process_set
-from ..objects import allgather_object
-from ..reductions import Adasum, Average
-from ..runtime import local_rank, rank, runtime, size
+from ..base import errors
+from ..operations.objects import allgather_object
+from ..operations.reductions import Adasum, Average
+from ..world.groups import ProcessSet, global_process_set
+from ..world.runtime import local_rank, rank, runtime, size
 
 
 def cuda_built() -> bool:
-    """Whether CUDA tensors can be used: torch decides that."""
+    """Whether torch was built with CUDA."""
     return torch.version.cuda is not None
 
 
 def rocm_built() -> bool:
-    """Whether ROCm tensors can be used: torch decides that."""
+    """Whether torch was built with ROCm."""
     return torch.version.hip is not None
 
 
 def device() -> torch.device:
-    """This rank's device, made the current one: a GPU by local rank, or the CPU without GPUs."""
+    """Chooses this rank's device: a GPU by local rank, which becomes the current one, or the CPU if there is no GPU."""
     place = local_rank()
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -41,15 +41,15 @@ def device() -> torch.device:
 
 
 def scale_lr(lr: float, op: Any = Average, backward_passes_per_step: int = 1) -> float:
-    """The learning rate for the whole job, from that of one process: it grows with the batch, except for Adasum."""
+    """The learning rate for the whole job from the rate of one process: it grows with the batch, except for Adasum."""
     return lr * backward_passes_per_step * (1 if op == Adasum else size())
 
 
 class WarmupLR(LambdaLR):
-    """Raises the learning rate from that of one process to that of the job, a little after each batch.
+    """Raises the learning rate after each batch, from the rate of one process to the rate of the job.
 
-    The optimizer's learning rate is the job's (see scale_lr). Call `step()` after each batch. Momentum needs no
-    correction when the rate changes, as it does in Keras: torch keeps it apart from the rate.
+    The optimizer's learning rate must be the rate of the job (see scale_lr). Call `step()` after each batch. Momentum
+    needs no correction as in Keras, because torch keeps it independent of the rate.
     """
 
     def __init__(
@@ -69,7 +69,9 @@ class WarmupLR(LambdaLR):
 
 
 def set_seed(seed: int, per_rank: bool = False) -> int:
-    """Seeds Python, NumPy and torch, everywhere alike or, for shuffling and augmentation, differently on each rank."""
+    """Seeds Python, NumPy and torch: with the same seed on all ranks or, for shuffling and augmentation, one for each
+    rank.
+    """
     own = seed + rank() if per_rank else seed
     random.seed(own)
     np.random.seed(own % (1 << 32))
@@ -78,9 +80,9 @@ def set_seed(seed: int, per_rank: bool = False) -> int:
 
 
 def check_equal(model: Any, process_set: ProcessSet = global_process_set) -> None:
-    """Raises Mismatch, on all ranks, unless the parameters and buffers have the same bits on all of them.
+    """Raises Mismatch on all ranks if any parameter or buffer does not have the same bits on all ranks.
 
-    `model`: a module or its state_dict. The error says which tensors differ, on which ranks.
+    `model`: a module or its state_dict. The error says which tensors differ, and on which ranks.
     """
     tensors = model.state_dict() if isinstance(model, torch.nn.Module) else model
     if not isinstance(tensors, dict):

@@ -1,6 +1,6 @@
-# Tensors as memory of the engine: CPU tensors as they lie, CUDA tensors by way of pinned host memory.
+# Tensors as memory of the engine: CPU tensors are used in place, CUDA tensors are copied through pinned host memory.
 # Touches torch, arrays, engine, pending and runtime. The only file of the binding that knows about streams.
-"""`begin(tensors, ...)` turns tensors into buffers, and what comes back into tensors on the same device."""
+"""`begin(tensors, ...)` turns tensors into buffers, and results into tensors on the same device."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from ..arrays import Buffer
-from ..engine import Array, DType, Kind, Memory, Outcome, Span
-from ..pending import Beginning, output_of
-from ..runtime import Pending, World
+from ..engine.interface import Array, DType, Kind, Memory, Outcome, Span
+from ..operations.arrays import Buffer
+from ..operations.pending import Submission, output_of
+from ..world.runtime import Pending, World
 
 _TYPES: dict[Any, DType] = {
     kind: dtype for dtype in DType if (kind := getattr(torch, dtype.name.lower(), None)) is not None
 }
 
-Build = Callable[[Sequence[Buffer], bool], Beginning]
+Build = Callable[[Sequence[Buffer], bool], Submission]
 
 
 def supported(dtype: torch.dtype) -> bool:
@@ -40,13 +40,13 @@ def tensor_of(array: Array, bfloat16: bool = False) -> torch.Tensor:
 
 
 def span(tensor: torch.Tensor) -> Span:
-    """A CPU tensor's memory, which it keeps."""
-    # The storage too: `tensor.data = other` gives it away while the engine still uses it.
+    """Describes a CPU tensor's memory and keeps it alive."""
+    # It also keeps the storage: `tensor.data = other` releases it while the engine still uses it.
     return Span(tensor.data_ptr(), tuple(tensor.shape), tensor, tensor.untyped_storage())
 
 
 class TensorBuffer(Buffer):
-    """A CPU tensor's memory. The engine gets its address alone: a NumPy view would cost more than a small operation."""
+    """A CPU tensor's memory. The engine gets only its address: a NumPy view would cost more than a small operation."""
 
     __slots__ = ()
 
@@ -61,7 +61,7 @@ class TensorBuffer(Buffer):
 
     def empty_like(self, rows: int | None = None) -> Span:
         shape = self.array.shape if rows is None else (rows, *self.array.shape[1:])
-        return span(self.array.owner.new_empty(shape))  # on its device, whatever torch's default is
+        return span(self.array.owner.new_empty(shape))  # on its device, whatever torch's default device is
 
     def head(self, rows: int) -> Span:
         whole = self.array
@@ -83,10 +83,10 @@ def type_of(tensor: torch.Tensor) -> DType:
     return dtype
 
 
-def begin(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, build: Build) -> Beginning:
-    """What `build` makes of the tensors' buffers, giving tensors (in place: the same ones) back.
+def begin(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, build: Build) -> Submission:
+    """Calls `build` with the tensors' buffers; the result gives tensors (in place: the same ones).
 
-    `build(buffers, in_place)` is called at once; for CUDA tensors with buffers that are filled a little later.
+    `build(buffers, in_place)` is called at once. The buffers of CUDA tensors are filled a little later.
     """
     near = True
     for tensor in tensors:
@@ -107,14 +107,15 @@ def begin(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, build:
 
 @dataclass
 class _Staging:
-    """What one world needs for CUDA tensors: a stream to copy on per device, and a thread that waits for the copies."""
+    """What a world needs for CUDA tensors: one copy stream for each device, and a thread that waits for the copies."""
 
-    # The thread ends with the world: an executor that nobody holds ends its threads.
+    # The thread ends with the world: an executor without references ends its threads.
     worker: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="farandole-staging")
     )
     streams: dict[torch.device, Any] = field(default_factory=dict)
-    # Submitted from another thread, unnamed operations could overtake those on CPU tensors: so they get names here.
+    # Another thread submits these operations. Without names they could overtake those on CPU tensors, so they get
+    # names.
     unnamed: defaultdict[tuple[int, Kind], Iterator[int]] = field(
         default_factory=lambda: defaultdict(lambda: itertools.count(1))
     )
@@ -129,14 +130,14 @@ _stagings: WeakKeyDictionary[World, _Staging] = WeakKeyDictionary()
 
 
 def flush(world: World) -> None:
-    """Returns when every operation begun so far has reached the engine: barrier and join come after them."""
+    """Returns when every operation begun so far has reached the engine; barrier and join must come after them."""
     staging = _stagings.get(world)
     if staging is not None:
         staging.worker.submit(lambda: None).result()
 
 
 class _StagedPending(Pending):
-    """Behind a handle whose requests the worker submits as soon as the copy to the host is done."""
+    """The pending state of requests that the worker submits as soon as the copy to the host is done."""
 
     def __init__(self, future: Future[list[int]], finish: Callable[[list[Outcome]], Any]) -> None:
         self._future = future
@@ -151,15 +152,15 @@ class _StagedPending(Pending):
 
     @handles.setter
     def handles(self, value: list[int]) -> None:
-        """The future knows them."""
+        """Does nothing: the future has the handles."""
 
 
-class _Staged(Beginning):
+class _Staged(Submission):
     """Operations on pinned copies of CUDA tensors."""
 
     __slots__ = ("copied", "staging")
 
-    def __init__(self, begun: Beginning, finish: Callable[[list[Outcome]], Any], staging: _Staging, copied: Any):
+    def __init__(self, begun: Submission, finish: Callable[[list[Outcome]], Any], staging: _Staging, copied: Any):
         super().__init__(begun.world, begun.requests, finish, begun.bundle)
         self.staging = staging
         self.copied = copied
@@ -175,14 +176,14 @@ class _Staged(Beginning):
             future.result()  # raises what the submission raised
             return self.finish(outcomes)
 
-        return self.world.hold(_StagedPending(future, finish))
+        return self.world.add_handle(_StagedPending(future, finish))
 
     def _submit(self) -> list[int]:
         self.copied.synchronize()
         return self.world.engine.submit(self.requests, self.bundle)
 
 
-def _staged(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, build: Build) -> Beginning:
+def _staged(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, build: Build) -> Submission:
     [device, *others] = {tensor.device for tensor in tensors}
     if others or device.type != "cuda":
         raise ValueError(f"tensors must be on the CPU or on one CUDA device, not on {[device, *others]}")
@@ -194,7 +195,7 @@ def _staged(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, buil
     begun = build(buffers, True)
     staging = _stagings.setdefault(begun.world, _Staging())
     for request in begun.requests:
-        request.device = 0  # which one is each rank's own affair
+        request.device = 0  # each rank may use another device
         if request.name is None:
             number = next(staging.unnamed[request.group, request.kind])
             request.name = f"{request.kind.name.lower()}.noname.device.{number}"
@@ -203,10 +204,10 @@ def _staged(tensors: Sequence[torch.Tensor], in_place: bool, grouped: bool, buil
     with torch.cuda.stream(stream):
         for host, tensor in zip(hosts, tensors, strict=True):
             host.copy_(tensor.detach(), non_blocking=True)
-        copied = stream.record_event(torch.cuda.Event(blocking=True))  # who waits for it leaves the core to others
+        copied = stream.record_event(torch.cuda.Event(blocking=True))  # blocking: waiting uses no core
 
     def finish(outcomes: list[Outcome]) -> Any:
-        # On the caller's current stream: whatever the caller does next comes after the copy.
+        # On the caller's current stream, so that all later work of the caller comes after the copy.
         results = []
         for buffer, outcome, tensor in zip(buffers, outcomes, tensors, strict=True):
             source = buffer.give(output_of(outcome))

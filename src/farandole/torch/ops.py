@@ -1,4 +1,4 @@
-# The operations on tensors that give handles or work in place; those that gradients flow through: autograd.py.
+# Operations on tensors that give handles or work in place. Operations that autograd differentiates: autograd.py.
 # Touches torch, memory and the NumPy layer, which does the work.
 """Operations with the names, arguments and rules of Horovod, on CPU and CUDA tensors."""
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import ops as arrays_ops
-from .. import reductions
-from ..groups import ProcessSet, global_process_set
-from ..pending import Beginning, chosen_op, poll, synchronize
-from ..reductions import Average, Sum
-from ..runtime import runtime
+from ..operations import ops as arrays_ops
+from ..operations import reductions
+from ..operations.pending import Submission, chosen_op, poll, synchronize
+from ..operations.reductions import Average, Sum
+from ..world.groups import ProcessSet, global_process_set
+from ..world.runtime import runtime
 from . import memory, repeats
 
 __all__ = [
@@ -52,7 +52,7 @@ def begin_allreduce(
     process_set: ProcessSet,
     grouped: bool,
     in_place: bool,
-) -> Beginning:
+) -> Submission:
     chosen = chosen_op(op, average)
     return memory.begin(
         tensors,
@@ -71,7 +71,7 @@ def begin_reducescatter(
     scales: tuple[float, float],
     process_set: ProcessSet,
     grouped: bool,
-) -> Beginning:
+) -> Submission:
     return memory.begin(
         tensors,
         False,
@@ -82,7 +82,7 @@ def begin_reducescatter(
 
 def begin_allgather(
     tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet, grouped: bool
-) -> Beginning:
+) -> Submission:
     return memory.begin(
         tensors,
         False,
@@ -93,7 +93,7 @@ def begin_allgather(
 
 def begin_broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool
-) -> Beginning:
+) -> Submission:
     return memory.begin(
         [tensor],
         in_place,
@@ -104,8 +104,8 @@ def begin_broadcast(
 
 def begin_alltoall(
     tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet, pair: bool = True
-) -> Beginning:
-    """Gives the rows, or the pair (rows, received splits)."""
+) -> Submission:
+    """The result is the rows, or the pair (rows, received splits)."""
     rows = splits.tolist() if hasattr(splits, "tolist") else splits
     begun = memory.begin(
         [tensor],
@@ -145,7 +145,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Allreduce in place; gives `tensor` back."""
+    """Allreduce in place; returns `tensor`."""
     key = (name, op, average, prescale_factor, postscale_factor, getattr(process_set, "process_set_id", None))
     if repeats.again(key, tensor) is None:
         scales = (prescale_factor, postscale_factor)
@@ -190,7 +190,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[torch.Tensor, ...]:
-    """Grouped allreduce in place; gives the tensors back."""
+    """Grouped allreduce in place; returns the tensors."""
     scales = (prescale_factor, postscale_factor)
     return tuple(begin_allreduce(tensors, average, name, op, scales, process_set, True, True).result())
 
@@ -212,7 +212,7 @@ def grouped_allreduce_async_(
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: Any, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Begins the sum or average of sparse tensors; calling what it gives waits and gives the sparse result."""
+    """Begins the sum or average of sparse tensors. Call the returned function to wait and to get the sparse result."""
     chosen = chosen_op(op, None)
     if chosen not in (Average, Sum):
         raise NotImplementedError("sparse tensors can only be reduced with Average and Sum")
@@ -220,7 +220,7 @@ def sparse_allreduce_async(
         what = tensor.layout if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise ValueError(f"sparse_allreduce_async needs a tensor of layout torch.sparse_coo, not {what}")
     _, ranks = runtime.world.groups.members(process_set)
-    # Rows that occur twice here travel once.
+    # Equal rows are added up first, so that each row is sent once.
     tensor = tensor.detach().coalesce()
     indices = tensor.indices().t().contiguous()
     values = tensor.values().contiguous()
@@ -290,7 +290,7 @@ def broadcast_async(
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Broadcast in place; gives `tensor` back."""
+    """Broadcast in place; returns `tensor`."""
     result: torch.Tensor = begin_broadcast(tensor, root_rank, name, process_set, True).result()
     return result
 
@@ -322,9 +322,9 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join(device: int = -1) -> int:
-    """Says that this rank has no more data: it adds zeros to the others' allreduces until all have joined.
+    """Declares that this rank has no more data. Until all ranks have joined, it adds zeros to the others' allreduces.
 
-    Gives the rank that joined last. `device` is there for scripts that pass it.
+    Gives the rank that joined last. `device` is accepted for compatibility.
     """
     memory.flush(runtime.world)
     return arrays_ops.join(device)

@@ -1,6 +1,6 @@
 # DistributedOptimizer: a torch optimizer whose gradients are those of all ranks.
 # Touches torch, buckets, adasum_optimizer, scaling, wrapping, compression and the NumPy layer below.
-"""Wraps any optimizer; the result is of a class of the same name that derives from the wrapped one's."""
+"""Wraps any optimizer. The result's class has the name of the wrapped class and derives from it."""
 
 from __future__ import annotations
 
@@ -15,35 +15,71 @@ from typing import Any
 
 import torch
 
-from ..engine import ReduceOp
-from ..groups import ProcessSet, global_process_set
-from ..pending import checked_compression, chosen_op
-from ..private.torch_names import runs_hooks_itself
-from ..reductions import Average
-from ..runtime import runtime
-from .adasum_optimizer import AdasumSteps
+from ..bindings.private.torch_names import runs_hooks_itself
+from ..engine.interface import ReduceOp
+from ..operations.pending import checked_compression, chosen_op
+from ..operations.reductions import Average
+from ..world.groups import ProcessSet, global_process_set
+from ..world.runtime import runtime
+from .adasum_optimizer import _DistributedAdasumOptimizer
 from .buckets import Gradients
 from .compression import Compression
 from .ops import allreduce_
 from .scaling import prepare_scalers
-from .wrapping import adopt, checked_passes, class_over, registered, state_of
+from .sharded_optimizer import shard
+from .wrapping import above, adopt, checked_passes, class_over, registered, state_of
 
 __all__ = ["DistributedOptimizer"]
 
 
-class ReducedSteps:
-    """The methods that a DistributedOptimizer has before those of the wrapped class."""
+class _DistributedOptimizer(torch.optim.Optimizer):
+    """The methods of a DistributedOptimizer, which come before those of the wrapped class.
+
+    Other libraries derive from this class, change its methods, use it in `isinstance`, and copy its methods into their
+    own classes.
+    """
 
     _gradients: Gradients
     _should_synchronize: bool
-    _synchronized: bool  # since the last step, and nothing has come since
-    _for_scaler: bool  # because GradScaler asked, not the script
-    param_groups: list[dict[str, Any]]  # the wrapped class's
+    _synchronized: bool  # synchronize() was called since the last step() or zero_grad()
+    _for_scaler: bool  # GradScaler caused that call, not the script
+    param_groups: list[dict[str, Any]]  # of the wrapped class
+
+    def __init__(
+        self,
+        params: Any,
+        named_parameters: Any,
+        compression: Any,
+        backward_passes_per_step: int = 1,
+        op: Any = Average,
+        gradient_predivide_factor: float = 1.0,
+        groups: Any = None,
+        sparse_as_dense: bool = False,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        """Only for classes of other libraries: DistributedOptimizer() converts the wrapped optimizer instead."""
+        above(self, _DistributedOptimizer).__init__(params)
+        chosen, own = chosen_op(op, None), _params_of(self)
+        _check_factor(gradient_predivide_factor, chosen)
+        prepare_scalers()
+        _check_set(process_set)
+        gradients = Gradients(
+            own,
+            _names_of(self, named_parameters),
+            compression=checked_compression(compression),
+            passes=checked_passes(backward_passes_per_step),
+            op=chosen,
+            predivide=gradient_predivide_factor,
+            bundles=_bundles_of(own, 0, groups),
+            sparse_as_dense=sparse_as_dense,
+            process_set=process_set,
+        )
+        _equip(self, gradients)
 
     # --- what scripts call -------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Waits until all gradients are reduced; those that were not computed count as zeros."""
+        """Waits until all gradients are reduced; gradients that were not computed count as zeros."""
         try:
             self._gradients.synchronize()
         finally:
@@ -51,18 +87,18 @@ class ReducedSteps:
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Inside, step() takes the gradients as they are: for use after synchronize()."""
+        """Inside this context step() uses the gradients as they are; call synchronize() first."""
         self._should_synchronize = False
         try:
             yield
         finally:
             self._should_synchronize = True
 
-    @runs_hooks_itself  # the wrapped class's step runs the step hooks: once is enough
+    @runs_hooks_itself  # the wrapped class's step runs the step hooks, so they must not run here too
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Synchronizes the gradients and lets the wrapped optimizer step.
+        """Synchronizes the gradients and calls the wrapped optimizer's step.
 
-        A closure's gradients are reduced each time it is called.
+        With a closure, the gradients are reduced each time it is called.
         """
         if self._should_synchronize:
             if closure is not None:
@@ -78,7 +114,7 @@ class ReducedSteps:
             elif closure is None or self._gradients.pending:
                 self.synchronize()
         self._synchronized = False
-        base: Any = super()
+        base = above(self, _DistributedOptimizer)
         return base.step() if closure is None else base.step(closure)
 
     def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -87,7 +123,7 @@ class ReducedSteps:
             loss = closure()
             self.synchronize()
             if isinstance(self, torch.optim.LBFGS) and self._gradients.active:
-                # It decides by the loss how often it calls this: all ranks must see the same.
+                # LBFGS decides from the loss how often it calls this, so all ranks must have the same loss.
                 name = f"loss.{next(iter(self._gradients.slots.values())).name}"
                 loss = torch.as_tensor(loss).detach().clone()
                 allreduce_(loss, name=name, op=Average, process_set=self._gradients.process_set)
@@ -96,32 +132,34 @@ class ReducedSteps:
         return run
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """As the wrapped optimizer's, `set_to_none` included; AssertionError while gradients are under way."""
+        """Like the wrapped optimizer's, with `set_to_none`; AssertionError while gradients are pending."""
         if self._gradients.pending:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
             )
         self._synchronized = False
-        base: Any = super()
+        base = above(self, _DistributedOptimizer)
         base.zero_grad(*args, **kwargs)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """From now on gradients are reduced after so many backward passes."""
+        """From now on, gradients are reduced after this many backward passes."""
         self._gradients.set_passes(checked_passes(passes))
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """As the wrapped optimizer's; gradients under way are waited for and forgotten."""
-        with contextlib.suppress(Exception):  # what failed belongs to the state that is being replaced
+        """Like the wrapped optimizer's; it waits for pending gradients first and discards them."""
+        with contextlib.suppress(Exception):  # a failure belongs to the state that is being replaced
             self._gradients.drain()
         self._should_synchronize, self._synchronized = True, False
-        base: Any = super()
+        base = above(self, _DistributedOptimizer)
         base.load_state_dict(*args, **kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the wrapped optimizer's; the new parameters' gradients are reduced too."""
-        base: Any = super()
+        """Like the wrapped optimizer's; the gradients of the new parameters are reduced too."""
+        base = above(self, _DistributedOptimizer)
         base.add_param_group(param_group)
+        if "_gradients" not in self.__dict__:
+            return  # called by the wrapped class's constructor
         number = len(self.param_groups) - 1
         params = self.param_groups[number]["params"]
         self._gradients.add(params, [f"noname.{number}.{index}" for index in range(len(params))])
@@ -131,7 +169,7 @@ class ReducedSteps:
         """Names that occur more than once."""
         return {name for name, times in Counter(names).items() if times > 1}
 
-    # --- what others look at -----------------------------------------------------------------------------------------
+    # --- what other libraries read -----------------------------------------------------------------------------------
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -158,19 +196,19 @@ class ReducedSteps:
         return {param for param in self._gradients.slots if param.requires_grad}
 
     def before_scaler(self) -> None:
-        """Called by GradScaler before it looks at the gradients and changes them: they must be reduced by then."""
+        """GradScaler calls this before it checks and changes the gradients: they must be reduced before that."""
         if self._should_synchronize and (not self._synchronized or self._gradients.pending):
             self.synchronize()
             self._for_scaler = True
 
     def after_scaler(self) -> None:
-        """Called by GradScaler when it has stepped, or has found infinities and not stepped: what comes now is new."""
+        """GradScaler calls this after a step, or after infinities made it skip the step: later gradients are new."""
         self._synchronized = False
 
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def __copy__(self) -> Any:
-        """Shares the parameters, and so everything about their gradients."""
+        """The copy shares the parameters and therefore everything about their gradients."""
         return adopt(type(self), self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -190,9 +228,9 @@ class ReducedSteps:
 
 
 def _restore(base: type, options: dict[str, Any], state: dict[str, Any]) -> Any:
-    """Makes a copy, or one from a pickle: of a class that is made anew, on whatever parameters came with it."""
+    """Makes a copy, or an object from a pickle: it makes the class again and uses the parameters of `state`."""
     prepare_scalers()
-    optimizer: Any = object.__new__(class_over(ReducedSteps, base))
+    optimizer: Any = object.__new__(class_over(_DistributedOptimizer, base))
     params = [param for group in state["param_groups"] for param in group["params"]]
     bundles = [[params[place] for place in places] for places in options.pop("bundles")]
     process_set = registered(options.pop("ranks"))
@@ -206,20 +244,20 @@ def _equip(optimizer: Any, gradients: Gradients) -> None:
     optimizer._should_synchronize, optimizer._synchronized, optimizer._for_scaler = True, False, False
 
 
-# --- what the user said ----------------------------------------------------------------------------------------------
+# --- the arguments ---------------------------------------------------------------------------------------------------
 
 
 def _check_wrapped(optimizer: Any) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer is a {type(optimizer).__name__}; expected a torch.optim.Optimizer")
-    if isinstance(optimizer, (ReducedSteps, AdasumSteps)):
+    if isinstance(optimizer, (_DistributedOptimizer, _DistributedAdasumOptimizer)):
         raise ValueError("optimizer is a DistributedOptimizer already; wrap the optimizer once")
 
 
 def _check_set(process_set: ProcessSet) -> None:
-    """Ranks outside of it may wrap their optimizers too: they train alone."""
+    """Ranks outside the process set may wrap their optimizers too; they train alone."""
     if not isinstance(process_set, ProcessSet) or process_set.included() is None:
-        runtime.world.groups.members(process_set)  # says what is wrong with it
+        runtime.world.groups.members(process_set)  # raises the error that says what is wrong
 
 
 def _check_factor(factor: Any, op: ReduceOp) -> None:
@@ -234,7 +272,7 @@ def _params_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _names_of(optimizer: torch.optim.Optimizer, named_parameters: Any) -> list[str]:
-    """A name for each parameter; ValueError unless all have one, and each its own."""
+    """A name for each parameter; ValueError unless each parameter has its own name."""
     if named_parameters is None:
         return [
             name
@@ -248,7 +286,7 @@ def _names_of(optimizer: torch.optim.Optimizer, named_parameters: Any) -> list[s
             "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
             "model.named_parameters()."
         )
-    twice = ReducedSteps.find_duplicates([name for name, _ in named])
+    twice = _DistributedOptimizer.find_duplicates([name for name, _ in named])
     if twice:
         raise ValueError(
             "Parameter names in named_parameters must be unique. Found duplicates: " + ", ".join(sorted(twice))
@@ -263,7 +301,7 @@ def _names_of(optimizer: torch.optim.Optimizer, named_parameters: Any) -> list[s
 
 
 def _bundles_of(params: list[torch.Tensor], num_groups: int, groups: Any) -> list[list[torch.Tensor]]:
-    """The groups of parameters whose gradients become ready together; none when the user wants none."""
+    """The groups of parameters whose gradients are reduced together; an empty list if the user wants none."""
     if num_groups != 0:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=3)
         if not isinstance(num_groups, int) or num_groups < 0:
@@ -302,18 +340,19 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     shard_optimizer_state: bool = False,
 ) -> Any:
-    """An optimizer like `optimizer`, over the same parameters and state, that steps by the gradients of all ranks.
+    """An optimizer like `optimizer`, with the same parameters and state, that steps with the gradients of all ranks.
 
     named_parameters: `model.named_parameters()`; the names appear in timelines and messages.
-    compression: what gradients are turned into for the journey.
-    backward_passes_per_step: so many backward passes add up before the gradients are reduced.
-    op: Average, Sum or another reduction; Adasum adds up the steps of the ranks instead of their gradients.
-    gradient_predivide_factor: so much of the division by the number of ranks comes before the sum.
-    groups: how many groups of gradients, or lists of parameters; those of a group are reduced together.
-    sparse_as_dense: sparse gradients are made dense first.
+    compression: the form in which gradients are sent.
+    backward_passes_per_step: the gradients of this many backward passes are added up before they are reduced.
+    op: Average, Sum or another reduction. Adasum combines the steps of the ranks instead of their gradients.
+    gradient_predivide_factor: the part of the division by the number of ranks that is done before the sum.
+    groups: the number of groups of gradients, or lists of parameters; the gradients of a group are reduced together.
+    sparse_as_dense: makes sparse gradients dense before they are sent.
     process_set: the ranks that train together.
-    shard_optimizer_state: each rank keeps the state of, and steps, its share of the parameters (ZeRO-1). The results
-        are the same, the memory for the state is divided by the number of ranks; every rank must call state_dict().
+    shard_optimizer_state: each rank keeps the state of its share of the parameters and steps only these (ZeRO-1). The
+        results are the same; the memory for the state is divided by the number of ranks. Every rank must call
+        state_dict().
     """
     chosen = chosen_op(op, None)
     _check_wrapped(optimizer)
@@ -328,15 +367,13 @@ def DistributedOptimizer(
     if shard_optimizer_state and process_set.included():
         if bundles or gradient_predivide_factor != 1.0:
             raise ValueError("shard_optimizer_state=True goes with neither groups nor gradient_predivide_factor")
-        from .sharded_optimizer import shard  # which builds on this file
-
-        return shard(optimizer, names, compression, passes, chosen, process_set)
+        return shard(_DistributedOptimizer, optimizer, names, compression, passes, chosen, process_set)
     base: Any = type(optimizer)
     if chosen == ReduceOp.ADASUM and runtime.world.engine.size > 1:
-        distributed = adopt(class_over(AdasumSteps, base), optimizer)
+        distributed = adopt(class_over(_DistributedAdasumOptimizer, base), optimizer)
         distributed.prepare(names, compression, passes, process_set)
         return distributed
-    distributed = adopt(class_over(ReducedSteps, base), optimizer)
+    distributed = adopt(class_over(_DistributedOptimizer, base), optimizer)
     gradients = Gradients(
         params,
         names,

@@ -1,6 +1,6 @@
-# Operations that a script calls again and again: what was checked and packed the first time is kept.
+# Operations that a script repeats: what the first call checked and packed is kept.
 # Touches torch, memory, engine, pending and runtime.
-"""For small tensors the way to the engine costs more than the work: a known call only checks the tensor and runs."""
+"""For small tensors, preparing a call costs more than the operation. A known call only checks the tensor and runs."""
 
 from __future__ import annotations
 
@@ -9,33 +9,30 @@ from typing import Any
 
 import torch
 
-from ..engine import Span
-from ..pending import Beginning
-from ..runtime import runtime
-from .memory import span, tensor_of
+from ..engine.interface import Span
+from ..operations.pending import Submission
+from ..world.runtime import runtime
+from .memory import span, tensor_of, type_of
 
-# Results from so many bytes on are in the engine's memory, which it keeps: allocators give larger blocks back to the
-# system, and new pages cost more than the whole call. Those of an alltoall lie there where neighbours can write them.
+# Results of at least this many bytes are in the engine's memory, which the engine keeps. Allocators give larger blocks
+# back to the system, and new pages cost more than the whole call. An alltoall uses SHARED, so that neighbours can write
+# into the result.
 KEPT = (16 << 20) + 1
 SHARED = 4 << 20  # kShareResults in core/collective/select.h
-MOST = 1024  # calls that a world knows; scripts that never use a name twice must not fill the memory
+MOST = 1024  # known calls in a world; scripts that never repeat a name must not fill the memory
 
 
 class _Known:
-    """A call that has succeeded before."""
+    """A call that has succeeded before: how to run it again, and the shape of its result."""
 
-    __slots__ = ("dtype", "in_place", "prepared", "result", "shape")
+    __slots__ = ("bfloat16", "in_place", "result", "run", "same")
 
-    def __init__(self, tensor: torch.Tensor, result: torch.Tensor, begun: Beginning, kept: int) -> None:
-        [request] = begun.requests
-        self.dtype = tensor.dtype
-        self.shape = tensor.shape
+    def __init__(self, run: Any, tensor: torch.Tensor, result: torch.Tensor, kept: int) -> None:
+        self.run = run
+        self.bfloat16 = tensor.dtype is torch.bfloat16
         self.in_place = result is tensor
-        self.result = result.shape if self.in_place or result.nbytes < kept else None  # None: in the engine's memory
-        # The tensors themselves may go.
-        first = Span(0, request.input.shape, None, None)
-        output = None if self.result is None else Span(0, tuple(self.result), None, None)
-        self.prepared = begun.world.engine.prepare(replace(request, input=first, output=output))
+        self.result = result.shape if result.nbytes < kept else None  # None: the result is in the engine's memory
+        self.same = self.result == tensor.shape
 
 
 def _spans(tensor: torch.Tensor, result: torch.Tensor | None) -> tuple[Span, Span | None]:
@@ -44,44 +41,50 @@ def _spans(tensor: torch.Tensor, result: torch.Tensor | None) -> tuple[Span, Spa
 
 
 def again(key: Any, tensor: torch.Tensor) -> torch.Tensor | None:
-    """Runs the call, if it is known and the tensor is of the same kind as before, and gives its result."""
-    world = runtime.world
+    """Runs the call if it is known and the tensor is of the same kind as before. Gives its result, or None."""
+    repeats = runtime.world.repeats
     try:
-        known = world.repeats.pop(key, None)  # nobody else may run it meanwhile
+        known = repeats.get(key)
     except TypeError:
-        return None  # an argument of a wrong kind
-    if known is None or type(tensor) is not torch.Tensor or tensor.dtype is not known.dtype:
+        return None  # an argument of a wrong type
+    if known is None or tensor.is_neg():
         return None
-    if tensor.shape != known.shape or not tensor.is_cpu or tensor.layout is not torch.strided:
-        return None
-    if not tensor.is_contiguous() or tensor.is_neg():
-        return None
-    place = tensor.data_ptr()
     if known.in_place:
-        world.engine.run_again(known.prepared, place, place, _spans, tensor, tensor)
-        world.repeats[key] = known
-        return tensor
-    if known.result is None:
-        result = None
-    else:
-        # Of the same shape it is made more quickly.
-        result = torch.empty_like(tensor) if known.result == known.shape else tensor.new_empty(known.result)
-    output_at = 0 if result is None else result.data_ptr()
-    outcome = world.engine.run_again(known.prepared, place, output_at, _spans, tensor, result)
-    if outcome is None or (result is not None and outcome.output.shape == known.result):
-        world.repeats[key] = known
+        return None if known.run(tensor, tensor) is NotImplemented else tensor
+    result = None
+    if known.result is not None:
+        # empty_like is faster if the shape is the same.
+        result = torch.empty_like(tensor) if known.same else tensor.new_empty(known.result)
+    outcome = known.run(tensor, result)
+    if outcome is None:
         return result
-    if result is None:
-        world.repeats[key] = known  # else other ranks have sent more than before, or less, and may again
-    return tensor_of(outcome.output, known.dtype is torch.bfloat16)
+    if outcome is NotImplemented:
+        return None
+    if result is not None:
+        if outcome.output.shape == known.result:
+            return result
+        repeats.pop(key, None)  # other ranks have sent more or less than before, and may do so again
+    return tensor_of(outcome.output, known.bfloat16)
 
 
-def first(key: Any, tensor: torch.Tensor, begun: Beginning, kept: int = KEPT) -> Any:
-    """The result of a call on one tensor that is not known; from now on it is."""
+def first(key: Any, tensor: torch.Tensor, begun: Submission, kept: int = KEPT) -> Any:
+    """The result of a call on one tensor that is not known yet; it is known from now on."""
     result = begun.result()
     if tensor.is_cpu:
+        known = _known(tensor, result, begun, kept)
         repeats = begun.world.repeats
         if len(repeats) >= MOST:
             repeats.clear()
-        repeats[key] = _Known(tensor, result, begun, kept)
+        if known is not None:
+            repeats[key] = known
     return result
+
+
+def _known(tensor: torch.Tensor, result: torch.Tensor, begun: Submission, kept: int) -> _Known | None:
+    [request] = begun.requests
+    # The known call keeps no reference to the tensors.
+    first = Span(0, request.input.shape, None, None)
+    output = first if result is tensor else Span(0, tuple(result.shape), None, None) if result.nbytes < kept else None
+    again = replace(request, input=first, output=output, dtype=type_of(tensor))
+    prepared = begun.world.engine.prepare(again, type(tensor), _spans)
+    return None if prepared is None else _Known(prepared.run, tensor, result, kept)

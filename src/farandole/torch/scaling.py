@@ -1,11 +1,10 @@
-# What happens when torch's GradScaler meets a DistributedOptimizer: gradients are reduced before it looks at them.
-# Touches the two public methods of torch.amp.GradScaler and its subclasses that take an optimizer, ops and the NumPy
-# layer below.
-"""GradScaler tells an optimizer nothing before it reads gradients, so that its own methods have to do it.
+# Support for torch's GradScaler with a DistributedOptimizer: gradients are reduced before it reads them.
+# Touches two public methods of torch.amp.GradScaler and of its subclasses, ops and the NumPy layer below.
+"""GradScaler does not tell an optimizer before it reads the gradients, so its own methods are changed.
 
-`unscale_` and `step` call `before_scaler()` of an optimizer that has it: GradScaler's, and those of subclasses, which
-need not call `super()` (torch's ShardedGradScaler does not). `step` calls `after_scaler()` when it is over. A scaler
-that is no GradScaler calls `optimizer.synchronize()` before it looks at the gradients.
+`unscale_` and `step` call `before_scaler()` of an optimizer that has it. This applies to GradScaler and its subclasses,
+which need not call `super()` (torch's ShardedGradScaler does not). `step` calls `after_scaler()` at its end. Other
+scalers must call `optimizer.synchronize()` before they read the gradients.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from typing import Any
 
 import torch
 
-from ..groups import ProcessSet
-from ..reductions import Max
+from ..operations.reductions import Max
+from ..world.groups import ProcessSet
 from .ops import allreduce_
 
 
 def prepare_scalers() -> None:
-    """From now on GradScalers ask distributed optimizers for their reduced gradients; again is once."""
+    """From now on GradScalers let distributed optimizers reduce gradients first. A second call changes nothing."""
     waiting: list[Any] = [torch.amp.GradScaler]
     while waiting:
         kind = waiting.pop()
@@ -35,7 +34,7 @@ def prepare_scalers() -> None:
 
 
 def _prepare(kind: Any) -> None:
-    """The methods that this class itself has; `step` of one class may call `unscale_` of another."""
+    """Changes the methods that this class itself defines; `step` of one class may call `unscale_` of another."""
     for name in ("unscale_", "step"):
         method = vars(kind).get(name)
         if inspect.isfunction(method) and not hasattr(method, "asks_first"):
@@ -64,7 +63,9 @@ def _asking_first(method: Callable[..., Any], ends: bool) -> Callable[..., Any]:
 
 
 def agree_on_infinity(grads: Iterable[torch.Tensor | None], name: str, process_set: ProcessSet) -> None:
-    """Where one rank's gradients are not finite nobody's are: every GradScaler must come to the same conclusion."""
+    """If one rank's gradients are not finite, makes all ranks' non-finite, so that all GradScalers decide the
+    same.
+    """
     found = [grad for grad in grads if grad is not None]
     bad = torch.tensor([float(any(not _values(grad).isfinite().all() for grad in found))])
     if float(allreduce_(bad, name=f"infinity.{name}", op=Max, process_set=process_set)):

@@ -1,6 +1,6 @@
-# Dense tensors of slots on their way to the engine, from CPU memory or by way of a device's staging.
+# Submits the dense tensors of slots to the engine: CPU tensors directly, device tensors through staging memory.
 # Touches torch, slots, memory and the NumPy layer below.
-"""`begin(slots)` submits what the slots' `tensor` holds, in place; each batch knows how to wait for its own."""
+"""`begin(slots)` submits each slot's `tensor`, in place; each batch knows how to wait for its operations."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from ..arrays import Buffer
-from ..engine import Engine
-from ..pending import Beginning, synchronize
-from ..runtime import runtime
+from ..engine.interface import Engine
+from ..operations.arrays import Buffer
+from ..operations.pending import Submission, synchronize
+from ..world.runtime import runtime
 from . import memory
-from .slots import Parcel, Slot
+from .slots import PackedBucket, Slot
 
-A_MOMENT = 0.01  # seconds; longer than what ranks of a host are apart, mostly, shorter than what scripts notice
+A_MOMENT = 0.01  # seconds; ranks of a host mostly differ by less time, and scripts do not notice this delay
 
 
 class Batch:
-    """Slots that went to the engine by one call, and how to wait for them."""
+    """Slots that were submitted in one call, and how to wait for them."""
 
     __slots__ = ("slots", "wait")
 
@@ -40,12 +40,12 @@ def _wait_for(engine: Engine, handles: list[int]) -> Callable[[], None]:
         if failure is not None:
             raise failure
 
-    handles.reverse()  # so that the first is popped first
+    handles.reverse()  # so that the first handle is popped first
     return wait
 
 
 def begin(slots: Sequence[Slot], together: bool) -> Iterable[Batch]:
-    """Submits dense tensors: those in CPU memory at once, those of a device by way of its staging."""
+    """Submits dense tensors: CPU tensors directly, device tensors through staging memory."""
     near: list[Slot] = []
     far: dict[torch.device, list[Slot]] = {}
     for slot in slots:
@@ -67,14 +67,14 @@ def begin(slots: Sequence[Slot], together: bool) -> Iterable[Batch]:
         yield _begin_far(distant, together)
 
 
-def begin_scattered(parcel: Parcel, batches: list[Batch], ending: bool) -> None:
-    """Submits a parcel that knows the places of its gradients, as one more batch.
+def begin_scattered(packed: PackedBucket, batches: list[Batch], ending: bool) -> None:
+    """Submits a packed bucket, whose gradients the engine uses in place, as one more batch.
 
-    `ending`: backward ends with this call. A parcel that is alone then is often done a moment later, before the script
-    runs again, and its memory need not be held.
+    `ending`: backward ends with this call. If there is no other batch, the bucket is often done a moment later, before
+    the script continues, and its memory need not be held.
     """
     engine = runtime.world.engine
-    slot = parcel.slot
+    slot = packed.slot
     slot.request.dtype = memory.type_of(slot.param)
     alone = ending and not batches
     done = False
@@ -84,15 +84,15 @@ def begin_scattered(parcel: Parcel, batches: list[Batch], ending: bool) -> None:
         done = alone and engine.poll(handle, A_MOMENT)
     finally:
         if not done:
-            parcel.hold()
+            packed.hold()
 
 
 def _begin_far(slots: Sequence[Slot], together: bool) -> Batch:
-    def build(buffers: Sequence[Buffer], _: bool) -> Beginning:
+    def build(buffers: Sequence[Buffer], _: bool) -> Submission:
         for slot, buffer in zip(slots, buffers, strict=True):
             slot.request.input = slot.request.output = buffer.array
             slot.request.dtype = buffer.dtype
-        return Beginning(runtime.world, [slot.request for slot in slots], lambda outcomes: None, together)
+        return Submission(runtime.world, [slot.request for slot in slots], lambda outcomes: None, together)
 
     handle = memory.begin([slot.tensor for slot in slots if slot.tensor is not None], True, True, build).handle()
     return Batch(slots, lambda: synchronize(handle))

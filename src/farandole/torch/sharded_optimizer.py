@@ -1,51 +1,60 @@
 # DistributedOptimizer(shard_optimizer_state=True): the wrapped optimizer steps this rank's share of the parameters.
-# Touches torch, sharding, scaling and the methods of optimizer.py.
-"""`optimizer.param_groups` holds shares; `state_dict()` is that of the whole, in the plain optimizer's form."""
+# Touches torch, sharding and scaling; its methods come before those of optimizer.py, which it gets as an argument.
+"""`optimizer.param_groups` has shares; `state_dict()` gives the whole state in the form of the plain optimizer."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ..engine import ReduceOp
-from ..groups import ProcessSet
-from ..private.torch_names import runs_hooks_itself
-from .optimizer import ReducedSteps
+from ..bindings.private.torch_names import runs_hooks_itself
+from ..engine.interface import ReduceOp
+from ..world.groups import ProcessSet
 from .scaling import agree_on_infinity
 from .sharding import Bucket, Shares, check_elementwise
 from .slots import without_graph
 from .wrapping import adopt, class_over
 
 
-class ShardedSteps(ReducedSteps):
-    """The methods that a sharded DistributedOptimizer has before those of the wrapped class."""
+class ShardedSteps:
+    """Methods of a sharded DistributedOptimizer; they come before those of every DistributedOptimizer."""
 
-    _gradients: Shares  # type: ignore[assignment]
-    state: Any  # the wrapped class's, of shares
-    _param_names: list[Any]  # of each group, where the wrapped optimizer had them
-    _agreed: bool  # on whether there are infinities, since the gradients were reduced
+    _gradients: Shares
+    _should_synchronize: bool
+    _synchronized: bool  # the gradients are synchronized since the last step
+    _for_scaler: bool  # because GradScaler asked, not the script
+    param_groups: list[dict[str, Any]]  # of the wrapped class
+    state: Any  # of the wrapped class, for shares
+    _param_names: list[Any]  # of each group, if the wrapped optimizer had names
+    _agreed: bool  # the ranks agreed whether there are infinities, since the last reduction
 
     def synchronize(self) -> None:
-        """As the other distributed optimizers'; not again once a GradScaler has looked: it may have unscaled them."""
+        """Like that of other distributed optimizers. Does nothing after a GradScaler has read the gradients and may
+        have unscaled them.
+        """
         if self._agreed and self._synchronized and not self._gradients.pending:
             return
         self._agreed = False
-        super().synchronize()
+        base: Any = super()
+        base.synchronize()
 
-    @runs_hooks_itself  # the wrapped class's step runs the step hooks: once is enough
+    @runs_hooks_itself  # the wrapped class's step runs the step hooks, so they must not run here too
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Synchronizes the gradients, steps this rank's share, and gives every rank the new parameters."""
+        """Synchronizes the gradients, steps this rank's share, and copies the new parameters to all ranks."""
         self._gradients.load()
-        result = super().step(closure)
+        base: Any = super()
+        result = base.step(closure)
         self._gradients.publish()
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Of the model's parameters; AssertionError while gradients are under way."""
-        super().zero_grad(set_to_none=True)  # the shares'
+        """Clears the gradients of the model's parameters; AssertionError while gradients are pending."""
+        base: Any = super()
+        base.zero_grad(set_to_none=True)  # clears the gradients of the shares
         for param in self._whole():
             if param.grad is not None:
                 param.grad = None if set_to_none else param.grad.detach().zero_()
@@ -53,12 +62,13 @@ class ShardedSteps(ReducedSteps):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Clips the averaged gradients by the norm of all of them together, which it returns.
 
-        Stands where scripts have `synchronize()` and `torch.nn.utils.clip_grad_norm_`, which see one rank's gradients.
+        Use it instead of `synchronize()` and `torch.nn.utils.clip_grad_norm_`, which see only the gradients of one
+        rank.
         """
         shares = self._gradients
         if not self._synchronized or shares.pending:
             self.synchronize()
-            self._for_scaler = True  # step() takes them as they are
+            self._for_scaler = True  # so that step() does not reduce again
         grads = [bucket.shard.grad for bucket in shares.buckets if bucket.shard.grad is not None]
         parts = [torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64).cpu() for grad in grads]
         if norm_type == float("inf"):
@@ -71,7 +81,7 @@ class ShardedSteps(ReducedSteps):
         return total
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole state, as the wrapped optimizer would have it without sharding. Every rank must call it."""
+        """The whole state, as the wrapped optimizer has it without sharding. Every rank must call it."""
         base: Any = super()
         packed: dict[str, Any] = base.state_dict()
         place = {param: number for number, param in enumerate(self._whole())}
@@ -103,9 +113,9 @@ class ShardedSteps(ReducedSteps):
                 state[place[param]][key] = value.clone() if isinstance(value, torch.Tensor) else value
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """A whole state, from any number of ranks, or from an optimizer without sharding."""
+        """Loads a whole state, from a job with any number of ranks or from an optimizer without sharding."""
         shares = self._gradients
-        with contextlib.suppress(Exception):  # what failed belongs to the state that is being replaced
+        with contextlib.suppress(Exception):  # a failure belongs to the state that is being replaced
             shares.drain()
         groups = state_dict["param_groups"]
         if [len(group["params"]) for group in groups] != [len(params) for params in shares.groups]:
@@ -123,13 +133,15 @@ class ShardedSteps(ReducedSteps):
         self.load_shares(states, groups, state_dict)
 
     def options(self) -> list[dict[str, Any]]:
-        """What the parameter groups say beside their parameters: learning rates and the like."""
+        """The options of the parameter groups, such as learning rates, without the parameters."""
         return [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
 
     def load_shares(
         self, states: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]], more: dict[str, Any] | None = None
     ) -> None:
-        """The state of this rank's share of each bucket, in their order; `groups` are options, as above."""
+        """Loads the state of this rank's share of each bucket, in the order of the buckets; `groups` are options, as
+        above.
+        """
         shares = self._gradients
         self.state.clear()
         state: dict[int, Any] = {}
@@ -141,10 +153,11 @@ class ShardedSteps(ReducedSteps):
             state.update({first + at: items for at, items in enumerate(mine) if items})
             rest = {key: value for key, value in group.items() if key != "param_names"}
             packed.append({**rest, "params": list(range(first, first + len(mine)))})
-        super().load_state_dict({**(more or {}), "state": state, "param_groups": packed})
+        base: Any = super()
+        base.load_state_dict({**(more or {}), "state": state, "param_groups": packed})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the wrapped optimizer's; the new parameters are divided too."""
+        """Like the wrapped optimizer's; the new parameters are divided too."""
         params = param_group["params"]
         whole = [params] if isinstance(params, torch.Tensor) else list(params)
         if any(param is other for param in whole for other in self._whole()):
@@ -161,11 +174,12 @@ class ShardedSteps(ReducedSteps):
         return [param for params in self._gradients.groups for param in params]
 
     def before_scaler(self) -> None:
-        """As the other distributed optimizers'; a rank has seen its share alone, and so asks the others.
+        """Like that of other distributed optimizers. A rank sees only its share, so the ranks also exchange infinities.
 
-        Once after each reduction, whoever asked for that: scripts may have called `synchronize()` themselves.
+        Runs once after each reduction, also if the script called `synchronize()` itself.
         """
-        super().before_scaler()
+        base: Any = super()
+        base.before_scaler()
         if not self._agreed:
             shares = self._gradients
             grads = [bucket.shard.grad for bucket in shares.buckets]
@@ -180,13 +194,13 @@ class ShardedSteps(ReducedSteps):
 
 
 def is_divided(value: Any, shape: Sequence[int], key: str) -> bool:
-    """Whether an item of a share's state has a value for each element."""
+    """Whether an item of a share's state has one value for each element."""
     return isinstance(value, torch.Tensor) and tuple(value.shape) == tuple(shape) and key != "step"
 
 
 @without_graph
 def _share_of(found: Sequence[dict[str, Any]], bucket: Bucket) -> dict[str, Any]:
-    """This rank's share of the state of a bucket's parameters; those that were never stepped have zeros."""
+    """This rank's share of the state of a bucket's parameters; parameters that were never stepped have zeros."""
     share: dict[str, Any] = {}
     at, full = next((at, items) for at, items in enumerate(found) if items)
     for key, value in full.items():
@@ -205,7 +219,13 @@ def _share_of(found: Sequence[dict[str, Any]], bucket: Bucket) -> dict[str, Any]
     return share
 
 
+@functools.cache
+def _before(methods: type) -> type:
+    return type("ShardedSteps", (ShardedSteps, methods), {})
+
+
 def shard(
+    methods: type,
     optimizer: torch.optim.Optimizer,
     names: Sequence[str],
     compression: Any,
@@ -213,7 +233,10 @@ def shard(
     op: ReduceOp,
     process_set: ProcessSet,
 ) -> Any:
-    """The sharded optimizer over `optimizer`, whose state it divides; `optimizer` itself is not to be used any more."""
+    """The sharded optimizer for `optimizer`, whose state it divides; `optimizer` must not be used afterwards.
+
+    methods: the methods that every DistributedOptimizer has.
+    """
     check_elementwise(optimizer)
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError("shard_optimizer_state=True needs op=Average or op=Sum")
@@ -221,7 +244,7 @@ def shard(
     groups = [list(group["params"]) for group in optimizer.param_groups]
     named = dict(zip((param for params in groups for param in params), names, strict=True))
     base: Any = type(optimizer)
-    distributed: Any = adopt(class_over(ShardedSteps, base), optimizer)
+    distributed: Any = adopt(class_over(_before(methods), base), optimizer)
     shares = Shares(groups, named, compression=compression, passes=passes, op=op, process_set=process_set)
     distributed._gradients = shares
     distributed._should_synchronize, distributed._synchronized, distributed._for_scaler = True, False, False

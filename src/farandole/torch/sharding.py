@@ -1,6 +1,6 @@
-# ZeRO-1 for DistributedOptimizer: every rank keeps, and updates, its share of the optimizer's state.
+# ZeRO-1 for DistributedOptimizer: each rank keeps and updates its share of the optimizer's state.
 # Touches torch, ops, compression, optimizer's methods and the NumPy layer below.
-"""Gradients are reduce-scattered in buckets while backward runs, shares are stepped, parameters are gathered."""
+"""Buckets of gradients are reduce-scattered during backward, each rank steps its share, and parameters are gathered."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
-from ..engine import ReduceOp
-from ..groups import ProcessSet
-from ..pending import synchronize
-from ..private.torch_names import copy_each
-from ..reductions import Sum
-from ..runtime import World, runtime
+from ..bindings.private.torch_names import copy_each
+from ..engine.interface import ReduceOp
+from ..operations.pending import synchronize
+from ..operations.reductions import Sum
+from ..world.groups import ProcessSet
+from ..world.runtime import World, runtime
 from .ops import allgather_async, allreduce_, reducescatter_async
 from .slots import without_graph
 
 BUCKET_BYTES = 16 << 20
 
-# How many there have been in a world: optimizers over models that share names must not meet under them.
+# Counts them in a world: optimizers whose models have equal names must not send under the same names.
 _made: weakref.WeakKeyDictionary[World, int] = weakref.WeakKeyDictionary()
 
-# Each element is stepped by itself, whatever tensor it lies in: only such optimizers can work on a share.
+# These step each element independently of its tensor. Only such optimizers can work on a share.
 ELEMENTWISE = tuple(
     getattr(torch.optim, name)
     for name in ["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"]
@@ -43,12 +43,12 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
 
 
 class Bucket:
-    """Neighbouring parameters as one row of elements, cut into equal shares, one per rank."""
+    """Neighbouring parameters as one flat row, divided into equal shares, one for each rank."""
 
     def __init__(self, params: Sequence[torch.Tensor], name: str, group: int, place: int, ranks: int) -> None:
         self.params = params
         self.name = name
-        self.group = group  # of the optimizer's parameter groups
+        self.group = group  # the number of the optimizer's parameter group
         self.sizes = [param.numel() for param in params]
         self.elements = sum(self.sizes)
         self.share = -(-self.elements // ranks)
@@ -63,7 +63,7 @@ class Bucket:
 
     @without_graph
     def row(self, tensors: Iterable[torch.Tensor | None]) -> torch.Tensor:
-        """The tensors, one per parameter, behind each other; zeros for None and at the end."""
+        """The tensors, one for each parameter, as one row; zeros replace None and fill the end."""
         first = self.params[0]
         row = torch.empty(self.share * self.ranks, dtype=first.dtype, device=first.device)
         row[self.elements :].zero_()
@@ -76,7 +76,7 @@ class Bucket:
 
     @without_graph
     def mine(self, tensors: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Copies this rank's share of the tensors, one per parameter, to `out`."""
+        """Copies this rank's share of the tensors (one for each parameter) to `out`."""
         at = 0
         for size, tensor in zip(self.sizes, tensors, strict=True):
             begin, end = max(self.begin, at), min(self.end, at + size)
@@ -86,13 +86,13 @@ class Bucket:
             at += size
 
     def parts(self, row: torch.Tensor) -> list[torch.Tensor]:
-        """The row as tensors of the parameters' shapes."""
+        """The row as tensors with the shapes of the parameters."""
         pieces = row[: self.elements].split(self.sizes)
         return [piece.view(param.shape) for piece, param in zip(pieces, self.params, strict=True)]
 
 
 class Shares:
-    """The gradients of some parameters on their way into shares; stands where Gradients stands without sharding."""
+    """Reduces gradients into shares; has the same methods as Gradients, which is used without sharding."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Shares:
         self.process_set = process_set
         self.names = names
         self.groups = groups
-        self.slots: dict[torch.Tensor, Any] = {}  # nothing that Horovod's scripts look at
+        self.slots: dict[torch.Tensor, Any] = {}  # empty: scripts for Horovod read nothing here
         self.under_way = False
         self._hooks: list[Any] = []
         weakref.finalize(self, _remove, self._hooks)
@@ -127,11 +127,11 @@ class Shares:
         return self.ranks > 1
 
     def cut(self) -> None:
-        """Makes the shares for the ranks of this world, once; all ranks must have the same parameters."""
+        """Divides the parameters among the ranks, once in each world; all ranks must have the same parameters."""
         if self.in_this_world():
             return
         self._world = weakref.ref(runtime.world)
-        # A rank that comes later makes its optimizers in the order in which the others have made theirs.
+        # A rank that joins later makes its optimizers in the same order as the other ranks did.
         self._number = self._number or _made.get(runtime.world, 0) + 1
         _made[runtime.world] = max(_made.get(runtime.world, 0), self._number)
         self.ranks = self.process_set.size() or 1
@@ -144,17 +144,17 @@ class Shares:
             self._cut_group(number, params)
 
     def in_this_world(self) -> bool:
-        """Whether the ranks are still those among whom the shares were made."""
+        """Whether the shares were made for the ranks of this world."""
         return self._world is not None and self._world() is runtime.world
 
     def add(self, params: list[torch.Tensor], names: Sequence[str]) -> None:
-        """One more group of parameters."""
+        """Adds a group of parameters."""
         self.names.update(zip(params, names, strict=True))
         self.groups.append(params)
         self._cut_group(len(self.groups) - 1, params)
 
     def _cut_group(self, number: int, params: Sequence[torch.Tensor]) -> None:
-        """Backward comes from the last parameter to the first: so neighbours in that order go together."""
+        """Backward begins with the last parameter, so neighbours in reverse order share a bucket."""
         waiting: dict[Any, list[torch.Tensor]] = {}
 
         def close(key: Any) -> None:
@@ -181,7 +181,7 @@ class Shares:
             close(key)
 
     def shards(self, number: int) -> list[torch.Tensor]:
-        """What the optimizer's parameter group of this number steps on this rank."""
+        """The shares that this rank steps for the optimizer's parameter group of this number."""
         return [bucket.shard for bucket in self.buckets if bucket.group == number]
 
     def set_passes(self, passes: int) -> None:
@@ -189,7 +189,7 @@ class Shares:
         self.delays = dict.fromkeys(self.delays, passes)
 
     def arrived(self, param: torch.Tensor, bucket: Bucket) -> None:
-        """One more backward pass has added to the gradient."""
+        """Called when a backward pass has added to the gradient."""
         left = self.delays[param] = self.delays[param] - 1
         if left > 0:
             return
@@ -210,7 +210,7 @@ class Shares:
         bucket.handle = reducescatter_async(row, f"gradients.{bucket.name}", self.op, self.process_set)
 
     def synchronize(self) -> None:
-        """Every share's gradient is complete when this returns; what was not computed counts as zeros."""
+        """Returns when the gradients of all shares are reduced; gradients that were not computed count as zeros."""
         if not self.in_this_world():
             raise RuntimeError(
                 "the job has changed since the optimizer's state was divided among its ranks; call load_state_dict() "
@@ -233,7 +233,7 @@ class Shares:
             raise failure
 
     def drain(self) -> None:
-        """Forgets what is under way; raises what came of it, if that was an error."""
+        """Waits for what is pending and discards it; raises the first error."""
         failure: Exception | None = None
         for bucket in self.buckets:
             handle, bucket.handle = bucket.handle, None
@@ -256,18 +256,18 @@ class Shares:
         return {}
 
     def load(self) -> None:
-        """The shares from the parameters: a broadcast or a checkpoint may have changed those."""
+        """Copies the parameters to the shares: a broadcast or a checkpoint may have changed the parameters."""
         for bucket in self.buckets:
             bucket.mine(bucket.params, bucket.shard.data)
 
     @without_graph
     def publish(self) -> None:
-        """The parameters from everybody's shares."""
+        """Copies the shares of all ranks to the parameters."""
         for bucket, row in self.gathered("parameters", [bucket.shard.detach() for bucket in self.buckets]):
             copy_each([param.detach() for param in bucket.params], bucket.parts(row))
 
     def gathered(self, what: str, shares: Sequence[torch.Tensor]) -> Iterable[tuple[Bucket, torch.Tensor]]:
-        """Rows of which every rank has given its share, one per bucket."""
+        """One row for each bucket, with the shares of all ranks."""
         handles = [
             allgather_async(share, f"{what}.{bucket.name}", self.process_set)
             for bucket, share in zip(self.buckets, shares, strict=True)

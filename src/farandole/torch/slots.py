@@ -1,6 +1,6 @@
-# A parameter's gradient under way, the groups of them that go together, and small ones packed into one piece of memory.
+# A slot is a parameter with its pending gradient. A bundle is slots that are sent together, packed or not.
 # Touches torch, engine and compression.
-"""What buckets.py moves about; nothing here talks to the engine."""
+"""The data that buckets.py works with; nothing here calls the engine."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from ..engine import Kind, Request, Span
-from ..private.torch_names import copy_each
+from ..bindings.private.torch_names import copy_each
+from ..engine.interface import Kind, Request, Span
 from .compression import BF16Compressor, FP16Compressor, NoneCompressor
 
-# Gradients up to this size are copied into a common piece of memory: that costs less than what every tensor costs.
+# Gradients up to this size are packed into one buffer: the copy costs less than one more tensor in the engine.
 PACKED_BYTES = 64 << 10
-# A batch goes to the engine when it holds this much. Fewer calls cost less; earlier ones overlap more of backward.
+# A batch is submitted when it has this many bytes. Large batches need fewer calls; small ones overlap more with
+# backward.
 BATCH_BYTES = 1 << 20
-# Inside a host, where bytes travel fast and other ranks need the cores: each batch interrupts what is computed.
+# The limit inside a host: links are fast there, other ranks need the cores, and each batch interrupts the computation.
 NEAR_BATCH_BYTES = 8 << 20
 
-# Fewer small gradients than these have a hook each.
+# With fewer small gradients than this, each has its own hook.
 FEW = 8
 
-# What is known about the layout of a parameter's gradients.
+# What the ranks know about the layout of a parameter's gradients.
 UNKNOWN, DENSE, SPARSE = 0, 1, 2
 
 
@@ -33,14 +34,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def without_graph(function: Function) -> Function:
-    """torch.no_grad, which as a decorator hides the types from the checker."""
+    """torch.no_grad as a decorator that keeps the function's type for the type checker."""
     hidden: Any = torch.no_grad()(function)
     kept: Function = hidden
     return kept
 
 
 class Slot:
-    """A parameter and the gradient of it that is under way."""
+    """A parameter and its pending gradient."""
 
     __slots__ = (
         "agreed",
@@ -61,18 +62,18 @@ class Slot:
 
     def __init__(self, param: torch.Tensor, given: str, name: str) -> None:
         self.param = param
-        self.given = given  # the user's name; the other is unique among the gradients of this world
+        self.given = given  # the user's name; `name` is unique among the gradients of this world
         self.request = Request(Kind.ALLREDUCE, name)
         self.bytes = param.numel() * param.element_size()
-        self.delay = 1  # backward passes still to come before the gradient is complete
+        self.delay = 1  # backward passes until the gradient is complete
         self.bundle: Bundle | None = None
         self.hook: Any = None
         self.layout = UNKNOWN
-        self.agreed = False  # the layout is what all ranks know
-        self.used = True  # the parameter wants a gradient on some rank, so that all send one
-        self.pending = False  # the gradient is complete, and not reduced yet
-        self.grad: torch.Tensor | None = None  # where the result goes
-        self.tensor: torch.Tensor | None = None  # what travels: the gradient itself, or a copy of another form
+        self.agreed = False  # all ranks know the layout
+        self.used = True  # some rank wants a gradient for this parameter, so all ranks send one
+        self.pending = False  # the gradient is complete and not reduced yet
+        self.grad: torch.Tensor | None = None  # where the result is written
+        self.tensor: torch.Tensor | None = None  # what is sent: the gradient itself, or a copy in another form
         self.context: Any = None  # for decompress
 
     @property
@@ -80,46 +81,46 @@ class Slot:
         return self.request.name or ""
 
     def fill(self) -> None:
-        """Zeros where nothing was computed."""
+        """Sets the gradient to zeros if none was computed."""
         param = self.param
         if param.grad is None:
             param.grad = no_rows(param) if self.layout == SPARSE else torch.zeros_like(param).detach()
 
     def stand_in(self) -> torch.Tensor:
-        """What a rank sends for a parameter that is frozen there: nothing, in a form that tells it from zeros."""
+        """What a rank sends for a parameter that it has frozen: no rows, or negative zeros, which differ from zeros."""
         if self.layout == SPARSE:
             return no_rows(self.param)
         return torch.full_like(self.param, -0.0, memory_format=torch.contiguous_format).detach()
 
     def take(self, result: torch.Tensor) -> None:
-        """Gives a frozen parameter the others' gradient; where all have frozen it, it stays without one."""
+        """Gives a frozen parameter the gradient of the other ranks. If all ranks have frozen it, it gets none."""
         if not frozen_everywhere(result):
             self.param.grad = result.to(self.param.dtype, copy=True)
 
     def forget(self) -> None:
-        """Lets go of the memory of a journey that has ended."""
+        """Releases the memory of an operation that has ended."""
         self.grad = self.tensor = self.context = None
         self.request.input = self.request.output = self.request.pieces = None
 
 
 class Bundle:
-    """Gradients that go together: a group of the user's."""
+    """Gradients that are submitted together: a group that the user chose, or a packed bucket."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = slots
-        self.missing = len(slots)  # not arrived yet
+        self.missing = len(slots)  # number of slots whose gradients have not arrived
         for slot in slots:
             slot.bundle = self
 
     def wanted(self) -> list[Slot]:
-        """All but those that are frozen on all ranks."""
+        """All slots except those that are frozen on all ranks."""
         return [slot for slot in self.slots if slot.pending or slot.used]
 
 
-class Herald:
-    """The one of some gradients whose hook speaks for all: hooks cost more than small gradients do.
+class SharedHook:
+    """One slot of a list, whose hook is enough for all of them: hooks cost more time than small gradients.
 
-    A hook that is removed costs as much as one that does nothing, so the others have none from the start.
+    A removed hook costs as much as a hook that does nothing, so the other slots never get one.
     """
 
     def __init__(self, slots: Sequence[Slot]) -> None:
@@ -131,16 +132,16 @@ class Herald:
         self._later = later[:: max(1, len(later) // 8)]
 
     def comes_first(self) -> bool:
-        """Whether those that come later are not there yet, so that gradients found then have come since."""
+        """Whether the later gradients do not exist yet. If so, those found at the end of backward are new."""
         return all(param.grad is None for param in self._later)
 
     def alone(self, slots: Sequence[Slot]) -> bool:
-        """Whether none of the others has a hook; few of them had better have one each."""
+        """Whether no other slot has a hook, and the slots are not few: a few slots should have one hook each."""
         return len(slots) >= FEW and all(slot.hook is None for slot in slots if slot is not self.slot)
 
 
-class Parcel(Bundle):
-    """Small gradients in one piece of memory: to the engine they are one tensor."""
+class PackedBucket(Bundle):
+    """Small gradients that are one tensor for the engine: in place, or packed into one buffer."""
 
     def __init__(self, slots: Sequence[Slot], dtype: torch.dtype) -> None:
         super().__init__(slots)
@@ -151,17 +152,17 @@ class Parcel(Bundle):
             for slot, part in zip(slots, self.flat.split([slot.param.numel() for slot in slots]), strict=True)
         ]
         self._params: list[Any] = [slot.param for slot in slots]
-        self._pieces = np.array([[0, slot.bytes] for slot in slots], np.int64)  # addresses and bytes
-        self._found: list[Any] = []  # the gradients, when it has just been looked whether all are there
-        self._grads: list[Any] = []  # those that were copied in, and
-        self._parts: list[Any] = []  # where
+        self._pieces = np.array([[0, slot.bytes] for slot in slots], np.int64)  # the address and bytes of each gradient
+        self._found: list[Any] = []  # the gradients that complete() found, until scatter() takes them
+        self._grads: list[Any] = []  # the gradients that load() copied
+        self._parts: list[Any] = []  # their parts of the buffer
         more = f" and {len(slots) - 1} more" if len(slots) > 1 else ""
         self.slot = Slot(self.flat, first.given, first.name + more)
-        self.herald = Herald(slots)
-        self.quiet = False  # the herald's is the only hook, and the parcel goes when backward ends
+        self.shared_hook = SharedHook(slots)
+        self.deferred = False  # one shared hook; the bucket is submitted when backward ends
 
     def complete(self) -> bool:
-        """Takes all gradients as arrived when all are there."""
+        """Marks all gradients as arrived if all exist; returns whether it did."""
         self._found = [param.grad for param in self._params]
         if any(grad is None for grad in self._found):
             self._found = []
@@ -172,7 +173,7 @@ class Parcel(Bundle):
         return True
 
     def scatter(self) -> bool:
-        """Lets the engine work on the gradients where they lie; False when they are not all of one plain kind."""
+        """Lets the engine use the gradients in place. False if they are not all dense, contiguous and of one type."""
         grads, self._found = self._found or [param.grad for param in self._params], []
         if not self.flat.is_cpu or (self.missing and not all(slot.pending for slot in self.slots)):
             return False
@@ -181,7 +182,7 @@ class Parcel(Bundle):
             plain = all(map(torch.Tensor.is_contiguous, grads)) and not any(map(torch.Tensor.is_neg, grads))
             if not plain or {grad.dtype for grad in grads} != {self.flat.dtype}:
                 return False
-        except (RuntimeError, TypeError):  # a sparse one among them, or one that the script has taken away
+        except (RuntimeError, TypeError):  # one of them is sparse, or the script has removed it
             return False
         request = self.slot.request
         request.input = request.output = Span(0, tuple(self.flat.shape), grads, grads)
@@ -189,13 +190,13 @@ class Parcel(Bundle):
         return True
 
     def hold(self) -> None:
-        """Keeps the gradients' memory: by `grad.data = other` a script gives it away while the engine still uses it."""
+        """Keeps the gradients' memory: `grad.data = other` releases it while the engine still uses it."""
         places = self.slot.request.input
         places.memory = list(map(torch.Tensor.untyped_storage, places.owner))
 
     @without_graph
     def load(self) -> None:
-        """Copies the gradients in; stand-ins for parameters that are frozen."""
+        """Copies the gradients into the buffer, and stand-ins for frozen parameters."""
         self.slot.request.pieces = None
         self._grads = [slot.param.grad for slot in self.slots]
         self._parts = self.views
@@ -203,13 +204,13 @@ class Parcel(Bundle):
             if all(slot.pending for slot in self.slots):
                 copy_each(self.views, self._grads)
                 return
-        except (RuntimeError, TypeError):  # a sparse one among them, or one that the script has taken away
+        except (RuntimeError, TypeError):  # one of them is sparse, or the script has removed it
             pass
         self._grads, self._parts = [], []
         for slot, view in zip(self.slots, self.views, strict=True):
             if slot.pending:
                 slot.fill()
-                grad: Any = slot.param.grad  # fill() has seen to it that there is one
+                grad: Any = slot.param.grad  # fill() has made sure that there is one
                 if grad.layout != torch.strided:
                     grad = slot.param.grad = grad.to_dense()
                 self._grads.append(grad)
@@ -220,7 +221,7 @@ class Parcel(Bundle):
 
     @without_graph
     def unload(self) -> None:
-        """Copies the results out, into the gradients they came from."""
+        """Copies the results from the buffer into the gradients."""
         if len(self._parts) < len(self.slots):
             for slot, view in zip(self.slots, self.views, strict=True):
                 if not slot.pending:
@@ -231,21 +232,21 @@ class Parcel(Bundle):
 
 
 def no_rows(param: torch.Tensor) -> torch.Tensor:
-    """A sparse gradient with nothing in it."""
+    """A sparse gradient without rows."""
     values = torch.empty((0, *param.shape[1:]), dtype=param.dtype, device=param.device)
     indices = torch.empty((1, 0), dtype=torch.int64, device=param.device)
     return torch.sparse_coo_tensor(indices, values, param.shape, check_invariants=False)
 
 
 def frozen_everywhere(result: torch.Tensor) -> bool:
-    """Whether every rank sent a stand-in: sums of negative zeros alone are negative zeros."""
+    """Whether every rank sent a stand-in: only negative zeros have a negative zero as their sum."""
     if result.layout != torch.strided:
         return bool(result.coalesce().indices().shape[1] == 0)
     return bool((result.eq(0) & result.signbit()).all())
 
 
 def packing(compression: Any) -> Callable[[torch.dtype], torch.dtype] | None:
-    """How elements of a type travel; None when the compressor is the user's own and may look at whole tensors."""
+    """Gives the type in which elements are sent. None for the user's own compressor, which may need whole tensors."""
     if compression not in (NoneCompressor, FP16Compressor, BF16Compressor):
         return None
 
@@ -257,19 +258,23 @@ def packing(compression: Any) -> Callable[[torch.dtype], torch.dtype] | None:
 
 
 def small(slot: Slot) -> bool:
-    """Whether it can go in a parcel, if its gradients are dense."""
+    """Whether it can be part of a packed bucket if its gradients are dense."""
     return slot.bundle is None and 0 < slot.bytes <= PACKED_BYTES
 
 
-def parcels(slots: Iterable[Slot], travelling: Callable[[torch.dtype], torch.dtype], limit: int) -> list[Parcel]:
-    """Packs the small ones. Backward comes from the last to the first: so neighbours in that order go together."""
+def packed_buckets(
+    slots: Iterable[Slot], travelling: Callable[[torch.dtype], torch.dtype], limit: int
+) -> list[PackedBucket]:
+    """Packs small gradients. Backward begins with the last parameter, so neighbours in reverse order are packed
+    together.
+    """
     open_: dict[Any, list[Slot]] = {}
-    made: list[Parcel] = []
+    made: list[PackedBucket] = []
 
     def close(key: Any) -> None:
         members = open_.pop(key)
         if len(members) > 1:
-            made.append(Parcel(members, travelling(members[0].param.dtype)))
+            made.append(PackedBucket(members, travelling(members[0].param.dtype)))
 
     for slot in reversed([slot for slot in slots if slot.layout == DENSE and small(slot)]):
         key = (slot.param.dtype, slot.param.device)
@@ -283,6 +288,6 @@ def parcels(slots: Iterable[Slot], travelling: Callable[[torch.dtype], torch.dty
 
 
 def digest(slots: Iterable[Slot], compression: Any) -> bytes:
-    """Equal on ranks that would pack alike."""
+    """A hash that is equal on ranks that would pack in the same way."""
     text = [f"{slot.name} {tuple(slot.param.shape)} {slot.param.dtype} {slot.bundle is None}" for slot in slots]
     return hashlib.sha256("\n".join([compression.__name__, *text]).encode()).digest()[:8]

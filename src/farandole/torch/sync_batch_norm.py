@@ -1,6 +1,6 @@
 # Batch normalisation over the batches of all ranks.
 # Touches torch, ops and runtime.
-"""`SyncBatchNorm` stands where `torch.nn.BatchNorm*d` stands, on CPU and CUDA."""
+"""`SyncBatchNorm` replaces `torch.nn.BatchNorm*d`, on CPU and CUDA."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..groups import ProcessSet, global_process_set
-from ..private.torch_names import batch_norm_class
-from ..reductions import Sum
-from ..runtime import runtime
+from ..bindings.private.torch_names import batch_norm_class
+from ..operations.reductions import Sum
+from ..world.groups import ProcessSet, global_process_set
+from ..world.runtime import runtime
 from .ops import begin_allgather, begin_allreduce
 
 _BatchNorm: Any = batch_norm_class()
 
 
 class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
-    """Normalises with the mean and variance of the batches of all ranks; ranks may have batches of any size."""
+    """Normalises with the mean and variance over the batches of all ranks; the batches may differ in size."""
 
     def __init__(
         self,
@@ -118,9 +118,9 @@ class _Normalise(torch.autograd.Function):
 
 
 def _statistics(values: torch.Tensor, process_set: ProcessSet) -> tuple[float, torch.Tensor, torch.Tensor]:
-    """How many values per channel on all ranks, their mean, and the sum of their squared distances from it.
+    """The number of values in each channel on all ranks, their mean, and the sum of squared distances from the mean.
 
-    Each rank sends what it has about its own mean, so that large means cost no precision.
+    Each rank sends distances from its own mean, so that large means do not reduce precision.
     """
     over = [0, *range(2, values.dim())]
     channels = values.shape[1]

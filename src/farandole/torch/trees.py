@@ -1,6 +1,6 @@
-# Trees of dictionaries, lists and tuples with tensors in them: taken apart, and put together again.
+# Takes tensors out of trees of dictionaries, lists and tuples, and puts them back.
 # Touches torch.
-"""`split` gives the tensors and the rest; `join` puts tensors where they stood."""
+"""`split` gives the tensors and the rest; `join` puts tensors back in their places."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor stood."""
+    """Marks the place of a tensor."""
 
     number: int
 
 
 def split(tree: Any) -> tuple[Any, list[torch.Tensor]]:
-    """The tree with a copy of all that is no tensor, and its tensors; one that it has twice comes once."""
+    """A copy of the tree without its tensors, and the list of tensors; a tensor that occurs twice is listed once."""
     tensors: list[torch.Tensor] = []
     return _split(tree, tensors, {}), tensors
 
@@ -39,7 +39,7 @@ def _split(value: Any, tensors: list[torch.Tensor], seen: dict[int, int]) -> Any
 
 
 def join(rest: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """The tree that `split` took apart, with these tensors in it."""
+    """The tree that `split` divided, with these tensors."""
     if isinstance(rest, _Place):
         return tensors[rest.number]
     if isinstance(rest, dict):

@@ -1,6 +1,6 @@
-# Classes over the user's optimizer class, and what moves from one object to another.
+# Makes classes that derive from the user's optimizer class, and copies attributes between objects.
 # Touches groups, private and runtime.
-"""A distributed optimizer is an object of a class that is made when it is needed; copies and pickles make it anew."""
+"""The class of a distributed optimizer is made when it is needed; copies and pickles make it again."""
 
 from __future__ import annotations
 
@@ -8,23 +8,28 @@ import functools
 import numbers
 from typing import Any
 
-from ..groups import ProcessSet, global_process_set
-from ..private.torch_names import is_hook
-from ..runtime import runtime
+from ..bindings.private.torch_names import is_hook
+from ..world.groups import ProcessSet, global_process_set
+from ..world.runtime import runtime
 
-# These belong to one object alone: a learning-rate scheduler wraps `step` on it, and gradients are not copied.
+# These belong to one object: a learning-rate scheduler wraps `step` on it, and gradients are not copied.
 _OWN = ("step", "_gradients", "_should_synchronize", "_synchronized", "_for_scaler")
 
 
 @functools.cache
 def class_over(methods: Any, base: Any) -> Any:
-    """The class of distributed optimizers over `base`: it has the name that scripts and checkpoints know."""
+    """The class of distributed optimizers for `base`, with the same name, which scripts and checkpoints know."""
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     return type(base.__name__, (methods, base), names)
 
 
+def above(optimizer: Any, methods: type) -> Any:
+    """The wrapped class's methods, also if other code has copied those of `methods` into its own class."""
+    return super(methods, optimizer) if isinstance(optimizer, methods) else super(type(optimizer), optimizer)
+
+
 def adopt(kind: Any, optimizer: Any) -> Any:
-    """An object of the class with the attributes of `optimizer`: parameters, state and hooks are shared."""
+    """An object of class `kind` with the attributes of `optimizer`: they share parameters, state and hooks."""
     twin: Any = object.__new__(kind)
     twin.__dict__.update(optimizer.__dict__)
     twin.__dict__.pop("step", None)
@@ -32,7 +37,7 @@ def adopt(kind: Any, optimizer: Any) -> Any:
 
 
 def state_of(optimizer: Any) -> dict[str, Any]:
-    """What a copy or a pickle holds; hooks are the script's, and stay."""
+    """What a copy or a pickle contains. Hooks belong to the script and are not copied."""
     return {key: value for key, value in optimizer.__dict__.items() if key not in _OWN and not is_hook(key)}
 
 

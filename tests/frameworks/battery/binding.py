@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole.engine import Array, DType
+from farandole.engine.interface import Array, DType
 
 # What a framework may lack.
 ASYNC, IN_PLACE, GRADIENTS, BARRIER, JOIN = "async", "in place", "gradients", "barrier", "join"

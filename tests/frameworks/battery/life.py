@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole.engine import DType
+from farandole.engine.interface import DType
 
 from .binding import ASYNC, BARRIER, Table, fails
 from .values import everyones, own
@@ -26,8 +26,8 @@ def nothing_works_before_init(b: Any, rank: int, size: int) -> None:
     assert not b.hvd.is_initialized()
     calls = (b.hvd.rank, b.hvd.size, b.hvd.local_rank, b.hvd.local_size, b.hvd.cross_rank, b.hvd.cross_size)
     for call in (*calls, b.hvd.is_homogeneous, lambda: b.hvd.start_timeline("nowhere"), b.hvd.stop_timeline):
-        fails(ValueError, "Farandole has not been initialized", call)
-    fails(ValueError, "Farandole has not been initialized", lambda: b.hvd.allreduce(b.tensor([1.0])))
+        fails(ValueError, "Horovod has not been initialized; use hvd.init().", call)
+    fails(ValueError, "Horovod has not been initialized; use hvd.init().", lambda: b.hvd.allreduce(b.tensor([1.0])))
     b.hvd.shutdown()  # without init it does nothing
     b.hvd.init()
     assert b.hvd.is_initialized()
@@ -53,7 +53,7 @@ def what_is_inside_is_known_before_init(b: Any, rank: int, size: int) -> None:
     assert not b.hvd.ddl_built() and not b.hvd.ccl_built()
     assert isinstance(b.hvd.nccl_built(), int)
     assert {type(b.hvd.cuda_built()), type(b.hvd.rocm_built())} == {bool}
-    fails(ValueError, "MPI is not enabled", b.hvd.mpi_threads_supported)
+    fails(ValueError, "Horovod MPI is not enabled", b.hvd.mpi_threads_supported)
     ops = (b.hvd.Average, b.hvd.Sum, b.hvd.Adasum, b.hvd.Min, b.hvd.Max, b.hvd.Product)
     assert ops == (0, 1, 2, 3, 4, 5)
     b.hvd.init()

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from farandole.engine import DType, Kind, Request
-from farandole.errors import HorovodInternalError
-from farandole.runtime import runtime
+from farandole.base.errors import HorovodInternalError
+from farandole.engine.interface import DType, Kind, Request
+from farandole.world.runtime import runtime
 
 from .binding import ASYNC, JOIN, Table, fails
 
@@ -129,7 +129,7 @@ def a_rank_that_shuts_down(b: Any, rank: int, size: int) -> None:
         fails(HorovodInternalError, "", lambda: b.hvd.synchronize(handle))
         fails(HorovodInternalError, "", lambda: b.hvd.broadcast(b.tensor([1.0]), 1, name="later"))
         b.hvd.shutdown()
-    fails(ValueError, "Farandole has not been initialized", lambda: b.hvd.allreduce(b.tensor([1.0])))
+    fails(ValueError, "Horovod has not been initialized; use hvd.init().", lambda: b.hvd.allreduce(b.tensor([1.0])))
     b.hvd.init()
     goes_on(b, size)
 

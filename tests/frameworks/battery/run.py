@@ -15,21 +15,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from farandole.errors import ShutDown
+from farandole.base.errors import ShutDown
 
 from .binding import Binding, Case, Table
+from .edges import EDGES
 from .life import LIFE
 from .mistakes import MISTAKES
 from .values import VALUES
 
-PATIENCE_S = 25.0  # for one case
-JOB_S = 100.0
+PATIENCE_S = 90.0  # for one case; the first one to need a compiler loads it
+JOB_S = 240.0
 
 
 def common() -> Table:
     """The cases for every framework."""
     table = Table()
-    for part in (VALUES, LIFE, MISTAKES):
+    for part in (VALUES, LIFE, MISTAKES, EDGES):
         table.update(part)
     return table
 

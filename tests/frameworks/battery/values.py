@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole.engine import Array, DType
+from farandole.engine.interface import Array, DType
 
 from .binding import ASYNC, BARRIER, FLOATS, GRADIENTS, IN_PLACE, JOIN, NUMBERS, Table
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from farandole.base.errors import HorovodInternalError
 from farandole.elastic import mirror
-from farandole.errors import HorovodInternalError
 
 module: Any = mirror  # whose imports are replaced
 

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farandole.elastic import ObjectState, checkpoint, safetensors, trees
+from farandole.elastic import ObjectState, checkpoint, commits, load_from, safetensors, save_to, trees
 from farandole.elastic.safetensors import Block, Damaged
 
 CALLS = ("open", "write", "fsync", "close", "rename", "mkdir", "unlink", "rmdir", "listdir")
@@ -161,29 +161,29 @@ def test_row_19_the_disk_is_full(small_disk: Path) -> None:
     state = make_state(weights=np.ones(60_000, dtype=np.float32))
     state.commit()
     path = str(small_disk / "run")
-    state.save_to(path, wait=True)
+    save_to(state, path, wait=True)
     state.weights = np.ones(600_000, dtype=np.float32)
     state.commit()
     with pytest.raises(OSError, match="No space left") as caught:
-        state.save_to(path, wait=True)
+        save_to(state, path, wait=True)
     assert caught.value.errno == errno.ENOSPC and caught.value.filename == path and "MB are free" in str(caught.value)
-    writing = state.save_to(path)  # in the background nothing is raised: training goes on
+    writing = save_to(state, path)  # in the background nothing is raised: training goes on
     assert writing.settle(30) and isinstance(writing.error, OSError)
     state.commit()
     again = make_state(weights=None)
-    assert again.load_from(path) == 1 and again.weights.shape == (60_000,)
+    assert load_from(again, path) == 1 and again.weights.shape == (60_000,)
     assert sorted(os.listdir(path)) == [".lock", "checkpoint-00000001"]
     state.weights = np.zeros(60_000, dtype=np.float32)
     state.commit()
-    state.save_to(path, wait=True)  # and goes on when there is room again
-    assert again.load_from(path) == 4 and (again.weights == 0).all()
+    save_to(state, path, wait=True)  # and goes on when there is room again
+    assert load_from(again, path) == 4 and (again.weights == 0).all()
 
 
 def test_row_19_read_only(small_disk: Path) -> None:
     state = make_state(x=1)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(OSError, match="Read-only") as caught:
-        state.save_to(str(small_disk / "run"), wait=True)
+        save_to(state, str(small_disk / "run"), wait=True)
     assert str(small_disk) in str(caught.value)
 
 
@@ -193,20 +193,20 @@ def test_row_19_slow_fsync_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "fsync", lambda handle: (release.wait(30), fsync(handle)))
     state = make_state(x=np.arange(10), step=0)
     state.commit()
-    first = state.save_to(str(tmp_path))
+    first = save_to(state, str(tmp_path))
     for step in range(1, 4):
         state.step = step
         state.commit()
-        assert state.save_to(str(tmp_path)).skipped  # one at a time
+        assert save_to(state, str(tmp_path)).skipped  # one at a time
     assert not first.done
     release.set()
     first.wait(30)
-    state.save_to(str(tmp_path), wait=True)
+    save_to(state, str(tmp_path), wait=True)
     assert [number for number, _ in checkpoint.finished(str(tmp_path))] == [1, 2]
     again = make_state(x=None, step=-1)
-    assert again.load_from(str(tmp_path)) == 4 and again.step == 3
+    assert load_from(again, str(tmp_path)) == 4 and again.step == 3
     (tmp_path / "checkpoint-00000002" / "manifest.json").unlink()
-    assert again.load_from(str(tmp_path)) == 1 and again.step == 0  # the one that was slow holds its own commit
+    assert load_from(again, str(tmp_path)) == 1 and again.step == 0  # the one that was slow holds its own commit
 
 
 def test_two_jobs_cannot_write_into_one_directory(tmp_path: Path) -> None:
@@ -343,9 +343,9 @@ def test_every_plain_value_comes_back(tmp_path: Path) -> None:
     }
     state = make_state(**values)
     state.commit()
-    state.save_to(str(tmp_path), wait=True)
+    save_to(state, str(tmp_path), wait=True)
     again = make_state(**dict.fromkeys(values))
-    assert again.load_from(str(tmp_path)) == 1 and again.commits == 1
+    assert load_from(again, str(tmp_path)) == 1 and commits(again) == 1
     for name, value in values.items():
         np.testing.assert_equal(getattr(again, name), value)
     assert again.keys == values["keys"] and isinstance(again.scalar, np.float32) and again.point.shape == ()
@@ -354,18 +354,18 @@ def test_every_plain_value_comes_back(tmp_path: Path) -> None:
 def test_what_cannot_be_held_is_named() -> None:
     state = make_state(a={"b": [object()]})
     with pytest.raises(TypeError, match=r"a\.b\.0 is a object"):
-        state.save_to("/nowhere")
+        save_to(state, "/nowhere")
     with pytest.raises(TypeError, match="dtype object"):
-        make_state(a=np.array([{}])).save_to("/nowhere")
+        save_to(make_state(a=np.array([{}])), "/nowhere")
     with pytest.raises(ValueError, match="keep=0"):
-        state.save_to("/nowhere", keep=0)
+        save_to(state, "/nowhere", keep=0)
 
 
 def test_another_state_is_refused(tmp_path: Path) -> None:
-    make_state(a=1, b=2).save_to(str(tmp_path), wait=True)
+    save_to(make_state(a=1, b=2), str(tmp_path), wait=True)
     with pytest.raises(ValueError, match="has b; this state has"):
-        make_state(a=1).load_from(str(tmp_path))
-    assert make_state(a=1).load_from(str(tmp_path / "nothing")) == 0
+        load_from(make_state(a=1), str(tmp_path))
+    assert load_from(make_state(a=1), str(tmp_path / "nothing")) == 0
 
 
 def test_keeps_the_newest(tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_keeps_the_newest(tmp_path: Path) -> None:
     for step in range(6):
         state.step = step
         state.commit()
-        state.save_to(str(tmp_path), keep=2, wait=True)
+        save_to(state, str(tmp_path), keep=2, wait=True)
     assert [number for number, _ in checkpoint.finished(str(tmp_path))] == [5, 6]
     assert oct(os.stat(tmp_path / "checkpoint-00000006").st_mode)[-3:] == "700"
 
@@ -381,7 +381,7 @@ def test_keeps_the_newest(tmp_path: Path) -> None:
 def test_the_formats_own_library_reads_it(tmp_path: Path) -> None:
     library = pytest.importorskip("safetensors.numpy")
     state = make_state(model={"0.weight": np.arange(6.0).reshape(2, 3), "flags": np.array([True, False])}, step=4)
-    state.save_to(str(tmp_path), wait=True)
+    save_to(state, str(tmp_path), wait=True)
     file = tmp_path / "checkpoint-00000001" / "part-00000.safetensors"
     theirs = library.load_file(file)
     assert sorted(theirs) == ["model.0.weight", "model.flags"]

@@ -12,9 +12,9 @@ import pytest
 
 import farandole
 from farandole import HorovodInternalError, HostsUpdatedInterrupt, Mismatch
-from farandole import runtime as runtimes
-from farandole.config import Config
+from farandole.base.config import Config
 from farandole.elastic import HostUpdateResult, ObjectState, notification_manager, run, run_fn
+from farandole.world import runtime as runtimes
 
 
 class Noted(ObjectState):
@@ -72,10 +72,17 @@ def test_other_errors_are_the_scripts() -> None:
         attempt(KeyError("x"))
 
 
-def test_a_mismatch_that_comes_again_is_raised() -> None:
-    attempt(Mismatch("x"), HorovodInternalError("y"), Mismatch("x"))
-    with pytest.raises(Mismatch):
-        attempt(Mismatch("x"), Mismatch("x"))
+def test_a_mismatch_is_never_tried_again() -> None:
+    for before in ([], [HorovodInternalError("a rank is lost")], [HostsUpdatedInterrupt()]):
+        state, failures, calls = Noted(step=0), [*before, Mismatch("x")], []
+
+        def train(state: Noted) -> None:
+            calls.append(state)  # noqa: B023
+            raise failures.pop(0)  # noqa: B023
+
+        with pytest.raises(Mismatch):
+            run_fn(train, lambda: None)(state)
+        assert len(calls) == len(before) + 1 and not failures
 
 
 def test_a_reset_callback_may_fail_too() -> None:
@@ -100,7 +107,7 @@ def job() -> Iterator[None]:
 
 
 def test_run_meets_the_others_again(job: None) -> None:
-    from farandole.runtime import runtime
+    from farandole.world.runtime import runtime
 
     worlds = []
 
@@ -126,7 +133,7 @@ def test_run_meets_the_others_again(job: None) -> None:
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_connection_that_ended_is_no_launcher_that_is_gone(gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that would save something does so only when its agent says that there is no launcher any more."""
-    monkeypatch.setattr(runtimes, "ALONE_S", 0.3)
+    monkeypatch.setattr(runtimes, "LAUNCHER_GONE_S", 0.3)
 
     class Revoked:
         def __init__(self) -> None:
@@ -141,7 +148,7 @@ def test_a_connection_that_ended_is_no_launcher_that_is_gone(gone: bool, monkeyp
     one._opened = (Config(agent_pulse_fd=word), [], None)
     one._saving = True
     one._world = object()  # type: ignore[assignment]
-    late = threading.Timer(0.1, lambda: os.pwrite(word, b"\1", runtimes.ALONE_AT) if gone else None)
+    late = threading.Timer(0.1, lambda: os.pwrite(word, b"\1", runtimes.LAUNCHER_GONE_OFFSET) if gone else None)
     late.start()
     one.hub_lost(engine, "closed")  # type: ignore[arg-type]
     late.join()

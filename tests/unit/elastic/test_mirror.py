@@ -7,8 +7,8 @@ import os
 
 from mirror_world import Actor, Cast, Died
 
+from farandole.base.errors import HorovodInternalError
 from farandole.elastic.mirror import Mirror, Sharded
-from farandole.errors import HorovodInternalError
 
 KEYS = 5
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import farandole
-from farandole.elastic import HostUpdateResult, ObjectState, RandomState, Sharded, State
+from farandole.base.errors import HostsUpdatedInterrupt
+from farandole.elastic import HostUpdateResult, ObjectState, RandomState, Sharded, State, commits, memory
 from farandole.elastic.mirror import Holding, LostShards, _sources, owners, partner
-from farandole.errors import HostsUpdatedInterrupt
-from farandole.runtime import runtime
+from farandole.elastic.state import METHODS
+from farandole.world.runtime import runtime
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_restore_brings_back_the_last_commit() -> None:
     state.step, state.names[0] = 2, "b"
     state.weights += 1
     state.commit()
-    assert state.commits == 1
+    assert commits(state) == 1
     state.step = 3
     state.names.append("c")
     state.weights += 1
@@ -61,15 +62,59 @@ def test_sync_takes_rank_0s_values_as_they_are_now() -> None:
     theirs = (7, {"step": 40, "names": ["x"]})
     state = ObjectState(lambda value: theirs, lambda: 1, step=0, names=[])
     state.sync()
-    assert state.step == 40 and state.names == ["x"] and state.commits == 7
+    assert state.step == 40 and state.names == ["x"] and commits(state) == 7
     state.step = 41
     state.restore()
     assert state.step == 40
 
 
-def test_names_that_are_taken() -> None:
-    with pytest.raises(ValueError, match="commit, save"):
-        make(save=1, commit=2, fine=3)
+OUR_OLD_NAMES = [
+    "commits",
+    "memory",
+    "save_to",
+    "load_from",
+    "take_number",
+    "describe_memory",
+    "register_save_callback",
+    "messages",
+]
+
+
+def test_any_keyword_is_the_scripts() -> None:
+    state = make(**dict.fromkeys(OUR_OLD_NAMES, 0))
+    for name in OUR_OLD_NAMES:
+        setattr(state, name, getattr(state, name) + 1)
+    state.commit()
+    for name in OUR_OLD_NAMES:
+        setattr(state, name, -1)
+    state.restore()
+    assert [getattr(state, name) for name in OUR_OLD_NAMES] == [1] * len(OUR_OLD_NAMES)
+    assert commits(state) == 1 and set(memory(state)) == {"replicated", "sharded"}
+    state.sync()
+    assert state.commits == 1 and commits(state) == 1
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_methods_cannot_be_values(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: methods of ObjectState have these names; take others"):
+        make(**{name: 0})
+
+
+def test_what_others_read_of_a_state() -> None:
+    """Horovod's own tests and subclasses look at these."""
+    state = make(step=0)
+    first = state._host_messages
+    assert first.empty() and state._last_updated_timestamp == 0 and state._saved_state == {"step": 0}
+    state.on_hosts_updated(3, HostUpdateResult.added)
+    assert first.qsize() == 1
+    with pytest.raises(HostsUpdatedInterrupt):
+        state.check_host_updates()
+    assert state._last_updated_timestamp == 3 and first.empty()
+    state.on_hosts_updated(3, HostUpdateResult.added)  # known already
+    state.check_host_updates()
+    state.on_hosts_updated(4, HostUpdateResult.removed)
+    state.on_reset()
+    assert state._host_messages is not first and state._host_messages.empty()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +131,7 @@ def test_updates_interrupt_and_keep_the_state(result: HostUpdateResult, skip: bo
     assert caught.value.skip_sync is skip
     state.step = 6
     state.restore()
-    assert state.step == 5 and state.commits == 1  # it was committed on the way
+    assert state.step == 5 and commits(state) == 1  # it was committed on the way
     state.check_host_updates()  # and only interrupts once
 
 
@@ -111,7 +156,7 @@ def test_a_reset_forgets_updates_and_calls_back() -> None:
 
 
 def test_save_callbacks_run_when_ranks_leave(job: None, caplog: pytest.LogCaptureFixture) -> None:
-    from farandole.rendezvous.messages import Updated
+    from farandole.rendezvous.messages import MembershipUpdate
 
     called = []
 
@@ -126,7 +171,7 @@ def test_save_callbacks_run_when_ranks_leave(job: None, caplog: pytest.LogCaptur
         state.commit()
     assert called == []  # hosts that are gone need nothing saved
     state.step = 3
-    runtime.notifications.hear(Updated(0, 5, 1, 2000))
+    runtime.notifications.hear(MembershipUpdate(0, 5, 1, 2000))
     with pytest.raises(HostsUpdatedInterrupt):
         state.check_host_updates()
     assert called == [3] and "no disk" in caplog.text
@@ -143,7 +188,7 @@ def test_a_state_of_ones_own() -> None:
     state = Mine(lambda value: value, lambda: 0)
     state.commit()
     state.commit()
-    assert state.saved == state.commits == 2
+    assert state.saved == commits(state) == 2
     with pytest.raises(NotImplementedError):
         state.restore()
 
@@ -153,7 +198,7 @@ def test_memory_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     state = make(weights=np.zeros(1_000_000), step=1)
     state.commit()
     state.commit()
-    assert state.memory() == {"replicated": 8_000_000, "sharded": 0}
+    assert memory(state) == {"replicated": 8_000_000, "sharded": 0}
     [line] = [record.message for record in caplog.records]
     assert line == "a commit keeps 8.0 MB replicated, 0.0 MB sharded in the memory of each rank"
 
@@ -173,7 +218,7 @@ def test_sharded_parts_alone(job: None) -> None:
     state.restore()
     assert state.moments[0] == [1.0, 5.0] and "x" in state.moments and "y" not in state.moments
     assert len(state.moments) == 2 and set(state.moments) == {0, "x"}
-    assert state.memory()["sharded"] > 0
+    assert memory(state)["sharded"] > 0
 
 
 def test_random_generators_are_part_of_the_commit(job: None) -> None:

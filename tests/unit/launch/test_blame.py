@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from farandole.errors import HorovodInternalError, Mismatch, PeerLost, ShutDown
-from farandole.launch.blame import Ending, culprit_under_way, describe, judge
-from farandole.observe.ending import blames
+from farandole.base.ending import blames
+from farandole.base.errors import HorovodInternalError, Mismatch, PeerLost, ShutDown
+from farandole.launch.blame import Ending, describe, judge, root_cause_running
 
 TABLE = [
     ("nobody failed", [Ending(0, 0), Ending(1, 0)], None),
@@ -48,11 +48,11 @@ def test_reports_are_read_and_bad_ones_forgiven() -> None:
 
 
 def test_waiting_for_a_confession() -> None:
-    assert culprit_under_way([Ending(0, 1, blames=1)], [1, 2])
-    assert culprit_under_way([Ending(0, 1, blames=-1)], [1])
-    assert not culprit_under_way([Ending(0, 1, blames=1)], [2])
-    assert not culprit_under_way([Ending(0, 1)], [1])
-    assert not culprit_under_way([Ending(0, 1, blames=2), Ending(2, 1, blames=0)], [1]), "they blame each other"
+    assert root_cause_running([Ending(0, 1, blames=1)], [1, 2])
+    assert root_cause_running([Ending(0, 1, blames=-1)], [1])
+    assert not root_cause_running([Ending(0, 1, blames=1)], [2])
+    assert not root_cause_running([Ending(0, 1)], [1])
+    assert not root_cause_running([Ending(0, 1, blames=2), Ending(2, 1, blames=0)], [1]), "they blame each other"
 
 
 def test_which_errors_blame_whom() -> None:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meeting import marked
+from local_ranks import marked
 from waiting import in_time, until
 
+from farandole.base.version import package_version
 from farandole.launch import cli, local
-from farandole.version import package_version
 
 pytestmark = pytest.mark.ranks
 PYTHON = shlex.quote(sys.executable)  # as a shell reads it
@@ -260,8 +260,8 @@ def test_files_of_each_rank_and_the_folder_of_a_run(tmp_path: Path) -> None:
         (["run", "-np", "2", "--unknown", "true"], 2, "unknown option --unknown"),
         (["run", "-np", "2", "--time-line-filename", "x", "true"], 2, "did you mean --timeline-filename?"),
         (["run", "-np", "8", "-H", "localhost:4", "true"], 2, "only 4 slots (localhost:4)"),
-        (["run", "-np", "1", "-H", "a:b", "true"], 2, "no number of slots"),
-        (["run", "-np", "1", "-H", "-oProxyCommand=x", "true"], 2, "is no host name"),
+        (["run", "-np", "1", "-H", "a:b", "true"], 2, "not a number of slots"),
+        (["run", "-np", "1", "-H", "-oProxyCommand=x", "true"], 2, "is not a host name"),
         (["run", "-np", "1", "-H", "a,,b", "true"], 2, "an entry is empty"),
         (["run", "-np", "1", "--hostfile", "/no/such/file", "true"], 2, "cannot read --hostfile"),
         (["run", "-np", "1", "--config-file", "/no/such/file", "true"], 2, "cannot read --config-file"),

@@ -35,7 +35,7 @@ def test_a_script_prints_hosts_with_and_without_slots(tmp_path: Path) -> None:
         ("echo oops >&2; exit 3", "exit code 3: oops"),
         ("exit 1", "exit code 1: it said nothing"),
         ("echo -- -oProxyCommand=x", "line 1"),
-        ("echo a:x", "no number of slots"),
+        ("echo a:x", "not a number of slots"),
         ("kill -9 $$", "exit code 137"),
     ],
 )

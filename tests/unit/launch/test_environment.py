@@ -2,7 +2,7 @@
 # Touches farandole.launch alone.
 from __future__ import annotations
 
-from farandole.config import Config
+from farandole.base.config import Config
 from farandole.launch.environment import forwarded, of_place, of_this_host
 from farandole.launch.slots import places
 

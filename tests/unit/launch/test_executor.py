@@ -16,11 +16,11 @@ import pytest
 from waiting import in_time, until
 
 import farandole
-from farandole.errors import RankFailed
+from farandole.base.errors import RankFailed
 from farandole.launch import calls, output, ssh
 from farandole.launch.job import Job, Plan
 from farandole.launch.slots import places
-from farandole.rendezvous import orders
+from farandole.rendezvous import agent_messages
 
 pytestmark = pytest.mark.ranks
 
@@ -46,6 +46,51 @@ def test_run_gives_results_in_rank_order_and_shows_output(capfd: pytest.CaptureF
 
     assert farandole.run(work, (2.0,), np=2) == [(0, 2, 4.0), (1, 2, 4.0)]
     assert "[1]<stdout>:working\n" in capfd.readouterr().out
+
+
+class Mine(BaseException):
+    """Of a script."""
+
+
+def fail_with(kind: str) -> None:
+    farandole.init()
+    if farandole.rank() == farandole.size() - 1:
+        if kind == "exit":
+            sys.exit(3)
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise {"value": ValueError, "key": KeyError, "own": Mine}[kind]("of the rank")
+    farandole.barrier()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("kind", "cause", "said"),
+    [
+        ("value", ValueError, "ValueError: of the rank"),
+        ("key", KeyError, "KeyError: 'of the rank'"),
+        ("own", Mine, "Mine: of the rank"),
+        ("exit", RankFailed, "SystemExit: 3"),
+        ("kill", RankFailed, "killed by SIGKILL"),
+    ],
+)
+def test_run_fails_as_horovods_does(size: int, kind: str, cause: type[BaseException], said: str) -> None:
+    with pytest.raises(
+        RuntimeError, match="Horovod detected that one or more processes exited with non-zero"
+    ) as caught:
+        farandole.run(fail_with, (kind,), num_proc=size, verbose=False)
+    error = caught.value
+    assert isinstance(error, RankFailed) and error.rank == size - 1 and said in str(error)
+    assert type(error.__cause__) is cause
+    if kind not in ("kill", "exit"):
+        assert "in fail_with" in str(error.__cause__.__cause__)
+
+
+def test_what_is_wrong_with_the_call_itself_is_raised_as_it_is() -> None:
+    with pytest.raises(TypeError, match="is not a function"):
+        farandole.run(3, num_proc=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        farandole.run(threading.Lock().__enter__, num_proc=1)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +147,7 @@ def test_results_that_cannot_be_sent_and_errors_that_cannot_be_pickled() -> None
         with pytest.raises(RankFailed, match="Odd: strange"):
             executor.run(odd)
         assert executor.run(count) == [1]
-    with pytest.raises(TypeError, match="is no function"):
+    with pytest.raises(TypeError, match="is not a function"):
         with farandole.Executor(1, verbose=False) as executor:
             executor.run(3)  # type: ignore[arg-type]
 
@@ -318,7 +363,7 @@ def test_the_error_of_the_one_that_ended_is_raised_not_those_of_the_interrupted(
 # A rank that says hello as workers do and, with all others, sends one piece as large as a message may be.
 PIECE = """
 import os, pathlib, sys, time
-from farandole.rendezvous import orders, sockets
+from farandole.rendezvous import agent_messages, sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.flow import Loop
 from farandole.rendezvous.handshake import NOBODY, Greeting, Role, call
@@ -327,11 +372,11 @@ rank, loop = int(os.environ["RANK"]), Loop()
 sock = sockets.inherited(int(os.environ["FARANDOLE_CALLS_FD"]))
 secret = Secret.read(int(os.environ["FARANDOLE_SECRET_FD"]))
 proven = loop.finish(call(sock, secret, Greeting(Role.WORKER, rank, NOBODY), Role.HUB), time.monotonic() + 60)
-channel = Channel(loop, sock, proven, print, print, codec=orders)
+channel = Channel(loop, sock, proven, print, print, codec=agent_messages)
 pathlib.Path(sys.argv[1], str(rank)).touch()
 while not pathlib.Path(sys.argv[1], "go").exists():
     time.sleep(0.01)  # sleep: looks for the gate
-channel.send(orders.Call(rank, 1, 1, 1, bytes(1000 << 10)))
+channel.send(agent_messages.Call(rank, 1, 1, 1, bytes(1000 << 10)))
 while True:
     loop.turn()
 """
@@ -341,7 +386,7 @@ def test_many_results_at_once_are_not_lost(tmp_path: Path) -> None:
     size = 24  # times a piece is more than an agent may have on its way
     heard: list[int] = []
 
-    def on_call(piece: orders.Call) -> None:
+    def on_call(piece: agent_messages.Call) -> None:
         if not heard:
             time.sleep(1.0)  # sleep: long enough for an agent to take all of it, if it did
         heard.append(piece.rank)
@@ -352,7 +397,7 @@ def test_many_results_at_once_are_not_lost(tmp_path: Path) -> None:
         hosts=[""] * size,
         environ={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         directory=os.getcwd(),
-        way=ssh.Way(sys.executable, ""),
+        way=ssh.SshOptions(sys.executable, ""),
         calls=True,
     )
     with Job(plan, output.Kept(size), on_call=on_call) as job:

@@ -54,10 +54,10 @@ def test_hostfiles() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a slots=4\nb slots=x\n", "f, line 2: 'x' is no number"),
+        ("a slots=4\nb slots=x\n", "f, line 2: 'x' is not a number"),
         ("a slots=0", "f, line 1"),
         ("a max_slots=4 slots=2", "expected `host slots=n`"),
-        ("\n-x slots=2", "f, line 2: '-x' is no host name"),
+        ("\n-x slots=2", "f, line 2: '-x' is not a host name"),
         ("# nothing\n", "f names no host"),
     ],
 )

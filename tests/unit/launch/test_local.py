@@ -14,7 +14,7 @@ import pytest
 from waiting import in_time, until
 
 from farandole.launch import local
-from farandole.launch.line import StartError
+from farandole.launch.agent_connection import StartError
 from farandole.launch.output import LONGEST_LINE, Kept, Marked
 
 pytestmark = pytest.mark.ranks

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from farandole.launch import machine, ssh
-from farandole.launch.line import Line, StartError, package_place
+from farandole.launch.agent_connection import AgentConnection, StartError, package_place
 from farandole.rendezvous.flow import Loop
 from farandole.rendezvous.secret import Secret
 
@@ -63,7 +63,9 @@ def test_a_launcher_without_descriptors_says_so() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, hard))
     try:
         with pytest.raises(StartError, match="Too many open files"):
-            Line(loop, "", ssh.Way(sys.executable, package_place()), secret, lambda *_: None, lambda *_: None)
+            AgentConnection(
+                loop, "", ssh.SshOptions(sys.executable, package_place()), secret, lambda *_: None, lambda *_: None
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         loop.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farandole.config import SETTINGS, Config
+from farandole.base.config import SETTINGS, Config
 from farandole.launch import options
 from farandole.launch.options import Usage, parse
 

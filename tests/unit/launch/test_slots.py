@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farandole.config import Config
+from farandole.base.config import Config
 from farandole.launch.slots import places
 
 

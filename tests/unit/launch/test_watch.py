@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from farandole.launch.watch import LOOKS, SAVING, Watcher, Word
-from farandole.rendezvous.orders import Quiet, Watch
+from farandole.launch.watch import LOOKS, SAVING, StatusPage, Watcher
+from farandole.rendezvous.agent_messages import RankSilent, WatchRanks
 
-TIMES = Watch(1, beat_ms=500, suspect_ms=2000, evict_ms=5000, stubborn_ms=30_000, drain_ms=30_000)
+TIMES = WatchRanks(1, heartbeat_ms=500, suspect_ms=2000, evict_ms=5000, give_up_ms=30_000, drain_ms=30_000)
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def watcher() -> Iterator[Watcher]:
     one.close()
 
 
-def pass_time(watcher: Watcher, start: float, seconds: float, beating: Word | None = None) -> list[Quiet]:
-    found: list[Quiet] = []
+def pass_time(watcher: Watcher, start: float, seconds: float, beating: StatusPage | None = None) -> list[RankSilent]:
+    found: list[RankSilent] = []
     for look in range(int(seconds / watcher.pause)):
         if beating is not None and look % LOOKS == 0:
             beating.value += 1
@@ -35,25 +35,25 @@ def pass_time(watcher: Watcher, start: float, seconds: float, beating: Word | No
 
 
 def test_who_beats_is_not_reported_and_who_has_not_begun_neither(watcher: Watcher) -> None:
-    one, other = Word(), Word()
+    one, other = StatusPage(), StatusPage()
     watcher.add(0, os.getpid(), one)
     watcher.add(1, os.getpid(), other)
     assert pass_time(watcher, 100.0, 40.0, one) == []
 
 
 def test_silence_is_reported_at_each_limit_and_its_end(watcher: Watcher) -> None:
-    word = Word()
+    word = StatusPage()
     watcher.add(3, os.getpid(), word)
     assert pass_time(watcher, 100.0, 3.0, word) == []
     found = pass_time(watcher, 103.0, 40.0)
     assert [(report.rank, round(report.silent_ms, -3)) for report in found] == [(3, 2000), (3, 5000), (3, 30_000)]
     assert all(0 <= report.silent_ms - limit < 300 for report, limit in zip(found, (2000, 5000, 30_000), strict=True))
     word.value += 1
-    assert watcher.look(143.0)[1] == [Quiet(3, 0, "")]
+    assert watcher.look(143.0)[1] == [RankSilent(3, 0, "")]
 
 
 def test_an_agent_that_slept_itself_starts_anew(watcher: Watcher) -> None:
-    word = Word()
+    word = StatusPage()
     watcher.add(0, os.getpid(), word)
     pass_time(watcher, 100.0, 1.0, word)
     assert pass_time(watcher, 101.0, 1.5) == []
@@ -64,7 +64,7 @@ def test_an_agent_that_slept_itself_starts_anew(watcher: Watcher) -> None:
 def test_the_state_of_a_process_and_a_debugger(watcher: Watcher) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])  # sleep: until it is killed
     try:
-        word = Word()
+        word = StatusPage()
         watcher.add(0, child.pid, word)
         os.kill(child.pid, signal.SIGSTOP)
         os.waitpid(child.pid, os.WUNTRACED)
@@ -109,12 +109,12 @@ def test_ranks_can_read_when_the_launcher_was_heard(watcher: Watcher) -> None:
     assert watcher.own.value == 102_500
     pass_time(watcher, 102.0, 1.0)
     assert not watcher.cut_off
-    watcher.unheard = 2.0  # the launcher does not hear us: the line works one way
+    watcher.launcher_silent_s = 2.0  # the launcher does not hear us: the line works one way
     assert watcher.cut_off
 
 
 def test_a_rank_can_say_that_it_has_something_to_save(watcher: Watcher) -> None:
-    word = Word()
+    word = StatusPage()
     watcher.add(0, os.getpid(), word)
     assert not watcher.saving
     os.pwrite(word.fd, b"\1", SAVING)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farandole.rendezvous import messages, orders
-from farandole.rendezvous.channel import HEADER_BYTES, LARGEST_PAYLOAD, ChannelError, Opener, Sealer
-from farandole.rendezvous.messages import Leave, Message, MessageError, Sorry, Wish, decode, encode
-from farandole.rendezvous.orders import Order
+from farandole.rendezvous import agent_messages, messages
+from farandole.rendezvous.agent_messages import AgentMessage
+from farandole.rendezvous.channel import HEADER_BYTES, MAX_PAYLOAD, ChannelError, Opener, Sealer
+from farandole.rendezvous.messages import Leave, LinkRequest, Message, MessageError, Rejected, decode, encode
 
 KEY = bytes(range(32))
 PARTS = {
@@ -30,13 +30,13 @@ PARTS = {
 
 @st.composite
 def any_message(draw: st.DrawFn) -> Message:
-    kind = draw(st.sampled_from([*get_args(Message), *get_args(Order)]))
+    kind = draw(st.sampled_from([*get_args(Message), *get_args(AgentMessage)]))
     message: Message = kind(*(draw(PARTS[str(field.type)]) for field in dataclasses.fields(kind)))
     return message
 
 
 def codec_of(message: object) -> Any:
-    return messages if isinstance(message, Message) else orders
+    return messages if isinstance(message, Message) else agent_messages
 
 
 @given(any_message())
@@ -51,7 +51,7 @@ def test_what_is_encoded_is_decoded(message: Message) -> None:
 @settings(max_examples=500)
 @given(st.integers(0, 20), st.binary(max_size=300))
 def test_row_30_random_bytes_are_a_message_or_an_error(number: int, data: bytes) -> None:
-    for codec in (messages, orders):
+    for codec in (messages, agent_messages):
         try:
             message = codec.decode(number, data)
         except MessageError:
@@ -80,7 +80,7 @@ def test_row_30_unknown_types(number: int) -> None:
 
 @pytest.mark.security
 def test_row_30_a_length_allocates_nothing() -> None:
-    number, _ = encode(Sorry(""))
+    number, _ = encode(Rejected(""))
     welcome = get_args(Message).index(messages.Welcome) + 1
     bad = [
         (number, struct.pack("!I", 0xFFFFFFFF)),
@@ -99,7 +99,7 @@ def test_row_30_a_length_allocates_nothing() -> None:
 
 def test_frames_arrive_however_they_are_cut() -> None:
     sealer, opener = Sealer(KEY), Opener(KEY)
-    sent: list[Message] = [Wish(1, 2), Sorry("x" * 5000), Leave(3)]
+    sent: list[Message] = [LinkRequest(1, 2), Rejected("x" * 5000), Leave(3)]
     data = b"".join(sealer.seal(message) for message in sent)
     found = [message for place in range(len(data)) for message in opener.feed(data[place : place + 1])]
     assert found == sent
@@ -109,7 +109,7 @@ def test_frames_arrive_however_they_are_cut() -> None:
 @pytest.mark.security
 def test_row_29_repeated_reordered_and_missing_frames_are_refused() -> None:
     sealer = Sealer(KEY)
-    one, two, three = (sealer.seal(Wish(1, peer)) for peer in range(3))
+    one, two, three = (sealer.seal(LinkRequest(1, peer)) for peer in range(3))
     for order in ([one, one], [two], [one, three], [one, two, one], [two, one]):
         opener = Opener(KEY)
         with pytest.raises(ChannelError, match="out of order"):
@@ -120,12 +120,12 @@ def test_row_29_repeated_reordered_and_missing_frames_are_refused() -> None:
 @pytest.mark.security
 def test_row_29_frames_of_the_other_direction_are_refused() -> None:
     with pytest.raises(ChannelError):
-        Opener(KEY).feed(Sealer(bytes(32)).seal(Wish(1, 2)))
+        Opener(KEY).feed(Sealer(bytes(32)).seal(LinkRequest(1, 2)))
 
 
 @pytest.mark.security
 def test_row_29_every_flipped_bit_is_noticed() -> None:
-    good = Sealer(KEY).seal(Wish(1, 2))
+    good = Sealer(KEY).seal(LinkRequest(1, 2))
     for place in range(len(good) * 8):
         bad = bytearray(good)
         bad[place // 8] ^= 1 << place % 8
@@ -135,11 +135,11 @@ def test_row_29_every_flipped_bit_is_noticed() -> None:
 
 @pytest.mark.security
 def test_row_30_too_long_is_refused_at_the_header() -> None:
-    frame = Sealer(KEY).seal_bytes(1, bytes(LARGEST_PAYLOAD + 1))
-    with pytest.raises(ChannelError, match="larger"):
+    frame = Sealer(KEY).seal_bytes(1, bytes(MAX_PAYLOAD + 1))
+    with pytest.raises(ChannelError, match="above the limit"):
         Opener(KEY).feed(frame[:HEADER_BYTES])
     forged = struct.pack("!IHH", 0xFFFFFFFF, 1, 0) + os.urandom(16)
     with pytest.raises(ChannelError):
         Opener(KEY).feed(forged)
-    with pytest.raises(ChannelError, match="larger"):
-        Sealer(KEY).seal(Sorry("x" * LARGEST_PAYLOAD))
+    with pytest.raises(ChannelError, match="above the limit"):
+        Sealer(KEY).seal(Rejected("x" * MAX_PAYLOAD))

@@ -192,7 +192,10 @@ def test_row_29_a_mirror_convinces_nobody() -> None:
 
 @pytest.mark.security
 def test_row_29_every_refusal_looks_the_same() -> None:
-    """A stranger with whatever greeting gets 92 bytes and a closed door after its proof, no sooner and no later."""
+    """Whatever an unauthenticated process sends as its greeting, it gets 92 bytes and the end of the connection after
+    its
+    proof.
+    """
     _, _, sent, _ = talk()
     greetings = [
         sent[:GREETING_BYTES],
@@ -205,7 +208,14 @@ def test_row_29_every_refusal_looks_the_same() -> None:
     for greeting in greetings:
         result, received, read = attack(say(greeting, bytes(PROOF_BYTES)))
         seen.add((type(result), str(result), len(received), read))
-    assert seen == {(Refused, "a stranger", GREETING_BYTES + PROOF_BYTES, GREETING_BYTES + PROOF_BYTES)}
+    assert seen == {
+        (
+            Refused,
+            "the other side did not prove that it belongs to this job",
+            GREETING_BYTES + PROOF_BYTES,
+            GREETING_BYTES + PROOF_BYTES,
+        )
+    }
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 59, 60, 61, 91])

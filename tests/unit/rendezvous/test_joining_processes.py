@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from meeting import start_ranks
+from local_ranks import start_ranks
 from waiting import in_time
 
 from farandole.launch import local

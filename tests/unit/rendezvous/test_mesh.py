@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from meeting import STREAMS, Meeting, StubEngine, engines, greet, meeting
+from local_ranks import STREAMS, LocalJob, StubEngine, engines, greet, local_job
 
-from farandole import errors
-from farandole.config import Config
+from farandole.base import errors
+from farandole.base.config import Config
 from farandole.rendezvous import links, mesh, sockets
 from farandole.rendezvous.handshake import Greeting
 from farandole.rendezvous.links import initial_links
@@ -30,7 +30,7 @@ HOSTS = {"one": [0, 0, 0, 0], "two": [0, 0, 1, 1], "mixed": [0, 1, 0, 1], "apart
 @pytest.mark.parametrize("shape", HOSTS)
 def test_links_are_local_inside_a_host_and_tcp_between_hosts(shape: str) -> None:
     hosts = HOSTS[shape]
-    with meeting(4) as place:
+    with local_job(4) as place:
         sessions = place.join_all([f"host{number}" for number in hosts])
         with engines(sessions) as stubs:
             for session, stub in zip(sessions, stubs, strict=True):
@@ -58,20 +58,20 @@ def test_a_world_of_one_needs_nobody() -> None:
 
 
 def test_a_job_of_one_with_a_hub() -> None:
-    with meeting(1) as place:
+    with local_job(1) as place:
         with engines(place.join_all()) as stubs:
             assert stubs[0].links == {}
 
 
 def test_a_hub_over_tcp() -> None:
-    with meeting(3, "tcp:127.0.0.1") as place:
+    with local_job(3, "tcp:127.0.0.1") as place:
         with engines(place.join_all(["a", "a", "b"])) as stubs:
             assert {peer: kind for peer, (_, kind) in stubs[0].links.items()} == {1: sockets.LOCAL, 2: sockets.TCP}
             greet(stubs)
 
 
 def test_tcp_when_it_is_asked_for() -> None:
-    with meeting(3) as place:
+    with local_job(3) as place:
         sessions = place.join_all(links="tcp")
         with engines(sessions) as stubs:
             assert sessions[1].hosts == [0, 1, 2]
@@ -86,7 +86,7 @@ def test_memory_that_cannot_be_passed_means_tcp(
         raise OSError("forbidden in this sandbox")
 
     monkeypatch.setattr(links, "_memory_file", refuse)
-    with meeting(3) as place:
+    with local_job(3) as place:
         sessions = place.join_all(["a", "a", "b"])
         with engines(sessions) as stubs:
             assert sessions[0].hosts == [0, 1, 2]
@@ -105,7 +105,7 @@ def test_the_same_host_name_on_two_machines_means_tcp(
         return hello
 
     monkeypatch.setattr(mesh._Joining, "hello", elsewhere)
-    with meeting(4) as place:
+    with local_job(4) as place:
         sessions = place.join_all()
         with engines(sessions) as stubs:
             assert sessions[3].hosts == [0, 1, 2, 3]
@@ -129,10 +129,10 @@ def test_which_links_are_made_at_init() -> None:
 
 
 @pytest.fixture
-def sparse(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Meeting, list[Session], list[StubEngine]]]:
+def sparse(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LocalJob, list[Session], list[StubEngine]]]:
     """Two hosts of two ranks that are not all linked, as in a large job: 1 and 2 are not."""
-    monkeypatch.setattr(links, "EVERYBODY", 1)
-    with meeting(4) as place:
+    monkeypatch.setattr(links, "FULL_MESH_RANKS", 1)
+    with local_job(4) as place:
         sessions = place.join_all(["a", "a", "b", "b"])
         with engines(sessions) as stubs:
             yield place, sessions, stubs
@@ -142,7 +142,7 @@ def linked(stub: StubEngine, peer: int) -> bool:
     return peer in stub.links and len(stub.links[peer][0]) == STREAMS
 
 
-def test_links_on_demand(sparse: tuple[Meeting, list[Session], list[StubEngine]]) -> None:
+def test_links_on_demand(sparse: tuple[LocalJob, list[Session], list[StubEngine]]) -> None:
     _, _, stubs = sparse
     assert 2 not in stubs[1].links and 1 not in stubs[2].links
     stubs[2].wanted(1)
@@ -154,7 +154,7 @@ def test_links_on_demand(sparse: tuple[Meeting, list[Session], list[StubEngine]]
     greet(stubs)
 
 
-def test_a_link_to_somebody_who_left_is_an_error(sparse: tuple[Meeting, list[Session], list[StubEngine]]) -> None:
+def test_a_link_to_somebody_who_left_is_an_error(sparse: tuple[LocalJob, list[Session], list[StubEngine]]) -> None:
     _, sessions, stubs = sparse
     sessions[2].close()
     stubs[1].wanted(2)
@@ -164,7 +164,7 @@ def test_a_link_to_somebody_who_left_is_an_error(sparse: tuple[Meeting, list[Ses
 
 
 def test_a_death_reaches_ranks_that_have_no_link_to_the_dead(
-    sparse: tuple[Meeting, list[Session], list[StubEngine]],
+    sparse: tuple[LocalJob, list[Session], list[StubEngine]],
 ) -> None:
     _, sessions, stubs = sparse
     channel = sessions[2]._channel
@@ -177,7 +177,7 @@ def test_a_death_reaches_ranks_that_have_no_link_to_the_dead(
 
 
 def test_losing_the_hub_revokes_or_calls_back() -> None:
-    with meeting(2) as place:
+    with local_job(2) as place:
         sessions = place.join_all()
         stubs = [StubEngine(0), StubEngine(1)]
         lost = threading.Event()
@@ -196,7 +196,7 @@ def test_losing_the_hub_revokes_or_calls_back() -> None:
 
 
 def test_a_hundred_rounds() -> None:
-    with meeting(3) as place:
+    with local_job(3) as place:
         before = len(os.listdir("/proc/self/fd"))
         for turn in range(100):
             sessions = place.join_all(["a", "a", "b"])
@@ -208,7 +208,7 @@ def test_a_hundred_rounds() -> None:
 
 
 def test_the_next_round_while_others_linger() -> None:
-    with meeting(2) as place:
+    with local_job(2) as place:
         first = place.join_all()
         first[0].close()
         with ThreadPoolExecutor(1) as pool:
@@ -221,14 +221,14 @@ def test_the_next_round_while_others_linger() -> None:
 
 
 def test_two_jobs_at_once() -> None:
-    with meeting(2) as one, meeting(2) as other:
+    with local_job(2) as one, local_job(2) as other:
         with engines(one.join_all()) as stubs, engines(other.join_all()) as others:
             greet(stubs)
             greet(others)
 
 
 def test_missing_ranks_are_named_after_the_timeout() -> None:
-    with meeting(4) as place:
+    with local_job(4) as place:
         with ThreadPoolExecutor(2) as pool:
             waiting = place.join_later(pool, [0, 2], start_timeout=0.3)
             for future in waiting:
@@ -237,7 +237,7 @@ def test_missing_ranks_are_named_after_the_timeout() -> None:
 
 
 def test_wrong_sizes_ranks_and_versions_are_told_to_all() -> None:
-    with meeting(3) as place, ThreadPoolExecutor(2) as pool:
+    with local_job(3) as place, ThreadPoolExecutor(2) as pool:
         cases: list[tuple[dict[str, Any], str]] = [
             ({"package": "9.9"}, "9.9, the launcher 1.2.3"),
             ({"rank": 0}, "two processes say"),
@@ -255,21 +255,21 @@ def test_row_31_another_wire_version_is_named_on_both_sides(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(mesh, "Greeting", functools.partial(Greeting, version=2))
-    with meeting(2) as place:
+    with local_job(2) as place:
         with pytest.raises(JoinFailed, match=r"wire version 2 here, \d+ on the other side: install the same version"):
             place.join(0)
     assert re.search(r"wire version \d+ here, 2 on the other side: install the same version", caplog.text)
 
 
 def test_another_job_s_secret_is_refused_at_once() -> None:
-    with meeting(2) as place:
+    with local_job(2) as place:
         place.secret = Secret.create()
         with pytest.raises(JoinFailed, match="did not prove that it belongs to this job"):
             place.join(0)
 
 
 def test_a_forked_child_holds_nothing_open() -> None:
-    with meeting(1) as place:
+    with local_job(1) as place:
         with engines(place.join_all()):
             child = os.fork()
             if child == 0:
@@ -278,7 +278,7 @@ def test_a_forked_child_holds_nothing_open() -> None:
             assert os.waitpid(child, 0)[1] == 0
 
 
-def _is_hub(fd: str, place: Meeting) -> bool:
+def _is_hub(fd: str, place: LocalJob) -> bool:
     try:
         with socket.socket(fileno=os.dup(int(fd))) as sock:
             return bool(sock.getpeername() == place.hub.address.removeprefix("unix:"))

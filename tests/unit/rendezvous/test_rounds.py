@@ -7,21 +7,21 @@ from dataclasses import replace
 import pytest
 
 from farandole.rendezvous.messages import (
-    Agreed,
     Failed,
     Hello,
+    HostsAgreed,
     Leave,
     Linked,
+    LinkRefused,
+    LinkRequest,
+    ListenAddress,
+    ListenRequest,
     Lost,
+    MemoryProved,
     Message,
-    NoLink,
-    Offer,
-    Proved,
-    Sorry,
+    Rejected,
     Started,
-    Wanted,
     Welcome,
-    Wish,
 )
 from farandole.rendezvous.rounds import LINK_SECONDS, Rounds
 
@@ -43,15 +43,15 @@ def running(size: int = 3) -> Rounds:
     rounds = Rounds(size, "1")
     arrive(rounds)
     for rank in range(size):
-        rounds.message(rank, Proved(1, (), ""), 0.0)
+        rounds.message(rank, MemoryProved(1, (), ""), 0.0)
     for rank in range(size):
         rounds.message(rank, Linked(1), 0.0)
     return rounds
 
 
 def texts(sends: list[tuple[int, Message]]) -> dict[int, str]:
-    assert all(isinstance(message, Sorry) for _, message in sends), sends
-    return {member: message.text for member, message in sends if isinstance(message, Sorry)}
+    assert all(isinstance(message, Rejected) for _, message in sends), sends
+    return {member: message.text for member, message in sends if isinstance(message, Rejected)}
 
 
 def test_a_round_from_hello_to_started() -> None:
@@ -64,8 +64,10 @@ def test_a_round_from_hello_to_started() -> None:
     assert welcome.hosts == (0, 1, 0) and welcome.names == ("h", "g", "h")
     assert welcome.locals == ("unix:/l0", "unix:/l1", "unix:/l2")
     for member in (0, 1):
-        assert rounds.message(member, Proved(1, (), ""), 1.0) == []
-    assert {message for _, message in rounds.message(2, Proved(1, (), ""), 1.0)} == {Agreed(1, (0, 1, 0), "")}
+        assert rounds.message(member, MemoryProved(1, (), ""), 1.0) == []
+    assert {message for _, message in rounds.message(2, MemoryProved(1, (), ""), 1.0)} == {
+        HostsAgreed(1, (0, 1, 0), "")
+    }
     for member in (0, 1):
         assert rounds.message(member, Linked(1), 1.0) == []
     assert {message for _, message in rounds.message(2, Linked(1), 1.0)} == {Started(1)}
@@ -156,19 +158,19 @@ def test_a_host_without_shared_memory_becomes_many() -> None:
     rounds = Rounds(4, "1")
     arrive(rounds)
     # Rank 0 could not share with rank 1; the others of the host are not waited for.
-    sends = rounds.message(0, Proved(1, (1,), "because"), 0.0)
-    assert {message for _, message in sends} == {Agreed(1, (0, 1, 2, 3), "because")}
-    assert rounds.message(3, Proved(1, (), ""), 0.0) == [], "too late and harmless"
+    sends = rounds.message(0, MemoryProved(1, (1,), "because"), 0.0)
+    assert {message for _, message in sends} == {HostsAgreed(1, (0, 1, 2, 3), "because")}
+    assert rounds.message(3, MemoryProved(1, (), ""), 0.0) == [], "too late and harmless"
 
 
 def test_other_hosts_keep_their_memory() -> None:
     rounds = Rounds(4, "1")
     for rank, host in enumerate("aabb"):
         rounds.message(rank, hello(rank, 4, host=host), 0.0)
-    assert rounds.message(0, Proved(1, (1,), "because"), 0.0) == []
-    assert rounds.message(2, Proved(1, (), ""), 0.0) == []
-    sends = rounds.message(3, Proved(1, (), ""), 0.0)
-    assert {message for _, message in sends} == {Agreed(1, (0, 1, 2, 2), "because")}
+    assert rounds.message(0, MemoryProved(1, (1,), "because"), 0.0) == []
+    assert rounds.message(2, MemoryProved(1, (), ""), 0.0) == []
+    sends = rounds.message(3, MemoryProved(1, (), ""), 0.0)
+    assert {message for _, message in sends} == {HostsAgreed(1, (0, 1, 2, 2), "because")}
 
 
 def test_ranks_that_want_no_sharing_are_hosts_of_their_own() -> None:
@@ -187,31 +189,31 @@ def test_a_failed_link_ends_the_round_for_all() -> None:
 def test_slow_links_end_the_round_with_names() -> None:
     rounds = Rounds(3, "1")
     arrive(rounds)
-    rounds.message(1, Proved(1, (), ""), 0.0)
+    rounds.message(1, MemoryProved(1, (), ""), 0.0)
     assert "ranks 0, 2 did not finish trying shared memory" in texts(rounds.tick(LINK_SECONDS))[0]
 
 
 def test_wishes_are_brought_together_once() -> None:
     rounds = running()
-    assert rounds.message(0, Wish(1, 2), 0.0) == [(2, Wanted(1, 0))], "the higher rank listens"
-    assert rounds.message(2, Wish(1, 0), 0.0) == [], "both wished for the same link"
-    assert rounds.message(2, Offer(1, 0, "tcp:h:5"), 0.0) == [(0, Offer(1, 2, "tcp:h:5"))]
-    assert rounds.message(2, Offer(1, 1, "tcp:h:5"), 0.0) == [], "nobody asked for this one"
+    assert rounds.message(0, LinkRequest(1, 2), 0.0) == [(2, ListenRequest(1, 0))], "the higher rank listens"
+    assert rounds.message(2, LinkRequest(1, 0), 0.0) == [], "both wished for the same link"
+    assert rounds.message(2, ListenAddress(1, 0, "tcp:h:5"), 0.0) == [(0, ListenAddress(1, 2, "tcp:h:5"))]
+    assert rounds.message(2, ListenAddress(1, 1, "tcp:h:5"), 0.0) == [], "nobody asked for this one"
 
 
 def test_a_wish_for_somebody_who_left_is_answered() -> None:
     rounds = running()
-    rounds.message(2, Wish(1, 1), 0.0)
-    assert rounds.message(1, Leave(1), 0.0) == [(2, NoLink(1, 1, "rank 1 has left"))]
-    [(member, message)] = rounds.message(0, Wish(1, 1), 0.0)
-    assert member == 0 and isinstance(message, NoLink)
-    assert isinstance(rounds.message(0, Wish(1, 77), 0.0)[0][1], NoLink)
+    rounds.message(2, LinkRequest(1, 1), 0.0)
+    assert rounds.message(1, Leave(1), 0.0) == [(2, LinkRefused(1, 1, "rank 1 has left"))]
+    [(member, message)] = rounds.message(0, LinkRequest(1, 1), 0.0)
+    assert member == 0 and isinstance(message, LinkRefused)
+    assert isinstance(rounds.message(0, LinkRequest(1, 77), 0.0)[0][1], LinkRefused)
 
 
 @pytest.mark.security
 def test_row_29_a_word_of_another_generation_ends_the_round() -> None:
     rounds = running()
-    assert "another generation" in texts(rounds.message(0, Wish(2, 1), 0.0))[0]
+    assert "another generation" in texts(rounds.message(0, LinkRequest(2, 1), 0.0))[0]
 
 
 @pytest.mark.security

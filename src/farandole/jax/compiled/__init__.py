@@ -1,6 +1,6 @@
-# The compiled calls: built on first use against the jaxlib that is installed, made known to XLA, lent an engine.
-# Touches JAX, farandole.compiled, native and runtime.
-"""`prepare()` after init; `ready()` says whether traced functions use them, or callbacks."""
+# The compiled calls: built at first use for the installed jaxlib, registered with XLA, and connected to an engine.
+# Touches JAX, farandole.bindings.compiled, native and runtime.
+"""Call `prepare()` after init. `ready()` says whether traced functions use the calls, or callbacks."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Any
 
 import jaxlib.version
 
-from ...compiled import FAILURES, agreed, built
-from ...native import NativeEngine
-from ...runtime import World, runtime
+from ...bindings.compiled import FAILURES, agreed, built
+from ...engine.native import NativeEngine
+from ...world.runtime import World, runtime
 from ..framework import jax
 
 SOURCE = Path(__file__).with_name("farandole_calls.cc")
 TARGET = "farandole_collective"
 
-_loaded: dict[str, Any] = {}  # the library and its path, once XLA knows it
+_loaded: dict[str, Any] = {}  # the library and its path, after registration with XLA
 _lent: Any = None  # the world whose engine the calls use
 
 
 def ready() -> bool:
-    """Whether the calls have the engine of the current world."""
+    """Whether the calls use the engine of the current world."""
     return _lent is not None and runtime.initialized and runtime.world is _lent
 
 
 def prepare() -> None:
-    """After init: builds or finds the calls, and lets all ranks agree on them or on callbacks."""
+    """After init: builds or finds the calls; all ranks agree whether to use them or callbacks."""
     global _lent
     world = runtime.world
     if _lent is world:
         return
     wanted = world.config.jax_ops
     if wanted == "auto" and world.engine.size == 1 and not world.config.elastic:
-        return  # nobody is waited for: callbacks serve as well, and nothing need be compiled
+        return  # with one rank callbacks are sufficient, and compiling is not needed
     if agreed(world, "jax", wanted, lambda: _load(world)):
         assert isinstance(world.engine, NativeEngine)
         world.engine.lend(_loaded["path"])
@@ -43,7 +43,7 @@ def prepare() -> None:
 
 
 def _load(world: World) -> str:
-    """Loads the library; "" or the reason why not."""
+    """Loads the library. Gives "" or the reason for a failure."""
     if _loaded:
         return ""
     try:

@@ -15,7 +15,6 @@
 namespace {
 
 namespace ffi = xla::ffi;
-using farandole::exception_of;
 
 struct World {
   std::mutex mutex;
@@ -52,7 +51,7 @@ class Visit {
 };
 
 ffi::Error failure(int code, const std::string& message) {
-  const std::string words = std::string(exception_of(code)) + ": " + message;
+  const std::string words = farandole::words_of(code, message);
   return code == FARANDOLE_CODE_INVALID_ARGUMENT ? ffi::Error::InvalidArgument(words) : ffi::Error::Internal(words);
 }
 

@@ -1,6 +1,6 @@
 # Backends: where the ranks of an estimator run.
 # Touches Spark through farandole.spark.run.
-"""`SparkBackend` runs them as tasks of Spark; a `Backend` of your own may run them anywhere that reaches the store."""
+"""`SparkBackend` runs them as tasks of Spark. Your own `Backend` may run them anywhere if they reach the store."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from typing import Any
 from ..session import active, default_parallelism
 
 
+def default_num_proc() -> int:
+    """The default number of ranks: Spark's default parallelism."""
+    return default_parallelism(active())
+
+
 class Backend:
-    """What an estimator asks of a place to run."""
+    """The interface that an estimator needs to run ranks."""
 
     def run(
         self,
@@ -24,12 +29,12 @@ class Backend:
         raise NotImplementedError
 
     def num_processes(self) -> int:
-        """How many ranks there will be."""
+        """The number of ranks."""
         raise NotImplementedError
 
 
 class SparkBackend(Backend):
-    """Ranks are tasks of Spark; `kwargs` are those of `farandole.spark.run`."""
+    """Runs ranks as tasks of Spark. `kwargs` are those of `farandole.spark.run`."""
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         self._num_proc = num_proc
@@ -51,7 +56,7 @@ class SparkBackend(Backend):
         return list(run(fn, tuple(args), dict(kwargs or {}), num_proc=number, env=variables, **self._kwargs))
 
     def num_processes(self) -> int:
-        """As many as were asked for, or Spark's default parallelism."""
+        """The given number, or Spark's default parallelism."""
         if self._num_proc is None:
-            self._num_proc = default_parallelism(active())
+            self._num_proc = default_num_proc()
         return self._num_proc

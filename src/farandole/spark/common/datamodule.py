@@ -1,6 +1,6 @@
-# What a rank trains on: batches of training and of validation data.
+# The data of a rank: batches for training and validation.
 # Touches reader.py; runs in the ranks.
-"""`DataModule` is what an estimator asks of its `data_module`; `ParquetDataModule` reads what the driver prepared."""
+"""`DataModule` is the interface of an estimator's `data_module`; `ParquetDataModule` reads the prepared data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .task import Task
 
 
 class DataModule:
-    """A rank's batches, as dicts of arrays. All ranks have to make equally many of them in an epoch."""
+    """The batches of a rank, as dicts of arrays. All ranks must have the same number of batches in an epoch."""
 
     def __init__(self, task: Task, rank: int, size: int) -> None:
         self.task, self.rank, self.size = task, rank, size
@@ -38,7 +38,7 @@ class DataModule:
 
 
 class ParquetDataModule(DataModule):
-    """Reads this rank's rows from the store, a window of them at a time."""
+    """Reads this rank's rows from the store, one window at a time."""
 
     def __init__(self, task: Task, rank: int, size: int) -> None:
         super().__init__(task, rank, size)
@@ -82,5 +82,13 @@ class ParquetDataModule(DataModule):
         return self._train.epoch(epoch)
 
     def val_data(self) -> Iterator[Columns]:
-        """The batches of a validation, the same ones each time."""
+        """The batches of a validation, which are the same each time."""
         return iter(()) if self._val is None else self._val.epoch(0)
+
+
+PetastormDataModule = ParquetDataModule  # Horovod's name: its class reads Parquet through Petastorm
+
+
+def data_of(task: Task, rank: int, size: int) -> Any:
+    """This rank's data."""
+    return (task.options["data_module"] or ParquetDataModule)(task, rank, size)

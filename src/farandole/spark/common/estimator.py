@@ -1,6 +1,6 @@
-# What all estimators do: check, write the data, run the ranks, make a model of what rank 0 gives back.
-# Touches Spark, the store and the backend; what is of one framework is in its own folder.
-"""`HorovodEstimator` is a pyspark.ml.Estimator: `fit(df)`, in a Pipeline or alone."""
+# The common part of all estimators: checks, writes the data, runs the ranks, makes a model from the result of rank 0.
+# Touches Spark, the store and the backend; code for one framework is in its own folder.
+"""`HorovodEstimator` is a pyspark.ml.Estimator: use `fit(df)` alone or in a Pipeline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .store import AbstractFilesystemStore, StoreError
 from .task import Result, Task
 from .writing import Wanted, prepare
 
-# Parameters that the driver alone needs.
+# Parameters that only the driver needs.
 OF_DRIVER = ("store", "backend", "num_proc", "model", "optimizer", "loss", "loss_constructors", "metrics")
 
 
@@ -31,18 +31,18 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator[Any]):
 
     FRAMEWORK = ""
 
-    # What a framework's own estimator says.
+    # Methods of the frameworks' estimators.
 
     def _check(self) -> None:
-        """Parameters that do not go together."""
+        """Raises an error for parameters that contradict each other."""
         raise NotImplementedError
 
     def _payload(self) -> bytes:
-        """Model, optimizer and so on for the ranks."""
+        """Model, optimizer and related objects for the ranks."""
         raise NotImplementedError
 
     def _work(self) -> Callable[[Task], Result | None]:
-        """What each rank runs."""
+        """The function that each rank runs."""
         raise NotImplementedError
 
     def _probe(self, columns: dict[str, Column]) -> list[tuple[int, ...]]:
@@ -58,7 +58,7 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator[Any]):
         raise NotImplementedError
 
     def _create_model(self, result: Result, run_id: str, metadata: Any) -> Any:
-        """A fitted model: one of that class, with the parameters of `_get_model_kwargs`."""
+        """A fitted model of that class, with the parameters of `_get_model_kwargs`."""
         raise NotImplementedError
 
     def _get_or_create_backend(self) -> Backend:
@@ -68,10 +68,10 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator[Any]):
             raise ValueError("give num_proc or backend: a backend has its own number of ranks")
         return backend or SparkBackend(self.getOrDefault("num_proc"))
 
-    # What users call; `fit(df, params)` is Spark's own.
+    # Methods for users. `fit(df, params)` is Spark's own method.
 
     def fit_on_parquet(self, params: dict[Any, Any] | None = None, dataset_idx: Any = None) -> Any:
-        """Fits on Parquet that lies where the store has its data: `store.get_train_data_path(dataset_idx)`."""
+        """Fits on Parquet files in the store's folder for data: `store.get_train_data_path(dataset_idx)`."""
         if params:
             return self.copy(params).fit_on_parquet(dataset_idx=dataset_idx)
         backend, store = self._begin()
@@ -106,7 +106,7 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator[Any]):
         return secrets.randbits(31) if given is None else int(given) & 0x7FFFFFFF
 
     def _begin(self) -> tuple[Backend, AbstractFilesystemStore]:
-        """Everything that can be wrong before a row is touched."""
+        """Checks everything that can be checked before the data is read."""
         active()
         name = type(self).__name__
         for needed in ("model", "feature_cols", "label_cols"):
@@ -170,14 +170,14 @@ class HorovodEstimator(Saved, EstimatorParams, Estimator[Any]):
 
 
 def inspect_or_empty(store: AbstractFilesystemStore, path: str, names: list[str]) -> Dataset:
-    """Prepared data; a DataFrame without rows has left an empty folder."""
+    """Prepared data. A DataFrame without rows gives an empty folder."""
     if store.exists(path) and not store.is_parquet_dataset(path):
         return Dataset((), (), 0)
     return inspect(store, path, names)
 
 
 def row_shape(shapes: Any, place: int, column: Column) -> tuple[int, ...] | None:
-    """The shape of one row's label as a loss gets it; None where it cannot be told from the batch's."""
+    """The shape of one row's label as a loss gets it; None if the shape of the batch does not show it."""
     given = None if shapes is None else tuple(shapes[place])
     if given is None:
         return column.shape
@@ -187,7 +187,7 @@ def row_shape(shapes: Any, place: int, column: Column) -> tuple[int, ...] | None
 def check_labels(
     outputs: Sequence[tuple[int, ...]], labels: Sequence[Column], shapes: Any, compared: Sequence[bool]
 ) -> None:
-    """DataError where a loss compares number with number and there are not as many: frameworks would broadcast."""
+    """DataError if a loss compares single numbers and their counts differ, because frameworks would broadcast."""
     for place, (output, label, each) in enumerate(zip(outputs, labels, compared, strict=True)):
         shape = row_shape(shapes, place, label)
         if each and shape is not None and math.prod(output) != math.prod(shape):
@@ -199,7 +199,7 @@ def check_labels(
 
 
 def check_shapes(shapes: Any, names: list[str], columns: dict[str, Column], parameter: str) -> None:
-    """DataError unless there is a shape for each column that its values can have."""
+    """DataError unless each column has a shape that fits its values."""
     if shapes is None:
         return
     if len(shapes) != len(names):

@@ -89,11 +89,13 @@ MODEL: dict[str, Row] = {
     "batch_size": (1024, "rows that are predicted at once", _positive),
     "use_gpu": (False, "whether to predict on a GPU where there is one", BOOL),
 }
-# Accessors whose names are not those of the parameter; Horovod wrote the last one so.
+# Accessors whose names are not those of the parameter, as Horovod wrote them.
 SPELLINGS = {
     "train_reader_num_workers": "TrainReaderNumWorker",
     "val_reader_num_workers": "ValReaderNumWorker",
     "inmemory_cache_all": "InMemoryCacheAll",
+    "num_gpus": "NumGPUs",
+    "shuffle_buffer_size": "ShufflingBufferSize",
     "label_columns": "LabelColoumns",
 }
 

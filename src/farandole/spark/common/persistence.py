@@ -9,8 +9,8 @@ from typing import Any
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 from pyspark.sql import SparkSession
 
+from ...bindings.private import spark_names
 from ...launch.calls import pack, unpack
-from ...private import spark_names
 
 spark_names.look_at_stages()
 CHUNK = 4 << 20  # bytes of a row: Spark sends rows in messages

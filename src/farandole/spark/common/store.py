@@ -1,6 +1,6 @@
-# Stores: where prepared data, checkpoints and logs of estimators lie, on this machine or behind any URL of fsspec.
-# Touches fsspec and, for data sets, pyarrow; knows nothing of Spark and starts nothing.
-"""`Store.create(prefix_path)` picks the class; driver, executors and ranks all have to reach the same place."""
+# Stores for prepared data, checkpoints and logs of estimators, on this machine or at any URL of fsspec.
+# Touches fsspec and, for data sets, pyarrow; does not use Spark and starts nothing.
+"""`Store.create(prefix_path)` chooses the class. Driver, executors and ranks must all reach the same place."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any
 
 import fsspec
 
-from ...private import spark_names
+from ...bindings.private import spark_names
 
 PRIVATE = ("memory",)  # file systems that exist inside one process
 
 
 class StoreError(RuntimeError):
-    """A store cannot be reached, or lacks what it needs."""
+    """A store cannot be reached, or a package that it needs is missing."""
 
 
 class Store:
-    """What every store can do; `create` makes one."""
+    """The base class of stores; `create` makes one."""
 
     @staticmethod
     def create(prefix_path: str, *args: Any, **kwargs: Any) -> AbstractFilesystemStore:
@@ -42,7 +42,7 @@ class Store:
 
 @dataclass(frozen=True)
 class RemoteStore:
-    """A store as the ranks of one run see it."""
+    """The view of a store for the ranks of one run."""
 
     store: AbstractFilesystemStore
     run_id: str
@@ -58,16 +58,16 @@ class RemoteStore:
     logs_subdir: str
 
     def get_local_output_dir(self) -> Any:
-        """A context manager: a folder of this machine that is gone afterwards."""
+        """A context manager with a temporary folder of this machine."""
         return self.store.get_local_output_dir_fn(self.run_id)()
 
     def sync(self, local_path: str) -> None:
-        """Copies such a folder into the run's."""
+        """Copies such a folder to the folder of the run."""
         self.store.sync_fn(self.run_id)(local_path)
 
 
 def _absolute(path: Any) -> str:
-    """A path that means the same in every process, whatever its working directory."""
+    """The path in a form that does not depend on the working directory of a process."""
     text = str(path) if "://" in str(path) else os.path.abspath(str(path))
     return text if text == "/" else text.rstrip("/")
 
@@ -103,19 +103,19 @@ class AbstractFilesystemStore(Store):
 
     @property
     def fs(self) -> Any:
-        """The file system; fsspec keeps one for each set of options."""
+        """The file system. fsspec caches one for each set of options."""
         try:
             return fsspec.core.url_to_fs(self.prefix_path, **self.storage_options)[0]
-        except Exception as error:  # every driver has its own: a package that is missing, a server that does not answer
+        except Exception as error:  # each driver has other errors, e.g. for a missing package or server
             raise StoreError(f"the store {self.prefix_path} cannot be used: {error}") from error
 
     def local(self, path: str) -> str:
-        """A path as the file system itself writes it."""
+        """A path in the form of the file system."""
         return spark_names.local_path(self.fs, path)
 
     @property
     def private(self) -> bool:
-        """Whether no other process can see what is in it."""
+        """Whether other processes cannot see its content."""
         names = self.fs.protocol
         return any(name in PRIVATE for name in ([names] if isinstance(names, str) else names))
 
@@ -136,15 +136,15 @@ class AbstractFilesystemStore(Store):
     # Files.
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file or folder."""
+        """Whether this file or folder exists."""
         return bool(self.fs.exists(self.local(path)))
 
     def read(self, path: str) -> bytes:
-        """A file's bytes."""
+        """The bytes of a file."""
         return bytes(self.fs.cat_file(self.local(path)))
 
     def write(self, path: str, data: bytes) -> None:
-        """Writes a file whole or not at all."""
+        """Writes a file. The file is never incomplete."""
         target, fs = self.local(path), self.fs
         fs.makedirs(target.rpartition("/")[0] or "/", exist_ok=True)
         if isinstance(fs, fsspec.implementations.local.LocalFileSystem):
@@ -159,27 +159,27 @@ class AbstractFilesystemStore(Store):
         self.write(path, text.encode())
 
     def remove(self, path: str) -> None:
-        """Removes a file or folder; nothing when there is none."""
+        """Removes a file or folder; does nothing if it does not exist."""
         with contextlib.suppress(FileNotFoundError):
             self.fs.rm(self.local(path), recursive=True)
 
     # Data.
 
     def is_parquet_dataset(self, path: str) -> bool:
-        """Whether there are Parquet files."""
+        """Whether there are Parquet files below this path."""
         try:
             return bool(self.get_parquet_dataset(path).files)
         except (OSError, ValueError):
             return False
 
     def get_parquet_dataset(self, path: str) -> Any:
-        """The Parquet files under a path as a pyarrow.dataset."""
+        """The Parquet files below a path as a pyarrow.dataset."""
         import pyarrow.dataset
 
         return pyarrow.dataset.dataset(self.local(path), format="parquet", filesystem=self.fs)
 
     def get_train_data_path(self, idx: int | str | None = None) -> str:
-        """The folder of training data; with `idx`, of the data set of this number."""
+        """The folder of training data; with `idx`, of the data set with this number."""
         return self._train if idx is None else f"{self._train}.{idx}"
 
     def get_val_data_path(self, idx: int | str | None = None) -> str:
@@ -220,15 +220,15 @@ class AbstractFilesystemStore(Store):
         return f"{self.get_run_path(run_id)}/{self.get_logs_subdir()}"
 
     def get_checkpoint_filename(self) -> str:
-        """What a checkpoint is called."""
+        """The name of checkpoint files."""
         return self._checkpoint
 
     def get_logs_subdir(self) -> str:
-        """What the folder of logs is called."""
+        """The name of the folder of logs."""
         return "logs"
 
     def get_local_output_dir_fn(self, run_id: str) -> Callable[[], Any]:
-        """Gives a context manager: a folder of this machine that is gone afterwards."""
+        """Returns a context manager with a temporary folder of this machine."""
 
         @contextlib.contextmanager
         def folder() -> Iterator[str]:
@@ -238,7 +238,7 @@ class AbstractFilesystemStore(Store):
         return folder
 
     def sync_fn(self, run_id: str) -> Callable[[str], None]:
-        """Gives a function that copies a local folder into the run's."""
+        """Returns a function that copies a local folder to the folder of the run."""
 
         def sync(local_path: str) -> None:
             for file in sorted(path for path in Path(local_path).rglob("*") if path.is_file()):
@@ -247,7 +247,7 @@ class AbstractFilesystemStore(Store):
         return sync
 
     def to_remote(self, run_id: str, dataset_idx: int | str | None = None) -> RemoteStore:
-        """What the ranks of a run need to know."""
+        """The view of this store for the ranks of a run."""
         return RemoteStore(
             self,
             run_id,
@@ -265,11 +265,11 @@ class AbstractFilesystemStore(Store):
 
 
 class FilesystemStore(AbstractFilesystemStore):
-    """Any URL that fsspec knows: /path, file://, s3://, gs://, abfs:// ... with `storage_options` for its driver."""
+    """A store at any URL of fsspec: /path, file://, s3://, gs://, abfs:// ... `storage_options` are for its driver."""
 
 
 class LocalStore(FilesystemStore):
-    """A folder that every host sees under the same path: of this machine alone, or on a shared disk."""
+    """A folder with the same path on every host: on a shared disk, or only on this machine."""
 
     def __init__(self, prefix_path: str, *args: Any, **kwargs: Any) -> None:
         super().__init__(prefix_path, *args, **kwargs)
@@ -278,7 +278,7 @@ class LocalStore(FilesystemStore):
 
 
 class HDFSStore(AbstractFilesystemStore):
-    """hdfs://host:port/path, through pyarrow and Hadoop's own client library."""
+    """A store at hdfs://host:port/path, through pyarrow and Hadoop's own client library."""
 
     def __init__(
         self,
@@ -313,7 +313,7 @@ class HDFSStore(AbstractFilesystemStore):
 
 
 class DBFSLocalStore(FilesystemStore):
-    """Files of Databricks: dbfs:/x, file:///dbfs/x and /dbfs/x are one place, which clusters mount under /dbfs."""
+    """A store in files of Databricks. dbfs:/x, file:///dbfs/x and /dbfs/x are the same; clusters mount it at /dbfs."""
 
     def __init__(self, prefix_path: str, *args: Any, **kwargs: Any) -> None:
         super().__init__(self.normalize(str(prefix_path)), *args, **kwargs)
@@ -330,7 +330,7 @@ class DBFSLocalStore(FilesystemStore):
 
     @staticmethod
     def normalize(path: str) -> str:
-        """The path under the mount.
+        """The path below the mount point.
 
         >>> DBFSLocalStore.normalize("dbfs:/models"), DBFSLocalStore.normalize("file:///dbfs/models")
         ('/dbfs/models', '/dbfs/models')

@@ -1,6 +1,6 @@
-# What an estimator sends to its ranks, and what they keep in the store while they train.
-# Touches the store; knows nothing of Spark.
-"""A `Task` is the same for every rank; `Progress` is rank 0's pen."""
+# The data that an estimator sends to its ranks, and the files that they write to the store while they train.
+# Touches the store; does not use Spark.
+"""A `Task` is the same for every rank. `Progress` writes for rank 0."""
 
 from __future__ import annotations
 
@@ -14,43 +14,37 @@ from .store import RemoteStore
 
 @dataclass(frozen=True)
 class Task:
-    """One fit."""
+    """The description of one fit."""
 
     remote: RemoteStore
     train: Dataset
     val: Dataset | None
     seed: int
-    resume: bool  # from the checkpoint of the run
-    options: dict[str, Any]  # the estimator's parameters, without what is in the payload
-    payload: bytes  # model, optimizer and so on, in one pickle
+    resume: bool  # whether to continue from the checkpoint of the run
+    options: dict[str, Any]  # the estimator's parameters, except those in the payload
+    payload: bytes  # model, optimizer and related objects, in one pickle
 
     @property
     def features(self) -> list[str]:
-        """The model's inputs."""
+        """The columns of the model's inputs."""
         return list(self.options["feature_cols"])
 
     @property
     def labels(self) -> list[str]:
-        """What its outputs are compared with."""
+        """The columns with which its outputs are compared."""
         return list(self.options["label_cols"])
-
-    def module(self, rank: int, size: int) -> Any:
-        """This rank's data."""
-        from .datamodule import ParquetDataModule
-
-        return (self.options["data_module"] or ParquetDataModule)(self, rank, size)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What rank 0 gives back: the trained weights in the framework's own format, and the history."""
+    """The result of rank 0: the trained weights in the framework's own format, and the history."""
 
     weights: bytes
     history: Any
 
 
 class Progress:
-    """Writes checkpoints and the history, and tells how it goes. Only rank 0 has one."""
+    """Writes checkpoints and the history, and reports progress. Only rank 0 has one."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -61,7 +55,7 @@ class Progress:
             self._task.remote.store.write(self._task.remote.checkpoint_path, data)
 
     def note(self, history: Any, line: str) -> None:
-        """At the end of an epoch."""
+        """Called at the end of an epoch."""
         remote = self._task.remote
         if remote.saving_runs:
             remote.store.write_text(f"{remote.logs_path}/history.json", json.dumps(history, default=str))

@@ -1,6 +1,6 @@
-# A DataFrame as Parquet files in a store, written by Spark's executors: one file per partition and kind of row.
+# Writes a DataFrame as Parquet files to a store, in Spark's executors: one file per partition and kind of row.
 # Touches pyspark, pyarrow and the store.
-"""`prepare` writes training and validation data in one pass, and remembers what of it is there already."""
+"""`prepare` writes training and validation data in one pass, and remembers which data is written already."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pyspark.sql import types as T
 from .parquet import DataError, arrow_filesystem, check_names, not_numbers, pack
 from .store import AbstractFilesystemStore, StoreError
 
-GROUP_BYTES = 8 << 20  # of a row group: small enough for many to be shuffled, large enough to be read at speed
+GROUP_BYTES = 8 << 20  # the size of a row group: small enough to shuffle many, large enough for fast reads
 SPLIT = "__farandole_validation"
 TRAIN, VALIDATION, FAILED, BAD = "train", "validation", "failed", "bad"
 
@@ -34,11 +34,11 @@ _changing = threading.Lock()
 
 @dataclass(frozen=True)
 class Wanted:
-    """How data shall be written."""
+    """How data must be written."""
 
     store: AbstractFilesystemStore
     columns: tuple[str, ...]
-    validation: Any  # part of the rows, a column or None
+    validation: Any  # a fraction of the rows, a column, or None
     seed: int
     files: int | None  # None: rows stay where they are
     double: bool  # whether vectors keep 64 bits
@@ -46,17 +46,17 @@ class Wanted:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes written data the data that is wanted."""
+        """The key that written data must have to be used again."""
         split = self.seed if isinstance(self.validation, float) else None
         return self.store.prefix_path, self.columns, self.validation, split, self.files, self.double
 
 
 def prepare(df: Any, wanted: Wanted) -> str:
-    """Writes a DataFrame, unless this very one was written so before; the number of the data set."""
+    """Writes a DataFrame, unless it was written in this way before. Returns the number of the data set."""
     check_names(_names(wanted), df.columns, "the DataFrame")
     with _changing:
         one = _one_at_a_time.setdefault(df, threading.Lock())
-    with one:  # several fits may begin with the same DataFrame
+    with one:  # several fits may use the same DataFrame at the same time
         known = _prepared.setdefault(df, {})
         index = known.get(wanted.key)
         if index is None or not wanted.store.exists(wanted.store.get_train_data_path(index)):
@@ -72,7 +72,7 @@ def prepare(df: Any, wanted: Wanted) -> str:
 
 
 def clear_training_cache() -> None:
-    """Removes the data that this process has prepared."""
+    """Removes all data that this process has prepared."""
     while _written:
         _remove(*_written.pop())
     _prepared.clear()
@@ -93,7 +93,7 @@ def is_vector(kind: Any) -> bool:
 
 
 def plain(name: str, kind: Any, double: bool) -> Any:
-    """A column as numbers or arrays of them."""
+    """A column as numbers or arrays of numbers."""
     column = F.col(f"`{name}`")
     return vector_to_array(column, "float64" if double else "float32").alias(name) if is_vector(kind) else column
 
@@ -147,7 +147,7 @@ def _write(df: Any, wanted: Wanted, index: str) -> None:
 
 
 class Files:
-    """Runs in an executor: writes the rows of one partition, and tells what files it made."""
+    """Runs in an executor: writes the rows of one partition and reports the files."""
 
     def __init__(self, store: AbstractFilesystemStore, paths: dict[str, str]) -> None:
         self._store = store
@@ -179,7 +179,7 @@ def _answer(rows: Sequence[tuple[str, str]]) -> pa.RecordBatch:
 
 
 class Groups:
-    """One Parquet file, of row groups of about equal size."""
+    """One Parquet file with row groups of about equal size."""
 
     def __init__(self, store: AbstractFilesystemStore, path: str) -> None:
         self._store = store
@@ -189,7 +189,7 @@ class Groups:
         self._schema: Any = None
 
     def add(self, table: pa.Table) -> None:
-        """Takes rows, and writes when there are enough."""
+        """Adds rows, and writes a group when there are enough."""
         if table.num_rows:
             self._waiting.append(table)
         if sum(one.nbytes for one in self._waiting) >= GROUP_BYTES:

@@ -1,14 +1,13 @@
 # KerasEstimator and KerasModel: a Keras model trained on a DataFrame, and the transformer it becomes.
 # Touches Keras on the driver; training.py runs in the ranks.
-"""Keras 3 on its TensorFlow and torch backends; ranks and executors use the driver's."""
+"""Keras 3 on its backends, and tf_keras; ranks and executors use the driver's."""
 
 from __future__ import annotations
 
-import importlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
-from ...keras.framework import require
 from ...launch.calls import pack, unpack
 from ..common.estimator import HorovodEstimator, check_labels, check_shapes
 from ..common.model import HorovodModel, Predict
@@ -16,6 +15,7 @@ from ..common.params import declare
 from ..common.parquet import Column, DataError
 from ..common.task import Result, Task
 from . import models
+from .library import KERAS, LEGACY, library_of, load, variables
 from .training import train
 
 OF_KERAS: dict[str, Any] = {
@@ -32,30 +32,39 @@ class KerasEstimator(HorovodEstimator):
     FRAMEWORK = "keras"
 
     def _check(self) -> None:
-        keras, model = require(), self.getOrDefault("model")
-        if not isinstance(model, keras.Model):
-            raise ValueError(f"model={model!r}: expected a model of Keras 3; tf_keras models are not supported here")
+        model = self.getOrDefault("model")
+        if library_of(model) is None:
+            raise ValueError(f"model={model!r}: expected a model of Keras 3, or of tf_keras")
         if self._given("optimizer") is None or self._given("loss") is None:
             raise ValueError("KerasEstimator needs optimizer and loss, or a model that was compiled with them")
 
     def _given(self, name: str) -> Any:
         value = self.getOrDefault(name)
-        if value is None and getattr(self.getOrDefault("model"), "compiled", False):
-            value = getattr(self.getOrDefault("model"), name, None)
+        model = self.getOrDefault("model")
+        # tf_keras does not say whether a model was compiled, and has None for what it was not compiled with.
+        if value is None and (getattr(model, "compiled", False) or self._library() == LEGACY):
+            value = getattr(model, name, None)
         return value
 
+    def _library(self) -> str:
+        return library_of(self.getOrDefault("model")) or KERAS
+
+    def _keras(self) -> Any:
+        return load(self._library())
+
     def _double(self) -> bool:
-        return bool(require().config.floatx() == "float64")
+        return bool(self._keras().backend.floatx() == "float64")
 
     def _env(self) -> dict[str, str]:
-        return {**(self.getOrDefault("backend_env") or {}), "KERAS_BACKEND": require().backend.backend()}
+        return {**(self.getOrDefault("backend_env") or {}), **variables(self._library())}
 
     def _probe(self, columns: dict[str, Column]) -> list[tuple[int, ...]]:
         features, labels = self.getOrDefault("feature_cols"), self.getOrDefault("label_cols")
         check_shapes(self.getOrDefault("label_shapes"), labels, columns, "label_shapes")
         loader = models.Loader(
-            self._packed(), self.getOrDefault("custom_objects"), features, self.getOrDefault("categorical_cols")
-        )
+            self._packed(), self.getOrDefault("custom_objects"), features, self.getOrDefault("categorical_cols"),
+            self._library(),
+        )  # fmt: skip
         try:
             found = loader.probe(columns)
         except Exception as error:  # Keras has as many kinds of errors as it has backends
@@ -66,7 +75,7 @@ class KerasEstimator(HorovodEstimator):
         loss = self._given("loss")
         losses = list(loss) if isinstance(loss, list | tuple) else [loss]
         if len(losses) == len(labels) and not isinstance(loss, dict):  # by name: Keras itself matches them
-            compared = [models.compares_numbers(one) for one in losses]
+            compared = [models.compares_numbers(one, self._library()) for one in losses]
             check_labels(found, [columns[name] for name in labels], self.getOrDefault("label_shapes"), compared)
         return found
 
@@ -79,21 +88,21 @@ class KerasEstimator(HorovodEstimator):
             {
                 "custom_objects": self.getOrDefault("custom_objects"),
                 "model": self._packed(),
-                "optimizer": optimizer if isinstance(optimizer, str) else require().optimizers.serialize(optimizer),
+                "optimizer": optimizer if isinstance(optimizer, str) else self._keras().optimizers.serialize(optimizer),
                 "loss": self._given("loss"),
                 "metrics": self.getOrDefault("metrics"),
             }
         )
 
     def _work(self) -> Callable[[Task], Result | None]:
-        return train
+        return functools.partial(train, library=self._library())
 
     def get_model_class(self) -> type:
         """The class of fitted models."""
         return KerasModel
 
     def _create_model(self, result: Result, run_id: str, metadata: Any) -> Any:
-        model = models.unpacked(result.weights, self.getOrDefault("custom_objects"))
+        model = models.unpacked(result.weights, self.getOrDefault("custom_objects"), self._library())
         return self.get_model_class()(**self._get_model_kwargs(model, result.history, run_id, metadata))
 
     def _get_model_kwargs(self, model: Any, history: Any, run_id: str, metadata: Any) -> dict[str, Any]:
@@ -107,7 +116,7 @@ class KerasEstimator(HorovodEstimator):
             "categorical_cols": self.getOrDefault("categorical_cols"),
             "run_id": run_id,
             "_metadata": metadata,
-            "_floatx": require().config.floatx(),
+            "_floatx": self._keras().backend.floatx(),
         }
 
     def freeze(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -136,6 +145,7 @@ class KerasModel(HorovodModel):
             self.getOrDefault("custom_objects"),
             self.getOrDefault("feature_columns"),
             self.getOrDefault("categorical_cols"),
+            library_of(self.getOrDefault("model")) or KERAS,
         )
 
     def freeze(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -147,23 +157,27 @@ class KerasModel(HorovodModel):
         return _thaw(values)
 
 
+# tf_keras leaves this mark in what is saved; what is saved without it is of Keras 3.
+MARK = "_library"
+
+
 def _freeze(values: dict[str, Any]) -> dict[str, Any]:
     """What is Keras's in its own format: its pickles need to know the custom objects before they are read."""
     made = dict(values)
+    library = library_of(values.get("model")) or KERAS
     if values.get("model") is not None:
         made["model"] = models.packed(values["model"])
     optimizer = values.get("optimizer")
     if optimizer is not None and not isinstance(optimizer, str):
-        made["optimizer"] = pack(require().optimizers.serialize(optimizer))
-    return made
+        made["optimizer"] = pack(load(library).optimizers.serialize(optimizer))
+    return made if library == KERAS else {**made, MARK: library}
 
 
 def _thaw(values: dict[str, Any]) -> dict[str, Any]:
     made, custom = dict(values), values.get("custom_objects")
+    library = made.pop(MARK, KERAS)
     if values.get("model") is not None:
-        made["model"] = models.unpacked(values["model"], custom)
+        made["model"] = models.unpacked(values["model"], custom, library)
     if isinstance(values.get("optimizer"), bytes):
-        made["optimizer"] = importlib.import_module("keras").optimizers.deserialize(
-            unpack(values["optimizer"]), custom_objects=custom
-        )
+        made["optimizer"] = load(library).optimizers.deserialize(unpack(values["optimizer"]), custom_objects=custom)
     return made

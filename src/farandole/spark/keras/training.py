@@ -1,27 +1,26 @@
 # What a rank of KerasEstimator runs: model.fit on the rank's rows.
-# Touches Keras, farandole.keras and the rank's data.
+# Touches Keras, its binding and the rank's data.
 """`train(task)`; rank 0 returns the trained model and the history."""
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import zipfile
 from collections.abc import Iterator
 from typing import Any
 
-import farandole.keras as hvd
-
 from ...launch.calls import unpack
+from ..common.datamodule import data_of
 from ..common.parquet import Array, Columns
 from ..common.task import Progress, Result, Task
 from . import models
+from .library import KERAS, backend, binding, load
 
 HISTORY = "farandole_history.json"  # inside the checkpoint, beside what Keras has in its files
 
 
-def _arrays(batch: Columns, task: Task) -> tuple[Any, ...]:
+def _arrays(batch: Columns, task: Task, library: str) -> tuple[Any, ...]:
     """A batch as `fit` takes it."""
     shapes = task.options["label_shapes"] or [None] * len(task.labels)
     labels: list[Array] = []
@@ -29,24 +28,24 @@ def _arrays(batch: Columns, task: Task) -> tuple[Any, ...]:
         label = batch[name]
         labels.append(label if shape is None else label.reshape([len(label) if n == -1 else n for n in shape]))
     made = (
-        models.inputs(batch, task.features, task.options["categorical_cols"]),
+        models.inputs(batch, task.features, task.options["categorical_cols"], library),
         labels[0] if len(labels) == 1 else labels,
     )
     column = task.options["sample_weight_col"]
     return made if column is None else (*made, batch[column].astype("float32"))
 
 
-def _training_data(task: Task, data: Any, first: int) -> Iterator[Any]:
+def _training_data(task: Task, data: Any, first: int, library: str) -> Iterator[Any]:
     """All epochs from the first on, one after the other."""
     for epoch in range(first, task.options["epochs"]):
         for batch in data.train_data(epoch):
-            yield _arrays(batch, task)
+            yield _arrays(batch, task, library)
 
 
-def _validation_data(task: Task, data: Any) -> Iterator[Any]:
+def _validation_data(task: Task, data: Any, library: str) -> Iterator[Any]:
     while True:
         for batch in data.val_data():
-            yield _arrays(batch, task)
+            yield _arrays(batch, task, library)
 
 
 def _with_history(data: bytes, history: dict[str, list[float]]) -> bytes:
@@ -56,8 +55,9 @@ def _with_history(data: bytes, history: dict[str, list[float]]) -> bytes:
     return file.getvalue()
 
 
-def _recorder(task: Task, history: dict[str, list[float]]) -> Any:
-    callbacks: Any = importlib.import_module("keras").callbacks
+def _recorder(task: Task, history: dict[str, list[float]], library: str) -> Any:
+    callbacks: Any = load(library).callbacks
+    hvd = binding(library)
 
     class Recorder(callbacks.Callback):  # type: ignore[misc]
         """Keeps the history and, on rank 0, saves at the end of each epoch."""
@@ -79,24 +79,26 @@ def _recorder(task: Task, history: dict[str, list[float]]) -> Any:
     return Recorder()
 
 
-def _choose_gpu(wanted: bool) -> None:
+def _choose_gpu(wanted: bool, library: str) -> None:
     """This rank's GPU and no other, or none at all; before anything is computed."""
-    backend = importlib.import_module("keras").config.backend()
-    if backend == "tensorflow":
-        devices: Any = importlib.import_module("tensorflow").config
+    hvd, runs_on = binding(library), backend(library)
+    if runs_on == "tensorflow":
+        from tensorflow import config as devices
+
         found = devices.list_physical_devices("GPU")
         devices.set_visible_devices([found[hvd.local_rank() % len(found)]] if found and wanted else [], "GPU")
-    elif backend == "torch" and wanted:
-        cuda: Any = importlib.import_module("torch").cuda
+    elif runs_on == "torch" and wanted:
+        from torch import cuda
+
         if cuda.is_available():
             cuda.set_device(hvd.local_rank() % cuda.device_count())
 
 
-def _compiled(task: Task, held: dict[str, Any]) -> Any:
-    keras: Any = importlib.import_module("keras")
+def _compiled(task: Task, held: dict[str, Any], library: str) -> Any:
+    keras, hvd = load(library), binding(library)
     custom, options = held["custom_objects"], task.options
     with keras.saving.custom_object_scope(custom or {}):
-        model = models.unpacked(held["model"], custom)
+        model = models.unpacked(held["model"], custom, library)
         given = held["optimizer"]
         optimizer = (
             keras.optimizers.get(given)
@@ -119,12 +121,12 @@ def _compiled(task: Task, held: dict[str, Any]) -> Any:
     return model
 
 
-def _resumed(task: Task, held: dict[str, Any]) -> tuple[Any, dict[str, list[float]]]:
+def _resumed(task: Task, held: dict[str, Any], library: str) -> tuple[Any, dict[str, list[float]]]:
     """The model of the run's checkpoint, with its optimizer's state."""
     import tempfile
     from pathlib import Path
 
-    keras: Any = importlib.import_module("keras")
+    keras = load(library)
     data = task.remote.store.read(task.remote.checkpoint_path)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         history = json.loads(archive.read(HISTORY))
@@ -132,7 +134,7 @@ def _resumed(task: Task, held: dict[str, Any]) -> tuple[Any, dict[str, list[floa
         path = Path(place, "model.keras")
         path.write_bytes(data)
         saved = keras.saving.load_model(path, custom_objects=held["custom_objects"], safe_mode=False)
-    model = _compiled(task, held)  # with all of its options; the file knows Keras's alone
+    model = _compiled(task, held, library)  # with all of its options; the file knows Keras's alone
     model.set_weights(saved.get_weights())
     model.optimizer.build(model.trainable_variables)
     for mine, theirs in zip(model.optimizer.variables, saved.optimizer.variables, strict=True):
@@ -140,34 +142,34 @@ def _resumed(task: Task, held: dict[str, Any]) -> tuple[Any, dict[str, list[floa
     return model, history
 
 
-def train(task: Task) -> Result | None:
+def train(task: Task, library: str = KERAS) -> Result | None:
     """In each rank."""
-    keras: Any = importlib.import_module("keras")
+    keras, hvd = load(library), binding(library)
     hvd.init()
-    _choose_gpu(task.options["use_gpu"])
+    _choose_gpu(task.options["use_gpu"], library)
     keras.utils.set_random_seed(task.seed)
     held, options = unpack(task.payload), task.options
     history: dict[str, list[float]] = {}
     if task.resume:
-        model, history = _resumed(task, held)
+        model, history = _resumed(task, held, library)
     else:
-        model = _compiled(task, held)
+        model = _compiled(task, held, library)
     done = max(map(len, history.values()), default=0)
-    data = task.module(hvd.rank(), hvd.size())
+    data = data_of(task, hvd.rank(), hvd.size())
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
         hvd.callbacks.MetricAverageCallback(),
         *(options["callbacks"] or []),
-        _recorder(task, history),
+        _recorder(task, history, library),
     ]
     if options["checkpoint_callback"] is not None and hvd.rank() == 0:
         callbacks.append(options["checkpoint_callback"])
     validation: dict[str, Any] = {}
     if data.val_steps:
-        validation = {"validation_data": _validation_data(task, data), "validation_steps": data.val_steps}
+        validation = {"validation_data": _validation_data(task, data, library), "validation_steps": data.val_steps}
     if done < options["epochs"]:
         model.fit(
-            _training_data(task, data, done),
+            _training_data(task, data, done, library),
             steps_per_epoch=data.train_steps,
             initial_epoch=done,
             epochs=options["epochs"],

@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from .estimator import LightningEstimator, LightningModel
-
-TorchEstimator = LightningEstimator
-TorchModel = LightningModel
+from .estimator import LightningEstimator, LightningModel, TorchEstimator, TorchModel
 
 __all__ = ["LightningEstimator", "LightningModel", "TorchEstimator", "TorchModel"]

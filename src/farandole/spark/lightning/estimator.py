@@ -13,7 +13,8 @@ import torch
 from ...launch.calls import pack, unpack
 from ..common.params import FLOATS, declare
 from ..common.task import Result, Task
-from ..torch.estimator import TorchEstimator, TorchModel
+from ..torch.estimator import TorchEstimator as PlainEstimator
+from ..torch.estimator import TorchModel as PlainModel
 from . import training
 
 OF_LIGHTNING: dict[str, Any] = {
@@ -43,7 +44,7 @@ OF_LIGHTNING: dict[str, Any] = {
 
 
 @declare(OF_LIGHTNING)
-class LightningEstimator(TorchEstimator):
+class LightningEstimator(PlainEstimator):
     """Trains a LightningModule with Lightning's Trainer."""
 
     FRAMEWORK = "lightning"
@@ -85,5 +86,10 @@ class LightningEstimator(TorchEstimator):
         return self.get_model_class()(**parameters)
 
 
-class LightningModel(TorchModel):
+class LightningModel(PlainModel):
     """A trained LightningModule; `getModel()` gives it, and `forward` predicts."""
+
+
+# Horovod calls both as those for plain PyTorch, here and in the package.
+TorchEstimator = LightningEstimator
+TorchModel = LightningModel

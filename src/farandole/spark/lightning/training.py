@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import sys
 import tempfile
@@ -18,8 +17,10 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import farandole.torch as hvd
 
+from ...base.named import module_of
 from ...launch.calls import unpack
 from ...lightning.trees import strategy
+from ..common.datamodule import data_of
 from ..common.parquet import Columns
 from ..common.task import Progress, Result, Task
 from ..torch.batches import Inputs, as_list, number_type, takes_classes, tensor
@@ -42,7 +43,7 @@ def wrapped(module: torch.nn.Module, held: dict[str, Any], task: Task) -> Any:
     losses = as_list(held["loss"]) if held["loss"] is not None else [
         make() for make in as_list(held["loss_constructors"])
     ]  # fmt: skip
-    lightning: Any = importlib.import_module(TREES[0])
+    lightning: Any = module_of(TREES[0])
 
     class Wrapped(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -117,7 +118,7 @@ class Rows(IterableDataset[Any]):
 
 
 def _recorder(tree: str, task: Task, rows: Rows) -> Any:
-    lightning: Any = importlib.import_module(tree)
+    lightning: Any = module_of(tree)
 
     class Recorder(lightning.Callback):  # type: ignore[misc]
         """Keeps the history, tells the data which epoch it is, saves at the end of each."""
@@ -177,7 +178,7 @@ def train(task: Task) -> Result | None:
     for name in TREES:
         # Before the model is read: its class decides which of the two it belongs to.
         with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+            module_of(name)
     hvd.init()
     torch.manual_seed(task.seed)
     held, options = unpack(task.payload), task.options
@@ -185,7 +186,7 @@ def train(task: Task) -> Result | None:
     own = tree_of(plain)
     model = plain if own is not None else wrapped(plain, held, task)
     tree = own or TREES[0]
-    data = task.module(hvd.rank(), hvd.size())
+    data = data_of(task, hvd.rank(), hvd.size())
     dtype = number_type(plain)
     rows, val = Rows(task, data, dtype, True), Rows(task, data, dtype, False) if data.val_steps else None
     recorder = _recorder(tree, task, rows)
@@ -206,7 +207,7 @@ def train(task: Task) -> Result | None:
         "use_distributed_sampler": False,
         **(options["trainer_args"] or {}),
     }
-    trainer = importlib.import_module(tree).Trainer(**arguments)
+    trainer = module_of(tree).Trainer(**arguments)
     loaders = [None if one is None else DataLoader(one, batch_size=None) for one in (rows, val)]
     with _checkpoint(task) as path:
         trainer.fit(model, loaders[0], loaders[1], ckpt_path=path, weights_only=False if path else None)

@@ -7,12 +7,12 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 # By their full names: the program runs under Horovod's name as well.
-from farandole import runtime
-from farandole.ops import barrier
+from farandole.operations.ops import barrier
 from farandole.spark import session
 from farandole.spark.runner import run
 from farandole.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
 from farandole.tensorflow.data.compute_worker import check, parser, serving
+from farandole.world import runtime
 
 
 def work(config: TfDataServiceConfig) -> None:

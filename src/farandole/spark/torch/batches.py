@@ -98,6 +98,20 @@ class Inputs:
         ]
 
 
+class Row:
+    """A model's output for one row."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+
+    def __call__(self, model: torch.nn.Module, row: dict[str, Any]) -> Any:
+        """`row` has a value for each feature column."""
+        batch = {name: np.asarray(row[name])[np.newaxis] for name in self._inputs.features}
+        device = next((one.device for one in model.parameters()), torch.device("cpu"))
+        with torch.no_grad():
+            return model(*self._inputs.tensors(batch, number_type(model), device))
+
+
 class Loader:
     """Makes a function that predicts, in an executor."""
 

@@ -129,20 +129,27 @@ class TorchModel(HorovodModel):
     """A trained torch.nn.Module; `getModel()` gives it."""
 
     def get_prediction_fn(self) -> Callable[[Any, dict[str, Any]], Any] | None:
-        """For classes that build on this one: a function from the model and one row, a dict by column, to its output.
+        """A function from the model and one row, a dict by column, to the row's output.
 
-        None: the model is called with batches of the feature columns.
+        For classes that build on this one: theirs may call it, or be another. Where nobody has one of their own, or
+        it is None, the model is called with batches of the feature columns, which gives the same.
         """
-        return None
+        return batches.Row(self._tensors())
 
-    def _known(self) -> Any:
-        return super()._known() if self.get_prediction_fn() is None else None
+    def _own_prediction(self) -> Callable[[Any, dict[str, Any]], Any] | None:
+        changed = type(self).get_prediction_fn is not TorchModel.get_prediction_fn
+        return self.get_prediction_fn() if changed or "get_prediction_fn" in vars(self) else None
 
-    def _loader(self) -> Callable[[], Predict]:
-        inputs = batches.Inputs(
+    def _tensors(self) -> batches.Inputs:
+        return batches.Inputs(
             self.getOrDefault("feature_columns"),
             self.getOrDefault("input_shapes"),
             self.getOrDefault("categorical_cols"),
         )
-        use_gpu, by_row = self.getOrDefault("use_gpu"), self.get_prediction_fn()
+
+    def _known(self) -> Any:
+        return super()._known() if self._own_prediction() is None else None
+
+    def _loader(self) -> Callable[[], Predict]:
+        inputs, use_gpu, by_row = self._tensors(), self.getOrDefault("use_gpu"), self._own_prediction()
         return batches.Loader(pack(self.getOrDefault("model")), inputs, use_gpu, by_row)

@@ -15,6 +15,7 @@ import torch
 import farandole.torch as hvd
 
 from ...launch.calls import unpack
+from ..common.datamodule import data_of
 from ..common.parquet import Columns
 from ..common.task import Progress, Result, Task
 from .batches import Inputs, as_list, matched, number_type, takes_classes, tensor
@@ -72,7 +73,7 @@ class Training:
         self._inputs = Inputs(task.features, options["input_shapes"], options["categorical_cols"])
         self._whole = [takes_classes(loss) for loss in losses]
         self._loss = Losses(task, losses)
-        self._data = task.module(hvd.rank(), hvd.size())
+        self._data = data_of(task, hvd.rank(), hvd.size())
         self.history: list[dict[str, Any]] = []
         if task.resume:
             self._load(held["optimizer"])

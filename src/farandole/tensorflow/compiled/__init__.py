@@ -1,15 +1,15 @@
-# The compiled operations: built on first use against the TensorFlow that is installed, loaded, given an engine.
-# Touches TensorFlow, farandole.compiled, native and runtime.
-"""`prepare()` after init; `library()` is TensorFlow's module of operations, or None where callbacks serve."""
+# The compiled operations: built at first use for the installed TensorFlow, loaded, and connected to an engine.
+# Touches TensorFlow, farandole.bindings.compiled, native and runtime.
+"""Call `prepare()` after init. `library()` is TensorFlow's module of operations, or None if callbacks are used."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from ...compiled import FAILURES, agreed, built
-from ...native import NativeEngine
-from ...runtime import World, runtime
+from ...bindings.compiled import FAILURES, agreed, built
+from ...engine.native import NativeEngine
+from ...world.runtime import World, runtime
 from ..framework import tf
 
 SOURCE = Path(__file__).with_name("farandole_ops.cc")
@@ -19,18 +19,18 @@ _served: Any = None  # the world whose engine the operations use
 
 
 def library() -> Any:
-    """TensorFlow's module of our operations; None where callbacks serve."""
+    """TensorFlow's module of our operations; None if callbacks are used."""
     return _loaded.get("module") if _served is not None and runtime.initialized and runtime.world is _served else None
 
 
 def prepare() -> None:
-    """After init: builds or finds the operations, and lets all ranks agree on them or on callbacks."""
+    """After init: builds or finds the operations; all ranks agree whether to use them or callbacks."""
     world = runtime.world
     if _served is world:
         return
     wanted = world.config.tensorflow_ops
     if wanted == "auto" and world.engine.size == 1 and not world.config.elastic:
-        return  # nobody is waited for: callbacks serve as well, and nothing need be compiled
+        return  # with one rank callbacks are sufficient, and compiling is not needed
     if agreed(world, "tensorflow", wanted, lambda: _load(world)):
         _serve(world)
 
@@ -43,7 +43,7 @@ def _serve(world: World) -> None:
 
 
 def _load(world: World) -> str:
-    """Loads the library; "" or the reason why not."""
+    """Loads the library. Gives "" or the reason for a failure."""
     if _loaded:
         return ""
     try:

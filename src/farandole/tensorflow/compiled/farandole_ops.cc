@@ -87,8 +87,10 @@ int dtype_of(DataType type) {
 }
 
 absl::Status failure(int code, const std::string& message) {
-  const std::string words = std::string(farandole::exception_of(code)) + ": " + message;
-  return code == FARANDOLE_CODE_INVALID_ARGUMENT ? absl::InvalidArgumentError(words) : absl::UnknownError(words);
+  const std::string words = farandole::words_of(code, message);
+  if (code == FARANDOLE_CODE_INVALID_ARGUMENT) return absl::InvalidArgumentError(words);
+  if (code == FARANDOLE_CODE_PRECONDITION) return absl::FailedPreconditionError(words);
+  return absl::UnknownError(words);
 }
 
 absl::Status take_received(Step& step, size_t place, const farandole_outcome& outcome) {
@@ -377,7 +379,7 @@ extern "C" __attribute__((visibility("default"))) void farandole_serve(farandole
   }
   for (auto& [_, entry] : rest) {
     auto& step = entry.first;
-    if (step->status.ok()) step->status = failure(FARANDOLE_CODE_SHUT_DOWN, "Farandole has been shut down");
+    if (step->status.ok()) step->status = failure(FARANDOLE_CODE_SHUT_DOWN, "This rank has left the job");
     if (--step->left == 0) finish(step);
   }
 }

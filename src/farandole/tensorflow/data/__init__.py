@@ -1,3 +1,3 @@
-# The data service: processes of their own prepare the data of a training job, through tf.data's service.
+# The data service: separate processes prepare the data of a training job with tf.data's service.
 # Holds the modules of the contract.
-"""Stands where a script has `horovod.tensorflow.data`."""
+"""Replaces `horovod.tensorflow.data` in scripts."""

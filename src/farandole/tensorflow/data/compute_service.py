@@ -1,6 +1,6 @@
-# The data service's two sides: what compute workers run, and how a training job finds and uses them.
-# Touches tf.data's service, rendezvous.board, interfaces and runtime.
-"""Stands where a script has `horovod.tensorflow.data.compute_service`."""
+# Both sides of the data service: what compute workers run, and how a training job finds and uses them.
+# Touches tf.data's service, rendezvous.key_value, interfaces and runtime.
+"""Replaces `horovod.tensorflow.data.compute_service` in scripts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ... import runtime
-from ...ops import barrier
-from ...private.tensorflow_names import look_at_servers, stop_server
+from ...bindings.private.tensorflow_names import look_at_servers, stop_server
+from ...operations.ops import barrier
 from ...rendezvous import interfaces
-from ...rendezvous.board import Board, Visitor
+from ...rendezvous.key_value import KeyValueClient, KeyValueServer
+from ...world import runtime
 from ..framework import tf
 
 __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
@@ -32,13 +32,13 @@ look_at_servers(tf.data.experimental.service.DispatchServer, tf.data.experimenta
 
 
 class ComputeService:
-    """Where dispatchers, workers and training processes find each other; one process of the compute job holds it."""
+    """A server where dispatchers, workers and training processes register; one process of the compute job runs it."""
 
     def __init__(self, key: bytes) -> None:
-        self._board = Board(key)
+        self._board = KeyValueServer(key)
 
     def addresses(self) -> dict[str, list[tuple[str, int]]]:
-        """Where it can be reached, by interface."""
+        """Its addresses, by network interface."""
         found: dict[str, list[tuple[str, int]]] = {}
         for one in interfaces.interfaces():
             if ":" not in one.address:
@@ -46,43 +46,43 @@ class ComputeService:
         return found
 
     def shutdown(self) -> None:
-        """Nobody is served any more."""
+        """Stops the server."""
         self._board.close()
 
 
 class ComputeClient:
-    """What the parts of a data service tell each other."""
+    """The messages between the parts of a data service."""
 
     def __init__(self, addresses: dict[str, list[tuple[str, int]]], key: bytes) -> None:
         places = [(host, port) for places in addresses.values() for host, port in places]
-        # Loopback last: on another host something else may listen there.
-        self._visitor = Visitor(sorted(places, key=lambda place: place[0].startswith("127.")), key)
+        # Loopback comes last: on another host, another program may listen there.
+        self._visitor = KeyValueClient(sorted(places, key=lambda place: place[0].startswith("127.")), key)
 
     def register_dispatcher(self, dispatcher_id: int, address: str) -> None:
-        """A dispatcher runs at this address."""
+        """Registers the address of a running dispatcher."""
         self._visitor.put(f"dispatcher {dispatcher_id}", address)
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
-        """The address of a dispatcher, once it runs; TimeoutError."""
+        """The address of a dispatcher, as soon as it runs; TimeoutError."""
         return str(self._visitor.wait(f"dispatcher {dispatcher_id}", timeout))
 
     def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
-        """A worker serves a dispatcher; `worker_id` counts from 0 among the dispatcher's own."""
+        """Registers a worker of a dispatcher; `worker_id` counts from 0 for each dispatcher."""
         self._visitor.put(f"worker {worker_id} of {dispatcher_id}", True)
 
     def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, workers: int, timeout: float) -> None:
-        """Returns when so many workers serve the dispatcher; TimeoutError."""
+        """Returns when this many workers serve the dispatcher; TimeoutError."""
         deadline = time.monotonic() + timeout
         for worker in range(workers):
             self._visitor.wait(f"worker {worker} of {dispatcher_id}", max(0.0, deadline - time.monotonic()))
 
     def shutdown(self) -> None:
-        """Lets the compute workers end."""
+        """Tells the compute workers to end."""
         self._visitor.put("shutdown", True)
 
     def wait_for_shutdown(self) -> None:
-        """Returns when somebody has asked for the end, or nobody is there to ask."""
-        with contextlib.suppress(OSError):  # the board has gone
+        """Returns after `shutdown` was called, or when the server has ended."""
+        with contextlib.suppress(OSError):  # the server has ended
             while True:
                 with contextlib.suppress(TimeoutError):
                     self._visitor.wait("shutdown", LONG_S)
@@ -91,7 +91,7 @@ class ComputeClient:
 
 @dataclass(frozen=True)
 class TfDataServiceConfig:
-    """What both jobs know of a data service. `key` proves that they belong together."""
+    """What both jobs must know about a data service. `key` proves that they belong together."""
 
     dispatchers: int
     workers_per_dispatcher: int
@@ -107,22 +107,22 @@ class TfDataServiceConfig:
             raise ValueError("a data service has at least one dispatcher, and one worker for each")
 
     def compute_client(self, verbose: int = 1) -> ComputeClient:
-        """A client of the service; `verbose` is there for scripts that pass it."""
+        """A client of the service; `verbose` is accepted for compatibility."""
         return ComputeClient(self.addresses, self.key)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """Its fields as plain values, for JSON."""
         return {**asdict(self), "key": base64.b64encode(self.key).decode()}
 
     @staticmethod
     def from_dict(config: dict[str, Any]) -> TfDataServiceConfig:
-        """The other way round."""
+        """The opposite of `to_dict`."""
         found = TfDataServiceConfig(**{**config, "key": base64.b64decode(config["key"])})
         places = {name: [(str(host), int(port)) for host, port in rows] for name, rows in found.addresses.items()}
         return replace(found, addresses=places)
 
     def write(self, filename: str) -> None:
-        """Into a file that this user alone may read: the key is in it."""
+        """Writes it to a file that only this user can read, because it contains the key."""
         folder = os.path.dirname(os.path.abspath(filename))
         handle, fresh = tempfile.mkstemp(dir=folder)  # mode 0600
         with os.fdopen(handle, "w") as file:
@@ -131,7 +131,7 @@ class TfDataServiceConfig:
 
     @staticmethod
     def read(filename: str, wait_for_file_creation: bool = False) -> TfDataServiceConfig:
-        """From a file; where it is not there yet, one may wait for it."""
+        """Reads it from a file; can wait until the file exists."""
         while wait_for_file_creation and not os.path.exists(filename):
             time.sleep(0.1)
         with open(filename) as file:
@@ -139,10 +139,10 @@ class TfDataServiceConfig:
 
 
 def _own_address(config: TfDataServiceConfig) -> str:
-    """By which the others of the service reach this host."""
+    """The address at which other processes of the service reach this host."""
     places = [place for rows in config.addresses.values() for place in rows]
     outside = [place for place in places if not place[0].startswith("127.")]
-    return interfaces.towards(*(outside or places)[0])
+    return interfaces.source_address(*(outside or places)[0])
 
 
 @contextlib.contextmanager
@@ -160,7 +160,7 @@ def _dispatcher(config: TfDataServiceConfig, number: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[str]:
-    """The address of this rank's dispatcher, which runs here where `dispatcher_side` is "training"."""
+    """The address of this rank's dispatcher, which this process runs if `dispatcher_side` is "training"."""
     number = rank if compute_config.dispatchers > 1 else 0
     if number >= compute_config.dispatchers:
         raise ValueError(f"rank {rank} has no dispatcher: there are {compute_config.dispatchers}; give each rank one")
@@ -183,9 +183,9 @@ def send_to_data_service(
     reuse_dataset: bool = False,
     round_robin: bool = False,
 ) -> Any:
-    """The dataset, made by the compute workers. Also a method of tf.data.Dataset.
+    """The dataset, computed by the compute workers. Also a method of tf.data.Dataset.
 
-    `reuse_dataset`: the ranks share one pass over it; then with `round_robin` each takes its turn (`size` is needed).
+    `reuse_dataset`: the ranks share one pass over it. With `round_robin` they also take turns (`size` is needed).
     """
     if compute_config.dispatcher_side == "training":
         raise RuntimeError("the dispatcher runs in the training job: train inside `with tf_data_service(...)`")
@@ -193,7 +193,7 @@ def send_to_data_service(
         raise ValueError("round_robin needs reuse_dataset=True and size")
     turns = {"consumer_index": rank, "num_consumers": size} if round_robin else {}
     with tf_data_service(compute_config, rank) as address:
-        # The ranks share what they ask for as the same one of their calls; a name serves one dataset.
+        # Ranks share the dataset of the same call; each name is for one dataset.
         name = f"job {next(_shared)}" if reuse_dataset else None
         return dataset.apply(
             tf.data.experimental.service.distribute(processing_mode, service=address, job_name=name, **turns)
@@ -204,7 +204,7 @@ tf.data.Dataset.send_to_data_service = send_to_data_service
 
 
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
-    """What each process of the compute job runs until the end is asked for: a worker, in some of them a dispatcher."""
+    """Runs in each process of the compute job until `shutdown`: a worker and, in some processes, a dispatcher."""
     runtime.init()
     index, per = runtime.rank(), compute_config.workers_per_dispatcher
     number, worker = divmod(index, per)
@@ -227,4 +227,4 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
             client.wait_for_shutdown()
         finally:
             stop_server(server)
-        barrier()  # a dispatcher, and where all find each other, outlive the workers that report there
+        barrier()  # dispatchers and the server must end after the workers that use them

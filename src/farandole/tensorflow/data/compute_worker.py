@@ -1,6 +1,6 @@
 # The program of a compute job: horovodrun -np 4 python -m horovod.tensorflow.data.compute_worker CONFIGFILE
 # Touches compute_service and runtime; writes the file that the training job reads.
-"""Serves data until the training job asks for the end (`config.compute_client().shutdown()`)."""
+"""Serves data until the training job calls `config.compute_client().shutdown()`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import os
 import secrets
 from collections.abc import Iterator
 
-# By their full names: the program runs under Horovod's name as well.
-from farandole import runtime
-from farandole.objects import broadcast_object
+# Absolute imports, because the program also runs under Horovod's name.
+from farandole.operations.objects import broadcast_object
 from farandole.tensorflow.data.compute_service import SIDES, ComputeService, TfDataServiceConfig, compute_worker_fn
+from farandole.world import runtime
 
 
 @contextlib.contextmanager
 def serving(
     size: int, dispatchers: int, dispatcher_side: str, configfile: str, timeout: float
 ) -> Iterator[TfDataServiceConfig]:
-    """Holds the service for so many workers, and the file that tells of it."""
+    """Runs the server for this many workers and writes the file that describes it."""
     key = secrets.token_bytes(32)
     service = ComputeService(key)
     try:
@@ -35,7 +35,7 @@ def serving(
 
 
 def check(dispatchers: int, size: int) -> None:
-    """SystemExit unless each dispatcher gets as many workers."""
+    """SystemExit unless all dispatchers get the same number of workers."""
     if dispatchers < 1 or size % dispatchers:
         raise SystemExit(
             f"--dispatchers {dispatchers}: expected a number that divides the {size} processes of this job"
@@ -43,7 +43,7 @@ def check(dispatchers: int, size: int) -> None:
 
 
 def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: float) -> None:
-    """Runs a worker in each rank; rank 0 holds the service and writes the file."""
+    """Runs a worker in each rank; rank 0 runs the server and writes the file."""
     runtime.init()
     rank, size = runtime.rank(), runtime.size()
     check(dispatchers, size)
@@ -54,7 +54,7 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: float
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """What can be said of a data service on a command line."""
+    """The command line options of a data service."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("configfile", metavar="CONFIGFILE", help="written here, and read by the training job")
     parser.add_argument("--dispatchers", type=int, default=1, help="1, or one for each rank of the training job")

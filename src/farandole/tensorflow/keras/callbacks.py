@@ -1,13 +1,13 @@
-# The callbacks of tf.keras: Keras 3, or tf_keras where TF_USE_LEGACY_KERAS asks for it.
+# The callbacks of tf.keras: for Keras 3, or for tf_keras if TF_USE_LEGACY_KERAS is set.
 # Touches tf.keras and farandole.keras.bodies.
-"""Stands where a script has `horovod.tensorflow.keras.callbacks`."""
+"""Replaces `horovod.tensorflow.keras.callbacks` in scripts."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ...keras import bodies
-from ...runtime import rank
+from ...world.runtime import rank
 from ..framework import tf
 
 _Callback: Any = tf.keras.callbacks.Callback
@@ -15,7 +15,7 @@ _Checkpoint: Any = tf.keras.callbacks.ModelCheckpoint
 
 
 class BroadcastGlobalVariablesCallback(bodies.Broadcast, _Callback):  # type: ignore[misc]
-    """Gives all ranks the root's variables when training begins."""
+    """Copies the root's variables to all ranks when training begins."""
 
 
 class MetricAverageCallback(bodies.MetricAverage, _Callback):  # type: ignore[misc]
@@ -27,11 +27,11 @@ class LearningRateScheduleCallback(bodies.Schedule, _Callback):  # type: ignore[
 
 
 class LearningRateWarmupCallback(bodies.Warmup, _Callback):  # type: ignore[misc]
-    """Raises the learning rate from that of one process to that of the job, batch by batch."""
+    """Raises the learning rate in each batch, from the rate of one process to the rate of the job."""
 
 
 class BestModelCheckpoint(_Checkpoint):  # type: ignore[misc]
-    """Saves the best model so far, on rank 0 alone. Set `filepath` before training: the default is best.keras."""
+    """Saves the best model so far, on rank 0 only. Set `filepath` before training: the default is best.keras."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class BestModelCheckpoint(_Checkpoint):  # type: ignore[misc]
         )
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Where it saves, if it does so in the middle of an epoch."""
+        """Saves on rank 0 only, if it saves during an epoch."""
         if rank() == 0:
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Where it saves at the end of one."""
+        """Saves on rank 0 only, if it saves at the end of an epoch."""
         if rank() == 0:
             super().on_epoch_end(epoch, logs)

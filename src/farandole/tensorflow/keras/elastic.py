@@ -1,6 +1,6 @@
 # Elastic training for tf.keras: the model and its optimizer as state, and callbacks that commit.
 # Touches tf.keras, farandole.keras.elastic_bodies and the elastic loop of TensorFlow.
-"""Stands where a script has `horovod.tensorflow.keras.elastic`."""
+"""Replaces `horovod.tensorflow.keras.elastic` in scripts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ KerasState = elastic_bodies.KerasState
 
 
 class CommitStateCallback(elastic_bodies.Commit, _Callback):  # type: ignore[misc]
-    """Commits the state every so many batches."""
+    """Commits the state after every `batches_per_commit` batches and at the end of each epoch."""
 
 
 class UpdateBatchStateCallback(elastic_bodies.UpdateBatch, _Callback):  # type: ignore[misc]
-    """Keeps `state.batch` up to date; Keras itself begins an interrupted epoch anew."""
+    """Keeps `state.batch` up to date. Keras itself restarts an interrupted epoch from its beginning."""
 
 
 class UpdateEpochStateCallback(elastic_bodies.UpdateEpoch, _Callback):  # type: ignore[misc]

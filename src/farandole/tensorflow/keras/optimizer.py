@@ -1,16 +1,16 @@
-# DistributedOptimizer for tf.keras: Keras 3's, or for tf_keras one that reduces in apply_gradients.
+# DistributedOptimizer for tf.keras: the one for Keras 3, or for tf_keras one that reduces in apply_gradients.
 # Touches tf.keras, aggregation, gradients and farandole.keras.
-"""Wraps an optimizer; the result is of a class of the same name, so that saved models load without this package."""
+"""Wraps an optimizer. The class keeps the wrapped name, so that saved models load without this package."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-from ...groups import ProcessSet, global_process_set
 from ...keras.optimizer import make
-from ...pending import chosen_op
-from ...reductions import Adasum, Average
+from ...operations.pending import chosen_op
+from ...operations.reductions import Adasum, Average
+from ...world.groups import ProcessSet, global_process_set
 from ..aggregation import LocalGradientAggregationHelper
 from ..compression import Compression
 from ..framework import tf
@@ -19,23 +19,35 @@ from ..gradients import Reduction, chosen_groups
 
 def legacy() -> bool:
     """Whether tf.keras is Keras 2."""
-    return not str(getattr(tf.keras, "__version__", "2")).startswith("3")  # tf_keras has none there
+    return not str(getattr(tf.keras, "__version__", "2")).startswith("3")  # tf_keras has no version there
 
 
 class ReducedGradients:
-    """The methods that a DistributedOptimizer over one of tf_keras has before those of the wrapped class."""
+    """Methods of a DistributedOptimizer for tf_keras; they come before those of the wrapped class."""
 
     def register_local_var(self, var: Any) -> None:
-        """The gradient of this variable stays on its rank."""
+        """The gradient of this variable is not reduced."""
         self.__dict__["_farandole_reduction"].local.add(id(var))
 
+    def _allreduce(self, grads: Any, vars: Any) -> list[Any]:
+        """The gradients of all ranks, in the last of several passes; local variables keep this rank's gradients."""
+        aggregation: LocalGradientAggregationHelper = self.__dict__["_farandole_aggregation"]
+        return aggregation.compute_gradients(list(grads), list(vars))
+
+    def _allreduce_grads(self, grads: Any, vars: Any) -> list[Any]:
+        """The gradients of all ranks for variables that are not local."""
+        return list(self.__dict__["_farandole_reduction"](list(grads), list(vars)))
+
+    def _reduced(self, grads: Any, vars: Any) -> list[Any]:
+        return list(self.__dict__["_farandole_reduction"].apart(grads, vars, self._allreduce_grads))
+
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the wrapped optimizer's, with the gradients of all ranks."""
+        """Like the wrapped optimizer's, with the gradients of all ranks."""
         base: Any = super()
         gradients, variables = zip(*list(grads_and_vars), strict=True)
         aggregation: LocalGradientAggregationHelper = self.__dict__["_farandole_aggregation"]
-        reduced = aggregation.compute_gradients(gradients, variables)
-        # Slots are variables, and those cannot be made inside the branch that applies.
+        reduced = self._allreduce(gradients, variables)
+        # Slots are variables, which cannot be made inside the branch that applies.
         if aggregation.backward_passes_per_step > 1:
             with tf.init_scope():
                 base.build(list(variables))
@@ -50,13 +62,13 @@ def _class_over(base: Any) -> Any:
 
 
 def over_legacy(optimizer: Any, reduction: Reduction, passes: int, average: bool) -> Any:
-    """A DistributedOptimizer over one of tf_keras, with everything that it has."""
+    """A DistributedOptimizer for an optimizer of tf_keras, with all its attributes."""
     kind: Any = type(optimizer)
     twin: Any = object.__new__(_class_over(kind))
-    object.__setattr__(twin, "__dict__", optimizer.__dict__)  # Keras watches assignments
+    object.__setattr__(twin, "__dict__", optimizer.__dict__)  # Keras tracks assignments
     twin.__dict__["_farandole_reduction"] = reduction
     twin.__dict__["_farandole_aggregation"] = LocalGradientAggregationHelper(
-        passes, reduction, average_aggregated_gradients=average
+        passes, twin._reduced, average_aggregated_gradients=average
     )
     return twin
 
@@ -77,7 +89,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """An optimizer that applies the average of all ranks' gradients. The first, `optimizer`, is used up by it."""
+    """An optimizer that applies the average of all ranks' gradients. Do not use the given `optimizer` afterwards."""
     groups = chosen_groups(num_groups, groups)
     if chosen_op(op, None) == Adasum:
         raise ValueError("op=Adasum does not go with Keras optimizers")
@@ -107,9 +119,9 @@ def load_model(
     compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """A saved model whose optimizer reduces the gradients of all ranks; its state is that of the file.
+    """A saved model whose optimizer reduces the gradients of all ranks and has the saved state.
 
-    `custom_optimizers`: classes that Keras does not know. `legacy_opts` is there for scripts that pass it.
+    `custom_optimizers`: classes that Keras does not know. `legacy_opts` is accepted for compatibility.
     """
     known = {kind.__name__: kind for kind in custom_optimizers or ()}
     model = tf.keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})

@@ -1,15 +1,15 @@
-# Allreduce beside the training step for tf.keras: with TensorFlow's compressors, for Keras 3 and for tf_keras.
+# Allreduce outside the training step for tf.keras: with TensorFlow's compressors, for Keras 3 and tf_keras.
 # Touches TensorFlow, compression, the NumPy layer and farandole.keras.
-"""The rest of what is done with values is the same for all of Keras."""
+"""The other functions for values are the same for all kinds of Keras."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ... import ops
 from ...keras.framework import array_of
 from ...keras.values import compressed
-from ...pending import chosen_op
+from ...operations import ops
+from ...operations.pending import chosen_op
 from ..compression import Compression
 from ..framework import tf
 
@@ -23,7 +23,7 @@ def allreduce(
     op: Any = None,
     compression: Any = Compression.none,
 ) -> Any:
-    """The reduction of all ranks' values; the average unless `op` says otherwise."""
+    """The reduction of all ranks' values; the average if `op` is not given."""
     chosen = chosen_op(op, average)
 
     def reduce(array: Any) -> Any:

@@ -1,5 +1,5 @@
 """Measurements that ship with the package: `python -m farandole.tools.bench`, or `farandole bench`.
-command runs them; measure, steps, life and hosts are the parts; lanes starts and asks ranks; inside/ runs in them."""
+command runs them; measure, steps, life and hosts are the parts; pools starts and asks ranks; inside/ runs in them."""
 
 from __future__ import annotations
 

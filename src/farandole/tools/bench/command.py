@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from . import compare, hosts, life, machine, measure, plan, report, steps, targets, trace
-from .inside.libraries import OPERATIONS
-from .lanes import Yard
+from .inside.library import OPERATIONS
 from .plan import PARTS, Plan, Row
 from .processes import Failed
+from .rank_pools import RankPools
 
 FORMAT = 1  # of the JSON file
 
@@ -27,12 +27,12 @@ def say(line: str) -> None:
     print(f"bench: {line}", file=sys.stderr, flush=True)
 
 
-def rows_of(part: str, what: Plan, yard: Yard, folder: Path, peer_python: str) -> Iterator[Row]:
+def rows_of(part: str, what: Plan, pools_by_size: RankPools, folder: Path, peer_python: str) -> Iterator[Row]:
     """The rows of a part as they are measured."""
     if part == "start":
-        return life.start(what, yard, peer_python)
+        return life.start(what, pools_by_size, peer_python)
     if part == "hosts":
-        return hosts.measure(what, yard, folder)
+        return hosts.measure(what, pools_by_size, folder)
     functions = {
         "collectives": measure.collectives,
         "crowd": measure.crowd,
@@ -43,19 +43,19 @@ def rows_of(part: str, what: Plan, yard: Yard, folder: Path, peer_python: str) -
         "idle": life.idle,
         "trace": trace.measure,
     }
-    return functions[part](what, yard)
+    return functions[part](what, pools_by_size)
 
 
 def run(parts: Sequence[str], what: Plan, peer_python: str) -> Iterator[Row]:
     """Measures."""
     with tempfile.TemporaryDirectory(prefix="farandole-bench-") as name:
         folder = Path(name)
-        with Yard(folder, peer_python, say) as yard:
+        with RankPools(folder, peer_python, say) as pools_by_size:
             for part in parts:
                 began = time.monotonic()
                 busy = machine.busy()
                 say(f"{part} (others use {busy:.1f} cores)" if busy > 0.2 else part)
-                for row in rows_of(part, what, yard, folder, peer_python):
+                for row in rows_of(part, what, pools_by_size, folder, peer_python):
                     row["busy_cores"] = round(busy, 2)
                     say("  " + " ".join(report.label(row)))
                     yield row

@@ -12,10 +12,10 @@ from pathlib import Path
 from ...launch.slots import places
 from ...rendezvous.secret import Secret
 from . import processes
-from .lanes import RANK, Lane, Yard
-from .measure import Entrant, race
+from .measure import Contender, race
 from .plan import Plan, Row, row
 from .processes import PYTHON, Failed, Process
+from .rank_pools import RANK, RankPool, RankPools
 from .report import STREAMS
 
 RATE = "1gbit"
@@ -88,7 +88,7 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def ours(yard: Yard, hosts: Hosts, per_host: int, algorithm: str) -> Iterator[Lane]:
+def ours(pools_by_size: RankPools, hosts: Hosts, per_host: int, algorithm: str) -> Iterator[RankPool]:
     """Our ranks on these hosts, without a launcher: a hub in the first of them, and a process per rank."""
     names = [f"host{host}" for host in range(hosts.count) for _ in range(per_host)]
     secret = Secret.create()
@@ -97,7 +97,7 @@ def ours(yard: Yard, hosts: Hosts, per_host: int, algorithm: str) -> Iterator[La
 
     def start(folder: Path) -> list[Process]:
         size = len(names)
-        words = [PYTHON, "-m", "farandole.tools.bench.meeting", str(descriptor), str(size), f"tcp:{hosts.addresses[0]}"]
+        words = [PYTHON, "-m", "farandole.tools.bench.hub", str(descriptor), str(size), f"tcp:{hosts.addresses[0]}"]
         hub = Process(hosts.inside(0, words), folder / "hub", pass_fd=descriptor)
         deadline = time.monotonic() + 20
         while not (address := hub.said()) and not hub.ended() and time.monotonic() < deadline:
@@ -115,17 +115,17 @@ def ours(yard: Yard, hosts: Hosts, per_host: int, algorithm: str) -> Iterator[La
         return found  # the hub is the last to be ended
 
     try:
-        lane = yard.open(f"farandole {algorithm}", len(names), start)
+        pool = pools_by_size.open(f"farandole {algorithm}", len(names), start)
         try:
-            yield lane
+            yield pool
         finally:
-            lane.close()
+            pool.close()
     finally:
         os.close(descriptor)
 
 
 @contextlib.contextmanager
-def others(yard: Yard, hosts: Hosts, library: str, per_host: int) -> Iterator[Lane]:
+def others(pools_by_size: RankPools, hosts: Hosts, library: str, per_host: int) -> Iterator[RankPool]:
     """Gloo's ranks, or plain streams, on these hosts."""
     size = hosts.count * per_host
     meet = f"tcp://{hosts.addresses[0]}:{PORT}" if library == "gloo" else ""
@@ -139,47 +139,47 @@ def others(yard: Yard, hosts: Hosts, library: str, per_host: int) -> Iterator[La
             found.append(Process(hosts.inside(rank // per_host, words), folder / f"said.{rank}", more))
         return found
 
-    lane = yard.open(library, size, start)
+    pool = pools_by_size.open(library, size, start)
     try:
-        yield lane
+        yield pool
     finally:
-        lane.close()
+        pool.close()
 
 
-def measure(plan: Plan, yard: Yard, folder: Path) -> Iterator[Row]:
+def measure(plan: Plan, pools_by_size: RankPools, folder: Path) -> Iterator[Row]:
     """Allreduce on each shape of hosts and ranks; plain TCP carries 2(N-1)/N of its bytes from each host."""
     if reason := unfit():
-        yard.note(reason)
+        pools_by_size.note(reason)
         return
-    yard.clear()
+    pools_by_size.clear()
     for count, per_host in plan.host_shapes:
         hosts = Hosts(count, folder / f"hosts.{count}.{per_host}")
         try:
-            yield from shape(plan, yard, hosts, per_host)
+            yield from shape(plan, pools_by_size, hosts, per_host)
         finally:
             hosts.close()
 
 
-def shape(plan: Plan, yard: Yard, hosts: Hosts, per_host: int) -> Iterator[Row]:
-    """One shape; all lanes stand ready, one works at a time."""
+def shape(plan: Plan, pools_by_size: RankPools, hosts: Hosts, per_host: int) -> Iterator[Row]:
+    """One shape; all pools stand ready, one works at a time."""
     interface = "torch" if processes.has_torch() else "numpy"
     order = {"kind": "reused", "dtype": "float32", "count": 1}
     allreduce = {"operation": "allreduce", "interface": interface, "bytes": plan.host_bytes}
     carried = plan.host_bytes * 2 * (hosts.count - 1) // hosts.count
-    with contextlib.ExitStack() as open_lanes:
+    with contextlib.ExitStack() as open_pools:
         runners = []
         for algorithm in ("direct", "ring"):
-            lane = open_lanes.enter_context(ours(yard, hosts, per_host, algorithm))
-            runners.append(Entrant(f"farandole {algorithm}", lane, allreduce))
+            pool = open_pools.enter_context(ours(pools_by_size, hosts, per_host, algorithm))
+            runners.append(Contender(f"farandole {algorithm}", pool, allreduce))
         if interface == "torch":
-            lane = open_lanes.enter_context(others(yard, hosts, "gloo", per_host))
-            runners.append(Entrant("Gloo", lane, allreduce))
-        streams = open_lanes.enter_context(others(yard, hosts, "streams", 1))
+            pool = open_pools.enter_context(others(pools_by_size, hosts, "gloo", per_host))
+            runners.append(Contender("Gloo", pool, allreduce))
+        streams = open_pools.enter_context(others(pools_by_size, hosts, "streams", 1))
         for operation, name in (("both", STREAMS[0]), ("one", STREAMS[1]), ("all", STREAMS[2])):
             if operation == "all" and hosts.count == 2:
                 continue  # the same as both ways
             plain = {"operation": operation, "interface": "numpy", "bytes": carried}
-            runners.append(Entrant(name, streams, plain))
-        values, checked = race(yard, runners, plan.repeats, order)
+            runners.append(Contender(name, streams, plain))
+        values, checked = race(pools_by_size, runners, plan.repeats, order)
     more = {"bytes": plan.host_bytes, "hosts": hosts.count, "rate": RATE, "checked": checked}
     yield row("hosts", "allreduce", hosts.count * per_host, "s", values, **more)

@@ -8,8 +8,8 @@ import time
 
 import numpy as np
 
-from ...engine import DType
-from ...native import load
+from ...engine.interface import DType
+from ...engine.native import load
 
 CALLS = 5
 

@@ -1,5 +1,5 @@
 """The parts about a job's life: how long it takes to start, to join and leave; what it costs while it does nothing.
-Starts whole jobs through processes.py, and asks lanes; returns rows."""
+Starts whole jobs through processes.py, and asks pools; returns rows."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from . import processes
-from .lanes import Yard
 from .plan import Plan, Row, Samples, row
 from .processes import PYTHON
+from .rank_pools import RankPools
 
 OURS = "import torch, farandole.torch as hvd; hvd.init(); assert hvd.size() == 2"
 OTHERS = "import torch, horovod.torch as hvd; hvd.init(); assert hvd.size() == 2"
 GLOO = "import torch.distributed as d; d.init_process_group('gloo'); assert d.get_world_size() == 2"
 
 
-def start(plan: Plan, yard: Yard, peer_python: str) -> Iterator[Row]:
+def start(plan: Plan, pools_by_size: RankPools, peer_python: str) -> Iterator[Row]:
     """Two ranks that import torch, init and end, as a user starts them; `import torch` is a part of each."""
     if not processes.has_torch():
-        yard.note("start: not measured without torch")
+        pools_by_size.note("start: not measured without torch")
         return
-    yard.clear()
+    pools_by_size.clear()
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "gloo.py")
         script.write_text(GLOO + "; d.destroy_process_group()\n")
@@ -47,34 +47,34 @@ def start(plan: Plan, yard: Yard, peer_python: str) -> Iterator[Row]:
     yield row("start", "start, import torch, init, end", 2, "s", values)
 
 
-def life(plan: Plan, yard: Yard) -> Iterator[Row]:
+def life(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
     """init and shutdown in running processes."""
     names = {"farandole": "farandole", "gloo": "Gloo"}
     values: dict[str, Samples] = {}
-    with yard.lanes(plan.ranks[0], list(names)) as lanes:
+    with pools_by_size.pools(plan.ranks[0], list(names)) as pools:
         for turn in range(plan.repeats + 1):
-            for name, lane in lanes.items():
+            for name, pool in pools.items():
                 count = -(-plan.lives // plan.repeats) if turn else 1
-                answers = yard.attempt(lane, f"{names[name]}: init and shutdown", "life", count=count)
+                answers = pools_by_size.attempt(pool, f"{names[name]}: init and shutdown", "life", count=count)
                 if turn > 0 and answers is not None:  # a repeat is one life: every one of them is kept
                     each = zip(*(answer["times"] for answer in answers), strict=True)
                     values.setdefault(names[name], []).extend(max(times) for times in each)
     yield row("life", "init and shutdown", plan.ranks[0], "s", values)
 
 
-def idle(plan: Plan, yard: Yard) -> Iterator[Row]:
+def idle(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
     """CPU time and context switches per rank of a job that has worked and now waits."""
     names = {"farandole": "farandole", "gloo": "Gloo", "peer": "other Horovod"}
     cpu: dict[str, Samples] = {}
     switches: dict[str, Samples] = {}
     order = {"operation": "allreduce", "bytes": 1 << 16, "kind": "reused", "dtype": "float32", "count": 3}
     interface = "torch" if processes.has_torch() else "numpy"
-    with yard.lanes(plan.ranks[0], list(names)) as lanes:
+    with pools_by_size.pools(plan.ranks[0], list(names)) as pools:
         for _ in range(plan.repeats):
-            for name, lane in lanes.items():
+            for name, pool in pools.items():
                 what = f"{names[name]}: idle"
-                before = yard.attempt(lane, what, "collective", **order, interface=interface)
-                answers = before and yard.attempt(lane, what, "idle", seconds=plan.idle_seconds)
+                before = pools_by_size.attempt(pool, what, "collective", **order, interface=interface)
+                answers = before and pools_by_size.attempt(pool, what, "idle", seconds=plan.idle_seconds)
                 if not answers:
                     continue
                 cpu.setdefault(names[name], []).append(statistics.mean(one["cpu_percent"] for one in answers))

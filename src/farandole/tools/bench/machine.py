@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ...errors import LibraryMissing
-from ...version import package_version
+from ...base.errors import LibraryMissing
+from ...base.version import package_version
 from .. import env
 
 

@@ -1,5 +1,5 @@
 """The parts that compare collectives: by size, with more ranks than cores, with 16-bit floats.
-Asks lanes; returns rows."""
+Asks pools; returns rows."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import processes
-from .lanes import Lane, Yard, ours
 from .plan import MIB, Plan, Row, Samples, row
+from .rank_pools import RankPool, RankPools, ours
 
 NAMES = {"farandole": "farandole", "gloo": "Gloo", "mpi": "MPI", "peer": "other Horovod"}
 
 
 @dataclass(frozen=True)
-class Entrant:
-    """Somebody who is timed: a lane, and how it is asked."""
+class Contender:
+    """A library that is timed: its pool, and the command for it."""
 
     name: str
-    lane: Lane
+    pool: RankPool
     order: dict[str, Any]
 
 
@@ -30,23 +30,25 @@ def slowest(answers: list[dict[str, Any]]) -> float:
     return statistics.median(max(times) for times in calls)
 
 
-def entrants(lanes: dict[str, Lane], operation: str, dtype: str) -> list[Entrant]:
+def contenders(pools: dict[str, RankPool], operation: str, dtype: str) -> list[Contender]:
     """Ours through torch and NumPy, the peers, the limits."""
     found = []
-    for name, lane in lanes.items():
+    for name, pool in pools.items():
         if name == "limits":
-            found.append(Entrant("memcpy", lane, {"operation": "memcpy"}))
-            found.append(Entrant("copy by all", lane, {"operation": "copy"}))
+            found.append(Contender("memcpy", pool, {"operation": "memcpy"}))
+            found.append(Contender("copy by all", pool, {"operation": "copy"}))
             continue
         if name == "farandole" and dtype == "float32":
-            found.append(Entrant("farandole (NumPy)", lane, {"operation": operation, "interface": "numpy"}))
+            found.append(Contender("farandole (NumPy)", pool, {"operation": operation, "interface": "numpy"}))
         if name == "farandole" and not processes.has_torch():
             continue
-        found.append(Entrant(NAMES[name], lane, {"operation": operation, "interface": "torch"}))
+        found.append(Contender(NAMES[name], pool, {"operation": operation, "interface": "torch"}))
     return found
 
 
-def race(yard: Yard, runners: list[Entrant], repeats: int, order: dict[str, Any]) -> tuple[dict[str, Samples], int]:
+def race(
+    pools_by_size: RankPools, runners: list[Contender], repeats: int, order: dict[str, Any]
+) -> tuple[dict[str, Samples], int]:
     """Every repeat asks each in turn, so that a busy moment hits all of them; the medians of the repeats, and how many
     of our results were compared with what they must be."""
     values: dict[str, Samples] = {}
@@ -57,7 +59,7 @@ def race(yard: Yard, runners: list[Entrant], repeats: int, order: dict[str, Any]
                 continue
             warm = {"count": min(3, order["count"])} if repeat == 0 else {}
             what = f"{runner.name}: {runner.order['operation']} of {order['dtype']}"
-            answers = yard.attempt(runner.lane, what, "collective", **{**order, **runner.order, **warm})
+            answers = pools_by_size.attempt(runner.pool, what, "collective", **{**order, **runner.order, **warm})
             if answers is None:
                 values.pop(runner.name, None)
                 continue
@@ -69,53 +71,57 @@ def race(yard: Yard, runners: list[Entrant], repeats: int, order: dict[str, Any]
     return values, checked
 
 
-def collectives(plan: Plan, yard: Yard) -> Iterator[Row]:
+def collectives(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
     """Every operation by size, with a tensor that is used again and with a new one each time."""
     for ranks in plan.ranks:
         edge = ranks in (plan.ranks[0], plan.ranks[-1])
-        with yard.lanes(ranks, ["farandole", "gloo", "mpi", "peer", "limits"]) as lanes:
+        with pools_by_size.pools(ranks, ["farandole", "gloo", "mpi", "peer", "limits"]) as pools:
             for operation in plan.operations if edge else {"allreduce"} & set(plan.operations):
                 sizes = plan.allreduce_sizes if operation == "allreduce" else plan.other_sizes
                 for size in sizes:
                     for kind in ("reused", "fresh") if operation == "allreduce" or plan.fresh_others else ("reused",):
                         order = {"bytes": size, "kind": kind, "dtype": "float32", "count": plan.count(size)}
-                        values, checked = race(yard, entrants(lanes, operation, "float32"), plan.repeats, order)
+                        values, checked = race(
+                            pools_by_size, contenders(pools, operation, "float32"), plan.repeats, order
+                        )
                         more = {"bytes": size, "kind": kind, "dtype": "float32", "checked": checked}
                         yield row("collectives", operation, ranks, "s", values, **more)
 
 
-def crowd(plan: Plan, yard: Yard) -> Iterator[Row]:
+def crowd(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
     """Twice as many ranks as cores, beside as many as cores (at least two)."""
     fit = max(2, plan.cores)
-    with yard.lanes(2 * fit, ["farandole", "gloo"]) as lanes:
-        fitting = yard.open("farandole", fit, ours(fit))
+    with pools_by_size.pools(2 * fit, ["farandole", "gloo"]) as pools:
+        fitting = pools_by_size.open("farandole", fit, ours(fit))
         try:
             for size in plan.crowd_sizes:
                 order = {"bytes": size, "kind": "reused", "dtype": "float32", "count": plan.count(size)}
-                runners = [one for one in entrants(lanes, "allreduce", "float32") if "NumPy" not in one.name]
-                runners = runners or entrants(lanes, "allreduce", "float32")
+                runners = [one for one in contenders(pools, "allreduce", "float32") if "NumPy" not in one.name]
+                runners = runners or contenders(pools, "allreduce", "float32")
                 interface = "torch" if processes.has_torch() else "numpy"
-                alone = Entrant(f"farandole, {fit} ranks", fitting, {"operation": "allreduce", "interface": interface})
-                values, checked = race(yard, [*runners, alone], plan.repeats, order)
+                alone = Contender(
+                    f"farandole, {fit} ranks", fitting, {"operation": "allreduce", "interface": interface}
+                )
+                values, checked = race(pools_by_size, [*runners, alone], plan.repeats, order)
                 more = {"bytes": size, "kind": "reused", "dtype": "float32", "checked": checked}
                 yield row("crowd", "allreduce", 2 * fit, "s", values, **more)
         finally:
             fitting.close()
 
 
-def halves(plan: Plan, yard: Yard) -> Iterator[Row]:
+def halves(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
     """16-bit floats beside float32, by bytes, and what the kernel does alone on one core."""
     if not processes.has_torch():
-        yard.note("halves: not measured without torch")
+        pools_by_size.note("halves: not measured without torch")
         return
     from . import kernels
 
-    with yard.lanes(plan.ranks[0], ["farandole", "gloo"]) as lanes:
+    with pools_by_size.pools(plan.ranks[0], ["farandole", "gloo"]) as pools:
         for size in plan.half_sizes:
             for dtype in ("float32", "float16", "bfloat16"):
                 order = {"bytes": size, "kind": "reused", "dtype": dtype, "count": plan.count(size)}
-                runners = [one for one in entrants(lanes, "allreduce", dtype) if "NumPy" not in one.name]
-                values, checked = race(yard, runners, plan.repeats, order)
+                runners = [one for one in contenders(pools, "allreduce", dtype) if "NumPy" not in one.name]
+                values, checked = race(pools_by_size, runners, plan.repeats, order)
                 values["kernel alone"] = kernels.measure(dtype, min(size, 16 * MIB), size, plan.repeats)
                 more = {"bytes": size, "kind": "reused", "dtype": dtype, "checked": checked}
                 yield row("halves", "allreduce", plan.ranks[0], "s", values, **more)

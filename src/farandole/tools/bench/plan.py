@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .inside.libraries import OPERATIONS
+from .inside.library import OPERATIONS
 
 KIB, MIB = 1 << 10, 1 << 20
 PARTS = ("collectives", "halves", "training", "memory", "life", "idle", "trace", "crowd", "start", "hosts")

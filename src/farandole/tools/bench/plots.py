@@ -3,7 +3,6 @@ Needs matplotlib; writes PNG files."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,12 @@ WAITING, MOVING = "#d9c27a", "#b5321f"
 def matplotlib() -> Any:
     """The module, without a screen."""
     try:
-        importlib.import_module("matplotlib").use("Agg")
-        return importlib.import_module("matplotlib.pyplot")
+        import matplotlib
+        from matplotlib import pyplot
     except ImportError:
         raise Failed("plots need matplotlib: pip install 'farandole[bench]'") from None
+    matplotlib.use("Agg")
+    return pyplot
 
 
 def draw(rows: Sequence[Row], folder: Path, prefix: str = "") -> list[Path]:

@@ -18,7 +18,7 @@ from ...launch.environment import keeping_memory
 
 HERE = Path(__file__).resolve().parent
 PYTHON = sys.executable
-PATIENCE_SECONDS = 20.0  # for processes that were asked to end
+TIMEOUT_SECONDS = 20.0  # for processes that were asked to end
 
 
 class Failed(Exception):
@@ -85,7 +85,7 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def end(self, patience: float = PATIENCE_SECONDS) -> None:
+    def end(self, patience: float = TIMEOUT_SECONDS) -> None:
         """Waits for the end, and makes one when it does not come."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):

@@ -1,5 +1,5 @@
 """The parts that train: step times beside DDP and beside pinned single processes, and the memory that training takes.
-Asks lanes; returns rows."""
+Asks pools; returns rows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import processes
-from .lanes import Lane, Yard
 from .plan import Plan, Row, Samples, row
 from .processes import Failed
+from .rank_pools import RankPool, RankPools
 
 NAMES = {"farandole": "farandole", "gloo": "DDP on Gloo", "peer": "other Horovod", "alone": "single"}
 # The same, but each step waits for the slowest: what no synchronous training can beat. And with one copy of each
@@ -37,16 +37,20 @@ def step(answers: list[dict[str, Any]]) -> float:
     return statistics.fmean(statistics.median(answer["times"]) for answer in answers)
 
 
-def compare(yard: Yard, lanes: dict[str, Lane], case: str, steps: int, repeats: int) -> tuple[dict[str, Samples], int]:
+def compare(
+    pools_by_size: RankPools, pools: dict[str, RankPool], case: str, steps: int, repeats: int
+) -> tuple[dict[str, Samples], int]:
     """Interleaved repeats of one case; ours is checked against DDP where there is one. Also the gradients' bytes."""
     values: dict[str, Samples] = {}
     reference: list[float] | None = None
     amount = 0
     for repeat in range(repeats + 1):
-        for name, lane in lanes.items():
+        for name, pool in pools.items():
             if repeat > 0 and NAMES[name] not in values:
                 continue
-            answers = yard.attempt(lane, f"{NAMES[name]}: {case}", "train", case=case, steps=steps if repeat else 1)
+            answers = pools_by_size.attempt(
+                pool, f"{NAMES[name]}: {case}", "train", case=case, steps=steps if repeat else 1
+            )
             if answers is None:
                 values.pop(NAMES[name], None)
                 continue
@@ -58,40 +62,40 @@ def compare(yard: Yard, lanes: dict[str, Lane], case: str, steps: int, repeats: 
             amount = answers[0]["bytes"]
             if repeat > 0:
                 values[NAMES[name]].append(step(answers))
-            if repeat > 0 and name == "alone" and lane.ranks > 1:
+            if repeat > 0 and name == "alone" and pool.ranks > 1:
                 for limit, how in LIMITS.items():
-                    values.setdefault(limit, []).append(step(lane.ask("train", case=case, steps=steps, **how)))
+                    values.setdefault(limit, []).append(step(pool.ask("train", case=case, steps=steps, **how)))
     return values, amount
 
 
-def training(plan: Plan, yard: Yard) -> Iterator[Row]:
+def training(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
     """Each case with 1, 2, 4 ... ranks."""
     if not processes.has_torch():
-        yard.note("training: not measured without torch")
+        pools_by_size.note("training: not measured without torch")
         return
     for ranks in plan.training_ranks:
-        with yard.lanes(ranks, ["farandole", "gloo", "peer", "alone"]) as lanes:
+        with pools_by_size.pools(ranks, ["farandole", "gloo", "peer", "alone"]) as pools:
             for case, steps in plan.steps.items():
-                values, amount = compare(yard, lanes, case, steps, plan.repeats)
+                values, amount = compare(pools_by_size, pools, case, steps, plan.repeats)
                 # Checked by comparison: with DDP's gradients, and the bits of all ranks with each other.
                 yield row("training", case, ranks, "s", values, bytes=amount, checked=len(values["farandole"]) * ranks)
 
 
-def memory(plan: Plan, yard: Yard) -> Iterator[Row]:
+def memory(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
     """What a rank takes more than a single process that trains the same, after some steps."""
     if not processes.has_torch():
-        yard.note("memory: not measured without torch")
+        pools_by_size.note("memory: not measured without torch")
         return
     case = "vgg" if "vgg" in plan.steps else "many"
     # Fresh processes: what other parts have left would be counted.
-    with yard.lanes(plan.ranks[0], ["farandole", "gloo", "alone"], keep=not plan.in_earnest) as lanes:
+    with pools_by_size.pools(plan.ranks[0], ["farandole", "gloo", "alone"], keep=not plan.in_earnest) as pools:
         taken: dict[str, Samples] = {}
         amount = 0
         for _ in range(plan.repeats):
-            for name, lane in lanes.items():
-                trained = yard.attempt(lane, f"{NAMES[name]}: memory", "train", case=case, steps=1)
+            for name, pool in pools.items():
+                trained = pools_by_size.attempt(pool, f"{NAMES[name]}: memory", "train", case=case, steps=1)
                 if trained is not None:
                     amount = trained[0]["bytes"]
-                    size = statistics.fmean(answer["pss"] for answer in lane.ask("memory"))
+                    size = statistics.fmean(answer["pss"] for answer in pool.ask("memory"))
                     taken.setdefault(NAMES[name], []).append(size)
     yield row("memory", f"{case}: proportional set size", plan.ranks[0], "B", taken, bytes=amount)

@@ -57,7 +57,7 @@ def ratio(above: float | None, below: float | None) -> float | None:
     return above / below if above is not None and below else None
 
 
-def beside(form: str, name: str, limit: float | None) -> str:
+def compared_with(form: str, name: str, limit: float | None) -> str:
     """The form, and what the limit named so would read in it."""
     return form if limit is None else f"{form} ({name}: {form.format(limit)})"
 
@@ -96,7 +96,7 @@ def efficiency(table: Table, case: str, ranks: int, limit: float | None) -> Iter
         limits = {name: table.value(name, **key) for name in ("in step, one copy", "single, in step")}
         name = next((name for name, value in limits.items() if value), "single, in step")
         least = ratio(table.value("single", **key), limits[name])
-        form = beside("{:.1f} %", name, least and least * 100)
+        form = compared_with("{:.1f} %", name, least and least * 100)
         target = f"{case}, {ranks} ranks: efficiency >= {limit * 100:.0f} %"
         yield at_least(target, share and share * 100, limit * 100, form)
     times = ratio(table.value("DDP on Gloo", **key), ours)
@@ -138,7 +138,7 @@ def other_collectives(table: Table, ranks: int) -> Iterator[Verdict]:
     for what in ("allgather", "broadcast", "reducescatter", "alltoall"):
         key = {"part": "collectives", "what": what, "ranks": ranks, "bytes": 16 * MIB, "kind": "reused"}
         gloo = table.value("Gloo", **key)
-        form = beside("{:.1f} x", "copy by all", ratio(gloo, table.value("copy by all", **key)))
+        form = compared_with("{:.1f} x", "copy by all", ratio(gloo, table.value("copy by all", **key)))
         target = f"{what} {size_name(16 * MIB)}, {ranks} ranks: >= 4 x Gloo"
         yield at_least(target, ratio(gloo, table.value("farandole", **key)), 4, form)
 
@@ -151,7 +151,7 @@ def between_hosts(table: Table) -> Iterator[Verdict]:
             plain = table.value("plain TCP, both ways", **key)
             share = ratio(plain, table.value(f"farandole {algorithm}", **key))
             at_once = ratio(plain, table.value("plain TCP, all at once", **key)) if algorithm == "direct" else None
-            form = beside("{:.1f} %", "plain TCP, all at once", at_once and at_once * 100)
+            form = compared_with("{:.1f} %", "plain TCP, all at once", at_once and at_once * 100)
             target = f"{hosts} hosts x {per_host} at 1 Gbit/s, {algorithm}: >= 96 % of plain TCP"
             yield at_least(target, share and share * 100, 96, form)
 

@@ -1,5 +1,5 @@
 """What a training step does with its time: rank 0's timeline of one step, for a picture.
-Asks a lane and reads the timeline that it writes; returns a row whose facts are spans."""
+Asks a pool and reads the timeline that it writes; returns a row whose facts are spans."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from . import processes
-from .lanes import Yard
 from .plan import Plan, Row, row
+from .rank_pools import RankPools
 
 PHASES = ("forward", "backward", "step")
 Span = tuple[str, str, float, float]  # tensor, what happens to it, begin and end in microseconds
@@ -44,15 +44,15 @@ def spans(events: list[dict[str, Any]]) -> tuple[float, list[Span]]:
     return began, found
 
 
-def measure(plan: Plan, yard: Yard) -> Iterator[Row]:
+def measure(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
     """The last of a few steps of gpt, or of the case there is."""
     if not processes.has_torch():
-        yard.note("trace: not measured without torch")
+        pools_by_size.note("trace: not measured without torch")
         return
     case = "gpt" if "gpt" in plan.steps else next(iter(plan.steps))
-    with yard.lanes(plan.ranks[0], ["farandole"]) as lanes:
-        path = Path(lanes["farandole"].folder, "timeline.json")
-        marks = lanes["farandole"].ask("trace", case=case, steps=4, path=str(path))[0]["marks"]
+    with pools_by_size.pools(plan.ranks[0], ["farandole"]) as pools:
+        path = Path(pools["farandole"].folder, "timeline.json")
+        marks = pools["farandole"].ask("trace", case=case, steps=4, path=str(path))[0]["marks"]
     began, found = spans(json.loads(path.read_text()))
     first = (marks[0] - began) * 1e6
     phases = [

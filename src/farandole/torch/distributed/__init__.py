@@ -1,6 +1,6 @@
-# The torch.distributed backend: importing this registers it, unless torch's own import has (see autoload.py).
+# The torch.distributed backend. Importing this registers it, unless torch's import has done so (see autoload.py).
 # Re-exports alone.
-"""`torch.distributed.init_process_group("farandole")`: DDP, FSDP2 and whatever else speaks torch.distributed.
+"""`torch.distributed.init_process_group("farandole")`: for DDP, FSDP2 and everything else that uses torch.distributed.
 
 >>> import torch, farandole.torch.distributed, torch.distributed as dist
 >>> dist.init_process_group("farandole", store=dist.HashStore(), rank=0, world_size=1)

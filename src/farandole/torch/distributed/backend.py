@@ -1,6 +1,6 @@
-# How torch.distributed's groups come about: the default one is this process's world, others are made by their members.
+# Makes groups of torch.distributed: the default group is this process's world; the members make the other groups.
 # Touches torch, config, runtime, operations and the detection of launchers.
-"""`create` is what torch calls for `init_process_group("farandole")` and for `new_group`."""
+"""torch calls `create` for `init_process_group("farandole")` and for `new_group`."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Any
 
 from torch import distributed as dist
 
-from ... import errors
 from ...autoload import NAME
-from ...config import Config, environment
-from ...launch.clusters import ClusterError, Found, detect, settle
-from ...private.torch_names import default_store, leave_unrecorded
-from ...runtime import World, runtime
+from ...base import errors
+from ...base.config import Config, environment
+from ...bindings.private.torch_names import default_store, leave_unrecorded
+from ...clusters import ClusterError, ClusterRank, detect, settle
+from ...world.runtime import World, runtime
 from .collectives import Members
 from .membership import begin_anew, found
 from .operations import Face, Operations
 
 
 def make(far: str, opts: Any, options: Any) -> Any:
-    """What torch gets; `far`: another backend of torch's beside ours, for CUDA."""
-    if not hasattr(dist, "BackendBase"):  # torch's recorder fails at groups in Python; its own groups it records
+    """The object for torch. `far`: a backend of torch for CUDA tensors, in addition to ours."""
+    if not hasattr(dist, "BackendBase"):  # torch's recorder fails with groups in Python
         for name in dist.Backend.backend_list:
             if NAME in name:
                 leave_unrecorded(name)
     if far:
         from .composed import compose
 
-        return compose(far, opts, options)
+        return compose(create, far, opts, options)
     return create(opts, face())
 
 
 def face() -> type[Operations]:
-    """An object for torch's own group where torch has a base class for that, else a group in Python."""
+    """The class of our groups: a backend in torch's own group if torch has a base class for it, else a Group."""
     if hasattr(dist, "BackendBase"):
         from .device_backend import DeviceBackend
 
@@ -46,7 +46,7 @@ def face() -> type[Operations]:
 
 
 def create(opts: Any, kind: type[Face]) -> Face:
-    """The group that torch asks for; `opts` has its store, ranks and name. Without ranks it is the default group."""
+    """Makes a group for torch; `opts` has its store, ranks and name. Without ranks it is the default group."""
     ranks = list(opts.global_ranks_in_group)
     try:
         if not ranks:
@@ -66,7 +66,7 @@ def create(opts: Any, kind: type[Face]) -> Face:
 
 
 def _join(store: Any, rank: int, size: int) -> World:
-    """This process's world, which is joined if need be; ValueError unless it is the one that torch means."""
+    """This process's world; joins it if necessary. ValueError unless torch has the same rank and size."""
     if not runtime.initialized:
         config, found = _place(store, rank, size)
         runtime.open(config, [], found)
@@ -79,22 +79,22 @@ def _join(store: Any, rank: int, size: int) -> World:
     return world
 
 
-def _place(store: Any, rank: int, size: int) -> tuple[Config, Found | None]:
-    """Who this process is: as its launcher says, or else as torch.distributed's store does."""
+def _place(store: Any, rank: int, size: int) -> tuple[Config, ClusterRank | None]:
+    """The place of this process in the job: from its launcher, or else from torch.distributed's store."""
     config = Config.from_environment()
     if config.rendezvous is not None:
         return config, None
     try:
         found = detect(environment(), config.launcher)
     except ClusterError:
-        found = None  # torch knows more than the variables say
+        found = None  # torch knows more than the environment variables
     if found is None or (found.rank, found.size) != (rank, size):
         found = _found_in(store, rank, size)
     return settle(config, found), found
 
 
-def _found_in(store: Any, rank: int, size: int) -> Found:
-    """The place in a job of which only torch's store is known."""
+def _found_in(store: Any, rank: int, size: int) -> ClusterRank:
+    """The place in a job for which there is only torch's store."""
     host = os.uname().nodename
     store.set(f"farandole/host/{rank}", host)
     if rank == 0:
@@ -104,7 +104,7 @@ def _found_in(store: Any, rank: int, size: int) -> Found:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     address = f"{store.host}:{store.port}" if isinstance(store, dist.TCPStore) else ""
-    return Found(
+    return ClusterRank(
         launcher="torchrun",
         title="torch.distributed's store",
         rank=rank,

@@ -1,6 +1,6 @@
-# Allreduces inside a backward pass whose futures somebody takes: DDP's buckets. Their failures are errors of that pass.
+# Finds allreduces of DDP's buckets: their futures are taken inside a backward pass, which raises their errors.
 # Touches torch, private and work.
-"""DDP takes the future of each bucket's allreduce inside the backward pass and waits for all of them at its end."""
+"""DDP takes the future of each bucket's allreduce inside the backward pass and waits for all futures at its end."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import weakref
 
 import torch
 
-from ...private.torch_names import after_backward, backward_pass, in_backward_hook
+from ...bindings.private.torch_names import after_backward, backward_pass, in_backward_hook
 from .work import Work
 
 
 class Backward:
-    """The buckets of the backward pass that runs now, and which memory buckets had in earlier ones."""
+    """The buckets of the backward pass that runs now, and the memory of buckets in earlier passes."""
 
     def __init__(self) -> None:
-        self._task = -1  # the pass, by its number
+        self._task = -1  # the number of the pass
         self._buckets: list[Work] = []
-        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # of buckets, by address
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # memory of buckets, by address
 
     def was_bucket(self, tensor: torch.Tensor) -> bool:
-        """Whether this very memory was a bucket before, so that it will be one again."""
+        """Whether exactly this memory was a bucket before; then it will be one again."""
         known = self._storages.get(tensor.untyped_storage().data_ptr())
         return known is not None and known() is tensor.untyped_storage()
 
     def watch(self, work: Work, tensor: torch.Tensor) -> None:
-        """The work becomes a bucket when its future is taken before the backward pass of this moment is over."""
+        """The work is a bucket if its future is taken before the current backward pass ends."""
         task = backward_pass()
         if task == -1:
             return
@@ -46,13 +46,13 @@ class Backward:
         self._storages[storage.data_ptr()] = weakref.ref(storage)
 
     def _await_at_end(self, work: Work, task: int) -> None:
-        """Before DDP looks at its buckets: what went wrong is raised by `backward`, as what it is."""
+        """Waits before DDP reads its buckets, so that `backward` raises an error unchanged."""
         if not in_backward_hook():
-            return  # backward is over, and DDP is about to wait: its graph is static, and this its first pass
+            return  # backward has ended and DDP is about to wait: a static graph in its first pass
         if task != self._task:
             if not after_backward(self._deliver):
-                return  # the watcher completes it
-            for lost in self._buckets:  # of a pass that did not come to its end
+                return  # the watcher completes the future
+            for lost in self._buckets:  # of a pass that did not reach its end
                 lost.give_up()
             self._task, self._buckets = task, []
         work.awaited = True

@@ -1,6 +1,6 @@
-# The collectives of torch.distributed as requests of the engine: what is sent, where results go, what is left to do.
+# Turns the collectives of torch.distributed into requests of the engine: inputs, results, and the work after them.
 # Touches torch, engine, tensors and reduce_ops.
-"""Each function gives a `Plan`; the group submits its requests and calls `finish` when they are done."""
+"""Each function returns a `Plan`. The group submits its requests and calls `finish` when they are done."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Any
 
 import torch
 
-from ...engine import DType, Kind, Outcome, ReduceOp, Request
-from ...pending import output_of
+from ...engine.interface import DType, Kind, Outcome, ReduceOp, Request
+from ...operations.pending import output_of
 from ..memory import tensor_of
 from .reduce_ops import Reduction
 from .tensors import Target, buffer, same_type, source
 
-# Tags of the root's transfers: those of users have 32 bits.
+# Tags of the messages of gather and scatter. Tags of users have 32 bits.
 GATHER, SCATTER = 1 << 40, 1 << 41
 
 
 def _nothing(outcomes: list[Outcome]) -> None:
-    """For plans whose results lie where they belong."""
+    """For plans whose results are already in the right place."""
 
 
 @dataclass
 class Plan:
-    """Requests without their group, the tensors that users see as results, and what follows."""
+    """Requests without their group, the tensors that users see as results, and what to do afterwards."""
 
     requests: list[Request]
     results: Sequence[torch.Tensor] = ()
     finish: Callable[[list[Outcome]], None] = _nothing
-    in_order: bool = True  # collectives end in their order, transfers do not
+    in_order: bool = True  # collectives end in the order in which they began; sends and receives do not
 
 
 @dataclass(frozen=True)
 class Members:
-    """A group's ranks in the order of torch.distributed; the core's order is that of the ranks."""
+    """A group's ranks in the order of torch.distributed. The core orders them by rank."""
 
     ranks: tuple[int, ...]
     me: int
@@ -50,17 +50,17 @@ class Members:
         return list(self.ranks) == sorted(self.ranks)
 
     def from_core(self, items: Sequence[Any]) -> list[Any]:
-        """Things that lie in the core's order, in ours."""
+        """Changes items from the core's order to the order of `ranks`."""
         place = {rank: at for at, rank in enumerate(sorted(self.ranks))}
         return [items[place[rank]] for rank in self.ranks]
 
     def to_core(self, items: Sequence[Any]) -> list[Any]:
-        """Things in our order, in the core's."""
+        """Changes items from the order of `ranks` to the core's order."""
         return [items[self.ranks.index(rank)] for rank in sorted(self.ranks)]
 
 
 def _received(outcome: Outcome, like: torch.Tensor) -> torch.Tensor:
-    """What the core allocated, as a flat tensor."""
+    """The memory that the core allocated, as a flat tensor."""
     return tensor_of(output_of(outcome), like.dtype == torch.bfloat16)
 
 
@@ -74,7 +74,7 @@ def _request(kind: Kind, flat: torch.Tensor, output: torch.Tensor | None = None,
 
 
 def allreduce(tensor: torch.Tensor, reduction: Reduction, members: Members) -> Plan:
-    """In place."""
+    """Reduces in place."""
     target = Target(tensor, filled=True)
     flat = target.flat
     if reduction.bitwise is not None:
@@ -111,7 +111,7 @@ def _folded(
 
 
 def reduce(tensor: torch.Tensor, reduction: Reduction, root: int, members: Members) -> Plan:
-    """The root's tensor becomes the result; the others' stay as they are."""
+    """Writes the result to the root's tensor; the tensors of the other ranks do not change."""
     if members.me == root:
         return allreduce(tensor, reduction, members)
     plan = allreduce(source(tensor).clone(), reduction, members)
@@ -122,7 +122,7 @@ def reduce(tensor: torch.Tensor, reduction: Reduction, root: int, members: Membe
 def reduce_scatter(
     output: torch.Tensor, pieces: Sequence[torch.Tensor], reduction: Reduction, members: Members
 ) -> Plan:
-    """`pieces`: one per member, in our order."""
+    """`pieces`: one for each member, in the order of `members.ranks`."""
     if len(pieces) != members.size:
         raise ValueError(f"reduce_scatter needs {members.size} inputs, one per rank, not {len(pieces)}")
     same_type([output, *pieces])
@@ -137,7 +137,7 @@ def reduce_scatter(
 
 
 def reduce_scatter_single(output: torch.Tensor, given: torch.Tensor, reduction: Reduction, members: Members) -> Plan:
-    """`given`: the members' shares behind each other."""
+    """`given`: the shares of all members, one after the other."""
     same_type([output, given])
     if given.numel() != output.numel() * members.size:
         raise ValueError(
@@ -159,14 +159,14 @@ def _reduce_scatter(
     members: Members,
     fresh: bool,
 ) -> Plan:
-    """`whole` in the core's order; `fresh`: it is ours to write to."""
+    """`whole` is in the core's order. `fresh`: it is a copy that may be overwritten."""
     if reduction.factor is not None:
         whole, fresh = whole * _here(reduction.factor), True
     if even and reduction.scatters:
         target = Target(output)
         request = _request(Kind.REDUCESCATTER, whole, target.flat, op=reduction.op)
         return Plan([request], [output], lambda outcomes: target.land())
-    # The core scatters sums and averages in equal shares: the rest is reduced as a whole.
+    # The core scatters only sums and averages in equal shares. All others are reduced as a whole.
     place = sorted(members.ranks).index(members.ranks[members.me])
     mine = slice(sum(counts[:place]), sum(counts[: place + 1]))
     total = whole if fresh else whole.clone()
@@ -184,14 +184,14 @@ def _reduce_scatter(
 
 
 def broadcast(tensor: torch.Tensor, root: int, members: Members) -> Plan:
-    """In place; `root` is a place in the group."""
+    """Works in place; `root` is a place in the group."""
     target = Target(tensor, filled=members.me == root, bits=True)
     request = _request(Kind.BROADCAST, target.flat, target.flat, peer=members.ranks[root])
     return Plan([request], [tensor], lambda outcomes: target.land())
 
 
 def allgather(outputs: Sequence[torch.Tensor], given: torch.Tensor, members: Members) -> Plan:
-    """One output per member."""
+    """One output for each member."""
     if len(outputs) != members.size:
         raise ValueError(f"allgather needs {members.size} outputs, one per rank, not {len(outputs)}")
     same_type([given, *outputs])
@@ -204,7 +204,7 @@ def allgather(outputs: Sequence[torch.Tensor], given: torch.Tensor, members: Mem
 
 
 def _spread(outcome: Outcome, flat: torch.Tensor, outputs: Sequence[torch.Tensor], members: Members) -> None:
-    """Gives each output its share of what came."""
+    """Copies each member's part of the received elements to its output."""
     received = _received(outcome, flat).view(outputs[0].dtype)
     counts = [output.numel() for output in members.to_core(outputs)]
     if sum(counts) != received.numel():
@@ -214,7 +214,7 @@ def _spread(outcome: Outcome, flat: torch.Tensor, outputs: Sequence[torch.Tensor
 
 
 def allgather_single(output: torch.Tensor, given: torch.Tensor, members: Members) -> Plan:
-    """The members' elements behind each other."""
+    """One output with the elements of all members, one after the other."""
     same_type([output, given])
     if output.numel() != given.numel() * members.size:
         raise ValueError(
@@ -232,7 +232,7 @@ def allgather_single(output: torch.Tensor, given: torch.Tensor, members: Members
 
 
 def alltoall(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], members: Members) -> Plan:
-    """A tensor to and from each member."""
+    """Sends one tensor to each member and receives one from each."""
     for what, tensors in (("inputs", inputs), ("outputs", outputs)):
         if len(tensors) != members.size:
             raise ValueError(f"alltoall needs {members.size} {what}, one per rank, not {len(tensors)}")
@@ -258,7 +258,7 @@ def alltoall_single(
     input_splits: Sequence[int],
     members: Members,
 ) -> Plan:
-    """Rows of `given` to the members, rows of `output` from them; equal shares without splits."""
+    """Sends rows of `given` to the members and receives rows of `output`; without splits all shares are equal."""
     inputs = given.split(_rows(given, input_splits, members, "input"))
     outputs = output.split(_rows(output, output_splits, members, "output"))
     plan = alltoall(outputs, inputs, members)
@@ -277,17 +277,17 @@ def _rows(tensor: torch.Tensor, splits: Sequence[int], members: Members, what: s
     return list(splits)
 
 
-# --- the root's transfers --------------------------------------------------------------------------------------------
+# --- sends and receives ----------------------------------------------------------------------------------------------
 
 
 def send(tensor: torch.Tensor, rank: int, tag: int) -> Plan:
-    """To a rank of the job."""
+    """Sends to a rank of the job."""
     flat = source(tensor, bits=True)
     return Plan([_request(Kind.SEND, flat, peer=rank, tag=tag)], [tensor], in_order=False)
 
 
 def receive(tensor: torch.Tensor, rank: int, tag: int) -> Plan:
-    """From a rank of the job, or from anybody (-1)."""
+    """Receives from a rank of the job, or from any rank (-1)."""
     target = Target(tensor, bits=True)
     write = buffer(target.flat)
     request = Request(Kind.RECEIVE, None, None, write.array, write.dtype, peer=rank, tag=tag)
@@ -295,7 +295,7 @@ def receive(tensor: torch.Tensor, rank: int, tag: int) -> Plan:
 
 
 def together(plans: Sequence[Plan], results: Sequence[torch.Tensor] | None = None) -> Plan:
-    """Several plans as one."""
+    """Joins several plans into one."""
 
     def finish(outcomes: list[Outcome]) -> None:
         at = 0
@@ -309,7 +309,7 @@ def together(plans: Sequence[Plan], results: Sequence[torch.Tensor] | None = Non
 
 
 def gather(outputs: Sequence[torch.Tensor], given: torch.Tensor, root: int, members: Members) -> Plan:
-    """The root gets one tensor per member."""
+    """The root gets one tensor from each member."""
     if members.me != root:
         if outputs:
             raise ValueError("gather: only the root has outputs")
@@ -337,5 +337,5 @@ def scatter(output: torch.Tensor, inputs: Sequence[torch.Tensor], root: int, mem
 
 
 def barrier() -> Plan:
-    """Nothing but waiting."""
+    """Has no data; it only waits for all members."""
     return Plan([Request(Kind.BARRIER, dtype=DType.UINT8, op=ReduceOp.SUM)])

@@ -1,6 +1,6 @@
-# "cpu:farandole,cuda:nccl": a group whose CUDA tensors go by another backend of torch's.
-# Touches torch, private, group and backend.
-"""Each operation goes where its first tensor lies."""
+# "cpu:farandole,cuda:nccl": a group that uses another backend of torch for CUDA tensors.
+# Touches torch, private and group.
+"""The device of the first tensor decides which backend runs an operation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from ...private.torch_names import backend_of, coalesce, group_around, set_timeout
-from . import backend
+from ...bindings.private.torch_names import backend_of, coalesce, group_around, set_timeout
 from .group import Group
 
 OPERATIONS = [
@@ -43,12 +42,12 @@ OPERATIONS = [
 
 
 class Composed(Group):
-    """A group with a second one of torch's own beside it."""
+    """A group that also has a process group of torch."""
 
     far: Any  # a torch ProcessGroup with one backend, for CUDA
 
     def get_backend(self, device: Any) -> Any:
-        """Each device has its own."""
+        """Each type of device has its own backend."""
         return backend_of(self.far, device) if torch.device(device).type == "cuda" else self
 
     @property
@@ -67,7 +66,7 @@ class Composed(Group):
         return super()._end_coalescing(device)
 
     def split_group(self, *args: Any, **kwargs: Any) -> Any:
-        """Not of two backends at once."""
+        """RuntimeError: a group with two backends cannot be split."""
         raise RuntimeError("a group of several backends cannot be split; use new_group")
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -92,7 +91,7 @@ def _on_cuda(value: Any) -> bool:
 
 def _by_device(name: str, near: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Composed, *args: Any, **kwargs: Any) -> Any:
-        # The first argument may be an empty list: outputs of ranks that get nothing.
+        # The first argument may be an empty list: the outputs of a rank that gets nothing.
         if any(map(_on_cuda, args[:2])) or any(map(_on_cuda, kwargs.values())):
             return getattr(self.far, name)(*args, **kwargs)
         return near(self, *args, **kwargs)
@@ -105,8 +104,8 @@ for _name in OPERATIONS:
     setattr(Composed, _name, _by_device(_name, getattr(Group, _name)))
 
 
-def compose(far: str, opts: Any, options: Any) -> Composed:
-    """The group for torch; the other backend is made as torch makes it."""
+def compose(create: Callable[[Any, type[Composed]], Any], far: str, opts: Any, options: Any) -> Composed:
+    """Makes the group with `create`, and the other backend in the way that torch does."""
     if far == "nccl" and not dist.is_nccl_available():
         raise RuntimeError("Distributed package doesn't have NCCL built in")
     store = dist.PrefixStore("far/", opts.store)
@@ -122,6 +121,6 @@ def compose(far: str, opts: Any, options: Any) -> Composed:
         kind = dist.ProcessGroup.BackendType.GLOO
     beside: Any = dist.ProcessGroup(store, opts.group_rank, opts.group_size)
     group_around(made, kind, torch.device("cuda"), f"{opts.group_id}/{far}", beside)
-    group = backend.create(opts, Composed)
+    group: Composed = create(opts, Composed)
     group.far = beside
     return group

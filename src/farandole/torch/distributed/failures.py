@@ -1,4 +1,4 @@
-# What went wrong in words of torch.distributed: DistBackendError, with the ranks that are missing after a timeout.
+# Errors in the form that torch.distributed expects: DistBackendError, with the missing ranks after a timeout.
 # Touches torch and errors.
 """Every failure of a collective is a DistBackendError; bad arguments stay ValueError, TypeError or RuntimeError."""
 
@@ -9,24 +9,26 @@ from typing import Any
 
 from torch import distributed as dist
 
-from ... import errors
+from ...base import errors
 
-GRACE_SECONDS = 1.0  # ranks that wait for the same operation give up at about the same time
+GRACE_SECONDS = 1.0  # ranks that wait for the same operation time out at about the same time
 
 
 def translated(what: str, failure: Exception) -> Any:
-    """The failure as callers of torch.distributed expect it."""
+    """The failure as the error that callers of torch.distributed expect."""
     if isinstance(failure, dist.DistBackendError):
         return failure
     return dist.DistBackendError(f"{what}: {failure}")
 
 
 def late(group: Any, what: str, error: errors.FarandoleTimeout) -> Any:
-    """Who is missing: every rank that gives up notes that it was there, and looks who else was."""
+    """The error after a timeout, with the missing ranks: each rank that times out writes a key and reads those of
+    others.
+    """
     text = f"{what} was not done after {error.seconds:g} s"
     try:
         missing = _missing(group, what)
-    except Exception as problem:  # the store may have gone with the rank that is missing
+    except Exception as problem:  # the store may have ended together with the missing rank
         return dist.DistBackendError(f"{text} (the store does not answer: {problem})")
     if missing:
         text += f"; ranks that did not call it: {', '.join(map(str, missing))}"

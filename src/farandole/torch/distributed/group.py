@@ -1,6 +1,6 @@
-# The process group in Python, which replaces torch's own: the way before torch had a base class for backends.
+# The process group in Python, which replaces torch's own where torch has no base class for backends.
 # Touches torch and operations.
-"""`Group` is what `init_process_group("farandole")` and `new_group` give where there is no `dist.BackendBase`."""
+"""`init_process_group("farandole")` and `new_group` return a `Group` where there is no `dist.BackendBase`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .work import Work
 
 
 class Group(Operations, dist.ProcessGroup):  # type: ignore[misc]
-    """Operations under their old and new names, and what torch asks a group."""
+    """The operations under their old and new names, and what torch reads from a group."""
 
     _description = ""
 
-    # The names before torch 2.13.
+    # Names before torch 2.13.
     _allgather_base = Operations.all_gather_single
     allgather_into_tensor_coalesced = Operations.all_gather_single_coalesced
     _reduce_scatter_base = Operations.reduce_scatter_single
@@ -49,11 +49,11 @@ class Group(Operations, dist.ProcessGroup):  # type: ignore[misc]
         self._name = name
 
     def getGroupDesc(self) -> str:
-        """The user's words for it."""
+        """The description that the user gave."""
         return self._description
 
     def setGroupDesc(self, description: str) -> None:
-        """The user's words for it."""
+        """Sets the description that the user gave."""
         self._description = description
 
     _set_group_name = setGroupName
@@ -67,7 +67,7 @@ class Group(Operations, dist.ProcessGroup):  # type: ignore[misc]
         return [*near, torch.device("cuda")] if torch.cuda.is_available() else near
 
     def get_backend(self, device: Any) -> Any:
-        """One backend for all devices."""
+        """All devices have the same backend."""
         return self
 
     def _get_backend(self, device: Any) -> Any:
@@ -80,7 +80,7 @@ class Group(Operations, dist.ProcessGroup):  # type: ignore[misc]
     _set_default_timeout = Operations.set_timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        """The engine counts for itself."""
+        """Does nothing: the engine has its own numbers."""
 
     def _start_coalescing(self, device: Any = None) -> None:
         self.start_coalescing()
@@ -88,7 +88,7 @@ class Group(Operations, dist.ProcessGroup):  # type: ignore[misc]
     def _end_coalescing(self, device: Any = None) -> Work:
         return self.end_coalescing()
 
-    options: Any = None  # there are none
+    options: Any = None  # this backend has none
 
     def split_group(
         self,
@@ -99,7 +99,7 @@ class Group(Operations, dist.ProcessGroup):  # type: ignore[misc]
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> Group | None:
-        """A group of some of this one's members, given by their places in it; None on the others. All of them call."""
+        """A group of some members, given by their places; None on the other members. All members must call it."""
         places = list(new_ranks)
         if len(set(places)) != len(places) or not places or not set(places) <= set(range(self.members.size)):
             raise ValueError(f"{places} are not different ranks of a group of {self.members.size}")

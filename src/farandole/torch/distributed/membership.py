@@ -1,31 +1,31 @@
-# How groups that their members alone make get their number in the engine.
+# Gives a number in the engine to groups that only their members make.
 # Touches torch, engine and runtime.
-"""`found` is called by every member; the default group needs no number of its own."""
+"""Every member calls `found`. The default group needs no number."""
 
 from __future__ import annotations
 
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ...engine import Kind, Request
-from ...private.torch_names import default_store
-from ...runtime import World
+from ...bindings.private.torch_names import default_store
+from ...engine.interface import Kind, Request
+from ...world.runtime import World
 from .collectives import Members
 
-FIRST_NUMBER = 1 << 20  # of groups that their members make; the core has those below for itself
-MOST_GROUPS = 1 << 16  # between init_process_group and destroy_process_group
+FIRST_NUMBER = 1 << 20  # of groups that their members make; the core uses smaller numbers
+MOST_GROUPS = 1 << 16  # between one init_process_group and its destroy_process_group
 
-# How often torch.distributed has begun in a world: its store may be a new one or the old one, the engine never forgets.
+# How often a default group was made in a world. Its store can be new or old; the engine must never see a number again.
 _beginnings: WeakKeyDictionary[World, int] = WeakKeyDictionary()
 
 
 def begin_anew(world: World) -> None:
-    """A default group is made."""
+    """Called when a default group is made."""
     _beginnings[world] = _beginnings.get(world, -1) + 1
 
 
 def found(world: World, members: Members, store: Any) -> int:
-    """Makes the group in the engine and gives its number: the first member draws it, the others read it in `store`."""
+    """Makes the group in the engine and gives its number: the first member chooses it, others read it in `store`."""
     beginning = _beginnings[world]
     key = f"farandole/number/{beginning}"
     if members.me == 0:

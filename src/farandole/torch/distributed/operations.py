@@ -1,6 +1,6 @@
-# The operations of torch.distributed on one group of the engine: what both faces towards torch share.
+# The operations of torch.distributed on one group of the engine, for both kinds of object that torch accepts.
 # Touches torch, runtime, collectives, membership, backward and work.
-"""`Operations` is a mixin: group.py puts it on torch's process group, device_backend.py on torch's backend."""
+"""`Operations` is a mixin: group.py adds it to torch's process group, device_backend.py to torch's backend."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed as dist
 
-from ... import errors
-from ...engine import Kind, Request
-from ...runtime import World
+from ...base import errors
+from ...engine.interface import Kind, Request
+from ...world.runtime import World
 from . import collectives, failures, sharing
 from .backward import Backward
 from .collectives import Members, Plan
@@ -27,14 +27,14 @@ from .tensors import only
 from .work import Operation, Watcher, Work
 
 LEAVE, ABORT = 1, 2  # tags of REMOVE_GROUP: this rank leaves, or the group ends on all of its members
-MONITOR = 1 << 42  # tag of monitored_barrier; those of users have 32 bits
+MONITOR = 1 << 42  # tag of monitored_barrier; tags of users have 32 bits
 _UNSET = timedelta(0)
 Tensors = Sequence[torch.Tensor]
 Face = TypeVar("Face", bound="Operations")
 
 
 class Operations:
-    """Ranks that run collectives among themselves."""
+    """Ranks that run collectives with each other."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Operations:
         name: str,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        """`number`: the engine's group. `close` is called by `shutdown`."""
-        super().__init__(members.me, members.size)  # type: ignore[call-arg]  # of the face's other base
+        """`number`: the engine's group. `shutdown` calls `close`."""
+        super().__init__(members.me, members.size)  # type: ignore[call-arg]  # the constructor of the other base class
         self.world = world
         self.store = store
         self.members = members
@@ -61,13 +61,13 @@ class Operations:
         self._splits = 0
         self._counts: Counter[str] = Counter()
         self._seen: Counter[tuple[int, int]] = Counter()  # address and elements of large tensors
-        self._forgotten: deque[Operation] = deque()  # whose Work nobody holds any more
+        self._forgotten: deque[Operation] = deque()  # operations whose Work the user has dropped
         self._coalescing: list[Work] | None = None
         self._backward = Backward()
         self._lock = threading.Lock()
 
     def _begin(self, what: str, plan: Plan, opts: Any = None) -> Work:
-        """Hands the plan to the engine; `opts` may say how long it may take and that the caller waits at once."""
+        """Submits the plan. `opts` may have a timeout and say that the caller waits at once."""
         self._counts[what] += 1
         named = f"{what} number {self._counts[what]} of group {self._name}"
         for request in plan.requests:
@@ -89,7 +89,9 @@ class Operations:
         return work
 
     def _settle(self, memory: Any) -> None:
-        """What comes here for the third time, such as a bucket of DDP, will come again: huge pages pay then."""
+        """A tensor that comes for the third time, such as a bucket of DDP, will come again: huge pages are worth it
+        then.
+        """
         if memory is None:
             return
         self._seen[memory.address, memory.shape[0]] += 1
@@ -99,12 +101,12 @@ class Operations:
             self._seen.clear()
 
     def forgotten(self, operation: Operation) -> None:
-        """Its Work is gone, but results may still have to arrive."""
+        """The user has dropped its Work, but results may still have to arrive."""
         self._forgotten.append(operation)
 
     def _look_after_forgotten(self) -> None:
         with self._lock:
-            for _ in range(len(self._forgotten)):  # more may be forgotten meanwhile, by any thread
+            for _ in range(len(self._forgotten)):  # other threads may add more meanwhile
                 operation = self._forgotten.popleft()
                 if not operation.poll():
                     self._forgotten.append(operation)
@@ -116,7 +118,7 @@ class Operations:
     # --- reductions ---
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """In place."""
+        """Works in place."""
         tensor = only(tensors, "allreduce")
         large = tensor.is_cpu and tensor.layout == torch.strided and tensor.nbytes >= sharing.LEAST_BYTES
         shared = large and sharing.share(self.world, tensor, move=self._backward.was_bucket(tensor))
@@ -128,7 +130,7 @@ class Operations:
         return work
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
-        """Several at once."""
+        """Several tensors in one operation."""
         reduction = reduction_of(_op(opts))
         plans = [collectives.allreduce(tensor, reduction, self.members) for tensor in tensors]
         return self._begin("allreduce", collectives.together(plans), opts)
@@ -142,19 +144,19 @@ class Operations:
         return self._begin("reduce", plan, opts)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
-        """One input per rank."""
+        """One input for each rank."""
         output = only(outputs, "reduce_scatter")
         pieces = inputs[0] if inputs and not isinstance(inputs[0], torch.Tensor) else inputs
         plan = collectives.reduce_scatter(output, pieces, reduction_of(_op(opts)), self.members)
         return self._begin("reduce_scatter", plan, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, *_: Any) -> Work:
-        """One input with everybody's share."""
+        """One input with the shares of all ranks."""
         plan = collectives.reduce_scatter_single(output, given, reduction_of(_op(opts)), self.members)
         return self._begin("reduce_scatter", plan, opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        """Several at once."""
+        """Several tensors in one operation."""
         reduction = reduction_of(_op(opts))
         plans = [
             collectives.reduce_scatter_single(output, given, reduction, self.members)
@@ -165,20 +167,20 @@ class Operations:
     # --- copies ---
 
     def broadcast(self, tensors: Any, root: Any = None, timeout: Any = None) -> Work:
-        """The root's tensor, in place."""
+        """Copies the root's tensor, in place."""
         opts = root if isinstance(root, dist.BroadcastOptions) else None
         place = opts.rootRank if opts is not None else root
         plan = collectives.broadcast(only(tensors, "broadcast"), self._root(place), self.members)
         return self._begin("broadcast", plan, opts)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
-        """One output per rank."""
+        """One output for each rank."""
         pieces = outputs[0] if outputs and not isinstance(outputs[0], torch.Tensor) else outputs
         plan = collectives.allgather(pieces, only(inputs, "allgather"), self.members)
         return self._begin("allgather", plan, opts)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
-        """Several at once; `outputs` has one list per rank."""
+        """Several tensors in one operation; `outputs` has one list for each rank."""
         plans = [
             collectives.allgather([row[index] for row in outputs], given, self.members)
             for index, given in enumerate(inputs)
@@ -186,11 +188,11 @@ class Operations:
         return self._begin("allgather", collectives.together(plans), opts)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, *_: Any) -> Work:
-        """One output for everybody's elements."""
+        """One output with the elements of all ranks."""
         return self._begin("allgather", collectives.allgather_single(output, given, self.members), opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        """Several at once."""
+        """Several tensors in one operation."""
         plans = [
             collectives.allgather_single(output, given, self.members)
             for output, given in zip(outputs, inputs, strict=True)
@@ -198,7 +200,7 @@ class Operations:
         return self._begin("allgather", collectives.together(plans), opts)
 
     def gather(self, outputs: Any, inputs: Any, root: Any = None, timeout: Any = None) -> Work:
-        """The root gets one tensor per rank."""
+        """The root gets one tensor from each rank."""
         opts = root if isinstance(root, dist.GatherOptions) else None
         place = opts.rootRank if opts is not None else root
         pieces = outputs[0] if outputs and not isinstance(outputs[0], torch.Tensor) else outputs
@@ -214,7 +216,7 @@ class Operations:
         return self._begin("scatter", plan, opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None, timeout: Any = None) -> Work:
-        """A tensor to and from each rank."""
+        """Sends one tensor to each rank and receives one from each."""
         return self._begin("alltoall", collectives.alltoall(outputs, inputs, self.members), opts)
 
     def all_to_all_single(
@@ -226,35 +228,35 @@ class Operations:
         opts: Any = None,
         timeout: Any = None,
     ) -> Work:
-        """Rows to and from each rank."""
+        """Sends rows to each rank and receives rows from each."""
         plan = collectives.alltoall_single(output, given, output_splits, input_splits, self.members)
         return self._begin("alltoall", plan, opts)
 
     # --- transfers, barriers ---
 
     def send(self, tensors: Any, place: int, tag: int = 0) -> Work:
-        """To one rank of the group."""
+        """Sends to one rank of the group."""
         plan = collectives.send(only(tensors, "send"), self.ranks[self._root(place)], tag)
         return self._begin(f"send to rank {place} with tag {tag}", plan)
 
     def recv(self, tensors: Any, place: int, tag: int = 0) -> Work:
-        """From one rank of the group."""
+        """Receives from one rank of the group."""
         plan = collectives.receive(only(tensors, "recv"), self.ranks[self._root(place)], tag)
         return self._begin(f"recv from rank {place} with tag {tag}", plan)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
-        """From whoever sends first; the work's `source_rank` tells who it was."""
+        """Receives from the rank that sends first; the work's `source_rank` tells which one."""
         plan = collectives.receive(only(tensors, "recv"), -1, tag)
         return self._begin(f"recv from anybody with tag {tag}", plan)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
-        """Done when every rank has come."""
+        """Is done when every rank has called it."""
         return self._begin("barrier", collectives.barrier(), opts)
 
     def monitored_barrier(self, limit: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier of which rank 0 tells who has not come: the first that is found missing, or all of them.
+        """A barrier in which rank 0 reports ranks that did not come: the first missing one, or all of them.
 
-        `limit`: a time, or options with one.
+        `limit`: a timeout, or options with a timeout.
         """
         given: timedelta = getattr(limit, "timeout", limit) or _UNSET
         seconds = (given if given > _UNSET else self._timeout).total_seconds()
@@ -290,11 +292,11 @@ class Operations:
             self._begin("monitored_barrier", collectives.send(word, self.ranks[place], MONITOR)).wait()
 
     def start_coalescing(self) -> None:
-        """From now on operations are also kept for the work that `end_coalescing` gives."""
+        """From now on, operations are also collected for the work that `end_coalescing` returns."""
         self._coalescing = []
 
     def end_coalescing(self) -> Work:
-        """The operations since `start_coalescing` as one."""
+        """The operations since `start_coalescing` as one work."""
         works, self._coalescing = self._coalescing or [], None
 
         def finish(outcomes: Any) -> None:
@@ -315,11 +317,11 @@ class Operations:
         return "farandole"
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """For operations that begin from now on."""
+        """Applies to operations that begin from now on."""
         self._timeout = timeout
 
     def part(self: Face, places: Sequence[int], store: Any, timeout: timedelta | None, name: str) -> Face:
-        """Some of the members, this rank among them, as a group of their own."""
+        """A new group of some of the members; this rank must be one of them."""
         members = Members(tuple(self.ranks[place] for place in places), list(places).index(self.members.me))
         number = found(self.world, members, store)
         return type(self)(self.world, number, members, store, timeout or self._timeout, name)
@@ -327,20 +329,22 @@ class Operations:
     supports_splitting = True
 
     def perform_nocolor_split(self, device: Any) -> None:
-        """Of a split only the members need to hear."""
+        """Does nothing: ranks that are not in the new group have nothing to do."""
 
     def eager_connect_single_device(self, device: Any) -> None:
-        """Connections are there already."""
+        """Does nothing: the connections exist already."""
 
     def _end(self, tag: int) -> None:
-        """Takes the group away in the core: LEAVE or ABORT."""
+        """Removes the group in the core. The tag is LEAVE or ABORT."""
         with contextlib.suppress(errors.HorovodInternalError, ValueError):
             request = Request(Kind.REMOVE_GROUP, splits=[self._number], tag=tag)
             [handle] = self.world.engine.submit([request], prompt=True)
             self.world.engine.wait(handle)
 
     def abort(self) -> None:
-        """Ends every operation of the group, here and on its other ranks; of the default group: every operation."""
+        """Ends every operation of the group on all of its ranks. For the default group: ends every operation of the
+        job.
+        """
         if self._number:
             self._end(ABORT)
             return
@@ -349,7 +353,7 @@ class Operations:
             self.world.engine.revoke(errors.REVOKED, rank, f"rank {rank} has aborted the process group {self._name}")
 
     def shutdown(self) -> None:
-        """Leaves the group, whose memory is freed; calling it again does nothing."""
+        """Leaves the group and frees its memory; a second call does nothing."""
         if self._left:
             return
         self._left = True
@@ -362,7 +366,7 @@ class Operations:
 
 
 def _op(opts: Any) -> Any:
-    """The reduction: of options, or given as it is."""
+    """The reduction: from options, or given directly."""
     if opts is None:
         return dist.ReduceOp.SUM
     return getattr(opts, "reduceOp", opts)

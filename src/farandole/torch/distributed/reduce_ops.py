@@ -1,6 +1,6 @@
-# torch.distributed's reductions in words of the engine.
+# Translates torch.distributed's reductions to those of the engine.
 # Touches torch and engine.
-"""Bitwise reductions and factors per rank are no business of the core: they are done around it."""
+"""The core knows no bitwise reductions and no factors of single ranks; this package computes them around the core."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from ...engine import ReduceOp
+from ...engine.interface import ReduceOp
 
 _OPS = {
     dist.ReduceOp.SUM: ReduceOp.SUM,
@@ -30,19 +30,19 @@ _BITWISE: dict[Any, Callable[..., torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class Reduction:
-    """What to do with the elements of all ranks."""
+    """How to combine the elements of all ranks."""
 
     op: ReduceOp
-    factor: Any = None  # this rank's elements times this, before anything else
-    bitwise: Callable[..., torch.Tensor] | None = None  # instead of `op`
+    factor: Any = None  # this rank's elements are multiplied by this first
+    bitwise: Callable[..., torch.Tensor] | None = None  # used instead of `op`
 
     @property
     def scatters(self) -> bool:
-        """Whether the core's reducescatter knows it."""
+        """Whether the core's reducescatter supports it."""
         return self.bitwise is None and self.op in (ReduceOp.SUM, ReduceOp.AVERAGE)
 
     def fold(self, rows: torch.Tensor) -> torch.Tensor:
-        """The bitwise reduction of one row per rank."""
+        """The bitwise reduction of one row for each rank."""
         assert self.bitwise is not None
         total = rows[0].clone()
         for row in rows[1:]:
@@ -51,7 +51,7 @@ class Reduction:
 
 
 def reduction_of(op: Any) -> Reduction:
-    """The reduction that `op`, a ReduceOp or one of its names, means."""
+    """The reduction for `op`, a ReduceOp or one of its names."""
     state: tuple[Any, Any] = op.__getstate__() if isinstance(op, dist.ReduceOp) else (op, None)
     kind, factor = state
     if kind in _BITWISE:

@@ -1,6 +1,6 @@
-# The meeting of torch.distributed in a job that our launcher, or one that the package detects, has started.
+# The rendezvous of torch.distributed in a job of our launcher, or of a launcher that the package detects.
 # Touches torch, config, runtime, objects, rendezvous and the detection of launchers.
-"""torch wants MASTER_ADDR and MASTER_PORT; where nobody has set them, rank 0 serves a store and tells the others."""
+"""torch needs MASTER_ADDR and MASTER_PORT. If they are not set, rank 0 serves a store and announces its address."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from typing import Any
 
 from torch import distributed as dist
 
-from ... import ops
-from ...config import Config, environment
-from ...launch.clusters import ClusterError, detect
-from ...objects import broadcast_object
+from ...base.config import Config, environment
+from ...clusters import ClusterError, detect
+from ...operations import ops
+from ...operations.objects import broadcast_object
 from ...rendezvous import interfaces, sockets
-from ...rendezvous.reach import leave_note, read_notes
-from ...runtime import init, runtime
+from ...rendezvous.reach import read_probes, send_probe
+from ...world.runtime import init, runtime
 
 NOTE_BYTES = 16
-NOTE_SECONDS = 3.0  # an address that swallows what is sent to it costs this once
+NOTE_SECONDS = 3.0  # an address that gives no answer costs this time once
 REMEDY = "set MASTER_ADDR and MASTER_PORT, or name the interface with HOROVOD_GLOO_IFACE"
 
 
 def answer(theirs: Callable[..., Any], url: str, timeout: timedelta = dist.default_pg_timeout, **more: Any) -> Any:
-    """Of `env://`: where torch's variables are not set torch could only fail; there our launcher knows who is who."""
+    """Handles `env://`. If torch's variables are not set, torch would fail; our launcher knows all ranks."""
     told = all(environment().get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
     return theirs(url, timeout=timeout, **more) if told or not launched() else meet(timeout)
 
 
 def launched() -> bool:
-    """Whether this process knows its place in a job."""
+    """Whether this process knows its rank in a job."""
     if runtime.initialized:
         return True
     config = Config.from_environment()
     try:
         return config.rendezvous is not None or detect(environment(), config.launcher) is not None
     except ClusterError:
-        return False  # torch's own error about what is missing says more
+        return False  # torch's own error explains better what is missing
 
 
 def meet(timeout: timedelta) -> Iterator[tuple[Any, int, int]]:
-    """The store, this process's rank and the number of ranks; torch takes the first of these."""
+    """Gives the store, this process's rank and the number of ranks, once; torch reads the first item."""
     init()
     engine = runtime.world.engine
     if engine.rank != 0:
@@ -52,14 +52,15 @@ def meet(timeout: timedelta) -> Iterator[tuple[Any, int, int]]:
     descriptor, address = _listener()
     place = sockets.split(address)
     assert isinstance(place, tuple)
-    # The store takes the descriptor over. It knows no secret: on one host nobody from outside reaches it.
+    # The store takes over the descriptor. It has no authentication; if all ranks are on one host, it listens on
+    # loopback only.
     store = dist.TCPStore(*place, engine.size, True, timeout, wait_for_workers=False, master_listen_fd=descriptor)
     broadcast_object(place, 0)
     yield store, engine.rank, engine.size
 
 
 def _listener() -> tuple[int, str]:
-    """On rank 0: a listening socket at an address by which every host reaches this one, found by trying all."""
+    """On rank 0: a listening socket at an address that every host can reach, found by trying all addresses."""
     world = runtime.world
     visitors = _visitors()
     if not visitors:
@@ -69,10 +70,10 @@ def _listener() -> tuple[int, str]:
     offered = [sockets.listen(f"tcp:{each}") for each in interfaces.candidates(names)]
     notes = {rank: secrets.token_bytes(NOTE_BYTES) for rank in visitors}
     broadcast_object(([address for _, address in offered], notes), 0)
-    ops.barrier()  # every note is left, or will not be
+    ops.barrier()  # every probe has been sent or has failed
     chosen: tuple[int, str] | None = None
     for listener, address in offered:
-        left = read_notes(listener, NOTE_BYTES, NOTE_SECONDS) if chosen is None else set()
+        left = read_probes(listener, NOTE_BYTES, NOTE_SECONDS) if chosen is None else set()
         if chosen is None and left >= set(notes.values()):
             chosen = listener.detach(), address
         else:
@@ -86,12 +87,12 @@ def _listener() -> tuple[int, str]:
 
 
 def _found() -> tuple[str, int]:
-    """On the others: where rank 0 serves the store."""
+    """On the other ranks: the address of rank 0's store."""
     visitors = _visitors()
     if visitors:
         addresses, notes = broadcast_object(None, 0)
         if runtime.world.engine.rank in visitors:
-            leave_note(addresses, notes[runtime.world.engine.rank], NOTE_SECONDS)
+            send_probe(addresses, notes[runtime.world.engine.rank], NOTE_SECONDS)
         ops.barrier()
     found = broadcast_object(None, 0)
     if isinstance(found, str):
@@ -101,7 +102,7 @@ def _found() -> tuple[str, int]:
 
 
 def _visitors() -> list[int]:
-    """One rank of each host but rank 0's."""
+    """One rank of each host, without the host of rank 0."""
     hosts = runtime.world.session.hosts
     first = {host: rank for rank, host in reversed(list(enumerate(hosts)))}
     return sorted(rank for host, rank in first.items() if host != hosts[0])

@@ -1,6 +1,6 @@
-# Tensors in memory that the ranks of a host share: an allreduce works on them where they lie.
+# Puts tensors into memory that the ranks of a host share, so that an allreduce works on them in place.
 # Touches torch, private and runtime.
-"""`share(world, tensor, move)` tells the engine about a tensor in shared memory, or moves it there first."""
+"""`share(world, tensor, move)` tells the engine about a tensor in shared memory, or first moves it there."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ... import errors
-from ...private.torch_names import share_storage
-from ...runtime import World
+from ...base import errors
+from ...bindings.private.torch_names import share_storage
+from ...world.runtime import World
 
-LEAST_BYTES = 2 << 20  # the engine does not ask for less
-FILES = "/dev/shm"  # where torch keeps tensors that processes share
+LEAST_BYTES = 2 << 20  # the engine does not use shared memory for smaller tensors
+FILES = "/dev/shm"  # where torch keeps tensors in shared memory
 
-_regions: WeakKeyDictionary[World, dict[int, int]] = WeakKeyDictionary()  # by address
+_regions: WeakKeyDictionary[World, dict[int, int]] = WeakKeyDictionary()  # by address of the storage
 
 
 def share(world: World, tensor: torch.Tensor, move: bool) -> bool:
-    """Whether the ranks of this host can reach the tensor. `move`: it may be brought into shared memory for that.
+    """Whether the ranks of this host can reach the tensor. `move`: the tensor may be moved to shared memory for this.
 
-    Torch's own `share_memory_` does that in place, views included; only a NumPy array over the tensor would be left
-    behind, so that tensors of the user's stay where they are.
+    Torch's `share_memory_` moves a tensor together with its views. But a NumPy array over the tensor would keep the old
+    memory, so tensors of the user are not moved.
     """
     storage = tensor.untyped_storage()
     known = _regions.setdefault(world, {})
@@ -38,14 +38,14 @@ def share(world: World, tensor: torch.Tensor, move: bool) -> bool:
         fd, size = share_storage(storage)
         place = storage.data_ptr()
         known[place] = world.engine.share(fd, place, size)
-    except RuntimeError:  # no room after all, a file that torch has closed, or an engine that has ended
+    except RuntimeError:  # there is no room, torch has closed the file, or the engine has ended
         return False
     weakref.finalize(storage, _gone, weakref.ref(world), place).atexit = False
     return True
 
 
 def _room(size: int) -> bool:
-    """Half of the shared memory is left to others, such as a DataLoader's workers."""
+    """Whether there is room. Half of the shared memory stays free for others, such as a DataLoader's workers."""
     try:
         files = os.statvfs(FILES)
     except OSError:
@@ -58,5 +58,5 @@ def _gone(reference: Any, place: int) -> None:
     if world is None:
         return
     region = _regions[world].pop(place)
-    with contextlib.suppress(errors.HorovodInternalError):  # the engine has ended, and what it shared with it
+    with contextlib.suppress(errors.HorovodInternalError):  # the engine has ended, and its shared memory with it
         world.engine.unshare(region)

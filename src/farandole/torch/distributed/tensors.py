@@ -1,6 +1,6 @@
-# Tensors as the engine takes them: on the CPU, contiguous, flat, of a type it knows; and the way back.
+# Makes tensors that the engine accepts (on the CPU, contiguous, flat, of a known type) and copies results back.
 # Touches torch and the binding's memory.
-"""`source(tensor)` is read, `Target(tensor)` is written; what had to be copied is copied back by `land`."""
+"""`source(tensor)` is read, `Target(tensor)` is written. `land` copies results back if the engine used a copy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..memory import TensorBuffer, supported
 
 
 def source(tensor: torch.Tensor, bits: bool = False) -> torch.Tensor:
-    """The elements in a row. With `bits` they may be bytes: whoever only copies needs no arithmetic."""
+    """The elements as a flat tensor. With `bits`, unknown types become bytes: copying needs no arithmetic."""
     flat = _plain(tensor).reshape(-1)
     if not flat.is_cpu:
         flat = flat.cpu()
@@ -30,7 +30,7 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Target:
-    """Where results go: the tensor itself if the engine can write to it, else memory beside it."""
+    """Where results go: the tensor itself if the engine can write to it, otherwise separate memory."""
 
     __slots__ = ("flat", "tensor")
 
@@ -50,26 +50,26 @@ class Target:
         self.flat = _bits(flat) if bits and not supported(flat.dtype) else flat
 
     def land(self) -> None:
-        """Brings what the engine has written to where the user expects it."""
+        """Copies what the engine has written to the user's tensor, if they are not the same memory."""
         if self.tensor is not None:
             flat = self.flat if self.flat.dtype == self.tensor.dtype else self.flat.view(self.tensor.dtype)
             self.tensor.copy_(flat.view(self.tensor.shape))
 
 
 def buffer(flat: torch.Tensor) -> TensorBuffer:
-    """The engine's view of it."""
+    """The memory of the tensor for the engine."""
     return TensorBuffer(flat)
 
 
 def same_type(tensors: Sequence[torch.Tensor]) -> None:
-    """ValueError unless all are of one element type."""
+    """ValueError unless all have the same element type."""
     types = {tensor.dtype for tensor in tensors}
     if len(types) > 1:
         raise ValueError(f"all tensors must have one dtype, not {sorted(map(str, types))}")
 
 
 def only(tensors: torch.Tensor | Sequence[torch.Tensor], what: str) -> torch.Tensor:
-    """The one tensor of a list: one device per process."""
+    """The only tensor of a list: each process has one device."""
     if isinstance(tensors, torch.Tensor):
         return tensors
     if len(tensors) != 1:

@@ -1,6 +1,6 @@
-# Operations under way as torch.distributed sees them: Work objects, their futures, and the thread that completes those.
+# Pending operations for torch.distributed: Work objects, their futures, and the threads that complete the futures.
 # Touches torch, engine, runtime and failures.
-"""`Work` is what users hold; `Operation` is what becomes of it, also after they have let it go."""
+"""Users hold a `Work`. Its `Operation` continues also after the user has dropped the `Work`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from ... import errors
-from ...engine import Outcome
-from ...runtime import World
+from ...base import errors
+from ...engine.interface import Outcome
+from ...world.runtime import World
 from . import failures
 
 Finish = Callable[[list[Outcome]], None]
 
 
 def _nothing(outcomes: list[Outcome]) -> None:
-    """For operations whose results lie where they belong."""
+    """For operations whose results are already in the right place."""
 
 
 class Operation:
-    """Requests that the engine has, and what is left to do when it has carried them out."""
+    """Requests that were submitted, and what to do when they are done."""
 
     def __init__(
         self,
@@ -45,14 +45,14 @@ class Operation:
         self._world = world
         self._handles = handles
         self._finish = finish
-        self._lock = threading.Lock()  # a user, the watcher and a future's waiter may all come for it
+        self._lock = threading.Lock()  # a user, the watcher and a thread that waits for a future may all complete it
 
     def poll(self) -> bool:
-        """Whether it is over; if so its results are where they belong."""
+        """Whether it has ended. If it has, the results are in place."""
         if self.done:
             return True
         if not self._lock.acquire(blocking=False):
-            return False  # somebody waits for it
+            return False  # another thread waits for it
         try:
             if all(self._world.engine.poll(handle) for handle in self._handles[len(self.outcomes) :]):
                 self._complete(None)
@@ -63,7 +63,7 @@ class Operation:
         return self.done
 
     def wait(self, seconds: float | None, aside: bool = False) -> None:
-        """Until it is over; FarandoleTimeout leaves it as it was. What went wrong is in `failure`."""
+        """Waits until it has ended. FarandoleTimeout leaves it pending. An error is stored in `failure`."""
         if self.done:
             return
         if not self._lock.acquire(timeout=-1 if seconds is None else seconds):
@@ -95,11 +95,11 @@ class Operation:
 
     def _end(self, failure: Exception | None) -> None:
         self.failure = failure
-        self._finish = _nothing  # lets go of staged memory
+        self._finish = _nothing  # releases staging memory
         self.done = True
 
 
-_here = threading.local()  # `watches`: on the threads of watchers
+_here = threading.local()  # `watches` is set on the threads of watchers
 
 
 def _mark() -> None:
@@ -107,10 +107,10 @@ def _mark() -> None:
 
 
 class Watcher:
-    """Completes futures: a thread for the collectives of one group, which end in their order; more for the rest.
+    """Completes futures. One thread serves the collectives of a group, which end in order; more threads serve the rest.
 
-    The rest are transfers, and collectives that begin in what a user has attached to a future: it runs on these threads
-    and may wait for them, as PowerSGD's hook does.
+    The rest are sends, receives, and collectives that begin in a callback of a future. Such a callback runs on these
+    threads and may wait for its collectives, as PowerSGD's hook does.
     """
 
     def __init__(self, name: str) -> None:
@@ -136,10 +136,10 @@ class Watcher:
         _mark()
         while (job := self._queue.get()) is not None:
             job()
-            del job  # what it holds is the user's
+            del job  # the job holds objects of the user
 
     def close(self) -> None:
-        """Ends the threads when what they have is done."""
+        """Ends the threads after their jobs are done."""
         with self._lock:
             thread, self._thread = self._thread, None
             more, self._more = self._more, None
@@ -163,11 +163,11 @@ class Work(dist.Work):  # type: ignore[misc]
         self._future: Any = None
         self._complete: Callable[[], None] | None = None
         self.on_future: Callable[[Work], None] | None = None  # called when the future is taken
-        self.for_cpp = False  # C++ looks at the future
-        self.awaited = False  # `deliver` is called before anybody waits for the future
+        self.for_cpp = False  # C++ code reads the future
+        self.awaited = False  # `deliver` is called before anyone waits for the future
 
     def wait(self, timeout: timedelta | None = None, aside: bool = False) -> bool:
-        """Until it is done; DistBackendError when it failed or took too long."""
+        """Waits until it is done. DistBackendError if it failed or took too long."""
         operation = self._operation
         chosen = timeout if timeout is not None and timeout > timedelta(0) else self._timeout
         if not operation.done:
@@ -184,25 +184,25 @@ class Work(dist.Work):  # type: ignore[misc]
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is over, well or not."""
+        """Whether it has ended, with or without success."""
         return self._operation.poll()
 
     def is_success(self) -> bool:
-        """Whether it ended well."""
+        """Whether it ended without error."""
         return self._operation.poll() and self._operation.failure is None
 
     def exception(self) -> Any:
-        """What went wrong, once it is over."""
+        """The error, if it has ended with one."""
         failure = self._operation.failure
         return None if failure is None else failures.translated(self._operation.what, failure)
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that it fills."""
+        """Waits, and gives the tensors that the operation fills."""
         self.wait()
         return self._operation.results
 
     def source_rank(self) -> int:
-        """Who sent what a receive from anybody received, as a rank in the group."""
+        """For a receive from any rank: the sender, as a rank in the group."""
         self.wait()
         return int(self._group.place_of(self._operation.outcomes[0].value))
 
@@ -225,7 +225,7 @@ class Work(dist.Work):  # type: ignore[misc]
                     future.set_result(operation.results)
 
             if self.for_cpp:
-                # An exception that Python has set is a value in C++, where DDP would take it for tensors.
+                # In C++, an exception set by Python is an ordinary value, which DDP would take for tensors.
                 self._future = future.then(torch.futures.Future.value)
             if operation.done:
                 complete()
@@ -238,18 +238,18 @@ class Work(dist.Work):  # type: ignore[misc]
     getFuture = get_future
 
     def deliver(self) -> None:
-        """Waits, here, and fills the future; DistBackendError as from `wait`."""
+        """Waits on this thread and completes the future. DistBackendError as in `wait`."""
         self.wait()
         if self._complete is not None:
             self._complete()
 
     def give_up(self) -> None:
-        """Nobody will wait for it any more."""
+        """Called when no code will wait for it any more."""
         if not self._operation.done:
             self._group.forgotten(self._operation)
 
     def __del__(self) -> None:
-        # Results still have to arrive, and the engine holds the tensors until somebody comes for them.
+        # Results still have to arrive, and the engine holds the tensors until the operation is polled or waited for.
         operation = self._operation
         if self._future is None and not operation.done:
             self._group.forgotten(operation)

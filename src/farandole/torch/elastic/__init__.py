@@ -1,12 +1,13 @@
-# Elastic training for PyTorch: Horovod's names, and exact data, checkpoints and reproducible bits beside them.
+# Elastic training for PyTorch: Horovod's names, and exact data order, checkpoints and reproducible bits.
 # Re-exports alone.
-"""Stands where a script has `horovod.torch.elastic`."""
+"""Replaces `horovod.torch.elastic` in scripts."""
 
 from __future__ import annotations
 
 from ...elastic.loop import run, run_fn
 from ...elastic.mirror import LostShards, Sharded
-from ...elastic.state import ObjectState, State
+from ...elastic.state import ObjectState, State, commits, describe_memory, load_from, memory, save_to
+from ...world.runtime import init, shutdown
 from .loader import ElasticDataLoader, Shard
 from .sampler import ElasticSampler
 from .state import TorchRandomState, TorchState
@@ -23,6 +24,13 @@ __all__ = [
     "TorchRandomState",
     "TorchState",
     "VirtualSteps",
+    "commits",
+    "describe_memory",
+    "init",
+    "load_from",
+    "memory",
     "run",
     "run_fn",
+    "save_to",
+    "shutdown",
 ]

@@ -1,6 +1,6 @@
-# Copies of trees with tensors in them, in memory that the next copy uses again; and torch's tensors in checkpoints.
+# Copies of trees with tensors, in memory that the next copy uses again; and torch's tensors in checkpoints.
 # Touches torch, trees and elastic/trees.
-"""A commit happens often: it copies bytes, and allocates nothing after the first time."""
+"""Commits are frequent, so a commit copies bytes and allocates memory only the first time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from ...elastic import trees
-from ...elastic.safetensors import Block, Damaged
+from ...elastic.safetensors import TYPES, Block, Damaged
 from ..trees import join, split
 
 
 @dataclass
 class Copy:
-    """A tree as it was: its tensors apart, and the rest of it with places where they stood."""
+    """The copy of a tree: its tensors, and the rest with marks in the places of the tensors."""
 
     rest: Any = None
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -26,7 +26,7 @@ class Copy:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, tree: Any) -> Copy:
-        """A copy of `tree`, in this one's memory unless somebody reads it."""
+        """A copy of `tree`. It uses this copy's memory again, unless someone reads this one."""
         with self.lock:
             free = list(self.tensors) if self.readers == 0 else []
         rest, tensors = split(tree)
@@ -40,7 +40,7 @@ class Copy:
         return Copy(rest, copies)
 
     def tree(self, fresh: bool = False) -> Any:
-        """The tree again; `fresh`: with tensors of its own."""
+        """Rebuilds the tree; `fresh`: with new tensors."""
         return join(self.rest, [tensor.clone() for tensor in self.tensors] if fresh else self.tensors)
 
     def pin(self) -> None:
@@ -66,23 +66,8 @@ def _fits(old: torch.Tensor, new: torch.Tensor) -> bool:
 
 # --- in checkpoints --------------------------------------------------------------------------------------------------
 
-_NAMES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.complex64: "C64",
-}
-for _dtype, _name in (("float8_e4m3fn", "F8_E4M3"), ("float8_e5m2", "F8_E5M2")):
-    if hasattr(torch, _dtype):
-        _NAMES[getattr(torch, _dtype)] = _name
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_DTYPES = {kind: dtype for name, (kind, _) in TYPES.items() if (dtype := getattr(torch, name, None)) is not None}
+_NAMES = {dtype: kind for kind, dtype in _DTYPES.items()}
 
 
 def _to_block(tensor: torch.Tensor) -> Block:
@@ -95,7 +80,7 @@ def _to_block(tensor: torch.Tensor) -> Block:
 def _from_block(block: Block) -> torch.Tensor:
     if block.dtype not in _DTYPES:
         raise Damaged(f"torch has no {block.dtype}")
-    data = np.array(block.data)  # its own memory, aligned
+    data = np.array(block.data)  # own memory, which is aligned
     return torch.from_numpy(data).view(_DTYPES[block.dtype]).reshape(block.shape)
 
 

@@ -1,6 +1,6 @@
-# ElasticDataLoader: every sample of an epoch exactly once, whoever comes and goes, and no padding.
+# ElasticDataLoader: gives every sample of an epoch exactly once, also when ranks come or go, and without padding.
 # Touches torch, elastic/sampler, elastic/virtual and runtime.
-"""One cursor in the order of the epoch is all there is to remember; batches that workers fetched ahead do not count."""
+"""The only state is a cursor in the order of the epoch; batches that workers fetched in advance do not count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from ...elastic.sampler import Share, dealt, mixed_seed, next_cursor, order, shares
 from ...elastic.virtual import checked_size
-from ...runtime import runtime
+from ...world.runtime import runtime
 
 __all__ = ["ElasticDataLoader", "Shard"]
 
@@ -32,13 +32,13 @@ class Shard:
 
     number: int
     weight: float  # its share of the step's samples
-    seed: int  # a function of the loader's seed, the place in the epoch and the shard's number
+    seed: int  # computed from the loader's seed, the place in the epoch and the shard's number
     indices: list[int]
     data: Any
 
 
 class _Fetches:
-    """The batches that this rank fetches, in order; made as they are asked for."""
+    """The batches that this rank fetches, in order; each is computed when it is requested."""
 
     def __init__(self, loader: ElasticDataLoader) -> None:
         self.steps = loader.plan()
@@ -50,7 +50,7 @@ class _Fetches:
 
 
 class _Round:
-    """One pass over what is left of an epoch; over when ranks change."""
+    """One pass over the rest of an epoch; it ends when ranks change."""
 
     def __init__(self, loader: ElasticDataLoader) -> None:
         self.size = runtime.world.engine.size
@@ -62,19 +62,18 @@ class _Round:
         return next(self.batches)
 
     def close(self) -> None:
-        self.batches = None  # the last reference: worker processes end with it
+        self.batches = None  # the last reference, so worker processes end
 
 
 class ElasticDataLoader:
-    """Batches of a map-style dataset for this rank; put it into the state, beside the optimizer.
+    """Batches of a map-style dataset for this rank. Put the loader into the elastic state, with the optimizer.
 
-    `batch_size` is per rank. What is left at the end of an epoch is dealt out evenly: `weight` makes up for it (the
-    mean loss of the batch is multiplied by it, with op=Average), and a rank without samples gets one with weight 0.
-    `indices` are the samples that count. An epoch that was interrupted goes on where it was; when it ends, `epoch`
-    counts up by itself.
+    `batch_size` is for one rank. The last samples of an epoch are divided evenly. `weight` corrects for this: multiply
+    the mean loss of the batch by it (with op=Average). A rank without samples gets one sample with weight 0. `indices`
+    are the samples that count. An interrupted epoch continues at its place; when it ends, `epoch` increases by one.
 
-    With `virtual_size` (a power of two; None: the setting of that name) a step is a list of this rank's Shards, for
-    VirtualSteps, and `batch_size` is per shard. `options` go to torch's DataLoader.
+    With `virtual_size` (a power of two; None: the setting of that name) a step is a list of this rank's Shards for
+    VirtualSteps, and `batch_size` is for one shard. `options` go to torch's DataLoader.
     """
 
     def __init__(
@@ -104,29 +103,30 @@ class ElasticDataLoader:
         self.indices: list[int] = []
         self._options = {name: value for name, value in options.items() if name not in _REFUSED}
         self._round: _Round | None = None
-        self._stepped: tuple[int, int] | None = None  # epoch and cursor of the last step of an optimizer
+        self._stepped: tuple[int, int] | None = None  # epoch and cursor at the optimizer's last step
 
-    # --- where it is -------------------------------------------------------------------------------------------------
+    # --- the position ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, int]:
         """The epoch, and how many of its samples are done.
 
-        Beside an optimizer in the same state a batch is done when that has stepped; else when it is handed out.
+        With an optimizer in the same state, a batch is done when the optimizer has stepped; otherwise when the loader
+        gave it.
         """
         epoch, cursor = (self.epoch, self.cursor) if self._stepped is None else self._stepped
         return {"epoch": epoch, "cursor": cursor}
 
     def follow_steps(self) -> None:
-        """From now on batches count when `stepped` is called."""
+        """From now on a batch is done when `stepped` is called."""
         self._stepped = self.epoch, self.cursor
 
     def stepped(self) -> None:
-        """All batches that were handed out stand behind the model now."""
+        """All batches given so far are part of the model now."""
         if self._stepped is not None:
             self._stepped = self.epoch, self.cursor
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Goes on from there, with the ranks that are there now."""
+        """Continues from this state with the current ranks."""
         self.reset()
         self._go_to(state_dict["epoch"], state_dict["cursor"])
 
@@ -135,13 +135,13 @@ class ElasticDataLoader:
         self.stepped()
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the beginning of an epoch, unless it is in it already."""
+        """Goes to the beginning of an epoch, unless it is already in this epoch."""
         if epoch != self.epoch:
             self.reset()
             self._go_to(epoch, 0)
 
     def reset(self) -> None:
-        """Ends what is under way, and goes back to what is done: batches that were fetched ahead never counted."""
+        """Ends the current pass and returns to the last done batch: batches fetched in advance do not count."""
         if self._round is not None:
             self._round.close()
             self._round = None
@@ -150,17 +150,17 @@ class ElasticDataLoader:
 
     @property
     def parts(self) -> int:
-        """How many parts a step has."""
+        """The number of parts of a step."""
         return self.virtual_size or runtime.world.engine.size
 
     def __len__(self) -> int:
-        """Steps that are left in this epoch, with the ranks that are there now."""
+        """Steps that are left in this epoch, with the current ranks."""
         return math.ceil((len(self.dataset) - self.cursor) / (self.parts * self.batch_size))
 
-    # --- what it gives -----------------------------------------------------------------------------------------------
+    # --- the batches -------------------------------------------------------------------------------------------------
 
     def plan(self) -> Iterator[list[tuple[int, list[int], Share]]]:
-        """For each step that is left: the number, samples and share of each part that this rank fetches."""
+        """For each remaining step: the number, samples and share of each part that this rank fetches."""
         length, cursor, parts, size = len(self.dataset), self.cursor, self.parts, self.batch_size
         world = runtime.world.engine
         own = dealt(parts, world.rank, world.size) if self.virtual_size else range(world.rank, world.rank + 1)
@@ -171,16 +171,16 @@ class ElasticDataLoader:
                 share = step[number]
                 if share.count:
                     taken.append((number, samples[share.start : share.start + share.count].tolist(), share))
-                elif not self.virtual_size:  # it has to take part: any sample will do, it counts for nothing
+                elif not self.virtual_size:  # it must take part: any sample, with weight 0
                     taken.append((number, samples[cursor : cursor + 1].tolist(), share))
             yield taken
             cursor = next_cursor(cursor, length, parts, size)
 
     def make_loader(self) -> Any:
-        """torch's loader over what this rank fetches."""
+        """torch's loader for the batches that this rank fetches."""
         options = dict(self._options)
         if "generator" not in options:
-            # Without one of its own it would draw from the generator that dropout uses.
+            # Without its own generator it would use the generator that dropout uses.
             options["generator"] = torch.Generator().manual_seed(mixed_seed(self.seed, self.epoch, self.cursor))
         return DataLoader(self.dataset, batch_sampler=_Fetches(self), **options)
 

@@ -1,6 +1,6 @@
-# ElasticSampler: deals an epoch's samples out to the ranks that are there, and remembers how many are done.
+# ElasticSampler: divides an epoch's samples among the current ranks, and remembers how many are done.
 # Touches torch, elastic/sampler and runtime.
-"""Horovod's sampler, with its padding: all ranks have equally many samples. Which ones are repeated is marked."""
+"""Like Horovod's sampler, with padding: all ranks have the same number of samples. It marks the repeated ones."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from ...elastic.sampler import horovod_order
-from ...runtime import runtime
+from ...world.runtime import runtime
 
 __all__ = ["ElasticSampler"]
 
 
 class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc, type-arg, unused-ignore]
-    """Samples for this rank; after a change of ranks those that are left are dealt out anew.
+    """Samples for this rank; after a change of ranks, the remaining samples are divided again.
 
-    Put it into the state, call `record_batch` after each batch and `set_epoch` at the end of each epoch. So that all
-    ranks have equally many, up to size - 1 samples come twice at the end of an epoch: `padded` has their places in
+    Put it into the state, call `record_batch` after each batch and `set_epoch` at the end of each epoch. Up to size - 1
+    samples are repeated at the end of an epoch, so that all ranks have the same number: `padded` has their places in
     `indices`. ElasticDataLoader repeats none.
     """
 
@@ -39,28 +39,28 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc, type-arg, 
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch: nothing of it is done yet."""
+        """Begins an epoch, of which nothing is done yet."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """All ranks have done a batch of so many samples each."""
+        """All ranks have done a batch with this many samples each."""
         del batch_idx
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, int]:
-        """How far the epoch has come."""
+        """The epoch, and how many of its samples are done."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Goes on from there, with the ranks that are there now."""
+        """Continues from this state with the current ranks."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Deals what is left out to the ranks that are there now."""
+        """Divides the remaining samples among the current ranks."""
         engine = runtime.world.engine
         self.num_replicas, self.rank = engine.size, engine.rank
         order = horovod_order(len(self.dataset), self.seed, self.epoch, self.shuffle)
@@ -71,7 +71,7 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc, type-arg, 
     def __iter__(self) -> Iterator[int]:
         left = self.remaining_indices
         places = range(self.rank, self.total_size, self.num_replicas)
-        # Of very few samples some come more than twice, so that no rank is left waiting.
+        # If very few samples remain, some are used more than twice, so that each rank has one.
         self.indices = [left[place % len(left)] for place in places]
         self.padded = frozenset(number for number, place in enumerate(places) if place >= len(left))
         return iter(self.indices)

@@ -1,6 +1,6 @@
 # The state of an optimizer with shard_optimizer_state=True as sharded elastic state: each rank's share, and its copy.
 # Touches torch, sharding, sharded_optimizer and elastic/mirror.
-"""A commit has one piece for each rank; after a change of ranks the pieces are cut anew for those that are there."""
+"""A commit has one piece for each rank; after a change of ranks, they are divided again among the current ranks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ State = dict[str, Any]  # of one bucket's share
 
 
 class OptimizerShards(Sharded):
-    """What a commit keeps of a sharded optimizer: under the place of each rank, the state of its shares."""
+    """The part of a commit for a sharded optimizer: for the place of each rank, the state of its shares."""
 
     def __init__(self, optimizer: ShardedSteps) -> None:
         super().__init__()
         self.optimizer = optimizer
-        self._cut: list[State] | None = None  # the commit as this rank holds it since ranks have changed
+        self._cut: list[State] | None = None  # this rank's part of the commit after a change of ranks
 
     def collect(self) -> dict[Key, Any]:
-        """This rank's piece as it stands now."""
+        """This rank's piece in its present state."""
         self._cut = None
         shares = self.optimizer._gradients
         if not shares.in_this_world():
@@ -40,7 +40,7 @@ class OptimizerShards(Sharded):
         return self._values
 
     def apply(self, values: dict[Key, Any]) -> None:
-        """Goes back to a commit, unless ranks have changed: then `settle` does."""
+        """Returns to a commit. If ranks have changed, `settle` does it instead."""
         super().apply(values)
         shares = self.optimizer._gradients
         if not shares.in_this_world():
@@ -52,7 +52,7 @@ class OptimizerShards(Sharded):
             self._load(own["state"])
 
     def settle(self) -> None:
-        """Cuts the pieces of all ranks anew and gives each rank its share. Sends every byte of the state once."""
+        """Divides the pieces of all ranks again and gives each rank its share. Every byte of the state is sent once."""
         shares = self.optimizer._gradients
         shares.cut()
         parcels = {
@@ -88,9 +88,9 @@ def _copied(items: State) -> State:
 
 
 def _overlap(items: State, bucket: Bucket, place: int, ranks: int, target: int) -> dict[str, tuple[int, Any]]:
-    """What the share of `target` takes from the share that rank `place` of `ranks` had: where it begins, and values.
+    """The part that the share of `target` takes from the share of rank `place` of `ranks`: where it begins, and values.
 
-    Of what is not divided (the number of steps) it takes all, which begins at -1.
+    It takes all of what is not divided (the number of steps); the beginning is then -1.
     """
     share = -(-bucket.elements // ranks)
     found: dict[str, tuple[int, Any]] = {}
@@ -101,7 +101,7 @@ def _overlap(items: State, bucket: Bucket, place: int, ranks: int, target: int) 
         begin = max(place * share, target * bucket.share)
         end = min((place + 1) * share, (target + 1) * bucket.share, bucket.elements)
         part = value[begin - place * share : max(begin, end) - place * share]
-        found[key] = (begin, part.clone())  # of a view all that lies behind it would be sent
+        found[key] = (begin, part.clone())  # a copy, because sending a view would send all memory after it
     return found
 
 

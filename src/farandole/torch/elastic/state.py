@@ -1,6 +1,6 @@
 # TorchState: models, optimizers, samplers and plain objects that survive the loss of ranks.
 # Touches torch, elastic/state, functions, copies, sampler, loader, shards and runtime.
-"""A handler for each kind of value says how it is kept, restored and given to others; scripts may add their own."""
+"""A handler for each kind of value saves, restores and broadcasts it. Scripts may add their own handlers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from ...elastic.mirror import RandomState
 from ...elastic.state import ObjectState
-from ...groups import global_process_set
-from ...runtime import rank
+from ...world.groups import global_process_set
+from ...world.runtime import rank
 from ..functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from ..sharded_optimizer import ShardedSteps
 from .copies import Copy
@@ -34,31 +34,31 @@ __all__ = [
 
 
 class StateHandler:
-    """How a value of one kind is kept in memory, restored, and given by rank 0 to the others."""
+    """How a value of one kind is saved in memory, restored, and sent from rank 0 to the others."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def save(self) -> None:
-        """Keeps a copy."""
+        """Saves a copy."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Goes back to the copy."""
+        """Returns to the copy."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Takes rank 0's."""
+        """Takes the value of rank 0."""
         raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
-        """Another object takes its place, and is kept as it is."""
+        """Replaces the object and saves the new one."""
         self.value = value
         self.save()
 
 
 class _CopyingHandler(StateHandler):
-    """Keeps `value.state_dict()`."""
+    """Saves `value.state_dict()`."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -72,19 +72,22 @@ class _CopyingHandler(StateHandler):
         self.value.load_state_dict(self.copy.tree(fresh=True))
 
     def load(self, tree: Any) -> None:
-        """Takes what a checkpoint has."""
+        """Loads the part of a checkpoint."""
         self.value.load_state_dict(tree)
 
 
 class ModelStateHandler(_CopyingHandler):
     """Parameters and buffers of a module."""
 
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+
     def restore(self) -> None:
         """Copies the values back into the module's own tensors."""
         self.value.load_state_dict(self.copy.tree())
 
     def sync(self) -> None:
-        """Takes rank 0's values, in place."""
+        """Takes the values of rank 0, in place."""
         state = self.value.state_dict()
         broadcast_parameters({name: item for name, item in state.items() if isinstance(item, torch.Tensor)}, 0)
         rest = {name: item for name, item in state.items() if not isinstance(item, torch.Tensor)}
@@ -95,28 +98,31 @@ class ModelStateHandler(_CopyingHandler):
 class OptimizerStateHandler(_CopyingHandler):
     """State and options of an optimizer."""
 
+    def __init__(self, optimizer: Any) -> None:
+        super().__init__(optimizer)
+
     def restore(self) -> None:
-        """Also forgets gradients: they belong to a step that was never finished."""
+        """Also removes gradients: they belong to a step that did not finish."""
         super().restore()
         self.forget_gradients()
 
     def forget_gradients(self) -> None:
-        """None is left, and none is under way."""
+        """Removes all gradients, also pending ones."""
         gradients = getattr(self.value, "_gradients", None)
         if gradients is not None:
-            with contextlib.suppress(Exception):  # what failed belongs to a world that is gone
+            with contextlib.suppress(Exception):  # a failure belongs to the old world
                 gradients.drain()
         for group in self.value.param_groups:
             for param in group["params"]:
                 param.grad = None
 
     def sync(self) -> None:
-        """Takes rank 0's state and options."""
+        """Takes the state and options of rank 0."""
         broadcast_optimizer_state(self.value, 0)
 
 
 class ShardedOptimizerStateHandler(OptimizerStateHandler):
-    """Options of an optimizer whose state is divided among the ranks; that state is `shards`, a part of its own."""
+    """Options of an optimizer whose state is divided among the ranks. That state is in `shards`."""
 
     def __init__(self, value: Any) -> None:
         if value._gradients.process_set is not global_process_set:
@@ -128,17 +134,17 @@ class ShardedOptimizerStateHandler(OptimizerStateHandler):
         self.copy = self.copy.take(self.value.options())
 
     def restore(self) -> None:
-        """The state itself comes back with the sharded parts."""
+        """Restores the options; `shards` restores the state."""
         self.load(self.copy.tree(fresh=True))
         self.forget_gradients()
 
     def forget_gradients(self) -> None:
-        """Neither the shares nor the model's parameters have any."""
+        """Also removes the gradients of the model's parameters."""
         super().forget_gradients()
         self.value.zero_grad()
 
     def load(self, tree: Any) -> None:
-        """Takes the options."""
+        """Loads the options."""
         if not isinstance(tree, list) or len(tree) != len(self.value.param_groups):
             raise ValueError(
                 "the checkpoint was not saved with this optimizer and shard_optimizer_state=True; load it with an "
@@ -148,7 +154,7 @@ class ShardedOptimizerStateHandler(OptimizerStateHandler):
             group.update(options)
 
     def sync(self) -> None:
-        """Takes rank 0's options."""
+        """Takes the options of rank 0."""
         self.load(broadcast_object(self.value.options(), 0, "elastic.options"))
 
     def set_value(self, value: Any) -> None:
@@ -157,15 +163,18 @@ class ShardedOptimizerStateHandler(OptimizerStateHandler):
 
 
 class _SmallStateHandler(_CopyingHandler):
-    """State that travels by pickle: of schedulers and scalers, whose objects hold the optimizer and cannot."""
+    """State that is sent with pickle. Schedulers and scalers themselves cannot be: they refer to the optimizer."""
 
     def sync(self) -> None:
-        """Takes rank 0's state."""
+        """Takes the state of rank 0."""
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0, "elastic.state"))
 
 
 class SamplerStateHandler(_SmallStateHandler):
-    """How far a sampler or a loader has come; it goes on from there with the ranks that are there now."""
+    """The position of a sampler or loader, which continues from there with the current ranks."""
+
+    def __init__(self, sampler: Any) -> None:
+        super().__init__(sampler)
 
 
 _registry: list[tuple[type, type[StateHandler]]] = [
@@ -180,7 +189,7 @@ _registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Pairs of a class and the handler for its objects; the first that fits is taken."""
+    """Pairs of a class and the handler for its objects; the first pair that fits is used."""
     return _registry
 
 
@@ -197,8 +206,8 @@ def _handler_of(value: Any) -> StateHandler | None:
 class TorchState(ObjectState):
     """`TorchState(model=model, optimizer=optimizer, epoch=0, batch=0)`: what an elastic script commits.
 
-    Modules, optimizers, ElasticSamplers, ElasticDataLoaders, learning rate schedulers and GradScalers are handled by
-    their state, everything else by value. Assigning a handled attribute keeps the new object at once.
+    Modules, optimizers, ElasticSamplers, ElasticDataLoaders, learning rate schedulers and GradScalers are saved by
+    their state, everything else by value. A new object for one of the former is saved when it is assigned.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
@@ -217,12 +226,12 @@ class TorchState(ObjectState):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name in self.__dict__.get("_handlers", ()):  # a subclass may set attributes of its own before there are any
+        if name in self.__dict__.get("_handlers", ()):  # a subclass may set its own attributes before they exist
             self._handlers[name].set_value(value)
             self._follow_steps()
 
     def _follow_steps(self) -> None:
-        """A batch of a loader counts when an optimizer has stepped: then it stands behind the model."""
+        """A loader's batch counts when an optimizer has stepped: then the model contains it."""
         for hook in self._hooks:
             hook.remove()
         loaders = self._values(ElasticDataLoader)
@@ -240,25 +249,25 @@ class TorchState(ObjectState):
         return [handler.value for handler in self._handlers.values() if isinstance(handler.value, kind)]
 
     def save(self) -> None:
-        """Keeps a copy in memory, on this rank alone."""
+        """Keeps a copy in this rank's memory."""
         for handler in self._handlers.values():
             handler.save()
         super().save()
 
     def restore(self) -> None:
-        """Goes back to the last copy."""
+        """Returns to the last copy."""
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
     def sync(self) -> None:
-        """Gives every rank rank 0's state as it is now."""
+        """Copies the present state of rank 0 to every rank."""
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
 
     def reset(self) -> None:
-        """Samplers and loaders deal out what is left to the ranks that are there now; no step is half done."""
+        """Divides the remaining samples among the current ranks, and removes the gradients of an unfinished step."""
         for handler in self._handlers.values():
             if isinstance(handler, OptimizerStateHandler):
                 handler.forget_gradients()
@@ -296,15 +305,15 @@ class TorchState(ObjectState):
 
 
 class TorchRandomState(RandomState):
-    """The generators of Python, NumPy and torch, one set for each rank number."""
+    """The random generators of Python, NumPy and torch, one set for each rank number."""
 
     def capture(self) -> Any:
-        """The generators' states."""
+        """The states of the generators."""
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         return super().capture(), torch.get_rng_state(), cuda
 
     def set(self, value: Any) -> None:
-        """Sets the generators to what `capture` gave."""
+        """Sets the generators to the result of `capture`."""
         super().set(value[0])
         torch.set_rng_state(value[1])
         if value[2]:

@@ -1,6 +1,6 @@
-# VirtualSteps: training whose bits do not depend on the number of ranks, nor on who came and went.
+# VirtualSteps: training whose bits depend neither on the number of ranks nor on ranks that come or go.
 # Touches torch, elastic/virtual, autograd's collectives and runtime.
-"""Each shard of a step has its own backward pass; gradients are added by one fixed tree over the shards."""
+"""Each shard of a step has its own backward pass. One fixed tree over the shards adds the gradients."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from ...bindings.private.torch_names import batch_norms
 from ...elastic.sampler import dealt
 from ...elastic.virtual import Tree, checked_size, widths
-from ...private.torch_names import batch_norms
-from ...runtime import runtime
+from ...world.runtime import runtime
 from ..autograd import allgather, alltoall
 from .loader import Shard
 
@@ -24,10 +24,10 @@ logger = logging.getLogger("farandole")
 
 
 class VirtualSteps:
-    """Steps of an optimizer over the shards that an ElasticDataLoader with `virtual_size` gives.
+    """Steps of an optimizer over the shards of an ElasticDataLoader with `virtual_size`.
 
-    Final weights are equal to the bit for any number of ranks and any history of losses, on equal machines, for models
-    whose forward pass depends on nothing but weights and input (no BatchNorm). The optimizer is torch's own, not a
+    The final weights have the same bits for any number of ranks and any history of losses, on equal machines, if the
+    model's forward pass depends only on weights and input (no BatchNorm). The optimizer is one of torch, not a
     DistributedOptimizer.
     """
 
@@ -49,7 +49,7 @@ class VirtualSteps:
             raise ValueError(f"the parameters have several types or devices, which VirtualSteps cannot add up: {kinds}")
         [(self._dtype, self._device)] = kinds
         self._sizes = [param.numel() for param in self.params]
-        # After the gradients: which parameters had one, and the loss.
+        # The row also has a mark for each parameter that had a gradient, and the loss.
         self._length = sum(self._sizes) + len(self.params) + 1
         self._told = False
 
@@ -71,13 +71,13 @@ class VirtualSteps:
         return loss
 
     def _contribution(self, shard: Shard | None, loss_of: Callable[..., torch.Tensor]) -> torch.Tensor:
-        """The weighted gradients of a shard in one row; zeros of one without samples."""
+        """The weighted gradients of a shard as one row; zeros if the shard has no samples."""
         row = torch.zeros(self._length, dtype=self._dtype, device=self._device)
         if shard is None or not shard.weight:
             return row
         for param in self.params:
             param.grad = None
-        torch.manual_seed(shard.seed)  # dropout
+        torch.manual_seed(shard.seed)  # for dropout
         data = shard.data if isinstance(shard.data, (list, tuple)) else (shard.data,)
         loss = loss_of(*data) * shard.weight
         loss.backward()
@@ -91,7 +91,7 @@ class VirtualSteps:
         return row
 
     def _total(self, nodes: list[torch.Tensor]) -> torch.Tensor:
-        """The sum over all ranks' nodes, by the tree: each rank adds up its slice of the row, and gathers the rest."""
+        """The sum of all ranks' nodes by the tree: each rank adds its slice of the row, and all slices are gathered."""
         world = runtime.world.engine
         if world.size == 1:
             return nodes[0]
@@ -120,7 +120,7 @@ class VirtualSteps:
         return float(total[-1])
 
     def describe_cost(self) -> str:
-        """One line about what it costs on this rank."""
+        """One line about the cost on this rank."""
         world = runtime.world.engine
         own = dealt(self.virtual_size, world.rank, world.size)
         row = self._length * torch.empty(0, dtype=self._dtype).element_size()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .libraries import Library
+from .library import Library
 from .together import Together
 
 BLOCK = 1_000_003  # numbers that are random; prime, so that no piece of a tensor looks like the next one

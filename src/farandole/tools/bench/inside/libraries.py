@@ -9,48 +9,17 @@ from typing import Any
 
 import numpy as np
 
-OPERATIONS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
-Call = Callable[[Any], Any]
-
-
-class Library:
-    """What all of them have. `take` makes their kind of tensor of an array, `give` an array of theirs."""
-
-    rank = 0
-    size = 1
-
-    def open(self) -> None:
-        """Joins the others."""
-
-    def close(self) -> None:
-        """Leaves."""
-
-    def take(self, array: Any, dtype: str) -> Any:
-        """A tensor with these values."""
-        return array.astype(dtype)
-
-    def give(self, tensor: Any) -> Any:
-        """Its values."""
-        return tensor
-
-    def copy(self, tensor: Any) -> Any:
-        """A tensor in new memory."""
-        return tensor.copy()
-
-    def refill(self, tensor: Any, source: Any) -> None:
-        """The source's values again."""
-        np.copyto(tensor, source)
-
-    def call(self, operation: str, name: str, fresh: bool) -> Call:
-        """The collective under this name; `fresh`: results never go into memory that was used before."""
-        raise NotImplementedError
+from .library import Call, Library
+from .stream import Streams
 
 
 class Tensors(Library):
     """Torch tensors instead of arrays."""
 
     def __init__(self) -> None:
-        self.torch = importlib.import_module("torch")
+        import torch
+
+        self.torch: Any = torch
         self.torch.set_num_threads(1)
 
     def take(self, array: Any, dtype: str) -> Any:
@@ -108,7 +77,9 @@ class Arrays(Library):
     """Ours with NumPy arrays."""
 
     def __init__(self) -> None:
-        self.hvd = importlib.import_module("farandole")
+        import farandole
+
+        self.hvd: Any = farandole
 
     def open(self) -> None:
         if not self.hvd.is_initialized():
@@ -127,7 +98,9 @@ class Gloo(Tensors):
 
     def __init__(self, rank: int, size: int, meet: str) -> None:
         super().__init__()
-        self.distributed = importlib.import_module("torch.distributed")
+        from torch import distributed
+
+        self.distributed: Any = distributed
         self.rank, self.size = rank, size
         self._meet = meet
         self._times = 0
@@ -179,7 +152,9 @@ class Mpi(Library):
     """MPI through mpi4py, with NumPy arrays."""
 
     def __init__(self) -> None:
-        self.mpi = importlib.import_module("mpi4py.MPI")
+        from mpi4py import MPI
+
+        self.mpi = MPI
         self.world = self.mpi.COMM_WORLD
         self.rank, self.size = self.world.rank, self.world.size
 
@@ -214,7 +189,7 @@ class Mpi(Library):
         return run
 
 
-class Alone(Tensors):
+class NoLibrary(Tensors):
     """No library at all: processes that train by themselves."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -230,7 +205,7 @@ class Limits(Library):
 
 
 def make(kind: str, rank: int, size: int, meet: str, module: str) -> Library:
-    """The library of a lane."""
+    """The library of a pool."""
     if kind == "horovod":
         return Arrays() if module == "farandole" else Horovod(module)
     if kind == "gloo":
@@ -238,7 +213,5 @@ def make(kind: str, rank: int, size: int, meet: str, module: str) -> Library:
     if kind == "mpi":
         return Mpi()
     if kind == "streams":
-        from .stream import Streams
-
         return Streams(rank, meet.split(","))
-    return Alone(rank, size) if kind == "alone" else Limits(rank, size)
+    return NoLibrary(rank, size) if kind == "alone" else Limits(rank, size)

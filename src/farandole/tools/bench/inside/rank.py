@@ -1,5 +1,5 @@
-"""One rank of a lane: joins its library, then does what is asked, one line of JSON at a time, until told to end.
-Touches two named pipes and the barrier's file in the lane's folder; answers every line with one line."""
+"""One rank of a pool: joins its library, then does what is asked, one line of JSON at a time, until told to end.
+Touches two named pipes and the barrier's file in the pool's folder; answers every line with one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .collectives import Collectives, Memory
-from .libraries import Arrays, Library, Limits, make
+from .libraries import Arrays, Limits, make
+from .library import Library
 from .together import Together
 from .training import Training
 

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from .libraries import Call, Library
+from .library import Call, Library
 
 PIECE = 1 << 20
-PATIENCE_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
 class Streams(Library):
@@ -26,13 +26,13 @@ class Streams(Library):
         others = [(self.rank + shift) % self.size for shift in range(1, self.size)]
         self._to: dict[int, socket.socket] = {}
         self._from: dict[int, socket.socket] = {}
-        with socket.create_server(self._addresses[self.rank], family=socket.AF_INET) as door:
-            door.settimeout(PATIENCE_SECONDS)
+        with socket.create_server(self._addresses[self.rank], family=socket.AF_INET) as listener:
+            listener.settimeout(TIMEOUT_SECONDS)
             for other in others:
                 self._to[other] = self._reach(self._addresses[other])
                 self._to[other].sendall(bytes([self.rank]))
             for _ in others:
-                stream, _ = door.accept()
+                stream, _ = listener.accept()
                 self._from[stream.recv(1)[0]] = stream
 
     def close(self) -> None:
@@ -41,9 +41,9 @@ class Streams(Library):
 
     def _reach(self, address: tuple[str, int]) -> socket.socket:
         """The next one may not listen yet."""
-        for _ in range(int(PATIENCE_SECONDS / 0.05)):
+        for _ in range(int(TIMEOUT_SECONDS / 0.05)):
             try:
-                return socket.create_connection(address, PATIENCE_SECONDS)
+                return socket.create_connection(address, TIMEOUT_SECONDS)
             except ConnectionRefusedError:
                 threading.Event().wait(0.05)
         raise TimeoutError("the next host does not listen")

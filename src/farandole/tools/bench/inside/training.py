@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import time
 from collections.abc import Callable
 from typing import Any
 
-from .libraries import Gloo, Horovod, Library
+from .libraries import Gloo, Horovod
+from .library import Library
 from .together import Together
 
 WARM_STEPS = 3
@@ -67,7 +67,9 @@ class Training:
         in_step, copied = order.get("in_step", False), order.get("copied", False)
         if copied and not self._copies:
             self._copies = [parameter.grad.clone() for parameter in self._parameters]
-            self._copy = importlib.import_module("farandole.private.torch_names").copy_each
+            from farandole.bindings.private.torch_names import copy_each
+
+            self._copy = copy_each
         times = [self._step(in_step, copied) for _ in range(order["steps"])]
         return {"times": times, "bytes": self._bytes, "gradients": self._probe, "digest": self._digest()}
 
@@ -93,7 +95,8 @@ class Training:
         return {"marks": marks}
 
     def _load(self, name: str) -> None:
-        torch: Any = importlib.import_module("torch")
+        import torch
+
         self._torch = torch
         self._name = name
         self._model = self._optimizer = None  # frees the last one's memory

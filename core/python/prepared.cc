@@ -1,0 +1,210 @@
+// A prepared request: a script repeats it on tensors of one kind, so only what may differ is checked.
+// Touches core/api/farandole.h and Python.
+#include <algorithm>
+
+#include "python/calls.h"
+#include "python/dlpack.h"
+
+namespace farandole::python {
+
+namespace {
+
+struct Prepared {
+  PyObject_HEAD PyObject* engine;  // null: it has been cleared
+  Packed* packed;
+  PyObject* tensor_type;
+  PyObject* spans;
+  int (*look)(void* object, DLTensor* tensor);
+  bool running;
+};
+
+// How to read tensors of this type; null without an error: not possible.
+auto find_look(PyObject* type) -> decltype(DLExchange::read) {
+  Ref capsule(PyObject_GetAttr(type, names.__dlpack_c_exchange_api__));
+  if (!capsule) {
+    if (PyErr_ExceptionMatches(PyExc_AttributeError)) PyErr_Clear();
+    return nullptr;
+  }
+  const auto* found = static_cast<const DLExchange*>(PyCapsule_GetPointer(capsule.get(), "dlpack_exchange_api"));
+  while (found != nullptr && found->major != 1) found = found->previous;
+  return found == nullptr ? nullptr : found->read;
+}
+
+// Whether `object` is a tensor as in the request, and its address.
+bool fits(const Prepared* self, PyObject* object, void** address) {
+  DLTensor tensor{};
+  if (Py_TYPE(object) != reinterpret_cast<PyTypeObject*>(self->tensor_type)) return false;
+  if (self->look(object, &tensor) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  const farandole_request& request = self->packed->request;
+  *address = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  return tensor.device_type == kCpu && tensor.dimensions == request.dimensions && dtype_of(tensor) == request.dtype &&
+         std::equal(tensor.shape, tensor.shape + tensor.dimensions, request.shape) && contiguous(tensor);
+}
+
+bool find_address(const Prepared* self, PyObject* result, void** address) {
+  DLTensor tensor{};
+  if (result == Py_None) return true;
+  if (self->look(result, &tensor) != 0) return false;
+  *address = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  return true;
+}
+
+// The request of a prepared call with its memory; only slow calls and failures need it.
+Ref with_spans(PyObject* request, PyObject* spans, PyObject* owners) {
+  Ref found(PyObject_CallObject(spans, owners));
+  if (!found) return Ref();
+  Ref first(PySequence_GetItem(found.get(), 0)), output(PySequence_GetItem(found.get(), 1));
+  if (!first || !output) return Ref();
+  return Ref(PyObject_CallFunctionObjArgs(package.with_memory, request, first.get(), output.get(), nullptr));
+}
+
+// A tuple of a request, its prepared form, and the owners of its memory; kept for ever when out of memory.
+Ref kept_with(PyObject* request, PyObject* prepared, PyObject* owners) {
+  Ref all(PyTuple_Pack(3, request, prepared, owners));
+  if (!all) Py_INCREF(owners);
+  return all;
+}
+
+// The outcome of a prepared call that is not done yet or has failed.
+PyObject* look_closer(Engine* self, Visit& visit, const farandole_call& call, bool told, Prepared* prepared,
+                      PyObject* owners) {
+  PyObject* const request = request_in(prepared->packed->kept());
+  PyObject* const itself = reinterpret_cast<PyObject*>(prepared);
+  // Python's signal handlers may raise in the next call, so the memory of what is under way is kept first.
+  if (!told) {
+    Ref kept = kept_with(request, itself, owners);
+    if (!kept || !keep(self, call.handle, kept.get())) return nullptr;
+  }
+  Ref whole = with_spans(request, prepared->spans, owners);
+  if (whole && told) return tell(self, call.handle, whole.get(), *call.outcome);
+  if (told) self->core->release(self->engine, call.handle);
+  if (!whole) return nullptr;
+  Ref kept = kept_with(whole.get(), itself, owners);
+  return kept ? go_on(self, visit, call.handle, kept.get()) : nullptr;
+}
+
+void dealloc(PyObject* object) {
+  auto* self = reinterpret_cast<Prepared*>(object);
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  delete self->packed;
+  Py_XDECREF(self->engine);
+  Py_XDECREF(self->tensor_type);
+  Py_XDECREF(self->spans);
+  PyObject_GC_Del(object);
+  Py_DECREF(type);
+}
+
+int traverse(PyObject* object, visitproc visit, void* arg) {
+  auto* self = reinterpret_cast<Prepared*>(object);
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(self->engine);
+  Py_VISIT(self->tensor_type);
+  Py_VISIT(self->spans);
+  if (self->packed != nullptr) Py_VISIT(self->packed->kept());
+  return 0;
+}
+
+int clear(PyObject* object) {
+  auto* self = reinterpret_cast<Prepared*>(object);
+  Py_CLEAR(self->engine);
+  Py_CLEAR(self->tensor_type);
+  Py_CLEAR(self->spans);
+  delete std::exchange(self->packed, nullptr);
+  return 0;
+}
+
+// Runs the request on memory that fits it.
+PyObject* run_on(Prepared* self, void* input, void* output, PyObject* tensor, PyObject* result) {
+  Engine* engine = engine_of(self->engine);
+  farandole_request request = self->packed->request;
+  request.input = input;
+  request.output = output;
+  Visit visit(engine);
+  if (!visit) return nullptr;
+  char error[kErrorBytes];
+  error[0] = 0;
+  farandole_outcome found{};
+  farandole_call call{engine->engine, &request, error, sizeof error, kSliceMs, &found, 0};
+  int code = 0;
+  Py_BEGIN_ALLOW_THREADS;
+  code = engine->core->run(&call);
+  Py_END_ALLOW_THREADS;
+  if (code == kOk) Py_RETURN_NONE;
+  if (code != kTold && code != kInProgress) return fail(engine, code, error);
+  Ref owners(PyTuple_Pack(2, tensor, result));
+  if (owners) return look_closer(engine, visit, call, code == kTold, self, owners.get());
+  Py_INCREF(tensor);  // for ever: the core uses its memory
+  Py_INCREF(result);
+  return nullptr;
+}
+
+PyObject* run_tensor(PyObject* object, PyObject* const* given, Py_ssize_t places) {
+  auto* self = reinterpret_cast<Prepared*>(object);
+  if (places != 2 || self->engine == nullptr) {
+    PyErr_SetString(PyExc_TypeError, "run(tensor, result)");
+    return nullptr;
+  }
+  void *input = nullptr, *output = nullptr;
+  if (self->running || !fits(self, given[0], &input)) Py_RETURN_NOTIMPLEMENTED;
+  if (given[1] == given[0])
+    output = input;
+  else if (!find_address(self, given[1], &output))
+    return nullptr;
+  self->running = true;
+  Ref owner = Ref::borrowed(object);
+  PyObject* outcome = run_on(self, input, output, given[0], given[1]);
+  self->running = false;
+  return outcome;
+}
+
+PyMethodDef methods[] = {
+    {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(run_tensor)), METH_FASTCALL,
+     "run(tensor, result): None when the result lies in `result`, NotImplemented when the tensor is of another kind."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyTypeObject* prepared_type = nullptr;
+
+}  // namespace
+
+PyObject* prepare(PyObject* object, PyObject* const* given, Py_ssize_t places) {
+  if (places != 3) {
+    PyErr_SetString(PyExc_TypeError, "prepare(request, tensor_type, spans)");
+    return nullptr;
+  }
+  auto* look = find_look(given[1]);
+  if (look == nullptr) return PyErr_Occurred() ? nullptr : Ref::borrowed(Py_None).give();
+  auto* made = PyObject_GC_New(Prepared, prepared_type);
+  if (made == nullptr) return nullptr;
+  Ref owner(reinterpret_cast<PyObject*>(made));
+  made->engine = Ref::borrowed(object).give();
+  made->packed = new (std::nothrow) Packed;
+  made->tensor_type = Ref::borrowed(given[1]).give();
+  made->spans = Ref::borrowed(given[2]).give();
+  made->look = look;
+  made->running = false;
+  PyObject_GC_Track(made);
+  if (made->packed == nullptr) return PyErr_NoMemory();
+  return made->packed->read(given[0]) ? owner.give() : nullptr;
+}
+
+PyTypeObject* make_prepared_type(PyObject* module) {
+  static PyType_Slot slots[] = {
+      {Py_tp_doc, const_cast<char*>("A request that is run any number of times, by one caller at a time.")},
+      {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+      {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+      {Py_tp_clear, reinterpret_cast<void*>(clear)},
+      {Py_tp_methods, methods},
+      {0, nullptr},
+  };
+  static PyType_Spec spec = {"farandole.engine.bridge.Prepared", sizeof(Prepared), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+  prepared_type = reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
+  return prepared_type;
+}
+
+}  // namespace farandole::python

@@ -1,0 +1,588 @@
+# Every setting, declared once: type, default, unit, help, variables, flag and YAML key. Frozen at init.
+# The only file that reads the environment.
+"""Settings of a job: `Config.from_environment()` reads them, `SETTINGS` describes them for flags, YAML and docs."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+KiB = 1 << 10
+MiB = 1 << 20
+PREFIX = "FARANDOLE_"
+# Some scripts look at these two, so that our launchers set them for each rank.
+OF_OUR_LAUNCHERS = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+
+# What torch.distributed calls a rank's place; our launchers set these as well.
+TORCH_PLACE = {
+    "rank": "RANK", "size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "local_size": "LOCAL_WORLD_SIZE",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The declaration of one setting; `SETTINGS` has them all."""
+
+    name: str  # attribute of Config; the variable is FARANDOLE_<NAME>
+    type: str  # "int", "float", "bool" or "str"; " | None" where it may be absent
+    default: Any
+    help: str
+    unit: str = ""
+    aliases: tuple[str, ...] = ()  # HOROVOD_* variables with the same meaning and unit
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float = 1 << 53  # what the core's numbers can hold
+    flag: str = ""  # "" derives --name-with-dashes
+    yaml: str = ""  # "section.key" of the contract's file
+    scale: float = 1.0  # one unit of the flag and the YAML key in units of the variable
+    inverted: bool = False  # the YAML key says the opposite of the variable
+    synonyms: tuple[str, ...] = ()  # more flags that say the same
+    opposites: tuple[str, ...] = ()  # flags that switch it off; () derives --no-name-with-dashes
+    scope: str = "job"  # "worker": set by the launcher for each rank; "test": for tests alone
+    forgiving: bool = False  # an unknown choice in a HOROVOD_ variable means the default, as the contract has it
+    no_effect: str = ""  # why it changes nothing, where it is accepted for scripts of Horovod alone
+
+    @property
+    def variable(self) -> str:
+        """The environment variable of this setting."""
+        return PREFIX + self.name.upper()
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """All its variables; the first one wins."""
+        return (self.variable, *self.aliases)
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What sets it on the command line; a switch is set to 1."""
+        return (self.flag or "--" + self.name.replace("_", "-"), *self.synonyms)
+
+    @property
+    def off_flags(self) -> tuple[str, ...]:
+        """What sets a switch to 0."""
+        first = self.flags[0]
+        return self.opposites or ("--" + (first[5:] if first.startswith("--no-") else "no-" + first[2:]),)
+
+    @property
+    def key(self) -> str:
+        """The "section.key" of the configuration file."""
+        return self.yaml or f"params.{self.name}"
+
+    @property
+    def base(self) -> str:
+        """The type without its None."""
+        return self.type.partition(" ")[0]
+
+    @property
+    def expected(self) -> str:
+        """What a value has to be, for messages."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        kind = {"int": "a whole number", "float": "a number", "bool": "0 or 1", "str": "text"}[self.base]
+        if self.unit:
+            kind += f" of {self.unit}"
+        if self.minimum is not None:
+            kind += f", at least {self.minimum:g}"
+        if self.maximum < 1 << 53:
+            kind += f", at most {self.maximum:g}"
+        return kind
+
+    def parse(self, text: str, variable: str) -> Any:
+        """The value that `text` stands for; ValueError names `variable`, the text and what is expected."""
+        text = text.strip()
+        try:
+            value = _PARSERS[self.base](text)
+        except ValueError:
+            raise ValueError(f"{variable}={text!r}: expected {self.expected}") from None
+        if self.choices:
+            value = value.lower()
+            if value not in self.choices and self.forgiving and variable in self.aliases:
+                return self.default
+        self.check(value, variable)
+        return value
+
+    def read(self, environ: Mapping[str, str]) -> Any:
+        """Its value in these variables; the default where none is set."""
+        for variable in self.variables:
+            # An empty variable counts as unset, as shells make it easy to leave one behind.
+            if environ.get(variable, "").strip():
+                return self.parse(environ[variable], variable)
+        return self.default
+
+    def check(self, value: Any, source: str) -> None:
+        """ValueError when the value is out of range; `source` names where it came from."""
+        if value is None:
+            return
+        bad_choice = bool(self.choices) and value not in self.choices
+        # Written so that a NaN fails too.
+        out_of_range = self.minimum is not None and not self.minimum <= value <= self.maximum
+        if bad_choice or out_of_range:
+            raise ValueError(f"{source}={value!r}: expected {self.expected}")
+
+
+def _parse_bool(text: str) -> bool:
+    lowered = text.lower()
+    if lowered in ("1", "true", "yes", "on"):
+        return True
+    if lowered in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(text)
+
+
+_PARSERS: dict[str, Any] = {"int": int, "float": float, "bool": _parse_bool, "str": str}
+
+
+def _setting(default: Any, help: str, *aliases: str, **more: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help, "aliases": aliases, **more})
+
+
+def _ignored(default: Any, why: str, *aliases: str, **more: Any) -> Any:
+    """A setting that is accepted so that scripts for Horovod go on; `why` it changes nothing."""
+    return _setting(default, f"accepted; {why}", *aliases, no_effect=why, **more)
+
+
+def _worker(default: Any, help: str, *aliases: str, **more: Any) -> Any:
+    return _setting(default, help, *aliases, scope="worker", **more)
+
+
+CPU_OPERATIONS = ("gloo", "mpi", "ccl")
+LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+LAUNCHERS = (
+    "auto",
+    "none",
+    "server",
+    "torchrun",
+    "openmpi",
+    "mvapich2",
+    "mpich",
+    "pals",
+    "jsrun",
+    "flux",
+    "slurm",
+    "indexed-job",
+)
+ALGORITHMS = ("auto", "ring", "direct", "doubling", "tree")  # the order is that of the core
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of this process, frozen. Each field is a setting; its metadata is the declaration."""
+
+    # Who this process is. The launcher sets these; bare `python train.py` is a world of one.
+    rank: int = _worker(0, "this process's number in the job", "HOROVOD_RANK", minimum=0)
+    size: int = _worker(1, "number of processes in the job", "HOROVOD_SIZE", minimum=1)
+    local_rank: int = _worker(0, "this process's number on its host", "HOROVOD_LOCAL_RANK", minimum=0)
+    local_size: int = _worker(1, "number of processes on this host", "HOROVOD_LOCAL_SIZE", minimum=1)
+    cross_rank: int = _worker(0, "this host's number among those with this local rank", "HOROVOD_CROSS_RANK", minimum=0)
+    cross_size: int = _worker(1, "number of hosts that have this local rank", "HOROVOD_CROSS_SIZE", minimum=1)
+    hostname: str = _worker("localhost", "the host's entry in the launcher's list", "HOROVOD_HOSTNAME")
+    rendezvous: str | None = _worker(None, "where the ranks meet: unix:PATH or tcp:HOST:PORT")
+    secret_fd: int | None = _worker(None, "descriptor of the memory file with the job's secret", minimum=0)
+    report_fd: int | None = _worker(None, "descriptor for telling the agent why this rank failed", minimum=0)
+    calls_fd: int | None = _worker(None, "descriptor over which an executor's functions come", minimum=0)
+    network_interfaces: str | None = _worker(None, "interfaces on which this rank may listen, with commas; none: all")
+    private_directory: str | None = _worker(None, "a directory for sockets that the agent removes")
+    launcher: str = _setting(
+        "auto", "who started this process, when it was not `farandole run`; none: a job of one", choices=LAUNCHERS
+    )
+    meet_at: str | None = _setting(
+        None, "where ranks meet under another launcher: tcp:HOST:PORT of rank 0, or dir:/PATH that all hosts share"
+    )
+    secret_file: str | None = _setting(
+        None, "file with the secret of a job under another launcher: 32 bytes or 64 hexadecimal digits, mode 0600"
+    )
+    job_size: int | None = _setting(
+        None, "number of pods of a Kubernetes indexed job; makes JOB_COMPLETION_INDEX the rank", minimum=1
+    )
+    elastic: bool = _worker(False, "ranks may come and go", "HOROVOD_ELASTIC")
+    pulse_fd: int | None = _worker(None, "descriptor of this rank's status page with its heartbeats", minimum=0)
+    agent_pulse_fd: int | None = _worker(None, "descriptor of its agent's status page", minimum=0)
+    worker: int = _worker(-1, "this process's number in the life of an elastic job", minimum=-1)
+
+    autoload: bool = _setting(
+        True,
+        "0: nothing of other packages is replaced, but for what a distributed optimizer needs of GradScaler, and "
+        "torch's import does not make the backend known; docs/private-names.md lists what there is",
+    )
+
+    # Speed.
+    engine: str = _setting(
+        "native", "who moves the bytes; python is the slow specification", choices=("native", "python")
+    )
+    fusion_threshold: int = _setting(
+        128 * MiB,
+        "tensors are reduced together up to this size; 0 keeps each alone",
+        "HOROVOD_FUSION_THRESHOLD",
+        unit="bytes",
+        minimum=0,
+        flag="--fusion-threshold-mb",
+        yaml="params.fusion_threshold_mb",
+        scale=MiB,
+    )
+    cycle_time: float = _ignored(
+        1.0,
+        "there is no cycle, requests start when they are ready",
+        "HOROVOD_CYCLE_TIME",
+        unit="milliseconds",
+        minimum=0,
+        flag="--cycle-time-ms",
+        yaml="params.cycle_time_ms",
+    )
+    cache_capacity: int = _setting(
+        1024,
+        "tensors of a repeated step that is planned ahead; 0 negotiates every step",
+        "HOROVOD_CACHE_CAPACITY",
+        minimum=0,
+        yaml="params.cache_capacity",
+    )
+    disable_group_fusion: bool = _setting(
+        False, "a group of tensors shares its bucket with no others", "HOROVOD_DISABLE_GROUP_FUSION"
+    )
+    allreduce_algorithm: str = _setting("auto", "how allreduce travels between hosts", choices=ALGORITHMS)
+    hierarchical_allreduce: bool = _ignored(
+        False,
+        "reductions are always done inside the host first",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE",
+        yaml="params.hierarchical_allreduce",
+    )
+    hierarchical_allgather: bool = _ignored(
+        False,
+        "gathers always use shared memory inside the host",
+        "HOROVOD_HIERARCHICAL_ALLGATHER",
+        yaml="params.hierarchical_allgather",
+    )
+    torus_allreduce: bool = _ignored(
+        False,
+        "reductions are always done inside the host first",
+        "HOROVOD_TORUS_ALLREDUCE",
+        yaml="params.torus_allreduce",
+    )
+    flush_us: int = _setting(
+        20_000, "the longest a request waits for the rest of its planned bucket", unit="microseconds", minimum=0
+    )
+    # Longer than the turn that a scheduler gives to somebody else on the peer's core: who sleeps loses its own as well.
+    spin_us: int = _setting(10_000, "how long a waiting thread looks before it sleeps", unit="microseconds", minimum=0)
+    slot_bytes: int = _setting(64 * KiB, "one slot of a ring in shared memory", unit="bytes", minimum=4096)
+    slots: int = _setting(4, "slots of a ring in shared memory", minimum=2, flag="--ring-slots")
+    chunk_bytes: int = _setting(256 * KiB, "one message between hosts", unit="bytes", minimum=4096)
+    tcp_streams: int = _setting(
+        2, "connections between two ranks of different hosts; rank 0 decides", minimum=1, maximum=16
+    )
+    links: str = _setting("auto", "tcp forbids shared memory inside the host", choices=("auto", "tcp"))
+    autotune: bool = _setting(
+        False,
+        "find the fastest fusion_threshold, flush_us, spin_us, chunk_bytes and streams while the job trains",
+        "HOROVOD_AUTOTUNE",
+        yaml="autotune.enabled",
+    )
+    autotune_log: str | None = _setting(
+        None,
+        "rank 0 writes a CSV of the samples to this path; the last row is what the job keeps",
+        "HOROVOD_AUTOTUNE_LOG",
+        flag="--autotune-log-file",
+        yaml="autotune.log_file",
+    )
+    autotune_warmup_samples: int = _setting(
+        3,
+        "samples of autotune that do not count, at the beginning",
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+        minimum=0,
+        yaml="autotune.warmup_samples",
+    )
+    autotune_steps_per_sample: int = _setting(
+        10,
+        "steps of one sample of autotune",
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+        minimum=0,
+        yaml="autotune.steps_per_sample",
+    )
+    autotune_bayes_opt_max_samples: int = _setting(
+        20,
+        "samples of autotune before the best is compared with the defaults; less than 2 tunes nothing",
+        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+        minimum=0,
+        yaml="autotune.bayes_opt_max_samples",
+    )
+    autotune_gaussian_process_noise: float = _setting(
+        0.8,
+        "how little autotune believes a single sample",
+        "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
+        minimum=0,
+        maximum=1,
+        yaml="autotune.gaussian_process_noise",
+    )
+    tune_at_init: bool = _setting(
+        False,
+        "measure what autotune would tune for up to a second, once per shape of hosts; later jobs read the result",
+    )
+    cache_directory: str | None = _setting(
+        None,
+        "where tune_at_init keeps what it has found, and compiled operations of TensorFlow and JAX lie; "
+        "none: farandole in the user's cache directory",
+    )
+    tensorflow_ops: str = _setting(
+        "auto",
+        "how collectives run in TensorFlow's graphs: as operations that are compiled once per version, or as callbacks "
+        "of Python; auto: compiled where all ranks can",
+        choices=("auto", "compiled", "callback"),
+    )
+    jax_ops: str = _setting(
+        "auto",
+        "how collectives run in compiled functions of JAX: as calls of XLA that are compiled once per version, or as "
+        "callbacks of Python; auto: compiled where all ranks can",
+        choices=("auto", "compiled", "callback"),
+    )
+
+    # Elastic training.
+    virtual_size: int = _setting(
+        0,
+        "parts of a step, a power of two, whose gradients are added in the same order whatever the number of ranks; "
+        "0: each rank is one part",
+        minimum=0,
+        maximum=1 << 20,
+        yaml="elastic.virtual_size",
+    )
+
+    # Groups.
+    dynamic_process_sets: bool = _setting(
+        False, "process sets may be added and removed after init", "HOROVOD_DYNAMIC_PROCESS_SETS"
+    )
+
+    # Times.
+    start_timeout: float = _setting(
+        30.0, "how long init waits for all ranks", "HOROVOD_START_TIMEOUT", unit="seconds", minimum=0
+    )
+    survivor_grace_seconds: float = _setting(
+        1.0,
+        "after a rank has failed, or was lost with its agent, the others may take this long to end by themselves "
+        "before they get SIGTERM; in an elastic job, as long as they need",
+        unit="seconds",
+        minimum=0,
+    )
+    suspect_seconds: float = _setting(
+        2.0,
+        "elastic: a silent rank or host is named after this time, and out after 2.5 times as much",
+        unit="seconds",
+        minimum=0.5,
+        maximum=3600,
+    )
+    stall_note_seconds: float = _setting(
+        5.0, "one line about a tensor that some ranks have not submitted; 0 never", unit="seconds", minimum=0
+    )
+    stall_check_disable: bool = _setting(
+        False,
+        "no stall reports at all",
+        "HOROVOD_STALL_CHECK_DISABLE",
+        flag="--no-stall-check",
+        yaml="stall_check.enabled",
+        inverted=True,
+    )
+    stall_check_time_seconds: float = _setting(
+        60.0,
+        "the full report about stalled tensors, and again after each such time",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS",
+        unit="seconds",
+        minimum=0,
+        flag="--stall-check-warning-time-seconds",
+        yaml="stall_check.warning_time_seconds",
+    )
+    stall_shutdown_time_seconds: float = _setting(
+        0.0,
+        "end the job when a tensor has been stalled this long; 0 never; ignored below the warning time",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        unit="seconds",
+        minimum=0,
+        flag="--stall-check-shutdown-time-seconds",
+        yaml="stall_check.shutdown_time_seconds",
+    )
+
+    # Seeing.
+    timeline: str | None = _setting(
+        None,
+        "rank 0 writes a Chrome trace to this path from the start; DYNAMIC: only when start_timeline is called",
+        "HOROVOD_TIMELINE",
+        flag="--timeline-filename",
+        yaml="timeline.filename",
+    )
+    timeline_mark_cycles: bool = _setting(
+        False,
+        "mark in the timeline where each bucket starts",
+        "HOROVOD_TIMELINE_MARK_CYCLES",
+        yaml="timeline.mark_cycles",
+    )
+    log_level: str = _setting(
+        "warning", "what is logged", "HOROVOD_LOG_LEVEL", choices=LOG_LEVELS, yaml="logging.level", forgiving=True
+    )
+    log_hide_time: bool = _setting(
+        False,
+        "log lines without a time",
+        "HOROVOD_LOG_HIDE_TIME",
+        flag="--log-without-timestamp",
+        synonyms=("--log-hide-timestamp",),
+        opposites=("--log-with-timestamp", "--no-log-hide-timestamp"),
+        yaml="logging.with_timestamp",
+        inverted=True,
+    )
+
+    # Accepted, so that scripts and command lines for Horovod go on; each says what is done instead.
+    gloo_timeout_seconds: float = _setting(
+        60.0,
+        "a peer on another host that is silent for this long is lost; less than 60 counts as 60",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS",
+        unit="seconds",
+        minimum=0,
+        yaml="library_options.gloo_timeout_seconds",
+    )
+    num_nccl_streams: int = _ignored(
+        1,
+        "NCCL is not used",
+        "HOROVOD_NUM_NCCL_STREAMS",
+        minimum=0,
+        yaml="library_options.num_nccl_streams",
+    )
+    thread_affinity: str | None = _ignored(
+        None,
+        "there is one thread, and the kernel places it",
+        "HOROVOD_THREAD_AFFINITY",
+        yaml="library_options.thread_affinity",
+    )
+    mpi_threads_disable: bool = _ignored(
+        False,
+        "MPI moves no bytes",
+        "HOROVOD_MPI_THREADS_DISABLE",
+        yaml="library_options.mpi_threads_disable",
+    )
+    controller: str = _ignored(
+        "gloo", "ranks always meet over our own links", "HOROVOD_CONTROLLER", choices=("gloo", "mpi")
+    )
+    cpu_operations: str = _ignored(
+        "gloo", "bytes always move over our own links", "HOROVOD_CPU_OPERATIONS", choices=CPU_OPERATIONS
+    )
+    gloo_iface: str | None = _setting(
+        None,
+        "interfaces that rank 0 listens on under another launcher; `farandole run` has --network-interfaces",
+        "HOROVOD_GLOO_IFACE",
+    )
+    batch_d2d_memcopies: bool = _ignored(True, "copies are batched anyway", "HOROVOD_BATCH_D2D_MEMCOPIES")
+    enable_async_completion: bool = _ignored(
+        False, "handles complete as soon as they can", "HOROVOD_ENABLE_ASYNC_COMPLETION"
+    )
+    enable_xla_ops: bool = _ignored(False, "there are no XLA operations", "HOROVOD_ENABLE_XLA_OPS")
+    adasum_mpi_chunk_size: int = _ignored(
+        1 << 30, "MPI moves no bytes", "HOROVOD_ADASUM_MPI_CHUNK_SIZE", unit="bytes", minimum=0
+    )
+    ccl_cache: bool = _ignored(False, "oneCCL is not used", "HOROVOD_CCL_CACHE")
+    disable_nvtx_ranges: bool = _ignored(False, "there are no NVTX ranges", "HOROVOD_DISABLE_NVTX_RANGES")
+    elastic_timeout: float = _setting(
+        600.0,
+        "how long an elastic job waits for --min-np ranks (at the start: -np) before it gives up",
+        "HOROVOD_ELASTIC_TIMEOUT",
+        unit="seconds",
+        minimum=0,
+    )
+    spark_start_timeout: float = _setting(
+        600.0,
+        "how long a job on Spark waits for its tasks to start",
+        "HOROVOD_SPARK_START_TIMEOUT",
+        unit="seconds",
+        minimum=0,
+    )
+    spark_use_local_rank_gpu_index: bool = _setting(
+        False,
+        "ranks on Spark see all GPUs of their host, not those that Spark gave to the tasks",
+        "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX",
+    )
+    library: str | None = _setting(None, "path of another native library (the one with failpoints)", scope="test")
+
+    def __post_init__(self) -> None:
+        for setting in SETTINGS.values():
+            setting.check(getattr(self, setting.name), setting.name)
+        for number, count in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
+            if getattr(self, number) >= getattr(self, count):
+                raise ValueError(
+                    f"{number}={getattr(self, number)} must be smaller than {count}={getattr(self, count)}"
+                    f" ({SETTINGS[number].variable}, {SETTINGS[count].variable})"
+                )
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Config:
+        """Reads every setting from `environ` (None: this process's environment).
+
+        >>> Config.from_environment({"HOROVOD_FUSION_THRESHOLD": "0"}).fusion_threshold
+        0
+        """
+        environ = os.environ if environ is None else environ
+        _warn_of_unknown(environ)
+        return cls(**{setting.name: setting.read(environ) for setting in SETTINGS.values()})
+
+
+def given(environ: Mapping[str, str] | None = None) -> list[str]:
+    """The settings that `environ` (None: this process's environment) says anything about."""
+    environ = os.environ if environ is None else environ
+    said = [
+        setting for setting in SETTINGS.values() if any(environ.get(each, "").strip() for each in setting.variables)
+    ]
+    return [setting.name for setting in said]
+
+
+def cache_directory(config: Config, environ: Mapping[str, str] | None = None) -> str:
+    """Where results that later jobs can use are kept."""
+    environ = os.environ if environ is None else environ
+    if config.cache_directory is not None:
+        return config.cache_directory
+    home = environ.get("XDG_CACHE_HOME", "")
+    # A relative path there is to be ignored, by the rules of those who invented the variable.
+    return os.path.join(home if home.startswith("/") else os.path.expanduser("~/.cache"), "farandole")
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, for those who look for signs of other launchers in it."""
+    return dict(os.environ)
+
+
+def tell_place(place: Mapping[str, int]) -> None:
+    """Brings this process's variables up to date when a generation of an elastic job begins: scripts read them."""
+    found = {variable: str(number) for name, number in place.items() for variable in SETTINGS[name].variables}
+    found |= {variable: str(place[name]) for name, variable in TORCH_PLACE.items()}
+    os.environ.update((name, text) for name, text in found.items() if name in os.environ)
+
+
+SETTINGS: dict[str, Setting] = {
+    field.name: Setting(name=field.name, type=str(field.type), default=field.default, **field.metadata)
+    for field in dataclasses.fields(Config)
+}
+
+
+_told: set[str] = set()  # variables that this process has warned of
+
+
+def _warn_of_unknown(environ: Mapping[str, str]) -> None:
+    known = {setting.variable for setting in SETTINGS.values()}
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and variable not in known:
+            close = difflib.get_close_matches(variable, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            _warn_once(variable, f"{variable} is no setting of Farandole and has no effect{hint}")
+
+
+def warn_of_ignored(environ: Mapping[str, str] | None = None) -> None:
+    """Of settings without effect that `environ` has, whatever they say. For rank 0, once it knows that it is."""
+    environ = os.environ if environ is None else environ
+    ours = OF_OUR_LAUNCHERS if environ.get(SETTINGS["rendezvous"].variable) else {}
+    for setting in SETTINGS.values():
+        said = [each for each in setting.variables if environ.get(each, "").strip()]
+        variable = next((each for each in said if ours.get(each) != environ[each]), None)
+        if setting.no_effect and variable is not None:
+            _warn_once(variable, f"{variable}={environ[variable]} has no effect: {setting.no_effect}")
+
+
+def _warn_once(variable: str, text: str) -> None:
+    """Once in this process: Python's own rule is once for each line that called us."""
+    if variable not in _told:
+        _told.add(variable)
+        warnings.warn(text, stacklevel=4)

@@ -1,0 +1,157 @@
+# The errors that users catch, and the translation of the core's codes into exceptions.
+# Touches nothing.
+"""Errors have their data as attributes; Horovod's names are kept."""
+
+from __future__ import annotations
+
+
+class HorovodInternalError(RuntimeError):
+    """An operation failed. Elastic loops catch this, restore the last commit and continue."""
+
+
+class PeerLost(HorovodInternalError):
+    """A rank died or cannot be reached; every pending operation of this generation ended with it."""
+
+    def __init__(self, message: str, *, rank: int = -1, phase: str = "", generation: int = 0, name: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.phase = phase
+        self.generation = generation
+        self.name = name
+
+
+class Revoked(HorovodInternalError):
+    """The generation was ended for another reason than a lost rank; `rank` requested it, or -1."""
+
+    def __init__(self, message: str, *, rank: int = -1, phase: str = "", generation: int = 0) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.phase = phase
+        self.generation = generation
+
+
+class ShutDown(HorovodInternalError):
+    """This or another rank has left while the operation was pending."""
+
+    def __init__(self, message: str, *, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class Mismatch(HorovodInternalError):
+    """The ranks disagree about a request (dtype, shape, op ...). All ranks get this error, and the job can continue."""
+
+    def __init__(self, message: str, *, name: str = "", rank: int = -1) -> None:
+        super().__init__(message)
+        self.name = name
+        self.rank = rank
+
+
+class NoRows(Mismatch, ValueError):
+    """A tensor without dimensions was given to an operation on rows. Both what Horovod raises and a bad argument."""
+
+
+class FarandoleTimeout(TimeoutError):
+    """A deadline passed. After a timed-out wait the operation is still pending and can be waited for again."""
+
+    def __init__(self, message: str, *, seconds: float | None = None, rank: int = -1) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+        self.rank = rank
+
+
+class RankFailed(RuntimeError):
+    """A rank of `run` or of an executor ended, or raised something that cannot be sent; `code` is its exit code."""
+
+    def __init__(self, message: str, *, rank: int = -1, code: int = 0) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.code = code
+
+
+# Horovod's first words, which programs look for, where the generation is over, and where there was none;
+# src/farandole/compiled/farandole_words.h has them as well.
+OVER = "Horovod has been shut down"
+NOT_INITIALIZED = (
+    "Horovod has not been initialized; use hvd.init(). It joins the job, and has to come before this call."
+)
+
+
+class NotInitialized(ValueError):
+    """init() has not been called, or shutdown() has."""
+
+    def __init__(self, message: str = NOT_INITIALIZED) -> None:
+        super().__init__(message)
+
+
+class LibraryMissing(ImportError):
+    """The native library is absent or does not belong to this package."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Hosts came or went at a step boundary; `skip_sync` says that the state need not be synchronised again."""
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the set of hosts has changed")
+        self.skip_sync = skip_sync
+
+
+class Removed(SystemExit):
+    """An elastic job has no slot for this process any more. If it is not caught, the process ends with exit code 0."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(0)
+        self.message = message
+
+
+def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
+    """What HorovodVersionMismatchError says."""
+    return f"{name} {installed_version} is installed, but {version} was expected"
+
+
+class HorovodVersionMismatchError(ImportError):
+    """A framework's version is not the one that was built against."""
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(get_version_mismatch_message(name, version, installed_version))
+        self.name = name
+        self.version = version
+        self.installed_version = installed_version
+
+
+# The codes of core/base/error.h.
+OK = 0
+IN_PROGRESS = 1
+INVALID_ARGUMENT = 2
+PRECONDITION = 3
+ABORTED = 4
+SHUT_DOWN = 5
+PEER_LOST = 6
+REVOKED = 7
+TIMED_OUT = 8
+NO_MEMORY = 9
+INTERNAL = 10
+
+
+def translate(
+    code: int, message: str, *, rank: int = -1, phase: str = "", generation: int = 0, name: str = ""
+) -> Exception:
+    """The exception for a code of the core other than OK and IN_PROGRESS."""
+    message = message or f"the engine ended the operation with code {code} and no message"
+    if code in (SHUT_DOWN, PEER_LOST, REVOKED) and not message.startswith(OVER):
+        message = f"{OVER}: {message}"
+    if code == INVALID_ARGUMENT:
+        return ValueError(message)
+    if code == PRECONDITION:
+        return Mismatch(message, name=name, rank=rank)
+    if code == SHUT_DOWN:
+        return ShutDown(message, rank=rank)
+    if code == PEER_LOST:
+        return PeerLost(message, rank=rank, phase=phase, generation=generation, name=name)
+    if code == REVOKED:
+        return Revoked(message, rank=rank, phase=phase, generation=generation)
+    if code == TIMED_OUT:
+        return FarandoleTimeout(message, rank=rank)
+    if code == NO_MEMORY:
+        return MemoryError(message)
+    return HorovodInternalError(message)

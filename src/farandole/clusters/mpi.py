@@ -1,0 +1,104 @@
+# Detectors for MPI's launchers: Open MPI, MVAPICH2, MPICH and Intel MPI (Hydra), Cray PALS, IBM jsrun.
+# Pure: the environment and the ancestors of this process are arguments.
+"""Places come from variables; keys from variables too, but for Hydra, whose proxy is the only sign of its job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from farandole.clusters.ancestors import Process
+from farandole.clusters.cluster_rank import (
+    REMEDY,
+    ClusterError,
+    ClusterRank,
+    Environ,
+    key,
+    number,
+    place,
+    seen,
+    value,
+)
+
+Ancestors = Callable[[], Sequence[Process]]
+HYDRA_PROXY = "hydra_pmi_proxy"
+
+
+def open_mpi(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
+    """Open MPI 4 and 5, and Spectrum MPI."""
+    title = "Open MPI"
+    if (numbers := place(title, environ, "OMPI_COMM_WORLD")) is None:
+        return None
+    rank, size, local_rank, local_size = numbers
+    # The namespace is a short hash in Open MPI 4: the other two are there so that no second job has the same key.
+    needed = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "JSM_NAMESPACE_ID")
+    more = ("OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_precondition_transports", "LSB_JOBID")
+    found = key(title, environ, (*needed, *more), needed) if size > 1 else title
+    return ClusterRank("openmpi", title, rank, size, local_rank, local_size, host, found, mpi=True)
+
+
+def mvapich2(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
+    """MVAPICH2 under mpirun_rsh or Hydra."""
+    title = "MVAPICH2"
+    if (numbers := place(title, environ, "MV2_COMM_WORLD")) is None:
+        return None
+    rank, size, local_rank, local_size = numbers
+    found = _hydra_key(title, environ, ancestors, size == local_size) if size > 1 else title
+    return ClusterRank("mvapich2", title, rank, size, local_rank, local_size, host, found, mpi=True)
+
+
+def hydra(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
+    """MPICH and Intel MPI. PMI_RANK alone is no sign: SLURM and Flux set it too."""
+    if value(environ, "MPI_LOCALRANKID", "MPI_LOCALNRANKS") is None:
+        return None
+    intel = any(name.startswith("I_MPI_") for name in environ)
+    title = "Intel MPI" if intel else "MPICH"
+    rank = number(title, environ, "PMI_RANK", "PMI_ID")
+    size = number(title, environ, "PMI_SIZE")
+    local_rank = number(title, environ, "MPI_LOCALRANKID")
+    local_size = number(title, environ, "MPI_LOCALNRANKS")
+    found = _hydra_key(title, environ, ancestors, size == local_size) if size > 1 else title
+    return ClusterRank("mpich", title, rank, size, local_rank, local_size, host, found, mpi=True)
+
+
+def pals(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
+    """Cray PALS, with its own variables or PMI's."""
+    if value(environ, "PALS_RANKID", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE") is None:
+        return None
+    title = "PALS"
+    rank = number(title, environ, "PMI_RANK", "PALS_RANKID")
+    size = number(title, environ, "PMI_SIZE", "PALS_SIZE")
+    local_rank = number(title, environ, "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID")
+    local_size = number(title, environ, "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE")
+    needed = ("PALS_APID", "PMI_JOBID")
+    found = key(title, environ, (*needed, "PBS_JOBID"), needed) if size > 1 else title
+    return ClusterRank("pals", title, rank, size, local_rank, local_size, host, found, mpi=True)
+
+
+def jsrun(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
+    """IBM's jsrun under LSF."""
+    title = "jsrun"
+    if (numbers := place(title, environ, "JSM_NAMESPACE")) is None:
+        return None
+    rank, size, local_rank, local_size = numbers
+    # LSB_JOBID alone would be the same for two steps of one allocation.
+    needed = ("PMIX_NAMESPACE", "JSM_NAMESPACE_ID", "JSM_JSRUN_STEP_ID")
+    found = key(title, environ, (*needed, "LSB_JOBID"), needed) if size > 1 else title
+    return ClusterRank("jsrun", title, rank, size, local_rank, local_size, host, found, mpi=True)
+
+
+def _hydra_key(title: str, environ: Environ, ancestors: Ancestors, one_host: bool) -> str:
+    """Hydra exports no name of the job. On one host its proxy is one process; over hosts all proxies call one port."""
+    proxy = next((process for process in ancestors() if process.name == HYDRA_PROXY), None)
+    if proxy is not None and one_host:
+        return f"hydra proxy {proxy.pid} started {proxy.started}"
+    if proxy is not None:
+        options = ("--control-port", "--upstream-host", "--upstream-port", "--pgid")
+        found = [f"{option} {text}" for option in options if (text := proxy.option(option)) is not None]
+        if len(found) > 1:
+            return " ".join(["hydra", *found])
+    if port := value(environ, "PMI_PORT"):
+        return f"hydra PMI_PORT={port}"
+    raise ClusterError(
+        f"{title}: no {HYDRA_PROXY} among the processes above this one and no PMI_PORT, so two jobs could not be "
+        f"distinguished; {seen(environ, 'PMI_RANK')}{REMEDY}"
+    )

@@ -1,0 +1,124 @@
+# Ranks that somebody else's master starts with the address of a RendezvousServer: their places, and their store.
+# Touches the key-value store of rendezvous/key_value.py.
+"""Keys of the store: "plan" names the newest plan, "slot N of PLAN" the place of rank N; rank 0 adds its endpoint."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from farandole.clusters.cluster_rank import ClusterError, ClusterRank, Environ, number, value
+from farandole.clusters.endpoint import Endpoint, decode
+from farandole.clusters.mpi import Ancestors
+from farandole.rendezvous.key_value import KeyValueClient
+
+ADDRESS, PORT, KEY = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "_HOROVOD_SECRET_KEY"
+TITLE = "a RendezvousServer"
+ASK_SECONDS = 0.5  # for one question; the server holds it for so long when it has no answer
+PAUSE = 0.05  # before the next question, where the answer is not the wanted one
+
+
+def detect(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
+    """A rank with the address and the port of such a server."""
+    if value(environ, ADDRESS, PORT) is None:
+        return None
+    port = number(TITLE, environ, PORT)
+    address = value(environ, ADDRESS)
+    if address is None:
+        raise ClusterError(f"{PORT} is set, but {ADDRESS} is not")
+    read_key(environ)  # refused at once, before anybody is asked
+    rank, size = number(TITLE, environ, "HOROVOD_RANK"), number(TITLE, environ, "HOROVOD_SIZE")
+    # How many ranks this host has, and which this one is there, the server says.
+    return ClusterRank(
+        "server", TITLE, rank, size, 0, None, host, f"{TITLE} {address}:{port}", store=f"{address}:{port}"
+    )
+
+
+def read_key(environ: Environ) -> bytes:
+    """The key in base64, 32 bytes; ClusterError without one."""
+    text = value(environ, KEY)
+    if text is None:
+        raise ClusterError(
+            f"{ADDRESS} is set, but {KEY} is not: ranks meet only where they can prove that they belong together. "
+            f"Give each rank the value of {KEY} that the process with the RendezvousServer has"
+        )
+    try:
+        key = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if len(key) != 32:
+        raise ClusterError(f"{KEY}: expected 32 bytes in base64, as RendezvousServer makes them")
+    return key
+
+
+def words_of_plan(plan: int, slots: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    """What the server says: (host name, rank, size, local rank, local size, cross rank, cross size) of each rank."""
+    return {"plan": {"number": plan, "size": len(slots)}} | {f"slot {slot[1]} of {plan}": list(slot) for slot in slots}
+
+
+def settle(found: ClusterRank, environ: Environ, deadline: float) -> tuple[ClusterRank, ServerStore, bytes]:
+    """This rank's place in the newest plan of its size, the store of that plan, and the key."""
+    host, _, port = found.store.rpartition(":")
+    key = read_key(environ)
+    client = KeyValueClient([(host, int(port))], key)
+    said = "it has no plan yet"
+    while True:
+        try:
+            plan = client.wait("plan", ASK_SECONDS)
+            if plan["size"] == found.size:
+                slot = client.wait(f"slot {found.rank} of {plan['number']}", ASK_SECONDS)
+                break
+            said = f"its plan is for {plan['size']} ranks"
+        except TimeoutError:
+            pass
+        except OSError as error:
+            said = str(error)
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"rank {found.rank} of {found.size} got no place from the RendezvousServer at {found.store}: {said}"
+            )
+        time.sleep(PAUSE)
+    name, _, _, local_rank, local_size, _, _ = slot
+    mine = dataclasses.replace(
+        found,
+        hostname=str(name),
+        local_rank=int(local_rank),
+        local_size=int(local_size),
+        key=f"{found.key} {plan['number']}",
+    )
+    return mine, ServerStore(client, found.store, int(plan["number"])), key
+
+
+class ServerStore:
+    """The endpoint is in the server's store; it holds no secret, since all ranks have the key."""
+
+    def __init__(self, client: KeyValueClient, place: str, plan: int) -> None:
+        self.place = f"the RendezvousServer at {place}"
+        self._client = client
+        self._name = f"endpoint of {plan}"
+
+    def publish(self, endpoint: Endpoint) -> None:
+        self._client.put(self._name, json.loads(endpoint.encode()))
+
+    def look(self) -> Endpoint | None:
+        try:
+            words = self._client.wait(self._name, ASK_SECONDS)
+        except TimeoutError:
+            return None
+        except OSError as error:
+            raise ClusterError(f"{self.place} has gone: {error}") from None
+        found = None if words is None else decode(json.dumps(words).encode())
+        return None if found is not None and found.owner.gone() else found
+
+    def found(self) -> None:
+        pass
+
+    def withdraw(self) -> None:
+        with contextlib.suppress(OSError):  # the master has gone, and the endpoint with it
+            self._client.put(self._name, None)

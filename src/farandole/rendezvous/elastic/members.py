@@ -1,0 +1,128 @@
+# The types of the elastic driver: workers and their lives, slots, hosts, and what it tells the launcher to do.
+# Pure data; knows the Hello of the rendezvous.
+"""A worker is one process; a slot is its place on a host. Both outlive generations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from farandole.rendezvous.messages import Hello
+
+# rank, size, local rank, local size, cross rank, cross size
+Numbers = tuple[int, int, int, int, int, int]
+
+
+class Life(Enum):
+    """Where a worker is. A type for each state; what may follow is said where it is set."""
+
+    STARTING = "starting"  # its process runs; it has not asked for a generation yet
+    READY = "ready"  # it has said Hello and waits
+    IN = "in"  # member of the generation that runs, or is being made
+    RETURNING = "returning"  # it has left a generation and is about to say Hello
+    OUT = "out"  # evicted, or its connection ended: alive perhaps, waited for by nobody
+    LEFT = "left"  # it has left for good and will end
+    GONE = "gone"  # its process has ended
+
+
+@dataclass
+class Worker:
+    """One process, from its start to its end."""
+
+    number: int
+    host: str
+    index: int
+    started: float
+    life: Life = Life.STARTING
+    member: int | None = None  # its connection
+    hello: Hello | None = None
+    rank: int = -1  # in the generation it was in last
+    generation: int = 0  # the last one that ran with it; 0: none
+    changed: float = 0.0  # when its life last changed
+    leaving: float | None = None  # its slot is being taken away; by then it has to be gone
+    owes: bool = False  # it was asked to save before it goes, and has not
+    barred: float = 0.0  # until then it is taken into no generation
+    complaints: int = 0
+    dismissed: bool = False  # told to go, so that its end is no failure
+    given: int = -1  # the rank in its variables when it started; nobody else gets that while it lives
+    local: int = -1  # its number on its host, for as long as it lives
+
+    def __post_init__(self) -> None:
+        self.local = self.index
+
+    def become(self, life: Life, now: float) -> None:
+        """Another life begins."""
+        self.life = life
+        self.changed = now
+
+
+@dataclass
+class Slot:
+    """A place for one process on a host."""
+
+    worker: int | None = None
+    failures: int = 0
+    not_before: float = 0.0
+
+
+@dataclass
+class Host:
+    """A host that discovery has named."""
+
+    name: str
+    slots: int
+    listed: bool = True
+    up: bool = True  # its agent can be reached
+    drained: bool = False  # it asked to be left alone
+    places: list[Slot] = field(default_factory=list)
+    not_before: float = 0.0
+
+    @property
+    def usable(self) -> bool:
+        """Whether workers may be started there."""
+        return self.listed and self.up and not self.drained
+
+
+# What the launcher shall do.
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a process in this slot."""
+
+    worker: int
+    host: str
+    index: int
+    place: Numbers  # for its variables
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End this process."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Close this connection."""
+
+    member: int
+
+
+@dataclass(frozen=True)
+class Say:
+    """Tell people."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Over:
+    """The job has ended; `failed` with the reason."""
+
+    failed: bool
+    text: str
+
+
+Act = Start | Kill | Drop | Say | Over

@@ -1,0 +1,66 @@
+# What programs of others import from horovod.spark.keras.util.
+# Touches library.py and models.py.
+"""`TFKerasUtil`: the Keras of this process and its binding, models and optimizers as text."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ...launch.calls import pack, unpack
+from . import models
+from .library import KERAS, LEGACY, binding, load
+
+TF_KERAS = "tf_keras"  # a word of Horovod's for TFKerasUtil, whichever Keras it is
+
+
+def _library() -> str:
+    return LEGACY if LEGACY in sys.modules else KERAS  # TensorFlow loads it where TF_USE_LEGACY_KERAS asks for it
+
+
+class TFKerasUtil:
+    """Static functions alone; those whose names end in `_fn` give functions to be sent to ranks."""
+
+    type = TF_KERAS
+
+    @staticmethod
+    def keras() -> Any:
+        """Keras itself."""
+        return load(_library())
+
+    @staticmethod
+    def keras_fn() -> Callable[[], Any]:
+        """What gives Keras."""
+        return TFKerasUtil.keras
+
+    @staticmethod
+    def get_horovod() -> Any:
+        """What stands where scripts have `horovod.tensorflow.keras`."""
+        return binding(_library())
+
+    @staticmethod
+    def horovod_fn() -> Callable[[], Any]:
+        """What gives it."""
+        return TFKerasUtil.get_horovod
+
+    @staticmethod
+    def serialize_model(model: Any) -> str:
+        """A model as text."""
+        return base64.b64encode(models.packed(model)).decode()
+
+    @staticmethod
+    def deserialize_model(model_bytes: str, custom_objects: Any = None) -> Any:
+        """The model of such a text."""
+        return models.unpacked(base64.b64decode(model_bytes), custom_objects, _library())
+
+    @staticmethod
+    def serialize_optimizer(optimizer: Any) -> str:
+        """An optimizer's settings as text."""
+        return base64.b64encode(pack(TFKerasUtil.keras().optimizers.serialize(optimizer))).decode()
+
+    @staticmethod
+    def deserialize_optimizer(text: str, custom_objects: Any = None) -> Any:
+        """An optimizer with such settings."""
+        return TFKerasUtil.keras().optimizers.deserialize(unpack(base64.b64decode(text)), custom_objects=custom_objects)

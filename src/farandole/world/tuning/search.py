@@ -1,0 +1,193 @@
+# The search: which values to measure next, and which to keep. The same scores always lead to the same answer.
+# Pure. Touches NumPy and config.
+"""`Search` proposes values, takes their scores, and keeps the defaults unless others are clearly faster."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base.config import Config, KiB, MiB
+
+PAIRS = 5  # of samples in the last comparison
+MIN_GAIN = 1.02  # what the median of the others must be, in medians of the defaults
+XI = 0.01  # how much better than the best so far is worth a look
+WIDTH = 0.4  # how far a score speaks for its neighbours, in the range of a setting
+MANY_HOSTS = 32  # beyond them `auto` may take the ring, whose bits depend on the bucket
+
+
+@dataclass(frozen=True)
+class Values:
+    """One choice of everything that is tuned; the order is that of the core."""
+
+    fusion_threshold: int
+    flush_us: int
+    spin_us: int
+    chunk_bytes: int
+    streams: int
+
+    @classmethod
+    def of(cls, config: Config) -> Values:
+        """What the settings say."""
+        return cls(
+            config.fusion_threshold, config.flush_us, config.spin_us, config.chunk_bytes // 64 * 64, config.tcp_streams
+        )
+
+    def numbers(self) -> list[int]:
+        """For the core."""
+        return list(asdict(self).values())
+
+
+OTHERS: dict[str, tuple[int, ...]] = {
+    "fusion_threshold": (2 * MiB, 8 * MiB, 16 * MiB, 32 * MiB, 64 * MiB, 128 * MiB),
+    "flush_us": (1_000, 5_000, 20_000),
+    "spin_us": (50, 1_000, 10_000),
+    "chunk_bytes": (64 * KiB, 256 * KiB, 1 * MiB, 4 * MiB),
+}
+ALSO_GIVEN = {"cycle_time": "flush_us", "tcp_streams": "streams"}  # settings that speak of the same thing
+
+
+def choices(config: Config, hosts: int, given: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
+    """For each setting that may be tuned in this job, its values in rising order; what users have `given` stays."""
+    now = Values.of(config)
+    fixed = {ALSO_GIVEN.get(name, name) for name in given}
+    if config.allreduce_algorithm == "ring" or (config.allreduce_algorithm == "auto" and hosts > MANY_HOSTS):
+        fixed.add("fusion_threshold")
+    if hosts == 1:
+        fixed |= {"chunk_bytes", "streams"}
+    others = {**OTHERS, "streams": tuple(range(1, now.streams + 1))}
+    found = {name: tuple(sorted({*others[name], value})) for name, value in asdict(now).items() if name not in fixed}
+    return {name: values for name, values in found.items() if len(values) > 1}
+
+
+class Search:
+    """next() gives the values to measure, or None at the end; tell() takes their score, larger is better."""
+
+    def __init__(
+        self,
+        default: Values,
+        choices: Mapping[str, Sequence[int]],
+        *,
+        warmup: int = 3,
+        samples: int = 20,
+        noise: float = 0.8,
+        pairs: int = PAIRS,
+    ) -> None:
+        self.default = default
+        self.best = default  # right at any time: the defaults, until others have won
+        self.score = 0.0  # of the best
+        self.over = False
+        self.measured: list[tuple[Values, float]] = []  # in order, without the warm-up
+        self._noise = noise
+        self._space = Space(default, choices)
+        self._plan = self._steps(warmup, samples, pairs)
+        self._asked: Values | None = None
+        self._told = 0.0
+        self._advance()
+
+    def next(self) -> Values | None:
+        return self._asked
+
+    def tell(self, score: float) -> None:
+        """The score of what next() gave."""
+        if self._asked is None:
+            raise ValueError("the search is over")
+        self._told = score if math.isfinite(score) else 0.0
+        self._advance()
+
+    def _advance(self) -> None:
+        self._asked = next(self._plan, None)
+        self.over = self._asked is None
+
+    def _steps(self, warmup: int, samples: int, pairs: int) -> Iterator[Values]:
+        if len(self._space.all) < 2 or samples < 2:
+            return
+        for _ in range(warmup):
+            yield self.default
+        scores: dict[Values, float] = {}
+        for candidate in itertools.islice(self._candidates(scores), samples):
+            yield candidate
+            scores[candidate] = self._note(candidate)
+        self.score = scores[self.default]
+        challenger = max(scores, key=lambda values: scores[values])  # the first of equals: the default
+        if challenger == self.default:
+            return
+        # This removes results that only looked fast: both run in turn, so that noise hits both.
+        duel: dict[Values, list[float]] = {self.default: [], challenger: []}
+        for _ in range(pairs):
+            for candidate, told in duel.items():
+                yield candidate
+                told.append(self._note(candidate))
+        ours, theirs = duel[self.default], duel[challenger]
+        self.score = statistics.median(ours) if ours else self.score
+        if wins(theirs, ours):
+            self.best, self.score = challenger, statistics.median(theirs)
+
+    def _note(self, candidate: Values) -> float:
+        self.measured.append((candidate, self._told))
+        return self._told
+
+    def _candidates(self, scores: dict[Values, float]) -> Iterator[Values]:
+        seeds = self._space.seeds()
+        yield from seeds
+        while len(scores) < len(self._space.all):
+            yield self._space.most_promising(scores, self._noise)
+
+
+def wins(theirs: Sequence[float], ours: Sequence[float]) -> bool:
+    """Whether `theirs` are clearly better: in the median, and in all pairs but one at most."""
+    if not ours:
+        return False
+    better = sum(their > our for their, our in zip(theirs, ours, strict=True))
+    return better >= max(1, len(ours) - 1) and statistics.median(theirs) >= MIN_GAIN * statistics.median(ours) > 0
+
+
+class Space:
+    """All combinations of the choices, as points between 0 and 1."""
+
+    def __init__(self, default: Values, choices: Mapping[str, Sequence[int]]) -> None:
+        self.default = default
+        self.choices = dict(choices)
+        names = list(choices)
+        self.all = [
+            replace(default, **dict(zip(names, each, strict=True))) for each in itertools.product(*choices.values())
+        ]
+        steps = [np.linspace(0.0, 1.0, len(values)) for values in choices.values()]
+        self._points = np.array(list(itertools.product(*steps)), dtype=np.float64).reshape(len(self.all), len(names))
+        self._place = {values: place for place, values in enumerate(self.all)}
+
+    def seeds(self) -> list[Values]:
+        """The defaults, and for each setting its least and its greatest value beside them."""
+        found = [self.default]
+        for name, values in self.choices.items():
+            found += [replace(self.default, **{name: value}) for value in (values[0], values[-1])]
+        return list(dict.fromkeys(found))
+
+    def most_promising(self, scores: Mapping[Values, float], noise: float) -> Values:
+        """Of what has no score yet, the point whose expected improvement is the greatest; the first of equals."""
+        known = [self._place[values] for values in scores]
+        told = np.array(list(scores.values()))
+        spread = float(told.std()) or 1.0
+        heights = (told - told.mean()) / spread
+        # A Gaussian process over the points: near points have similar scores; `noise` is the uncertainty of one score.
+        inverse = np.linalg.inv(self._near(known, known) + (noise + 1e-6) * np.eye(len(known)))
+        near = self._near(range(len(self.all)), known)
+        expected = near @ inverse @ heights
+        doubt = np.sqrt(np.maximum(1.0 - np.einsum("ij,jk,ik->i", near, inverse, near), 1e-12))
+        gain = expected - heights.max() - XI
+        ratio = gain / doubt
+        below = np.array([0.5 * (1.0 + math.erf(each / math.sqrt(2.0))) for each in ratio])
+        improvement = gain * below + doubt * np.exp(-0.5 * ratio**2) / math.sqrt(2.0 * math.pi)
+        improvement[known] = -np.inf
+        return self.all[int(np.argmax(improvement))]
+
+    def _near(self, some: Sequence[int], others: Sequence[int]) -> NDArray[np.float64]:
+        apart = self._points[list(some)][:, None, :] - self._points[list(others)][None, :, :]
+        near: NDArray[np.float64] = np.exp(-0.5 * (apart**2).sum(axis=2) / WIDTH**2)
+        return near

@@ -1,0 +1,11 @@
+# What the package `lightning-horovod` says about itself, where programs look for its version.
+# Touches nothing.
+"""Its version is that of the contract that is served; `farandole.__version__` is ours."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+__license__ = "Apache-2.0"
+__docs__ = "Horovod's strategy for Lightning, served by Farandole."
+
+__all__ = ["__docs__", "__license__", "__version__"]

@@ -1,0 +1,95 @@
+# What a Trainer answers in the process of the script, after ranks that it started itself have trained.
+# Touches Lightning; nothing of ours is imported but for the strategy as an object.
+"""`lightning_spawn_job.py STRATEGY FOLDER`: prints a line of JSON; run once with ddp_spawn and once with ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Line(pl.LightningModule):
+    """A line through points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(2, 1)
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        """How far it is from them."""
+        found: torch.Tensor = (self.layer(batch[0]) - batch[1]).square().mean()
+        return found
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        """One step."""
+        loss = self.loss(batch)
+        self.log("train", loss, on_step=True, on_epoch=True, sync_dist=True)
+        return loss
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        """The same data."""
+        self.log("val", self.loss(batch), sync_dist=True)
+
+    test_step = validation_step
+
+    def configure_optimizers(self) -> Any:
+        """Plain."""
+        return torch.optim.SGD(self.parameters(), 0.05)
+
+
+def chosen(name: str) -> Any:
+    """By its name, or as an object."""
+    if name != "object":
+        return name
+    from farandole.lightning import FarandoleStrategy
+
+    return FarandoleStrategy()
+
+
+def main() -> None:
+    """Fits, and asks what scripts ask."""
+    folder = Path(sys.argv[2])
+    x = torch.randn(32, 2, generator=torch.Generator().manual_seed(1))
+    data = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 4)
+    best = ModelCheckpoint(folder, monitor="val", filename="{epoch}", save_top_k=1)
+    stop = EarlyStopping("val", patience=5)
+    line = Line()
+    trainer = pl.Trainer(
+        strategy=chosen(sys.argv[1]),
+        devices=2,
+        accelerator="cpu",
+        max_epochs=2,
+        callbacks=[best, stop],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(line, data, data)
+    said: dict[str, Any] = {
+        "pid": os.getpid(),
+        "metrics": {name: round(float(value), 4) for name, value in sorted(trainer.callback_metrics.items())},
+        "best": Path(best.best_model_path).name,
+        "same best": trainer.checkpoint_callback.best_model_path == best.best_model_path,  # type: ignore[union-attr]
+        "there": sorted(path.name for path in folder.glob("*.ckpt")),
+        "state": [str(trainer.state.fn), str(trainer.state.status), trainer.state.finished, trainer.interrupted],
+        "weights": [round(float(value), 4) for value in line.layer.weight.detach().flatten()],
+        "devices": sorted({str(param.device) for param in line.parameters()}),
+        "loaded": torch.load(best.best_model_path, weights_only=False)["epoch"],
+    }
+    if sys.argv[1] == "farandole":  # the same data, in ranks of its own once more
+        [tested] = trainer.test(line, data, ckpt_path="best", verbose=False)
+        assert round(tested["val"], 4) == said["metrics"]["val"], (tested, said)
+    print("said " + json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+# What may come in between: a signal handler that uses the engine, a tensor whose memory is given away, a closed engine.
+# Touches the native engine in a world of one.
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import gc
+import os
+import signal
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from types import FrameType
+
+import numpy as np
+import pytest
+
+from farandole.base.config import Config
+from farandole.base.errors import ShutDown
+from farandole.engine.interface import Kind, ReduceOp, Request
+from farandole.engine.native import LIBRARY, NativeEngine, start_pulse
+
+pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the native library is not built")
+
+
+def sum_of(engine: NativeEngine, count: int, name: str) -> np.ndarray:
+    values = np.arange(count, dtype=np.float32)
+    output = np.full(count, -1, np.float32)
+    engine.run(Request(Kind.ALLREDUCE, name, values, output, op=ReduceOp.SUM))
+    return output
+
+
+def test_a_signal_handler_may_use_the_engine_in_the_middle_of_a_call() -> None:
+    engine = NativeEngine(Config(), 0, [0])
+    engine.start(5.0)
+    handled: list[np.ndarray] = []
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        handled.append(sum_of(engine, 3, f"inner.{len(handled)}"))
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    try:
+        rounds = 0
+        while len(handled) < 300:
+            assert sum_of(engine, 7, f"outer.{rounds}").tolist() == [0, 1, 2, 3, 4, 5, 6]
+            rounds += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        engine.close()
+    assert all(found.tolist() == [0, 1, 2] for found in handled)
+
+
+@pytest.mark.parametrize("call", ["wait", "wait with a limit", "poll", "run"])
+def test_a_signal_handler_may_close_the_engine_in_the_middle_of_a_call(call: str) -> None:
+    engine = NativeEngine(Config(), 0, [0, 0])  # the other rank never comes
+    values = np.ones(3, np.float32)
+    request = Request(Kind.ALLREDUCE, "x", values, values)
+    [handle] = engine.submit([request])
+    calls: dict[str, Callable[[], object]] = {
+        "wait": lambda: engine.wait(handle),
+        "wait with a limit": lambda: engine.wait(handle, 60.0),
+        "poll": lambda: engine.poll(handle, 60.0),
+        "run": lambda: engine.run(dataclasses.replace(request, name="y")),
+    }
+    freed: list[bool] = []
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        engine.close()  # waits until no call uses it: not for the one that it interrupts
+        freed.append(engine.freed)
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(ShutDown):
+            calls[call]()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        engine.close()
+    assert freed == [True]
+
+
+@pytest.mark.parametrize("way", ["nobody", "another", "stop"])
+def test_a_guarded_engine_is_freed_when_nobody_guards_it(way: str) -> None:
+    mine = os.memfd_create("pulse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(mine, 4096)
+    fcntl.fcntl(mine, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    engine, other = NativeEngine(Config(), 0, [0]), NativeEngine(Config(), 0, [0])
+    try:
+        pulse = start_pulse(mine, None, 1000)
+        pulse.guard(engine, 1000)
+        alive = weakref.ref(engine)
+        engine.close()
+        assert not engine.freed  # the pulse may be about to revoke it
+        del engine
+        gc.collect()
+        kept = alive()
+        assert kept is not None
+        pulse.stop() if way == "stop" else pulse.guard(other if way == "another" else None)
+        assert kept.freed
+        pulse.stop()
+        other.close()
+        assert other.freed
+    finally:
+        os.close(mine)
+
+
+def test_a_closed_engine_closes_the_links_it_is_given() -> None:
+    engine = NativeEngine(Config(), 0, [0, 1])
+    engine.close()
+    mine, theirs = socket.socketpair()
+    with theirs:
+        fd = mine.detach()
+        with pytest.raises(ShutDown):
+            engine.add_link(1, fd, 1)
+        with pytest.raises(OSError):
+            os.fstat(fd)
+        assert theirs.recv(1) == b""
+
+
+def test_a_close_that_was_interrupted_is_finished_by_the_next_one() -> None:
+    engine = NativeEngine(Config(), 0, [0])
+    engine.start(5.0)
+    busy = threading.Event()
+    engine._listener, idle = threading.Thread(target=busy.wait), engine._listener  # one that does not end
+    engine._listener.start()
+
+    class Interrupted(Exception):
+        pass
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(Interrupted):
+            engine.close()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert not engine.freed
+    busy.set()
+    engine.close()
+    assert engine.freed  # the core's memory
+    assert idle is not None
+    idle.join()
+    engine.close()
+
+
+def test_a_signal_ends_the_wait_for_bytes_that_a_peer_does_not_read() -> None:
+    engine = NativeEngine(Config(), 0, [0, 1])
+    mine, theirs = socket.socketpair()
+    mine.setblocking(False)
+    with pytest.raises(BlockingIOError):  # no byte more fits into it
+        while True:
+            mine.send(bytes(4096))
+    engine.add_link(1, mine.detach(), 1)
+
+    class Interrupted(Exception):
+        pass
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, handler)
+    with theirs:
+        engine.start(5.0)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        try:
+            with pytest.raises(Interrupted):
+                engine.leave(60.0)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        engine.close()
+    assert engine.freed

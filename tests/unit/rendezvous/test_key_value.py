@@ -1,0 +1,93 @@
+# The key-value store: only processes with the key can use it.
+# Touches sockets of this host.
+"""Real connections; strangers are not heard, and cost nothing that lasts."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+
+import pytest
+
+from farandole.rendezvous.key_value import KeyValueClient, KeyValueServer
+from farandole.rendezvous.service import MAX_BYTES, NONCE_BYTES, REQUEST, RESPONSE, _Connection, _exactly
+
+
+def test_words_are_waited_for() -> None:
+    with KeyValueServer(b"key") as board:
+        client = KeyValueClient([("127.0.0.1", board.port)], b"key")
+        found: list[object] = []
+        thread = threading.Thread(target=lambda: found.append(client.wait("place", 20)))
+        thread.start()
+        client.put("place", ["host", 1])
+        thread.join()
+        assert found == [["host", 1]]
+        with pytest.raises(TimeoutError, match="nobody set 'other'"):
+            client.wait("other", 0.05)
+        with pytest.raises(ValueError, match="above the limit of 65536 bytes"):
+            client.put("large", "x" * (1 << 17))
+
+
+def test_nobody_without_the_key_is_heard() -> None:
+    with KeyValueServer(b"key") as board:
+        with pytest.raises(ConnectionError):
+            KeyValueClient([("127.0.0.1", board.port)], b"another").put("a", 1)
+        with pytest.raises(TimeoutError):
+            KeyValueClient([("127.0.0.1", board.port)], b"key").wait("a", 0.05)
+        with socket.create_connection(("127.0.0.1", board.port)) as noise:
+            noise.sendall(b"\xff" * 100)  # a length that nobody reads
+            assert len(_exactly(noise, NONCE_BYTES)) == NONCE_BYTES
+            with pytest.raises(ConnectionError):
+                _exactly(noise, 1)
+
+
+def test_who_drips_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time for a proof is for all of it: each byte that comes does not begin it anew."""
+    monkeypatch.setattr("farandole.rendezvous.service.CONNECT_S", 0.3)
+    with KeyValueServer(b"key") as board, socket.create_connection(("127.0.0.1", board.port)) as stranger:
+        _exactly(stranger, NONCE_BYTES)
+        stranger.sendall(bytes(NONCE_BYTES))
+        stranger.settimeout(0.05)
+        stranger.sendall(struct.pack(">I", 1 << 16))  # so much would take an hour
+        with pytest.raises(OSError, match=r"closed|reset|Broken"):
+            for _ in range(200):
+                try:
+                    stranger.sendall(b"\0")
+                    _exactly(stranger, 1)
+                except TimeoutError:
+                    continue
+
+
+def test_what_was_said_cannot_be_said_again() -> None:
+    with KeyValueServer(b"key") as board, socket.create_connection(("127.0.0.1", board.port)) as sock:
+        mine = bytes(NONCE_BYTES)
+        sock.sendall(mine)
+        line = _Connection(sock, b"key", _exactly(sock, NONCE_BYTES) + mine, MAX_BYTES)
+        question = json.dumps({"put": "a", "words": 1}).encode()
+        line.send(REQUEST, question)
+        assert json.loads(line.receive(RESPONSE)) == {"ok": True}
+        line._counts[REQUEST] = 0  # the same bytes once more
+        line.send(REQUEST, question)
+        with pytest.raises(ConnectionError):
+            line.receive(RESPONSE)
+
+
+def test_closing_wakes_whoever_waits() -> None:
+    board = KeyValueServer(b"key")
+    client = KeyValueClient([("127.0.0.1", 1), ("127.0.0.1", board.port)], b"key")  # the first place answers nobody
+    client.put("here", True)
+    failed: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            client.wait("never", 60)
+        except (OSError, TimeoutError) as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    board.close()
+    thread.join(20)
+    assert len(failed) == 1
