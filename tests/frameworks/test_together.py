@@ -16,6 +16,7 @@ ROUNDS, EACH = 417, 8  # of three frameworks: 10,008 collectives
 JOB = f"""
 import json, threading
 import jax, numpy as np, tensorflow as tf, torch
+from farandole.world.runtime import runtime
 import farandole.jax as for_jax, farandole.tensorflow as for_tensorflow, farandole.torch as for_torch
 for_torch.init()
 for_tensorflow.init()
@@ -51,7 +52,7 @@ def run(framework):
 threads = [threading.Thread(target=run, args=(framework,)) for framework in STEPS]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
-engine = __import__("farandole.world.runtime").runtime.runtime.world.engine
+engine = runtime.world.engine
 print(json.dumps({{"done": done, "failures": failures, "pending": engine.pending}}), flush=True)
 for_torch.shutdown()
 """
@@ -61,7 +62,8 @@ for_torch.shutdown()
 def test_three_frameworks_in_one_process() -> None:
     environment = {**ENVIRONMENT, "FARANDOLE_TENSORFLOW_OPS": "compiled", "FARANDOLE_JAX_OPS": "compiled"}
     with jobs.local.start([sys.executable, "-c", JOB], 2, None, environment) as job:
-        job.wait(280)
-        found = [jobs.results(job, rank)[-1] for rank in range(2)]
+        code = job.wait(280)
+        assert code == 0, f"exit codes {job.codes}:\n" + "\n".join(job.stderr(rank)[-4000:] for rank in range(2))
+        found = [jobs.last_result(job, rank) for rank in range(2)]
     each = ROUNDS * EACH
     assert found == [{"done": dict.fromkeys(("torch", "tensorflow", "jax"), each), "failures": [], "pending": 0}] * 2
