@@ -11,7 +11,8 @@ import lint
 from stages import ROOT, Stage, run
 
 PYTHON = Path(sys.executable)
-PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "--durations=10"]
+PYTEST: list[str | Path] = [PYTHON, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
+PYTEST += ["--durations=10", "--alone"]
 # One thread of arithmetic per process: the tests start more processes than there are cores.
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 # Tests that start processes, take long or need the frameworks run in `make test` or `make nightly`.

@@ -21,9 +21,12 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "src"), str(HERE / "ranks")]  # the checkout, and the harness of tests/ranks
+# The checkout, the harness of tests/ranks, and the modules beside this file.
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE / "ranks"), str(HERE)]
 
+import alone  # noqa: E402
 import waiting  # noqa: E402
+from alone import pytest_addoption, pytest_sessionfinish  # noqa: E402, F401 (hooks)
 
 SETTLE_S = 2.0  # what ends by itself within this time after a test is not a leak
 PREFIX, OWNER = "farandole-tests-", "owner"
@@ -230,7 +233,10 @@ def pytest_runtest_makereport(
     waiting.repeated.clear()
     report = yield
     if report.failed and BEGAN in item.stash:
-        report.sections.append(("time and processors", str(item.stash[BEGAN].since())))
+        spent = item.stash[BEGAN].since()
+        report.sections.append(("time and processors", str(spent)))
+        if spent.busy:
+            report.user_properties.append((alone.BUSY, str(spent)))
     return report
 
 

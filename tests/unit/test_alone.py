@@ -1,0 +1,63 @@
+# Tests that failed on a busy machine run once more, alone: which runs get that, and what they say.
+# Starts pytest with tests/conftest.py on tests of its own.
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import alone
+import pytest
+
+CONFTEST = Path(alone.__file__).with_name("conftest.py")
+TESTS = """
+import pathlib, sys
+import pytest, waiting
+
+@pytest.mark.parametrize("number", range({count}))
+def test_it(number):
+    waiting.BUSY, waiting.STOLEN = ({busy}, 1e9)
+    tries = pathlib.Path({place!r}, f"tries{{number}}")
+    tries.write_text(tries.read_text() + "x" if tries.exists() else "x")
+    assert number >= {failing} or len(tries.read_text()) > {bad}
+
+def test_another():
+    pass
+"""
+
+
+def tried(folder: Path, workers: list[str], count: int = 2, failing: int = 1, bad: int = 1, busy: float = -1.0) -> str:
+    """What such a run says; the first line is its exit code. Of `count` tests, `failing` fail the first `bad` times."""
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    ours = f"import runpy\nours = runpy.run_path({str(CONFTEST)!r})\n"
+    ours += "globals().update({name: one for name, one in ours.items() if not name.startswith('__')})\n"
+    (folder / "conftest.py").write_text(ours)
+    text = TESTS.format(count=count, failing=failing, bad=bad, busy=busy, place=str(folder))
+    (folder / "test_it.py").write_text(text)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--alone", *workers, str(folder)]
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True)
+    return f"{done.returncode}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("workers", [[], ["-n", "2", "--dist", "loadgroup"]], ids=["one process", "workers"])
+def test_what_passes_alone_has_passed_and_is_counted(tmp_path: Path, workers: list[str]) -> None:
+    said = tried(tmp_path, workers)
+    assert said.startswith("0\n"), said
+    assert "failed on a busy machine and passed alone: 1: test_it.py::test_it[0]" in said, said
+    assert "test_it.py::test_it[0]: 0." in said and "went to others" in said, said
+    assert [(tmp_path / f"tries{number}").read_text() for number in range(2)] == ["xx", "x"]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("run", "tries"),
+    [({"bad": 9}, "xx"), ({"busy": 1e9}, "x"), ({"count": alone.MOST + 1, "failing": alone.MOST + 1}, "x")],
+    ids=["fails again", "nobody else had the processors", "too many"],
+)
+def test_what_has_failed_stays_so(tmp_path: Path, run: dict[str, float], tries: str) -> None:
+    said = tried(tmp_path, [], **run)  # type: ignore[arg-type]
+    assert said.startswith("1\n") and "passed alone" not in said, said
+    assert (tmp_path / "tries0").read_text() == tries
