@@ -4,6 +4,8 @@ Reads files and imports nothing of the product. `check(root)` returns one line p
 from __future__ import annotations
 
 import ast
+import functools
+import gc
 import graphlib
 import importlib.util
 import os
@@ -94,6 +96,18 @@ def core_arrows(path: str, text: str) -> Iterator[Finding]:
                 yield Finding("core-call", path, number, f"{found.group().strip()}: {reason}")
 
 
+@functools.cache
+def parsed(text: str) -> ast.Module:
+    """The syntax tree of a file. Several rules read it."""
+    return ast.parse(text)
+
+
+@functools.cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """Every node of a file. To walk through a tree takes as long as all rules about it."""
+    return list(ast.walk(tree))
+
+
 def imports(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str, bool]]:
     """(line, absolute module, whether at the top level) of every import, without those only for type checkers."""
     top = {id(node) for node in tree.body}
@@ -101,11 +115,10 @@ def imports(tree: ast.Module, package: list[str]) -> Iterator[tuple[int, str, bo
         if isinstance(block, ast.Try | ast.If | ast.With):
             top |= {id(inner) for inner in ast.walk(block)}
     typing_only: set[int] = set()
-    every: list[ast.AST] = list(ast.walk(tree))
-    for node in every:
+    for node in nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             typing_only |= {id(inner) for statement in node.body for inner in ast.walk(statement)}
-    for node in every:
+    for node in nodes(tree):
         if id(node) in typing_only:
             continue
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "module_of":
@@ -157,7 +170,7 @@ def python_arrows(path: str, tree: ast.Module) -> Iterator[Finding]:
             yield Finding("pickle", path, line, f"{names[0]}: messages are typed data")
         if names[0] == "ctypes":
             yield Finding("ctypes", path, line, "ctypes: C is called by core/python/ alone")
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute | ast.Name):
             name = node.attr if isinstance(node, ast.Attribute) else node.id
             if name in ("import_module", "__import__"):
@@ -181,7 +194,7 @@ def circles(sources: dict[str, str]) -> Iterator[Finding]:
         names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     arrows: dict[str, set[str]] = {path: set() for path in sources}
     for path, text in sources.items():
-        for _, module, _ in imports(ast.parse(text), list(Path(path).parts[1:-1])):
+        for _, module, _ in imports(parsed(text), list(Path(path).parts[1:-1])):
             other = names.get(module) or names.get(module.rpartition(".")[0])  # a module, or a name in one
             if other is not None and other != path:
                 arrows[path].add(other)
@@ -212,7 +225,7 @@ def header(path: str, text: str) -> Iterator[Finding]:
 
 def python_functions(tree: ast.Module) -> Iterator[tuple[str, int, int]]:
     """(name, first line, number of lines)."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, node.lineno, (node.end_lineno or node.lineno) - node.lineno + 1
 
@@ -284,7 +297,7 @@ def look(path: str, text: str) -> Iterator[Finding]:
             yield from core_arrows(path, text)
         return
     try:
-        tree = ast.parse(text)
+        tree = parsed(text)
     except SyntaxError as error:
         yield Finding("syntax", path, error.lineno or 1, str(error.msg))
         return
@@ -325,6 +338,7 @@ def check(root: Path) -> list[Finding]:
 
 def main() -> int:
     """Prints broken rules. Returns 1 if there are any."""
+    gc.disable()  # all trees are kept until the end, so there is nothing to collect
     found = check(ROOT)
     for finding in found:
         print(finding)
