@@ -80,11 +80,7 @@ if TYPE_CHECKING:
         send,
         synchronize,
     )
-    from .world.groups import (
-        ProcessSet,
-        global_process_set,
-    )
-    from .world.runtime import (
+    from .world.basics import (
         add_process_set,
         ccl_built,
         cross_rank,
@@ -109,6 +105,10 @@ if TYPE_CHECKING:
         size,
         start_timeline,
         stop_timeline,
+    )
+    from .world.groups import (
+        ProcessSet,
+        global_process_set,
     )
 
     __version__: str
@@ -214,7 +214,7 @@ _HOMES = {  # where each public name lives
         "grouped_allreduce_async grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async "
         "irecv isend join poll recv reducescatter reducescatter_async send synchronize"
     ),
-    "world.runtime": (
+    "world.basics": (
         "add_process_set ccl_built cross_rank cross_size cuda_built ddl_built gloo_built gloo_enabled init "
         "is_homogeneous is_initialized local_rank local_size mpi_built mpi_enabled mpi_threads_supported "
         "nccl_built rank remove_process_set rocm_built shutdown size start_timeline stop_timeline"

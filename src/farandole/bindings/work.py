@@ -19,7 +19,7 @@ from ..operations import ops as arrays_ops
 from ..operations import reductions
 from ..operations.pending import Submission
 from ..world.groups import ProcessSet, global_process_set
-from ..world.runtime import World
+from ..world.world import World
 
 _lock = threading.Lock()
 _unnamed: WeakKeyDictionary[World, Any] = WeakKeyDictionary()  # counters, by framework, group and kind

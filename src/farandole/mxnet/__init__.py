@@ -23,7 +23,7 @@ from ..base.errors import (
 from ..bindings import face as _face
 from ..bindings.compat import check_extension, split_list
 from ..bindings.face import *  # noqa: F403 - the names of every binding
-from ..world.runtime import init, shutdown
+from ..world.basics import init, shutdown
 from .compression import Compression, Compressor
 from .framework import cuda_built, rocm_built
 from .functions import allgather_object, broadcast_object, broadcast_parameters

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..base import errors
 from ..engine.interface import Memory, Outcome, ReduceOp, Request
-from ..world.runtime import Pending, World, runtime
+from ..world.runtime import runtime
+from ..world.world import Pending, World
 from .arrays import Buffer
 
 

@@ -13,8 +13,9 @@ from ..engine.interface import NAMES, Kind
 from ..operations import ops as arrays_ops
 from ..operations.pending import checked_compression, checked_scales, chosen_op
 from ..operations.reductions import Adasum, Average, Sum
+from ..world.basics import local_rank, local_size, rank
 from ..world.groups import ProcessSet, global_process_set
-from ..world.runtime import local_rank, local_size, rank, runtime
+from ..world.runtime import runtime
 from . import naming
 from .compression import Compression
 from .failures import GraphAborted, GraphArgument, told

@@ -25,7 +25,7 @@ from ..bindings import face as _face
 from ..bindings.compat import check_extension
 from ..bindings.face import *  # noqa: F403 - the names of every binding
 from ..operations.pending import chosen_op as handle_average_backwards_compatibility
-from ..world.runtime import init, shutdown
+from ..world.basics import init, shutdown
 from . import elastic
 from .autograd import (
     allgather,

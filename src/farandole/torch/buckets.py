@@ -16,7 +16,8 @@ from ..bindings.private.torch_names import after_backward
 from ..engine.interface import ReduceOp
 from ..operations.pending import synchronize
 from ..world.groups import ProcessSet
-from ..world.runtime import World, runtime
+from ..world.runtime import runtime
+from ..world.world import World
 from .compression import Compression
 from .ops import allreduce_async_, sparse_allreduce_async
 from .sending import Batch, begin, begin_scattered
