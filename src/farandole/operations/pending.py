@@ -1,6 +1,6 @@
 # Between the operations and the engine: requests to results, handles, names, the choice of op and group.
 # Touches arrays, engine, errors, groups and runtime.
-"""What all operations have in common; ops.py and reductions.py have the rest."""
+"""What all operations have in common; requests.py has the operations."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from ..engine.interface import Memory, Outcome, ReduceOp, Request
 from ..world.runtime import runtime
 from ..world.world import Pending, World
 from .arrays import Buffer
+
+NO_SCALES = (1.0, 1.0)
 
 
 class Submission:
@@ -115,8 +117,11 @@ def names_of(operation: str, name: str | None, count: int | None = None) -> list
     return [f"grouped_{operation}.{name}_{index}of{count}" for index in range(1, count + 1)]
 
 
-def chosen_op(op: Any, average: bool | None) -> ReduceOp:
-    """The reduction that the caller chose; the average if none is given."""
+def chosen_op(op: Any, average: bool | None, frames: int = 4) -> ReduceOp:
+    """The reduction that the caller chose; the average if none is given.
+
+    A warning names the line that is `frames` calls up: the script's.
+    """
     if average is None and isinstance(op, ReduceOp):
         return op
     if average is not None:
@@ -124,7 +129,7 @@ def chosen_op(op: Any, average: bool | None) -> ReduceOp:
             raise ValueError(
                 "The op parameter supersedes average. Please provide only one of them: `average` is deprecated"
             )
-        warnings.warn("`average` is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+        warnings.warn("`average` is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=frames)
         return ReduceOp.AVERAGE if average else ReduceOp.SUM
     if op is None:
         return ReduceOp.AVERAGE
@@ -137,6 +142,8 @@ def chosen_op(op: Any, average: bool | None) -> ReduceOp:
 
 def checked_scales(scales: tuple[float, float]) -> tuple[float, float]:
     """Both factors as numbers. NaN is refused, because it would look like a mismatch between ranks."""
+    if scales == NO_SCALES:
+        return NO_SCALES
     for what, factor in zip(("prescale_factor", "postscale_factor"), scales, strict=True):
         if math.isnan(factor):
             raise ValueError(f"{what} is not a number (nan)")

@@ -11,6 +11,7 @@ from typing import Any
 from ..bindings.work import Work
 from ..engine.interface import NAMES, Kind
 from ..operations import ops as arrays_ops
+from ..operations import requests
 from ..operations.pending import checked_compression, checked_scales, chosen_op
 from ..operations.reductions import Adasum, Average, Sum
 from ..world.basics import local_rank, local_size, rank
@@ -299,7 +300,7 @@ def broadcast(
     """The root's tensor on every rank. `root_rank` is a rank of the job."""
     with told():
         _, ranks = runtime.world.groups.members(process_set)
-        arrays_ops.member(root_rank, ranks, "root_rank")
+        requests.member(root_rank, ranks, "root_rank")
     work = Work(Kind.BROADCAST, name, process_set=process_set, root=root_rank)
     return run(work, [tensor], None, ignore_name_scope)[0]
 

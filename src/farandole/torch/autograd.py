@@ -43,7 +43,7 @@ class _Allreduce(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> Any:
         ctx.arguments = (op, scales, process_set, grouped)
-        return begin_allreduce(tensors, None, name, op, scales, process_set, grouped, False).result()
+        return begin_allreduce(tensors, name, op, scales, process_set, grouped, False).result()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -62,7 +62,7 @@ def _reduce(
     if _tracked(tensors):
         result = _Allreduce.apply(name, op, scales, process_set, grouped, *tensors)
     else:
-        result = begin_allreduce(tensors, None, name, op, scales, process_set, grouped, False).result()
+        result = begin_allreduce(tensors, name, op, scales, process_set, grouped, False).result()
     return tuple(result) if grouped else (result,)
 
 
