@@ -24,24 +24,11 @@ from ..bindings import face as _face
 from ..bindings.compat import check_extension, split_list
 from ..bindings.face import *  # noqa: F403 - the names of every binding
 from ..world.basics import init, shutdown
+from . import ops as _ops
 from .compression import Compression, Compressor
 from .framework import cuda_built, rocm_built
 from .functions import allgather_object, broadcast_object, broadcast_parameters
-from .ops import (
-    allgather,
-    allreduce,
-    allreduce_,
-    alltoall,
-    barrier,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_reducescatter,
-    join,
-    reducescatter,
-)
+from .ops import *  # noqa: F403 - the operations
 from .optimizer import DistributedOptimizer, DistributedTrainer
 
 __all__ = [
@@ -56,27 +43,15 @@ __all__ = [
     "PeerLost",
     "Revoked",
     "ShutDown",
-    "allgather",
     "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_",
     "broadcast_object",
     "broadcast_parameters",
     "check_extension",
     "cuda_built",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_reducescatter",
     "init",
-    "join",
-    "reducescatter",
     "rocm_built",
     "shutdown",
     "split_list",
 ]
 __all__ += _face.__all__
+__all__ += _ops.__all__

@@ -47,12 +47,11 @@ def incoming(tensor: Any, dtype: DType | None = None, writable: bool = False) ->
     """A buffer over the memory of `tensor`.
 
     `dtype` is for bfloat16 in arrays of uint16. Raises ValueError for memory that is not contiguous, not on the CPU,
-    not
-    writable although it must be, or of an unsupported type; TypeError if it is not an array.
+    not writable although it must be, or of an unsupported type; TypeError if it is not an array.
     """
     if isinstance(tensor, Buffer):
         return tensor  # a framework's binding has made it
-    array, give, said = _view(tensor)
+    array, give, said = (tensor, _same, None) if isinstance(tensor, np.ndarray) else _view(tensor)
     if not array.flags.c_contiguous:
         raise ValueError(
             f"the array of shape {array.shape} is not contiguous; pass a contiguous copy (numpy.ascontiguousarray)"
@@ -77,8 +76,6 @@ def incoming(tensor: Any, dtype: DType | None = None, writable: bool = False) ->
 
 def _view(tensor: Any) -> tuple[Array, Callable[[Array], Any], DType | None]:
     """The memory, how to give results back, and the element type where NumPy cannot know it."""
-    if isinstance(tensor, np.ndarray):
-        return tensor, _same, None
     if hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__"):
         return _from_dlpack(tensor)
     if hasattr(tensor, "__array_interface__"):

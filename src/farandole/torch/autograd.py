@@ -18,6 +18,17 @@ from . import repeats
 from .compression import Compression
 from .ops import begin_allgather, begin_allreduce, begin_alltoall, begin_broadcast, begin_reducescatter
 
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "reducescatter",
+]
+
 Scales = tuple[float, float]
 
 

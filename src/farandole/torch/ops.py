@@ -119,10 +119,10 @@ def begin_alltoall(
 
 # --- allreduce -------------------------------------------------------------------------------------------------------
 
-IN_PLACE: Form[torch.Tensor] = Form(methodcaller("result"), "torch.Tensor", True)
 GROUP_IN_PLACE: Form[tuple[torch.Tensor, ...]] = Form(methodcaller("result"), "tuple[torch.Tensor, ...]", True)
 
 
+# Not a variant: a call that waits must cost as little as possible.
 def allreduce_(
     tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: Any = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
@@ -233,6 +233,14 @@ def _grouped_allgather(
     return form.end(begin_allgather(tensors, name, process_set, True))
 
 
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Broadcast in place; returns `tensor`."""
+    result: torch.Tensor = begin_broadcast(tensor, root_rank, name, process_set, True).result()
+    return result
+
+
 def _broadcast(
     form: Form[Result], tensor: torch.Tensor, root_rank: int, name: str | None = None,
     process_set: ProcessSet = global_process_set,
@@ -259,7 +267,6 @@ grouped_allgather_async = variant(
     "grouped_allgather_async", _grouped_allgather, HANDLE, "Begins allgathers that become ready together."
 )
 broadcast_async = variant("broadcast_async", _broadcast, HANDLE, "Begins a broadcast.")
-broadcast_ = variant("broadcast_", _broadcast, IN_PLACE, "Broadcast in place; returns `tensor`.")
 broadcast_async_ = variant("broadcast_async_", _broadcast, HANDLE_IN_PLACE, "Begins a broadcast in place.")
 alltoall_async = variant(
     "alltoall_async", _alltoall, HANDLE, "Begins an alltoall; `synchronize` gives the pair (rows, received splits)."
