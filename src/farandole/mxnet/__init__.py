@@ -11,17 +11,10 @@
 
 from __future__ import annotations
 
-from ..base.errors import (
-    FarandoleTimeout,
-    HorovodInternalError,
-    Mismatch,
-    NotInitialized,
-    PeerLost,
-    Revoked,
-    ShutDown,
-)
+from ..bindings import errors as _errors
 from ..bindings import face as _face
 from ..bindings.compat import check_extension, split_list
+from ..bindings.errors import *  # noqa: F403 - the errors of every binding
 from ..bindings.face import *  # noqa: F403 - the names of every binding
 from ..world.basics import init, shutdown
 from . import ops as _ops
@@ -36,13 +29,6 @@ __all__ = [
     "Compressor",
     "DistributedOptimizer",
     "DistributedTrainer",
-    "FarandoleTimeout",
-    "HorovodInternalError",
-    "Mismatch",
-    "NotInitialized",
-    "PeerLost",
-    "Revoked",
-    "ShutDown",
     "allgather_object",
     "broadcast_object",
     "broadcast_parameters",
@@ -53,5 +39,6 @@ __all__ = [
     "shutdown",
     "split_list",
 ]
+__all__ += _errors.__all__
 __all__ += _face.__all__
 __all__ += _ops.__all__

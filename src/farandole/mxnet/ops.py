@@ -95,6 +95,7 @@ def _allreduce(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     op: Any = None,
 ) -> Any:  # fmt: skip
+    """The reduction of all ranks' arrays, as a new array; the average if `op` is not given."""
     chosen, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
 
     def build(buffers: list[Buffer]) -> Submission:
@@ -103,12 +104,7 @@ def _allreduce(
     return _done([tensor], in_place, build)[0]
 
 
-allreduce = variant(
-    "allreduce",
-    _allreduce,
-    False,
-    "The reduction of all ranks' arrays, as a new array; the average if `op` is not given.",
-)
+allreduce = variant("allreduce", _allreduce, False)
 allreduce_ = variant("allreduce_", _allreduce, True, "Allreduce in place; returns `tensor`.")
 
 
@@ -117,6 +113,7 @@ def _grouped_allreduce(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     op: Any = None,
 ) -> list[Any]:  # fmt: skip
+    """Allreduce of several arrays that become ready together."""
     chosen, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
 
     def build(buffers: list[Buffer]) -> Submission:
@@ -125,9 +122,7 @@ def _grouped_allreduce(
     return _done(tensors, in_place, build)
 
 
-grouped_allreduce = variant(
-    "grouped_allreduce", _grouped_allreduce, False, "Allreduce of several arrays that become ready together."
-)
+grouped_allreduce = variant("grouped_allreduce", _grouped_allreduce, False)
 grouped_allreduce_ = variant(
     "grouped_allreduce_", _grouped_allreduce, True, "Grouped allreduce in place; returns the arrays."
 )
@@ -184,18 +179,15 @@ def _broadcast(
     in_place: bool, tensor: Any, root_rank: int, name: str | None = None, priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:  # fmt: skip
+    """The root's array, as a new array on every rank. `root_rank` is a rank of the job."""
+
     def build(buffers: list[Buffer]) -> Submission:
         return requests.begin_broadcast(buffers[0], root_rank, name, process_set, None, in_place)
 
     return _done([tensor], in_place, build)[0]
 
 
-broadcast = variant(
-    "broadcast",
-    _broadcast,
-    False,
-    "The root's array, as a new array on every rank. `root_rank` is a rank of the job.",
-)
+broadcast = variant("broadcast", _broadcast, False)
 broadcast_ = variant("broadcast_", _broadcast, True, "Broadcast in place; returns `tensor`.")
 
 

@@ -33,19 +33,19 @@ _begin: Any = methodcaller("handle")
 
 WAIT: Form[Any] = Form(_wait, "Any")
 WAIT_IN_PLACE: Form[Any] = Form(_wait, "Any", True)
-WAIT_FOR_GROUP: Form[tuple[Any, ...]] = Form(_wait, "tuple[Any, ...]")
-WAIT_FOR_GROUP_IN_PLACE: Form[tuple[Any, ...]] = Form(_wait, "tuple[Any, ...]", True)
-WAIT_FOR_NOTHING: Form[None] = Form(_wait, "None")
+GROUP: Form[tuple[Any, ...]] = Form(_wait, "tuple[Any, ...]")
+GROUP_IN_PLACE: Form[tuple[Any, ...]] = Form(_wait, "tuple[Any, ...]", True)
+NOTHING: Form[None] = Form(_wait, "None")
 HANDLE: Form[int] = Form(_begin, "int")
 HANDLE_IN_PLACE: Form[int] = Form(_begin, "int", True)
 
 
 def variant(
-    name: str, operation: Callable[Concatenate[Given, Arguments], Result], form: Given, doc: str
+    name: str, operation: Callable[Concatenate[Given, Arguments], Result], form: Given, doc: str | None = None
 ) -> Callable[Arguments, Result]:
     """The function `name`: it calls `operation(form, ...)`, and its signature is that of `operation` without the form.
 
-    `form` is a Form, or what else the operation takes in its place.
+    `form` is a Form, or what else the operation takes in its place. Without `doc`, it has the operation's docstring.
     """
     model = cast(FunctionType, operation)
     # A copy under the variant's name, which Python's own errors about arguments then tell.
@@ -64,6 +64,6 @@ def variant(
     made.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": returns}
     made.__name__ = made.__qualname__ = named.__qualname__ = name
     made.__module__ = named.__module__ = model.__module__
-    made.__doc__ = doc
+    made.__doc__ = doc or model.__doc__
     made.__wrapped__ = named  # where inspect and debuggers find the source
     return call

@@ -14,12 +14,12 @@ from typing import Any
 from ..engine.interface import DType, Kind
 from ..world.groups import ProcessSet, global_process_set
 from .forms import (
+    GROUP,
+    GROUP_IN_PLACE,
     HANDLE,
     HANDLE_IN_PLACE,
+    NOTHING,
     WAIT,
-    WAIT_FOR_GROUP,
-    WAIT_FOR_GROUP_IN_PLACE,
-    WAIT_FOR_NOTHING,
     WAIT_IN_PLACE,
     Form,
     Result,
@@ -85,16 +85,12 @@ def _allreduce(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     *, dtype: DType | None = None,
 ) -> Result:  # fmt: skip
+    """The reduction of all ranks' arrays, as a new array on every rank; the average unless `op` says otherwise."""
     chosen, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
     return form.end(begin_allreduce([tensor], name, chosen, scales, process_set, dtype, False, form.in_place))
 
 
-allreduce = variant(
-    "allreduce",
-    _allreduce,
-    WAIT,
-    "The reduction of all ranks' arrays, as a new array on every rank; the average unless `op` says otherwise.",
-)
+allreduce = variant("allreduce", _allreduce, WAIT)
 allreduce_async = variant(
     "allreduce_async", _allreduce, HANDLE, "Begins an allreduce; `synchronize` gives the new array."
 )
@@ -107,13 +103,12 @@ def _grouped_allreduce(
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
     *, dtype: DType | None = None,
 ) -> Result:  # fmt: skip
+    """Allreduce of several arrays that become ready together."""
     chosen, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
     return form.end(begin_allreduce(tensors, name, chosen, scales, process_set, dtype, True, form.in_place))
 
 
-grouped_allreduce = variant(
-    "grouped_allreduce", _grouped_allreduce, WAIT_FOR_GROUP, "Allreduce of several arrays that become ready together."
-)
+grouped_allreduce = variant("grouped_allreduce", _grouped_allreduce, GROUP)
 grouped_allreduce_async = variant(
     "grouped_allreduce_async",
     _grouped_allreduce,
@@ -121,10 +116,7 @@ grouped_allreduce_async = variant(
     "Begins a grouped allreduce; `synchronize` gives the tuple of new arrays.",
 )
 grouped_allreduce_ = variant(
-    "grouped_allreduce_",
-    _grouped_allreduce,
-    WAIT_FOR_GROUP_IN_PLACE,
-    "Grouped allreduce in place; gives the arrays back.",
+    "grouped_allreduce_", _grouped_allreduce, GROUP_IN_PLACE, "Grouped allreduce in place; gives the arrays back."
 )
 grouped_allreduce_async_ = variant(
     "grouped_allreduce_async_", _grouped_allreduce, HANDLE_IN_PLACE, "Begins a grouped allreduce in place."
@@ -138,16 +130,12 @@ def _reducescatter(
     process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     *, dtype: DType | None = None,
 ) -> Result:  # fmt: skip
+    """This rank's rows of the reduction; the first `rows % size` ranks get one row more."""
     scales = (prescale_factor, postscale_factor)
     return form.end(begin_reducescatter([tensor], name, op, scales, process_set, dtype, False))
 
 
-reducescatter = variant(
-    "reducescatter",
-    _reducescatter,
-    WAIT,
-    "This rank's rows of the reduction; the first `rows % size` ranks get one row more.",
-)
+reducescatter = variant("reducescatter", _reducescatter, WAIT)
 reducescatter_async = variant("reducescatter_async", _reducescatter, HANDLE, "Begins a reducescatter.")
 
 
@@ -156,16 +144,12 @@ def _grouped_reducescatter(
     process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     *, dtype: DType | None = None,
 ) -> Result:  # fmt: skip
+    """Reducescatter of several arrays that become ready together."""
     scales = (prescale_factor, postscale_factor)
     return form.end(begin_reducescatter(tensors, name, op, scales, process_set, dtype, True))
 
 
-grouped_reducescatter = variant(
-    "grouped_reducescatter",
-    _grouped_reducescatter,
-    WAIT_FOR_GROUP,
-    "Reducescatter of several arrays that become ready together.",
-)
+grouped_reducescatter = variant("grouped_reducescatter", _grouped_reducescatter, GROUP)
 grouped_reducescatter_async = variant(
     "grouped_reducescatter_async", _grouped_reducescatter, HANDLE, "Begins a grouped reducescatter."
 )
@@ -177,15 +161,11 @@ def _allgather(
     form: Form[Result], tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set,
     *, dtype: DType | None = None,
 ) -> Result:  # fmt: skip
+    """All ranks' arrays, one after the other along the first dimension, which may differ between ranks."""
     return form.end(begin_allgather([tensor], name, process_set, dtype, False))
 
 
-allgather = variant(
-    "allgather",
-    _allgather,
-    WAIT,
-    "All ranks' arrays, one after the other along the first dimension, which may differ between ranks.",
-)
+allgather = variant("allgather", _allgather, WAIT)
 allgather_async = variant("allgather_async", _allgather, HANDLE, "Begins an allgather.")
 
 
@@ -193,12 +173,11 @@ def _grouped_allgather(
     form: Form[Result], tensors: Sequence[Any], name: str | None = None,
     process_set: ProcessSet = global_process_set, *, dtype: DType | None = None,
 ) -> Result:  # fmt: skip
+    """Allgather of several arrays that become ready together."""
     return form.end(begin_allgather(tensors, name, process_set, dtype, True))
 
 
-grouped_allgather = variant(
-    "grouped_allgather", _grouped_allgather, WAIT_FOR_GROUP, "Allgather of several arrays that become ready together."
-)
+grouped_allgather = variant("grouped_allgather", _grouped_allgather, GROUP)
 grouped_allgather_async = variant("grouped_allgather_async", _grouped_allgather, HANDLE, "Begins a grouped allgather.")
 
 # --- broadcast -------------------------------------------------------------------------------------------------------
@@ -208,12 +187,11 @@ def _broadcast(
     form: Form[Result], tensor: Any, root_rank: int, name: str | None = None,
     process_set: ProcessSet = global_process_set, *, dtype: DType | None = None,
 ) -> Result:  # fmt: skip
+    """The root's array, as a new array on every rank. `root_rank` is a rank of the job."""
     return form.end(begin_broadcast(tensor, root_rank, name, process_set, dtype, form.in_place))
 
 
-broadcast = variant(
-    "broadcast", _broadcast, WAIT, "The root's array, as a new array on every rank. `root_rank` is a rank of the job."
-)
+broadcast = variant("broadcast", _broadcast, WAIT)
 broadcast_async = variant("broadcast_async", _broadcast, HANDLE, "Begins a broadcast.")
 broadcast_ = variant("broadcast_", _broadcast, WAIT_IN_PLACE, "Broadcast in place; gives `tensor` back.")
 broadcast_async_ = variant("broadcast_async_", _broadcast, HANDLE_IN_PLACE, "Begins a broadcast in place.")
@@ -225,21 +203,14 @@ def _alltoall(
     form: Form[Result], tensor: Any, splits: Any = None, name: str | None = None,
     process_set: ProcessSet = global_process_set, *, dtype: DType | None = None,
 ) -> Result:  # fmt: skip
+    """Sends `splits[i]` rows to member i and gives the rows received; given `splits`, with the received splits."""
     with_splits = splits is not None or form is HANDLE
     return form.end(begin_alltoall(tensor, splits, name, process_set, dtype, with_splits))
 
 
-alltoall = variant(
-    "alltoall",
-    _alltoall,
-    WAIT,
-    "Sends `splits[i]` rows to member i and gives the rows received; given `splits`, with the received splits.",
-)
+alltoall = variant("alltoall", _alltoall, WAIT)
 alltoall_async = variant(
-    "alltoall_async",
-    _alltoall,
-    HANDLE,
-    "Begins an alltoall; `synchronize` gives the pair (rows, received splits).",
+    "alltoall_async", _alltoall, HANDLE, "Begins an alltoall; `synchronize` gives the pair (rows, received splits)."
 )
 
 # --- barrier, join ---------------------------------------------------------------------------------------------------
@@ -267,10 +238,11 @@ def _send(
     form: Form[Result], tensor: Any, peer: int, tag: int = 0, process_set: ProcessSet = global_process_set,
     *, dtype: DType | None = None,
 ) -> Result:  # fmt: skip
+    """Sends an array to rank `peer`, which receives it with the same tag."""
     return form.end(begin_transfer(Kind.SEND, tensor, peer, tag, process_set, dtype))
 
 
-send = variant("send", _send, WAIT_FOR_NOTHING, "Sends an array to rank `peer`, which receives it with the same tag.")
+send = variant("send", _send, NOTHING)
 isend = variant("isend", _send, HANDLE, "Begins a send.")
 
 
@@ -278,13 +250,9 @@ def _recv(
     form: Form[Result], tensor: Any, peer: int, tag: int = 0, process_set: ProcessSet = global_process_set,
     *, dtype: DType | None = None,
 ) -> Result:  # fmt: skip
+    """Receives into `tensor`, which has the shape and type of what rank `peer` sends, and gives it back."""
     return form.end(begin_transfer(Kind.RECEIVE, tensor, peer, tag, process_set, dtype))
 
 
-recv = variant(
-    "recv",
-    _recv,
-    WAIT,
-    "Receives into `tensor`, which has the shape and type of what rank `peer` sends, and gives it back.",
-)
+recv = variant("recv", _recv, WAIT)
 irecv = variant("irecv", _recv, HANDLE, "Begins a receive.")

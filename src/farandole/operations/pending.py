@@ -117,11 +117,8 @@ def names_of(operation: str, name: str | None, count: int | None = None) -> list
     return [f"grouped_{operation}.{name}_{index}of{count}" for index in range(1, count + 1)]
 
 
-def chosen_op(op: Any, average: bool | None, frames: int = 4) -> ReduceOp:
-    """The reduction that the caller chose; the average if none is given.
-
-    A warning names the line that is `frames` calls up: the script's.
-    """
+def chosen_op(op: Any, average: bool | None) -> ReduceOp:
+    """The reduction that the caller chose; the average if none is given."""
     if average is None and isinstance(op, ReduceOp):
         return op
     if average is not None:
@@ -129,7 +126,7 @@ def chosen_op(op: Any, average: bool | None, frames: int = 4) -> ReduceOp:
             raise ValueError(
                 "The op parameter supersedes average. Please provide only one of them: `average` is deprecated"
             )
-        warnings.warn("`average` is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=frames)
+        warnings.warn("`average` is deprecated; use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
         return ReduceOp.AVERAGE if average else ReduceOp.SUM
     if op is None:
         return ReduceOp.AVERAGE

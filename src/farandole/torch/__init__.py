@@ -11,18 +11,11 @@ tensor([1., 1., 1.])
 
 from __future__ import annotations
 
-from ..base.errors import (
-    FarandoleTimeout,
-    HorovodInternalError,
-    HostsUpdatedInterrupt,
-    Mismatch,
-    NotInitialized,
-    PeerLost,
-    Revoked,
-    ShutDown,
-)
+from ..base.errors import HostsUpdatedInterrupt
+from ..bindings import errors as _errors
 from ..bindings import face as _face
 from ..bindings.compat import check_extension
+from ..bindings.errors import *  # noqa: F403 - the errors of every binding
 from ..bindings.face import *  # noqa: F403 - the names of every binding
 from ..operations.pending import chosen_op as handle_average_backwards_compatibility
 from ..world.basics import init, shutdown
@@ -42,15 +35,8 @@ __all__ = [
     "Compression",
     "Compressor",
     "DistributedOptimizer",
-    "FarandoleTimeout",
-    "HorovodInternalError",
     "Hosts",
     "HostsUpdatedInterrupt",
-    "Mismatch",
-    "NotInitialized",
-    "PeerLost",
-    "Revoked",
-    "ShutDown",
     "SyncBatchNorm",
     "WarmupLR",
     "allgather_object",
@@ -70,6 +56,7 @@ __all__ = [
     "set_seed",
     "shutdown",
 ]
+__all__ += _errors.__all__
 __all__ += _face.__all__
 __all__ += _autograd.__all__
 __all__ += _ops.__all__

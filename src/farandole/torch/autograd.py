@@ -78,15 +78,9 @@ def _reduce(
 
 
 def _allreduce(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None,
-    name: str | None,
-    compression: Any,
-    op: Any,
-    scales: Scales,
-    process_set: ProcessSet,
-    grouped: bool,
-) -> tuple[torch.Tensor, ...]:
+    tensors: Sequence[torch.Tensor], average: bool | None, name: str | None, compression: Any, op: Any,
+    scales: Scales, process_set: ProcessSet, grouped: bool,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     chosen = chosen_op(op, average)
     packed = [checked_compression(compression).compress(tensor) for tensor in tensors]
     reduced = _reduce([tensor for tensor, _ in packed], name, chosen, scales, process_set, grouped)
@@ -94,30 +88,20 @@ def _allreduce(
 
 
 def allreduce(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
+    tensor: torch.Tensor, average: bool | None = None, name: str | None = None, compression: Any = Compression.none,
+    op: Any = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """The reduction of all ranks' tensors, as a new tensor on every rank; without `op`, the average."""
     scales = (prescale_factor, postscale_factor)
     return _allreduce([tensor], average, name, compression, op, scales, process_set, False)[0]
 
 
 def grouped_allreduce(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
+    tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
+    compression: Any = Compression.none, op: Any = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """Allreduce of several tensors that become ready together."""
     scales = (prescale_factor, postscale_factor)
     return _allreduce(tensors, average, name, compression, op, scales, process_set, True)
@@ -258,14 +242,9 @@ class _Reducescatter(torch.autograd.Function):
 
 
 def _reducescatter(
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    compression: Any,
-    op: Any,
-    scales: Scales,
-    process_set: ProcessSet,
-    grouped: bool,
-) -> tuple[torch.Tensor, ...]:
+    tensors: Sequence[torch.Tensor], name: str | None, compression: Any, op: Any, scales: Scales,
+    process_set: ProcessSet, grouped: bool,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     packed = [checked_compression(compression).compress(tensor) for tensor in tensors]
     sent = [tensor for tensor, _ in packed]
     if _tracked(sent):
@@ -277,28 +256,18 @@ def _reducescatter(
 
 
 def reducescatter(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: Any = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> torch.Tensor:
+    tensor: torch.Tensor, name: str | None = None, compression: Any = Compression.none, op: Any = Average,
+    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> torch.Tensor:  # fmt: skip
     """This rank's rows of the reduction; the first `rows % size` ranks get one more row."""
     scales = (prescale_factor, postscale_factor)
     return _reducescatter([tensor], name, compression, op, scales, process_set, False)[0]
 
 
 def grouped_reducescatter(
-    tensors: Sequence[torch.Tensor],
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: Any = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> tuple[torch.Tensor, ...]:
+    tensors: Sequence[torch.Tensor], name: str | None = None, compression: Any = Compression.none, op: Any = Average,
+    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """Reducescatter of several tensors that become ready together."""
     scales = (prescale_factor, postscale_factor)
     return _reducescatter(tensors, name, compression, op, scales, process_set, True)

@@ -46,14 +46,9 @@ __all__ = [
 
 
 def begin_allreduce(
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    op: ReduceOp,
-    scales: tuple[float, float],
-    process_set: ProcessSet,
-    grouped: bool,
-    in_place: bool,
-) -> Submission:
+    tensors: Sequence[torch.Tensor], name: str | None, op: ReduceOp, scales: tuple[float, float],
+    process_set: ProcessSet, grouped: bool, in_place: bool,
+) -> Submission:  # fmt: skip
     return memory.begin(
         tensors,
         in_place,
@@ -63,13 +58,9 @@ def begin_allreduce(
 
 
 def begin_reducescatter(
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    op: Any,
-    scales: tuple[float, float],
-    process_set: ProcessSet,
-    grouped: bool,
-) -> Submission:
+    tensors: Sequence[torch.Tensor], name: str | None, op: Any, scales: tuple[float, float],
+    process_set: ProcessSet, grouped: bool,
+) -> Submission:  # fmt: skip
     return memory.begin(
         tensors,
         False,
@@ -119,6 +110,8 @@ def begin_alltoall(
 
 # --- allreduce -------------------------------------------------------------------------------------------------------
 
+# The caller waits itself, and then knows the call (repeats.py).
+FIRST_CALL: Form[Submission] = Form(lambda begun: begun, "Submission", True)
 GROUP_IN_PLACE: Form[tuple[torch.Tensor, ...]] = Form(methodcaller("result"), "tuple[torch.Tensor, ...]", True)
 
 
@@ -130,8 +123,8 @@ def allreduce_(
     """Allreduce in place; returns `tensor`."""
     key = (name, op, average, prescale_factor, postscale_factor, getattr(process_set, "process_set_id", None))
     if repeats.again(key, tensor) is None:
-        chosen, scales = chosen_op(op, average, 3), (prescale_factor, postscale_factor)
-        repeats.first(key, tensor, begin_allreduce([tensor], name, chosen, scales, process_set, False, True))
+        begun = _allreduce(FIRST_CALL, tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+        repeats.first(key, tensor, begun)
     return tensor
 
 
@@ -139,13 +132,12 @@ def _allreduce(
     form: Form[Result], tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: Any = None,
     prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
 ) -> Result:  # fmt: skip
+    """Begins an allreduce; `synchronize` gives the new tensor."""
     chosen, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
     return form.end(begin_allreduce([tensor], name, chosen, scales, process_set, False, form.in_place))
 
 
-allreduce_async = variant(
-    "allreduce_async", _allreduce, HANDLE, "Begins an allreduce; `synchronize` gives the new tensor."
-)
+allreduce_async = variant("allreduce_async", _allreduce, HANDLE)
 allreduce_async_ = variant("allreduce_async_", _allreduce, HANDLE_IN_PLACE, "Begins an allreduce in place.")
 
 
@@ -154,16 +146,12 @@ def _grouped_allreduce(
     op: Any = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Result:  # fmt: skip
+    """Begins allreduces that become ready together; `synchronize` gives the tuple of new tensors."""
     chosen, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
     return form.end(begin_allreduce(tensors, name, chosen, scales, process_set, True, form.in_place))
 
 
-grouped_allreduce_async = variant(
-    "grouped_allreduce_async",
-    _grouped_allreduce,
-    HANDLE,
-    "Begins allreduces that become ready together; `synchronize` gives the tuple of new tensors.",
-)
+grouped_allreduce_async = variant("grouped_allreduce_async", _grouped_allreduce, HANDLE)
 grouped_allreduce_ = variant(
     "grouped_allreduce_", _grouped_allreduce, GROUP_IN_PLACE, "Grouped allreduce in place; returns the tensors."
 )
@@ -208,6 +196,7 @@ def _reducescatter(
     form: Form[Result], tensor: torch.Tensor, name: str | None = None, op: Any = Average,
     process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Result:  # fmt: skip
+    """Begins a reducescatter."""
     return form.end(begin_reducescatter([tensor], name, op, (prescale_factor, postscale_factor), process_set, False))
 
 
@@ -215,12 +204,14 @@ def _grouped_reducescatter(
     form: Form[Result], tensors: Sequence[torch.Tensor], name: str | None = None, op: Any = Average,
     process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
 ) -> Result:  # fmt: skip
+    """Begins reducescatters that become ready together."""
     return form.end(begin_reducescatter(tensors, name, op, (prescale_factor, postscale_factor), process_set, True))
 
 
 def _allgather(
     form: Form[Result], tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Result:
+    """Begins an allgather."""
     return form.end(begin_allgather([tensor], name, process_set, False))
 
 
@@ -230,6 +221,7 @@ def _grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Result:
+    """Begins allgathers that become ready together."""
     return form.end(begin_allgather(tensors, name, process_set, True))
 
 
@@ -245,6 +237,7 @@ def _broadcast(
     form: Form[Result], tensor: torch.Tensor, root_rank: int, name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Result:  # fmt: skip
+    """Begins a broadcast."""
     return form.end(begin_broadcast(tensor, root_rank, name, process_set, form.in_place))
 
 
@@ -252,25 +245,17 @@ def _alltoall(
     form: Form[Result], tensor: torch.Tensor, splits: Any = None, name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Result:  # fmt: skip
+    """Begins an alltoall; `synchronize` gives the pair (rows, received splits)."""
     return form.end(begin_alltoall(tensor, splits, name, process_set))
 
 
-reducescatter_async = variant("reducescatter_async", _reducescatter, HANDLE, "Begins a reducescatter.")
-grouped_reducescatter_async = variant(
-    "grouped_reducescatter_async",
-    _grouped_reducescatter,
-    HANDLE,
-    "Begins reducescatters that become ready together.",
-)
-allgather_async = variant("allgather_async", _allgather, HANDLE, "Begins an allgather.")
-grouped_allgather_async = variant(
-    "grouped_allgather_async", _grouped_allgather, HANDLE, "Begins allgathers that become ready together."
-)
-broadcast_async = variant("broadcast_async", _broadcast, HANDLE, "Begins a broadcast.")
+reducescatter_async = variant("reducescatter_async", _reducescatter, HANDLE)
+grouped_reducescatter_async = variant("grouped_reducescatter_async", _grouped_reducescatter, HANDLE)
+allgather_async = variant("allgather_async", _allgather, HANDLE)
+grouped_allgather_async = variant("grouped_allgather_async", _grouped_allgather, HANDLE)
+broadcast_async = variant("broadcast_async", _broadcast, HANDLE)
 broadcast_async_ = variant("broadcast_async_", _broadcast, HANDLE_IN_PLACE, "Begins a broadcast in place.")
-alltoall_async = variant(
-    "alltoall_async", _alltoall, HANDLE, "Begins an alltoall; `synchronize` gives the pair (rows, received splits)."
-)
+alltoall_async = variant("alltoall_async", _alltoall, HANDLE)
 
 
 # --- barrier, join ---------------------------------------------------------------------------------------------------
