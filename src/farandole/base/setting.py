@@ -23,16 +23,16 @@ class Setting:
     aliases: tuple[str, ...] = ()  # HOROVOD_* variables with the same meaning and unit
     choices: tuple[str, ...] = ()
     minimum: float | None = None
-    maximum: float = 1 << 53  # what the core's numbers can hold
+    maximum: float = 1 << 53  # the largest number that the core accepts
     flag: str = ""  # "" derives --name-with-dashes
-    yaml: str = ""  # "section.key" of the contract's file
+    yaml: str = ""  # "section.key" in Horovod's configuration file
     scale: float = 1.0  # one unit of the flag and the YAML key in units of the variable
     inverted: bool = False  # the YAML key says the opposite of the variable
-    synonyms: tuple[str, ...] = ()  # more flags that say the same
+    synonyms: tuple[str, ...] = ()  # more flags with the same meaning
     opposites: tuple[str, ...] = ()  # flags that switch it off; () derives --no-name-with-dashes
     scope: str = "job"  # "worker": set by the launcher for each rank; "test": for tests alone
-    forgiving: bool = False  # an unknown choice in a HOROVOD_ variable means the default, as the contract has it
-    no_effect: str = ""  # why it changes nothing, where it is accepted for scripts of Horovod alone
+    forgiving: bool = False  # an unknown choice in a HOROVOD_ variable means the default, as in Horovod
+    no_effect: str = ""  # why it is ignored, if it is accepted only for scripts of Horovod
 
     @property
     def variable(self) -> str:
@@ -96,7 +96,7 @@ class Setting:
     def read(self, environ: Mapping[str, str]) -> Any:
         """Its value in these variables; the default where none is set."""
         for variable in self.variables:
-            # An empty variable counts as unset, as shells make it easy to leave one behind.
+            # An empty variable counts as unset: shells often leave one.
             if environ.get(variable, "").strip():
                 return self.parse(environ[variable], variable)
         return self.default

@@ -40,14 +40,13 @@ class NativeEngine(_Engine):
         self.rank = rank
         self.size = len(hosts)
         self.library = load(config.library)
-        # functions that end the use of this engine by compiled framework calls
-        self._lent_to: list[Callable[[], None]] = []
+        self._detach: list[Callable[[], None]] = []  # each ends the use of this engine by a framework's compiled calls
         self._closing = threading.Lock()
         self._events = EventThread()
         checked = not config.stall_check_disable
         shutdown = config.stall_shutdown_time_seconds
         if shutdown < config.stall_check_time_seconds:
-            shutdown = 0.0  # the contract's rule
+            shutdown = 0.0  # Horovod ignores a shutdown time below the warning time
         super().__init__(
             self.library,
             rank,
@@ -91,8 +90,8 @@ class NativeEngine(_Engine):
 
     def _close(self) -> None:
         self.stop()
-        while self._lent_to:
-            self._lent_to.pop()()
+        while self._detach:
+            self._detach.pop()()
         if not self._events.join():
             # A leak is better than freeing memory that the thread still uses.
             _log.warning("the thread farandole-events-%d does not end; its engine is not freed", self.rank)
@@ -112,7 +111,7 @@ class NativeEngine(_Engine):
 
     def lend(self, path: str) -> None:
         """Lets calls of a framework, compiled into the library at `path`, use this engine until it is closed."""
-        self._lent_to.append(bridge.Operations(path, self).detach)
+        self._detach.append(bridge.Operations(path, self).detach)
 
     def counter(self, name: str) -> int:
         return self.count(COUNTERS.index(name))

@@ -50,7 +50,7 @@ def incoming(tensor: Any, dtype: DType | None = None, writable: bool = False) ->
     not writable although it must be, or of an unsupported type; TypeError if it is not an array.
     """
     if isinstance(tensor, Buffer):
-        return tensor  # a framework's binding has made it
+        return tensor  # made by a framework's binding
     array, give, said = (tensor, _same, None) if isinstance(tensor, np.ndarray) else _view(tensor)
     if not array.flags.c_contiguous:
         raise ValueError(
@@ -89,12 +89,12 @@ def _view(tensor: Any) -> tuple[Array, Callable[[Array], Any], DType | None]:
 def _from_dlpack(tensor: Any) -> tuple[Array, Callable[[Array], Any], DType | None]:
     device = int(tensor.__dlpack_device__()[0])
     if device != _DLPACK_CPU:
-        raise ValueError(f"the array lies on a device of DLPack type {device}; only CPU memory is supported")
-    # The library the array comes from is loaded already; most have these names at their top.
+        raise ValueError(f"the array is on a device of DLPack type {device}; only CPU memory is supported")
+    # The array's library is already imported; most have these names in their top module.
     library: Any = sys.modules.get(type(tensor).__module__.partition(".")[0])
     give = getattr(library, "from_dlpack", None) or _same
     if str(getattr(tensor, "dtype", "")).endswith("bfloat16") and hasattr(library, "uint16"):
-        # NumPy has no such type: it sees the bits, and the result is their view again.
+        # NumPy has no bfloat16: it gets the bits as uint16, and the result is viewed as bfloat16 again.
         bits, kind = tensor.view(library.uint16), tensor.dtype
         return _numpy_view(bits), lambda result: give(result).view(kind), DType.BFLOAT16
     return _numpy_view(tensor), give, None

@@ -222,9 +222,9 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join(device: int = -1) -> int:
-    """Says that this rank has no more data: it adds zeros to the others' allreduces until all have joined.
+    """Declares that this rank has no more data. Until all have joined, it adds zeros to the others' allreduces.
 
-    Gives the rank that joined last. `device` is there for scripts that pass it.
+    Gives the rank that joined last. `device` is accepted for compatibility.
     """
     del device
     last: int = begin_join().result()

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from ..base import ending, errors, tested
-from ..base.config import Config, tell_place, warn_of_ignored
+from ..base.config import Config, update_rank_variables, warn_of_ignored
 from .groups import ProcessSet
 from .joining import PLACE, connect
 from .membership import Membership
@@ -100,7 +100,7 @@ class Runtime:
                 world.tune()
                 world.begin_timeline()
                 if world.session.place:
-                    tell_place(dict(zip(PLACE, world.session.place, strict=True)))
+                    update_rank_variables(dict(zip(PLACE, world.session.place, strict=True)))
                 self.membership.joined()
                 return world
             except BaseException as error:
@@ -108,14 +108,14 @@ class Runtime:
                 if world is not None:
                     self.membership.unguard()
                     world.close(int(again))
-                # Another rank died meanwhile. The elastic driver knows, and there will be another generation.
+                # Another rank was lost during the join. The elastic driver starts another generation.
                 if not again or getattr(error, "final", False):
                     raise
 
     def at_exit(self, report_fd: int | None, pid: int) -> None:
         # First, because leaving makes other ranks fail, and by then the launcher must know the root cause.
         if report_fd is not None and os.getpid() == pid:
-            ending.tell(report_fd)
+            ending.report(report_fd)
         self.close()
 
     def after_fork(self) -> None:
