@@ -99,7 +99,7 @@ class ReferenceEngine:
     # Start and end.
 
     def add_link(self, peer: int, fd: int, kind: int) -> None:
-        del kind  # a stream is a stream
+        del kind  # both kinds are streams
         self.links[peer].open(fd)
 
     def watch_links(self, wanted: Callable[[int], None]) -> None:
