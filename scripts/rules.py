@@ -138,7 +138,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ): "functions that users ask to run, over channels that have proven the secret",
     (
         "socket",
-        "src/farandole/engine/reference.py",
+        "src/farandole/engine/reference_links.py",
     ): "wraps the descriptors that rendezvous/ connected; opens none itself",
     (
         "environment",

@@ -10,7 +10,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "settings.md"
 sys.path.insert(0, str(ROOT / "src"))
 
-from farandole.base.config import SETTINGS, Setting  # noqa: E402
+from farandole.base.config import SETTINGS  # noqa: E402
+from farandole.base.setting import Setting  # noqa: E402
 
 HEAD = """# Settings
 

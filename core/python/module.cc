@@ -21,7 +21,7 @@ bool add_number(PyObject* tables, const char* table, const char* name, int numbe
   return value && PyDict_SetItemString(found == nullptr ? made.get() : found, name, value.get()) == 0;
 }
 
-// NUMBERS: those of the C interface, by name; native.py checks Python's against them.
+// NUMBERS: those of the C interface, by name; library.py checks Python's against them.
 bool add_numbers(PyObject* module) {
   constexpr struct {
     const char *table, *name;

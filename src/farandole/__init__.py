@@ -13,189 +13,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from .base.config import (
-        Config,
-    )
-    from .base.errors import (
-        FarandoleTimeout,
-        HorovodInternalError,
-        HorovodVersionMismatchError,
-        HostsUpdatedInterrupt,
-        LibraryMissing,
-        Mismatch,
-        NotInitialized,
-        PeerLost,
-        RankFailed,
-        Revoked,
-        ShutDown,
-    )
-    from .engine.interface import (
-        DType,
-        ReduceOp,
-    )
-    from .launch.executor import (
-        Executor,
-        run,
-    )
-    from .operations.objects import (
-        allgather_object,
-        broadcast_object,
-    )
-    from .operations.ops import (
-        Adasum,
-        Average,
-        Max,
-        Min,
-        Product,
-        Sum,
-        allgather,
-        allgather_async,
-        allreduce,
-        allreduce_,
-        allreduce_async,
-        allreduce_async_,
-        alltoall,
-        alltoall_async,
-        barrier,
-        broadcast,
-        broadcast_,
-        broadcast_async,
-        broadcast_async_,
-        grouped_allgather,
-        grouped_allgather_async,
-        grouped_allreduce,
-        grouped_allreduce_,
-        grouped_allreduce_async,
-        grouped_allreduce_async_,
-        grouped_reducescatter,
-        grouped_reducescatter_async,
-        irecv,
-        isend,
-        join,
-        poll,
-        recv,
-        reducescatter,
-        reducescatter_async,
-        send,
-        synchronize,
-    )
-    from .world.groups import (
-        ProcessSet,
-        global_process_set,
-    )
-    from .world.runtime import (
-        add_process_set,
-        ccl_built,
-        cross_rank,
-        cross_size,
-        cuda_built,
-        ddl_built,
-        gloo_built,
-        gloo_enabled,
-        init,
-        is_homogeneous,
-        is_initialized,
-        local_rank,
-        local_size,
-        mpi_built,
-        mpi_enabled,
-        mpi_threads_supported,
-        nccl_built,
-        rank,
-        remove_process_set,
-        rocm_built,
-        shutdown,
-        size,
-        start_timeline,
-        stop_timeline,
-    )
+if TYPE_CHECKING:  # star imports give these names to users of the package, as type checkers see it
+    from .base.config import Config as Config
+    from .base.errors import *  # noqa: F403
+    from .engine.interface import DType as DType
+    from .engine.interface import ReduceOp as ReduceOp
+    from .launch.executor import Executor as Executor
+    from .launch.executor import run as run
+    from .operations.objects import allgather_object as allgather_object
+    from .operations.objects import broadcast_object as broadcast_object
+    from .operations.ops import *  # noqa: F403
+    from .world.basics import *  # noqa: F403
+    from .world.groups import ProcessSet as ProcessSet
+    from .world.groups import global_process_set as global_process_set
 
     __version__: str
-
-__all__ = [
-    "Adasum",
-    "Average",
-    "Config",
-    "DType",
-    "Executor",
-    "FarandoleTimeout",
-    "HorovodInternalError",
-    "HorovodVersionMismatchError",
-    "HostsUpdatedInterrupt",
-    "LibraryMissing",
-    "Max",
-    "Min",
-    "Mismatch",
-    "NotInitialized",
-    "PeerLost",
-    "ProcessSet",
-    "Product",
-    "RankFailed",
-    "ReduceOp",
-    "Revoked",
-    "ShutDown",
-    "Sum",
-    "__version__",
-    "add_process_set",
-    "allgather",
-    "allgather_async",
-    "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "alltoall",
-    "alltoall_async",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "broadcast_object",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reducescatter",
-    "grouped_reducescatter_async",
-    "init",
-    "irecv",
-    "is_homogeneous",
-    "is_initialized",
-    "isend",
-    "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "poll",
-    "rank",
-    "recv",
-    "reducescatter",
-    "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "run",
-    "send",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-    "synchronize",
-]
 
 _HOMES = {  # where each public name lives
     "base.config": "Config",
@@ -214,13 +46,15 @@ _HOMES = {  # where each public name lives
         "grouped_allreduce_async grouped_allreduce_async_ grouped_reducescatter grouped_reducescatter_async "
         "irecv isend join poll recv reducescatter reducescatter_async send synchronize"
     ),
-    "world.runtime": (
+    "world.basics": (
         "add_process_set ccl_built cross_rank cross_size cuda_built ddl_built gloo_built gloo_enabled init "
         "is_homogeneous is_initialized local_rank local_size mpi_built mpi_enabled mpi_threads_supported "
         "nccl_built rank remove_process_set rocm_built shutdown size start_timeline stop_timeline"
     ),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+__all__ = sorted(["__version__", *_MODULES])
 
 
 def __getattr__(name: str) -> Any:

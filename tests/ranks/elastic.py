@@ -77,7 +77,7 @@ def age():
 say("imported", seconds=age())
 hvd.init()
 if saves:
-    runtime.set_saving(True)
+    runtime.membership.set_saving(True)
 if os.environ.get("JOB_CHILDREN"):
     for kind in ("loader", "setsid"):
         if os.fork() == 0:
@@ -108,7 +108,7 @@ while True:
         if found[0]:
             if found[1] and saves:
                 with open(f"{saves}/{os.getpid()}-{step}", "x"):
-                    runtime.set_saved()
+                    runtime.membership.set_saved()
             raise HostsUpdatedInterrupt
     except HorovodInternalError as error:
         say("lost", error=str(error), kind=type(error).__name__, blames=getattr(error, "rank", None), step=step)

@@ -20,7 +20,7 @@ import numpy as np
 
 from farandole.base import errors
 from farandole.base.config import Config
-from farandole.engine import native
+from farandole.engine import library
 from farandole.engine.interface import Engine, Kind, Outcome, Request
 from farandole.engine.native import NativeEngine
 from farandole.engine.reference import ReferenceEngine
@@ -29,9 +29,9 @@ UNIX, TCP = 0, 1
 DEADLINE_S = 30.0
 
 
-CHAOS_LIBRARY = Path(native.LIBRARY).with_name("libfarandole_chaos.so")
+CHAOS_LIBRARY = Path(library.LIBRARY).with_name("libfarandole_chaos.so")
 LIBRARY = os.environ.get("FARANDOLE_LIBRARY")  # None: the library in the package
-ENGINES = ["native", "python"] if Path(LIBRARY or native.LIBRARY).exists() else ["python"]
+ENGINES = ["native", "python"] if Path(LIBRARY or library.LIBRARY).exists() else ["python"]
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:

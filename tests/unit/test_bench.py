@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from farandole.engine.interface import DType
-from farandole.engine.native import load
+from farandole.engine.library import load
 from farandole.tools.bench import command, compare, kernels, plan, report, steps, targets
 from farandole.tools.bench.inside import collectives, library, together
 from farandole.tools.bench.plan import KIB, MIB, row

@@ -13,7 +13,7 @@ import pytest
 
 from farandole.base import tested
 from farandole.base.version import package_version
-from farandole.engine import native
+from farandole.engine import library
 from farandole.tools import checks, doctor, env
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,12 +76,12 @@ def test_few_descriptors_are_noted_with_the_remedy() -> None:
 
 
 def test_a_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(native, "LIBRARY", tmp_path / "libfarandole.so")
-    native.load.cache_clear()
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "libfarandole.so")
+    library.load.cache_clear()
     with pytest.raises(checks.Problem, match="does not exist") as trouble:
         checks.native_library()
     assert "pip install" in trouble.value.remedy and not trouble.value.note
-    native.load.cache_clear()
+    library.load.cache_clear()
 
 
 def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

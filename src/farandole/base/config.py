@@ -1,4 +1,4 @@
-# Every setting, declared once: type, default, unit, help, variables, flag and YAML key. Frozen at init.
+# Every setting, declared once: type, default, unit, help, variables, flag and YAML key (setting.py). Frozen at init.
 # The only file that reads the environment.
 """Settings of a job: `Config.from_environment()` reads them, `SETTINGS` describes them for flags, YAML and docs."""
 
@@ -12,129 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .setting import PREFIX, Setting
+
 KiB = 1 << 10
 MiB = 1 << 20
-PREFIX = "FARANDOLE_"
-# Some scripts look at these two, so that our launchers set them for each rank.
+# Our launchers set these two for each rank, because some scripts read them.
 OF_OUR_LAUNCHERS = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
 
-# What torch.distributed calls a rank's place; our launchers set these as well.
+# The variables of torch.distributed for a rank's numbers; our launchers set these as well.
 TORCH_PLACE = {
     "rank": "RANK", "size": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "local_size": "LOCAL_WORLD_SIZE",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The declaration of one setting; `SETTINGS` has them all."""
-
-    name: str  # attribute of Config; the variable is FARANDOLE_<NAME>
-    type: str  # "int", "float", "bool" or "str"; " | None" where it may be absent
-    default: Any
-    help: str
-    unit: str = ""
-    aliases: tuple[str, ...] = ()  # HOROVOD_* variables with the same meaning and unit
-    choices: tuple[str, ...] = ()
-    minimum: float | None = None
-    maximum: float = 1 << 53  # what the core's numbers can hold
-    flag: str = ""  # "" derives --name-with-dashes
-    yaml: str = ""  # "section.key" of the contract's file
-    scale: float = 1.0  # one unit of the flag and the YAML key in units of the variable
-    inverted: bool = False  # the YAML key says the opposite of the variable
-    synonyms: tuple[str, ...] = ()  # more flags that say the same
-    opposites: tuple[str, ...] = ()  # flags that switch it off; () derives --no-name-with-dashes
-    scope: str = "job"  # "worker": set by the launcher for each rank; "test": for tests alone
-    forgiving: bool = False  # an unknown choice in a HOROVOD_ variable means the default, as the contract has it
-    no_effect: str = ""  # why it changes nothing, where it is accepted for scripts of Horovod alone
-
-    @property
-    def variable(self) -> str:
-        """The environment variable of this setting."""
-        return PREFIX + self.name.upper()
-
-    @property
-    def variables(self) -> tuple[str, ...]:
-        """All its variables; the first one wins."""
-        return (self.variable, *self.aliases)
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """What sets it on the command line; a switch is set to 1."""
-        return (self.flag or "--" + self.name.replace("_", "-"), *self.synonyms)
-
-    @property
-    def off_flags(self) -> tuple[str, ...]:
-        """What sets a switch to 0."""
-        first = self.flags[0]
-        return self.opposites or ("--" + (first[5:] if first.startswith("--no-") else "no-" + first[2:]),)
-
-    @property
-    def key(self) -> str:
-        """The "section.key" of the configuration file."""
-        return self.yaml or f"params.{self.name}"
-
-    @property
-    def base(self) -> str:
-        """The type without its None."""
-        return self.type.partition(" ")[0]
-
-    @property
-    def expected(self) -> str:
-        """What a value has to be, for messages."""
-        if self.choices:
-            return "one of " + ", ".join(self.choices)
-        kind = {"int": "a whole number", "float": "a number", "bool": "0 or 1", "str": "text"}[self.base]
-        if self.unit:
-            kind += f" of {self.unit}"
-        if self.minimum is not None:
-            kind += f", at least {self.minimum:g}"
-        if self.maximum < 1 << 53:
-            kind += f", at most {self.maximum:g}"
-        return kind
-
-    def parse(self, text: str, variable: str) -> Any:
-        """The value that `text` stands for; ValueError names `variable`, the text and what is expected."""
-        text = text.strip()
-        try:
-            value = _PARSERS[self.base](text)
-        except ValueError:
-            raise ValueError(f"{variable}={text!r}: expected {self.expected}") from None
-        if self.choices:
-            value = value.lower()
-            if value not in self.choices and self.forgiving and variable in self.aliases:
-                return self.default
-        self.check(value, variable)
-        return value
-
-    def read(self, environ: Mapping[str, str]) -> Any:
-        """Its value in these variables; the default where none is set."""
-        for variable in self.variables:
-            # An empty variable counts as unset, as shells make it easy to leave one behind.
-            if environ.get(variable, "").strip():
-                return self.parse(environ[variable], variable)
-        return self.default
-
-    def check(self, value: Any, source: str) -> None:
-        """ValueError when the value is out of range; `source` names where it came from."""
-        if value is None:
-            return
-        bad_choice = bool(self.choices) and value not in self.choices
-        # Written so that a NaN fails too.
-        out_of_range = self.minimum is not None and not self.minimum <= value <= self.maximum
-        if bad_choice or out_of_range:
-            raise ValueError(f"{source}={value!r}: expected {self.expected}")
-
-
-def _parse_bool(text: str) -> bool:
-    lowered = text.lower()
-    if lowered in ("1", "true", "yes", "on"):
-        return True
-    if lowered in ("0", "false", "no", "off"):
-        return False
-    raise ValueError(text)
-
-
-_PARSERS: dict[str, Any] = {"int": int, "float": float, "bool": _parse_bool, "str": str}
 
 
 def _setting(default: Any, help: str, *aliases: str, **more: Any) -> Any:
@@ -142,8 +30,8 @@ def _setting(default: Any, help: str, *aliases: str, **more: Any) -> Any:
 
 
 def _ignored(default: Any, why: str, *aliases: str, **more: Any) -> Any:
-    """A setting that is accepted so that scripts for Horovod go on; `why` it changes nothing."""
-    return _setting(default, f"accepted; {why}", *aliases, no_effect=why, **more)
+    """A setting that scripts for Horovod may set, but that is ignored; `why` says the reason."""
+    return _setting(default, f"accepted, but ignored: {why}", *aliases, no_effect=why, **more)
 
 
 def _worker(default: Any, help: str, *aliases: str, **more: Any) -> Any:
@@ -212,11 +100,13 @@ class Config:
 
     # Speed.
     engine: str = _setting(
-        "native", "who moves the bytes; python is the slow specification", choices=("native", "python")
+        "native",
+        "the engine that runs the operations; python is the slow specification",
+        choices=("native", "python"),
     )
     fusion_threshold: int = _setting(
         128 * MiB,
-        "tensors are reduced together up to this size; 0 keeps each alone",
+        "tensors are reduced together up to this size; 0 reduces each tensor alone",
         "HOROVOD_FUSION_THRESHOLD",
         unit="bytes",
         minimum=0,
@@ -226,7 +116,7 @@ class Config:
     )
     cycle_time: float = _ignored(
         1.0,
-        "there is no cycle, requests start when they are ready",
+        "there is no cycle: requests start when they are ready",
         "HOROVOD_CYCLE_TIME",
         unit="milliseconds",
         minimum=0,
@@ -235,15 +125,15 @@ class Config:
     )
     cache_capacity: int = _setting(
         1024,
-        "tensors of a repeated step that is planned ahead; 0 negotiates every step",
+        "the largest number of tensors of a repeated step that is planned ahead; 0 negotiates every step",
         "HOROVOD_CACHE_CAPACITY",
         minimum=0,
         yaml="params.cache_capacity",
     )
     disable_group_fusion: bool = _setting(
-        False, "a group of tensors shares its bucket with no others", "HOROVOD_DISABLE_GROUP_FUSION"
+        False, "a group of tensors is not fused with other tensors", "HOROVOD_DISABLE_GROUP_FUSION"
     )
-    allreduce_algorithm: str = _setting("auto", "how allreduce travels between hosts", choices=ALGORITHMS)
+    allreduce_algorithm: str = _setting("auto", "the algorithm of allreduce between hosts", choices=ALGORITHMS)
     hierarchical_allreduce: bool = _ignored(
         False,
         "reductions are always done inside the host first",
@@ -265,8 +155,8 @@ class Config:
     flush_us: int = _setting(
         20_000, "the longest a request waits for the rest of its planned bucket", unit="microseconds", minimum=0
     )
-    # Longer than the turn that a scheduler gives to somebody else on the peer's core: who sleeps loses its own as well.
-    spin_us: int = _setting(10_000, "how long a waiting thread looks before it sleeps", unit="microseconds", minimum=0)
+    # Longer than a time slice of the scheduler: the peer may wait for its core that long, and sleeping too costs more.
+    spin_us: int = _setting(10_000, "how long a waiting thread polls before it sleeps", unit="microseconds", minimum=0)
     slot_bytes: int = _setting(64 * KiB, "one slot of a ring in shared memory", unit="bytes", minimum=4096)
     slots: int = _setting(4, "slots of a ring in shared memory", minimum=2, flag="--ring-slots")
     chunk_bytes: int = _setting(256 * KiB, "one message between hosts", unit="bytes", minimum=4096)
@@ -310,7 +200,7 @@ class Config:
     )
     autotune_gaussian_process_noise: float = _setting(
         0.8,
-        "how little autotune believes a single sample",
+        "the noise of one sample of autotune: with 0 it trusts each sample, with 1 hardly",
         "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",
         minimum=0,
         maximum=1,
@@ -318,11 +208,11 @@ class Config:
     )
     tune_at_init: bool = _setting(
         False,
-        "measure what autotune would tune for up to a second, once per shape of hosts; later jobs read the result",
+        "tune for up to a second at init, once for each number of hosts and ranks; later jobs read the result",
     )
     cache_directory: str | None = _setting(
         None,
-        "where tune_at_init keeps what it has found, and compiled operations of TensorFlow and JAX lie; "
+        "where the results of tune_at_init and the compiled operations of TensorFlow and JAX are stored; "
         "none: farandole in the user's cache directory",
     )
     tensorflow_ops: str = _setting(
@@ -341,8 +231,8 @@ class Config:
     # Elastic training.
     virtual_size: int = _setting(
         0,
-        "parts of a step, a power of two, whose gradients are added in the same order whatever the number of ranks; "
-        "0: each rank is one part",
+        "parts of a step, a power of two; their gradients are added in an order that does not depend on the number of "
+        "ranks; 0: each rank is one part",
         minimum=0,
         maximum=1 << 20,
         yaml="elastic.virtual_size",
@@ -359,20 +249,23 @@ class Config:
     )
     survivor_grace_seconds: float = _setting(
         1.0,
-        "after a rank has failed, or was lost with its agent, the others may take this long to end by themselves "
-        "before they get SIGTERM; in an elastic job, as long as they need",
+        "after a rank has failed, or was lost with its agent, the others have this time to end before they get "
+        "SIGTERM; in an elastic job they have as long as they need",
         unit="seconds",
         minimum=0,
     )
     suspect_seconds: float = _setting(
         2.0,
-        "elastic: a silent rank or host is named after this time, and out after 2.5 times as much",
+        "elastic: a silent rank or host is reported after this time, and evicted after 2.5 times this time",
         unit="seconds",
         minimum=0.5,
         maximum=3600,
     )
     stall_note_seconds: float = _setting(
-        5.0, "one line about a tensor that some ranks have not submitted; 0 never", unit="seconds", minimum=0
+        5.0,
+        "when a line is logged about a tensor that some ranks have not submitted; 0: never",
+        unit="seconds",
+        minimum=0,
     )
     stall_check_disable: bool = _setting(
         False,
@@ -384,7 +277,7 @@ class Config:
     )
     stall_check_time_seconds: float = _setting(
         60.0,
-        "the full report about stalled tensors, and again after each such time",
+        "when stalled tensors are reported in full, and how often the report is repeated",
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         unit="seconds",
         minimum=0,
@@ -401,7 +294,7 @@ class Config:
         yaml="stall_check.shutdown_time_seconds",
     )
 
-    # Seeing.
+    # The timeline and the log.
     timeline: str | None = _setting(
         None,
         "rank 0 writes a Chrome trace to this path from the start; DYNAMIC: only when start_timeline is called",
@@ -429,7 +322,7 @@ class Config:
         inverted=True,
     )
 
-    # Accepted, so that scripts and command lines for Horovod go on; each says what is done instead.
+    # For scripts and command lines of Horovod; each help text says what is done instead.
     gloo_timeout_seconds: float = _setting(
         60.0,
         "a peer on another host that is silent for this long is lost; less than 60 counts as 60",
@@ -522,7 +415,7 @@ class Config:
 
 
 def given(environ: Mapping[str, str] | None = None) -> list[str]:
-    """The settings that `environ` (None: this process's environment) says anything about."""
+    """The settings that `environ` (None: this process's environment) sets."""
     environ = os.environ if environ is None else environ
     said = [
         setting for setting in SETTINGS.values() if any(environ.get(each, "").strip() for each in setting.variables)
@@ -536,17 +429,17 @@ def cache_directory(config: Config, environ: Mapping[str, str] | None = None) ->
     if config.cache_directory is not None:
         return config.cache_directory
     home = environ.get("XDG_CACHE_HOME", "")
-    # A relative path there is to be ignored, by the rules of those who invented the variable.
+    # The XDG specification says that a relative path there is ignored.
     return os.path.join(home if home.startswith("/") else os.path.expanduser("~/.cache"), "farandole")
 
 
 def environment() -> dict[str, str]:
-    """This process's environment, for those who look for signs of other launchers in it."""
+    """This process's environment, for code that detects other launchers."""
     return dict(os.environ)
 
 
-def tell_place(place: Mapping[str, int]) -> None:
-    """Brings this process's variables up to date when a generation of an elastic job begins: scripts read them."""
+def update_rank_variables(place: Mapping[str, int]) -> None:
+    """Updates this process's variables when a generation of an elastic job begins, because scripts read them."""
     found = {variable: str(number) for name, number in place.items() for variable in SETTINGS[name].variables}
     found |= {variable: str(place[name]) for name, variable in TORCH_PLACE.items()}
     os.environ.update((name, text) for name, text in found.items() if name in os.environ)
@@ -558,7 +451,7 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
-_told: set[str] = set()  # variables that this process has warned of
+_warned: set[str] = set()  # variables about which this process has warned
 
 
 def _warn_of_unknown(environ: Mapping[str, str]) -> None:
@@ -571,7 +464,7 @@ def _warn_of_unknown(environ: Mapping[str, str]) -> None:
 
 
 def warn_of_ignored(environ: Mapping[str, str] | None = None) -> None:
-    """Of settings without effect that `environ` has, whatever they say. For rank 0, once it knows that it is."""
+    """Warns about settings in `environ` that are ignored. Called on rank 0 alone."""
     environ = os.environ if environ is None else environ
     ours = OF_OUR_LAUNCHERS if environ.get(SETTINGS["rendezvous"].variable) else {}
     for setting in SETTINGS.values():
@@ -582,7 +475,7 @@ def warn_of_ignored(environ: Mapping[str, str] | None = None) -> None:
 
 
 def _warn_once(variable: str, text: str) -> None:
-    """Once in this process: Python's own rule is once for each line that called us."""
-    if variable not in _told:
-        _told.add(variable)
+    """Warns once per process; Python's own rule is once per calling line."""
+    if variable not in _warned:
+        _warned.add(variable)
         warnings.warn(text, stacklevel=4)

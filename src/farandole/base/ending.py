@@ -1,6 +1,6 @@
-# How a failing rank tells its agent whether another rank caused the failure.
+# How a rank that fails reports to its agent which rank is the root cause.
 # Touches the descriptor that the agent gave to the rank.
-"""`tell(fd)` at the end of the process writes one line of JSON about the exception that ended it."""
+"""At the end of the process, `report(fd)` writes one line of JSON about the exception that ended it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import sys
 
 from farandole.base.errors import HorovodInternalError, Mismatch
 
-LONGEST_TEXT = 1000  # the whole line must fit into a pipe in one piece
+LONGEST_TEXT = 1000  # characters; a pipe takes a line of this length in one write
 
 
-def tell(fd: int) -> None:
-    """Writes the uncaught exception that ended this process; writes nothing for another end."""
+def report(fd: int) -> None:
+    """Writes the uncaught exception that ended this process; without one it writes nothing."""
     error = getattr(sys, "last_value", None)  # set by the interpreter, whatever hooks users have installed
     if not isinstance(error, BaseException):
         return

@@ -39,7 +39,7 @@ class ShutDown(HorovodInternalError):
 
 
 class Mismatch(HorovodInternalError):
-    """The ranks disagree about a request (dtype, shape, op ...). All ranks get this error, and the job can continue."""
+    """Ranks requested different things (dtype, shape, op ...). All ranks get this error, and the job can continue."""
 
     def __init__(self, message: str, *, name: str = "", rank: int = -1) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class Mismatch(HorovodInternalError):
 
 
 class NoRows(Mismatch, ValueError):
-    """A tensor without dimensions was given to an operation on rows. Both what Horovod raises and a bad argument."""
+    """A tensor without dimensions was given to an operation on rows; Horovod raises HorovodInternalError for it."""
 
 
 class FarandoleTimeout(TimeoutError):
@@ -69,8 +69,8 @@ class RankFailed(RuntimeError):
         self.code = code
 
 
-# Horovod's first words, which programs look for, where the generation is over, and where there was none;
-# src/farandole/compiled/farandole_words.h has them as well.
+# How Horovod's messages begin when the generation has ended, and when there was none. Programs look for these texts.
+# farandole_words.h has them as well.
 OVER = "Horovod has been shut down"
 NOT_INITIALIZED = (
     "Horovod has not been initialized; use hvd.init(). It joins the job, and has to come before this call."
@@ -89,7 +89,7 @@ class LibraryMissing(ImportError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Hosts came or went at a step boundary; `skip_sync` says that the state need not be synchronised again."""
+    """Hosts were added or removed; `skip_sync`: the state need not be synchronised again."""
 
     def __init__(self, skip_sync: bool = False) -> None:
         super().__init__("the set of hosts has changed")
@@ -110,7 +110,7 @@ def get_version_mismatch_message(name: str, version: str, installed_version: str
 
 
 class HorovodVersionMismatchError(ImportError):
-    """A framework's version is not the one that was built against."""
+    """The installed version of a framework is not the one that the package was built for."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(get_version_mismatch_message(name, version, installed_version))

@@ -1,6 +1,6 @@
-# Imports by a name that is known only when the program runs; scripts/house.py holds that nothing else does.
+# Imports of modules whose names are known only at run time; scripts/house.py checks that no other file has any.
 # Touches the import system.
-"""Everything else is an ordinary import, inside a function where it shall be late: those can be followed."""
+"""All other imports are statements, which tools can follow; a late import stands inside a function."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from typing import Any
 
 
 def module_of(name: str, package: str | None = None) -> Any:
-    """The module of this name: a row of a table of lazy names, the framework that a script has chosen, a user's own."""
+    """The module of this name: from a table of lazy names, or chosen by a user."""
     return importlib.import_module(name, package)

@@ -1,5 +1,5 @@
-# Which release of each framework was tested last, which is the oldest that works, and one line of the log for others.
-# Looks at modules that are imported already; imports none and touches nothing else.
+# The newest tested and the oldest supported release of each framework, and the log line about others.
+# Touches modules that are already imported; imports none.
 """`TESTED` is the table, by major and minor number; newer patch releases are not reported."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TESTED = {
     "pyspark": "4.3",
 }
 
-# The oldest release that each binding takes, as pyproject.toml tells pip; an older one may be installed all the same.
+# The oldest release that each binding works with, as in pyproject.toml; an older one may still be installed.
 LEAST = {
     "torch": "2.9.1",
     "tensorflow": "2.21.0",
@@ -34,7 +34,7 @@ LEAST = {
     "pyspark": "4.0.0",
 }
 
-# A framework's binding, by a module that those who use it import. Executors on Ray and Spark tell by themselves.
+# The module whose import shows that a framework's binding is used. Executors on Ray and Spark call `tell` themselves.
 _BINDINGS = {
     "torch": "farandole.torch",
     "tensorflow": "farandole.tensorflow",
@@ -50,7 +50,7 @@ _told: set[str] = set()
 
 
 def series(version: str) -> tuple[int, int]:
-    """Major and minor number; zeros for what is no version."""
+    """Major and minor number; zeros for a text that is not a version."""
     return _numbers(version)[:2]
 
 
@@ -61,14 +61,14 @@ def _numbers(version: str) -> tuple[int, int, int]:
 
 
 def line(name: str, version: str) -> str:
-    """What there is to say about this version of a framework; nothing if it was tested, or is older."""
+    """The warning about a version that is newer than the tested ones; otherwise an empty text."""
     if series(version) <= series(TESTED[name]):
         return ""
     return f"{name} {version} is newer than {TESTED[name]}, the newest release that farandole was tested with"
 
 
 def too_old(name: str, version: str) -> str:
-    """What there is to say about a release older than our binding takes."""
+    """The error about a release that is too old for our binding; otherwise an empty text."""
     if _numbers(version) >= _numbers(LEAST[name]):
         return ""
     return f"farandole works with {name} {LEAST[name]} or newer: pip install --upgrade {name}"
@@ -80,7 +80,7 @@ def used() -> list[str]:
 
 
 def tell(names: Iterable[str]) -> None:
-    """A line of the log for each of these that is imported and newer than what was tested; once in a process."""
+    """Logs one line for each of these frameworks that is imported and newer than the tested ones; once per process."""
     for name in names:
         text = line(name, str(getattr(sys.modules.get(name), "__version__", "")))
         if text and name not in _told:

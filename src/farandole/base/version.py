@@ -1,6 +1,6 @@
 # The package's version: from the checkout's VERSION file, or from the metadata of the installed package.
 # Touches nothing.
-"""`package_version()`: found out when asked, because reading metadata is slow."""
+"""`package_version()` is read when it is needed, because reading metadata is slow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def package_version() -> str:
     """
     package = Path(__file__).resolve().parents[1]
     checkout = package.parent.parent / "VERSION"
-    # In a checkout the metadata, if there is any, belongs to some other installation.
+    # In a checkout, any installed metadata belongs to another installation.
     if package.parent.name == "src" and checkout.is_file():
         return checkout.read_text().strip()
     from importlib import metadata

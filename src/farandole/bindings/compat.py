@@ -18,7 +18,8 @@ from ..base.errors import get_version_mismatch_message as get_version_mismatch_m
 from ..base.named import module_of
 from ..operations.pending import chosen_op
 from ..operations.reductions import Adasum, Average, Max, Min, Product, Sum
-from ..world import runtime
+from ..world import basics
+from ..world.runtime import runtime
 
 Item = TypeVar("Item")
 
@@ -34,45 +35,45 @@ class HorovodBasics:
         self.Average, self.Sum, self.Adasum = Average, Sum, Adasum
         self.Min, self.Max, self.Product = Min, Max, Product
 
-    init = staticmethod(runtime.init)
-    shutdown = staticmethod(runtime.shutdown)
-    is_initialized = staticmethod(runtime.is_initialized)
-    start_timeline = staticmethod(runtime.start_timeline)
-    stop_timeline = staticmethod(runtime.stop_timeline)
-    size = staticmethod(runtime.size)
-    local_size = staticmethod(runtime.local_size)
-    cross_size = staticmethod(runtime.cross_size)
-    rank = staticmethod(runtime.rank)
-    local_rank = staticmethod(runtime.local_rank)
-    cross_rank = staticmethod(runtime.cross_rank)
-    is_homogeneous = staticmethod(runtime.is_homogeneous)
-    mpi_threads_supported = staticmethod(runtime.mpi_threads_supported)
-    mpi_enabled = staticmethod(runtime.mpi_enabled)
-    mpi_built = staticmethod(runtime.mpi_built)
-    gloo_enabled = staticmethod(runtime.gloo_enabled)
-    gloo_built = staticmethod(runtime.gloo_built)
-    nccl_built = staticmethod(runtime.nccl_built)
-    ddl_built = staticmethod(runtime.ddl_built)
-    ccl_built = staticmethod(runtime.ccl_built)
-    cuda_built = staticmethod(runtime.cuda_built)
-    rocm_built = staticmethod(runtime.rocm_built)
+    init = staticmethod(basics.init)
+    shutdown = staticmethod(basics.shutdown)
+    is_initialized = staticmethod(basics.is_initialized)
+    start_timeline = staticmethod(basics.start_timeline)
+    stop_timeline = staticmethod(basics.stop_timeline)
+    size = staticmethod(basics.size)
+    local_size = staticmethod(basics.local_size)
+    cross_size = staticmethod(basics.cross_size)
+    rank = staticmethod(basics.rank)
+    local_rank = staticmethod(basics.local_rank)
+    cross_rank = staticmethod(basics.cross_rank)
+    is_homogeneous = staticmethod(basics.is_homogeneous)
+    mpi_threads_supported = staticmethod(basics.mpi_threads_supported)
+    mpi_enabled = staticmethod(basics.mpi_enabled)
+    mpi_built = staticmethod(basics.mpi_built)
+    gloo_enabled = staticmethod(basics.gloo_enabled)
+    gloo_built = staticmethod(basics.gloo_built)
+    nccl_built = staticmethod(basics.nccl_built)
+    ddl_built = staticmethod(basics.ddl_built)
+    ccl_built = staticmethod(basics.ccl_built)
+    cuda_built = staticmethod(basics.cuda_built)
+    rocm_built = staticmethod(basics.rocm_built)
 
     # Other programs also call these.
 
     def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
         """The ranks of every registered process set, by its number."""
-        return runtime.runtime.world.groups.ranks_by_id()
+        return runtime.world.groups.ranks_by_id()
 
     def _process_set_size(self, process_set_id: int) -> int:
         """The number of ranks of a process set."""
-        return len(runtime.runtime.world.groups.numbered(process_set_id))
+        return len(runtime.world.groups.numbered(process_set_id))
 
     def _process_set_rank(self, process_set_id: int) -> int:
         """This process's place in a process set; ValueError if it is not a member."""
-        ranks = runtime.runtime.world.groups.numbered(process_set_id)
-        if runtime.rank() not in ranks:
-            raise ValueError(f"rank {runtime.rank()} is not in the process set {process_set_id}: {ranks}")
-        return ranks.index(runtime.rank())
+        ranks = runtime.world.groups.numbered(process_set_id)
+        if basics.rank() not in ranks:
+            raise ValueError(f"rank {basics.rank()} is not in the process set {process_set_id}: {ranks}")
+        return ranks.index(basics.rank())
 
 
 # --- horovod.common.util ---------------------------------------------------------------------------------------------
@@ -105,27 +106,27 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 def mpi_built(verbose: bool = False) -> bool:
     """As in `farandole`."""
-    return runtime.mpi_built()
+    return basics.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
     """As in `farandole`."""
-    return runtime.gloo_built()
+    return basics.gloo_built()
 
 
 def nccl_built(verbose: bool = False) -> int:
     """As in `farandole`."""
-    return runtime.nccl_built()
+    return basics.nccl_built()
 
 
 def ddl_built(verbose: bool = False) -> bool:
     """As in `farandole`."""
-    return runtime.ddl_built()
+    return basics.ddl_built()
 
 
 def ccl_built(verbose: bool = False) -> bool:
     """As in `farandole`."""
-    return runtime.ccl_built()
+    return basics.ccl_built()
 
 
 @contextlib.contextmanager

@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 from ..operations.reductions import Adasum, Average, Max, Min, Product, Sum
-from ..world.groups import ProcessSet, global_process_set
-from ..world.runtime import (
+from ..world.basics import (
     add_process_set,
     ccl_built,
     cross_rank,
@@ -28,6 +27,7 @@ from ..world.runtime import (
     start_timeline,
     stop_timeline,
 )
+from ..world.groups import ProcessSet, global_process_set
 
 __all__ = [
     "Adasum",

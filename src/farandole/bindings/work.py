@@ -15,11 +15,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..engine.interface import Array, Kind, Outcome, ReduceOp
-from ..operations import ops as arrays_ops
-from ..operations import reductions
+from ..operations import requests
 from ..operations.pending import Submission
 from ..world.groups import ProcessSet, global_process_set
-from ..world.runtime import World
+from ..world.world import World
 
 _lock = threading.Lock()
 _unnamed: WeakKeyDictionary[World, Any] = WeakKeyDictionary()  # counters, by framework, group and kind
@@ -69,31 +68,27 @@ def _begun(work: Work, arrays: Sequence[Any], splits: Any) -> Submission:
     if work.names is not None:
         return _together([_single(work, name, array) for name, array in zip(work.names, arrays, strict=True)])
     if work.kind == Kind.ALLTOALL:
-        begun = arrays_ops.begin_alltoall(arrays[0], splits, work.name, work.process_set, None, False)
+        begun = requests.begin_alltoall(arrays[0], splits, work.name, work.process_set, None, False)
         give = begun.finish
         begun.finish = lambda outcomes: (give(outcomes), np.asarray(outcomes[0].splits, dtype=np.int32))
         return begun
     if not work.grouped:
         return _single(work, work.name, arrays[0])
     if work.kind == Kind.ALLREDUCE:
-        return reductions.begin_allreduce(
-            arrays, None, work.name, work.op, work.scales, work.process_set, None, True, False
-        )
+        return requests.begin_allreduce(arrays, work.name, work.op, work.scales, work.process_set, None, True, False)
     if work.kind == Kind.REDUCESCATTER:
-        return reductions.begin_reducescatter(arrays, work.name, work.op, work.scales, work.process_set, None, True)
-    return arrays_ops.begin_allgather(arrays, work.name, work.process_set, None, True)
+        return requests.begin_reducescatter(arrays, work.name, work.op, work.scales, work.process_set, None, True)
+    return requests.begin_allgather(arrays, work.name, work.process_set, None, True)
 
 
 def _single(work: Work, name: str | None, array: Any) -> Submission:
     if work.kind == Kind.ALLREDUCE:
-        return reductions.begin_allreduce(
-            [array], None, name, work.op, work.scales, work.process_set, None, False, False
-        )
+        return requests.begin_allreduce([array], name, work.op, work.scales, work.process_set, None, False, False)
     if work.kind == Kind.REDUCESCATTER:
-        return reductions.begin_reducescatter([array], name, work.op, work.scales, work.process_set, None, False)
+        return requests.begin_reducescatter([array], name, work.op, work.scales, work.process_set, None, False)
     if work.kind == Kind.BROADCAST:
-        return arrays_ops.begin_broadcast(array, work.root, name, work.process_set, None, False)
-    return arrays_ops.begin_allgather([array], name, work.process_set, None, False)
+        return requests.begin_broadcast(array, work.root, name, work.process_set, None, False)
+    return requests.begin_allgather([array], name, work.process_set, None, False)
 
 
 def _together(parts: list[Submission]) -> Submission:

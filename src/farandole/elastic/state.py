@@ -65,7 +65,7 @@ class State:
     def register_save_callback(self, callback: Callable[[], Any]) -> None:
         """Adds a function that each rank calls once, after a commit, when ranks must leave (SIGTERM)."""
         self._save_callbacks.append(callback)
-        runtime.set_saving(True)
+        runtime.membership.set_saving(True)
 
     def commit(self) -> None:
         """Keeps the present state, which is restored after a loss. Then it checks whether hosts joined or left.
@@ -138,7 +138,7 @@ class State:
                 callback()
             except Exception:
                 logger.exception("the save callback %r failed; this rank leaves nevertheless", callback)
-        runtime.set_saved()
+        runtime.membership.set_saved()
 
     # --- what each kind of state does --------------------------------------------------------------------------------
 

@@ -214,8 +214,8 @@ class Prepared(Protocol):
 
     def run(self, tensor: Any, result: Any, /) -> Outcome | None:
         """None: the result is in `result`. NotImplemented: nothing was done, because the tensor has another type or
-        another
-        thread is in this call."""
+        another thread is in this call.
+        """
         ...
 
 
@@ -259,12 +259,12 @@ class Engine(Protocol):
     def wait(self, handle: int, timeout: float | None = None, aside: bool = False) -> Outcome:
         """Waits and releases the handle. After `timeout` seconds it raises FarandoleTimeout and keeps the handle.
 
-        `aside`: other threads compute meanwhile, so this thread leaves the work to the engine's own thread.
+        `aside`: this thread only waits and the engine's own thread does the work, because other threads compute.
         """
         ...
 
     def settle(self, memory: Span) -> None:
-        """Tells the engine that a tensor's memory is used often, so it is moved into huge pages where possible."""
+        """Moves a tensor's memory into huge pages if possible, because operations use it often."""
         ...
 
     def share(self, fd: int, address: int, size: int) -> int:
@@ -291,7 +291,7 @@ class Engine(Protocol):
         ...
 
     def leave(self, linger: float = 2.0) -> None:
-        """Leaves without a failure: pending operations end with ShutDown, and the peers are told."""
+        """Leaves the job without a failure: pending operations end with ShutDown, here and on the peers."""
         ...
 
     def close(self) -> None:

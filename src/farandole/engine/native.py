@@ -1,92 +1,29 @@
-# The native engine: the core, opened by the extension module (core/python/), behind the Engine protocol.
-# Touches config, engine, errors, version and the extension.
-"""Opens the native library, makes engines from the settings, handles their events, and closes them."""
+# The native engine: the core behind the Engine protocol.
+# Touches config, events, interface, library and the extension.
+"""Makes engines from the settings, lends them to compiled operations of frameworks, and closes them."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from enum import IntEnum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..base import errors
 from ..base.config import ALGORITHMS, Config
-from ..base.version import package_version
-from .interface import COUNTERS, STORAGE, DType, Kind, ReduceOp, Span
+from .events import EventThread
+from .interface import COUNTERS, Span
+from .library import MISSING, load
 
-LIBRARY = Path(__file__).with_name("_native") / "libfarandole.so"
-_LISTENER_SECONDS = 10.0  # for a link request in progress
-_FALLBACK = "FARANDOLE_ENGINE=python selects the slow engine that needs no library."
+_CALLS_SECONDS = 10.0  # for calls of other threads to return
 
 _log = logging.getLogger("farandole")
 
-
-def _numbers() -> dict[str, dict[str, int]]:
-    """Python's copies of the numbers of the C interface (core/api/farandole.h)."""
-    names = ("OK", "IN_PROGRESS", "INVALID_ARGUMENT", "PRECONDITION", "ABORTED", "SHUT_DOWN", "PEER_LOST", "REVOKED")
-    codes = {name: int(getattr(errors, name)) for name in (*names, "TIMED_OUT", "NO_MEMORY", "INTERNAL")}
-    enums: tuple[type[IntEnum], ...] = (Kind, DType, ReduceOp)
-    return {
-        **{kind.__name__: {one.name: one.value for one in kind} for kind in enums},
-        "Code": codes,
-        "Algorithm": {name.upper(): number for number, name in enumerate(ALGORITHMS)},
-        "bytes": {dtype.name: STORAGE[dtype].itemsize for dtype in DType},
-    }
-
-
-def check_numbers(theirs: dict[str, dict[str, int]]) -> None:
-    """ImportError when the extension was compiled for other numbers than the package has; it says which."""
-    ours = _numbers()
-    differ = [
-        f"{table}.{name} is {ours.get(table, {}).get(name)} here and {theirs.get(table, {}).get(name)} there"
-        for table in sorted({*ours, *theirs})
-        for name in sorted({*ours.get(table, {}), *theirs.get(table, {})})
-        if ours.get(table, {}).get(name) != theirs.get(table, {}).get(name)
-    ]
-    if differ:
-        raise ImportError(f"it has another build than the package: {'; '.join(differ[:3])}. Install farandole again")
-
-
-try:
+if TYPE_CHECKING or MISSING is None:
     from . import bridge
-
-    check_numbers(getattr(bridge, "NUMBERS", {}))
-    _missing: ImportError | None = None
-except ImportError as error:  # reported when an engine is needed; the engine in Python needs no extension
-    _missing = error
-
-if TYPE_CHECKING:
     from .bridge import Engine as _Engine
 else:
-    _Engine = object if _missing is not None else bridge.Engine
-
-
-@functools.cache
-def load(path: str | None = None) -> bridge.Library:
-    """The core in the native library, of the build of this package; LibraryMissing says how to get it."""
-    place = Path(path) if path else LIBRARY
-    build = "In a checkout, build it with `cmake -B build -S . && cmake --build build -j`."
-    if not place.exists():
-        raise errors.LibraryMissing(f"the native library {place} does not exist. {build} {_FALLBACK}")
-    if _missing is not None:
-        raise errors.LibraryMissing(f"the extension module cannot be used: {_missing}. {build} {_FALLBACK}")
-    try:
-        library = bridge.Library(str(place))
-    except ImportError as error:
-        raise errors.LibraryMissing(
-            f"the native library {place} cannot be used: {error}. Install farandole again. {build} {_FALLBACK}"
-        ) from None
-    found, expected = library.version, package_version()
-    if found != expected:
-        raise errors.LibraryMissing(
-            f"the native library {place} is version {found}, the package is {expected}: rebuild it. {_FALLBACK}"
-        )
-    return library
+    _Engine = object  # load() says what is missing, before an engine is made
 
 
 def _milliseconds(seconds: float) -> int:
@@ -103,16 +40,13 @@ class NativeEngine(_Engine):
         self.rank = rank
         self.size = len(hosts)
         self.library = load(config.library)
-        # functions that end the use of this engine by compiled framework calls
-        self._lent_to: list[Callable[[], None]] = []
+        self._detach: list[Callable[[], None]] = []  # each ends the use of this engine by a framework's compiled calls
         self._closing = threading.Lock()
-        self._wanted: Callable[[int], None] | None = None
-        self._unanswered: list[int] = []
-        self._listener: threading.Thread | None = None
+        self._events = EventThread()
         checked = not config.stall_check_disable
         shutdown = config.stall_shutdown_time_seconds
         if shutdown < config.stall_check_time_seconds:
-            shutdown = 0.0  # the contract's rule
+            shutdown = 0.0  # Horovod ignores a shutdown time below the warning time
         super().__init__(
             self.library,
             rank,
@@ -138,31 +72,12 @@ class NativeEngine(_Engine):
         self.library.settle(memory.address, owner.numel() * owner.element_size())
 
     def watch_links(self, wanted: Callable[[int], None]) -> None:
-        self._wanted = wanted
-        with contextlib.suppress(IndexError):  # the last one is taken
-            while True:
-                wanted(self._unanswered.pop())
+        self._events.watch_links(wanted)
 
     def start(self, timeout: float) -> None:
         # The event thread starts first, because start() may log and may request links.
-        self._listener = threading.Thread(target=self._listen, name=f"farandole-events-{self.rank}", daemon=True)
-        self._listener.start()
+        self._events.start(self.next_event, f"farandole-events-{self.rank}")
         super().start(timeout)
-
-    def _listen(self) -> None:
-        while (event := self.next_event()) is not None:
-            try:
-                self._handle(*event)
-            except Exception:  # one failed event must not stop the later ones
-                _log.exception("an event of the engine could not be handled")
-
-    def _handle(self, kind: int, peer: int, level: int, text: str) -> None:
-        if kind == 2:
-            _log.log(level, "%s", text)
-        elif kind == 1:
-            self._unanswered.append(peer)
-            if self._wanted is not None:
-                self.watch_links(self._wanted)
 
     def close(self) -> None:
         # Runs again if a signal handler interrupted the last attempt; not while another thread closes.
@@ -175,22 +90,18 @@ class NativeEngine(_Engine):
 
     def _close(self) -> None:
         self.stop()
-        while self._lent_to:
-            self._lent_to.pop()()
-        listener = self._listener
-        if listener is not None:
-            listener.join(_LISTENER_SECONDS)
-            if listener.is_alive():
-                # A leak is better than freeing memory that the thread still uses.
-                _log.warning("the thread %s does not end; its engine is not freed", listener.name)
-                return
-        deadline = time.monotonic() + _LISTENER_SECONDS
+        while self._detach:
+            self._detach.pop()()
+        if not self._events.join():
+            # A leak is better than freeing memory that the thread still uses.
+            _log.warning("the thread farandole-events-%d does not end; its engine is not freed", self.rank)
+            return
+        deadline = time.monotonic() + _CALLS_SECONDS
         while self.calls:  # waiting calls return within 100 ms
             if time.monotonic() > deadline:
                 _log.warning("calls of the engine do not end; it is not freed")
                 return
             time.sleep(0.001)
-        self._listener = None
         self.free()
 
     def serve(self, path: str) -> None:
@@ -200,12 +111,7 @@ class NativeEngine(_Engine):
 
     def lend(self, path: str) -> None:
         """Lets calls of a framework, compiled into the library at `path`, use this engine until it is closed."""
-        self._lent_to.append(bridge.Operations(path, self).detach)
+        self._detach.append(bridge.Operations(path, self).detach)
 
     def counter(self, name: str) -> int:
         return self.count(COUNTERS.index(name))
-
-
-def start_pulse(mine: int, theirs: int | None, beat_ms: int, library: str | None = None) -> bridge.Pulse:
-    """Starts a native thread that writes heartbeats into one memory file and watches the agent's in another."""
-    return bridge.Pulse(load(library), mine, -1 if theirs is None else theirs, beat_ms)

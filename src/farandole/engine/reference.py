@@ -2,7 +2,7 @@
 # Touches specification.py, interface.py, errors.py, config.py and NumPy; sockets only as descriptors from rendezvous/.
 """The second half of the executable specification:
 
-4. links: threads that read and write whole messages;
+4. links (reference_links.py): threads that read and write whole messages;
 5. the engine: one lock around handles, received data and groups.
 
 It has no fusion, shared memory, plan or stall report: results depend only on the definitions.
@@ -10,13 +10,9 @@ It has no fusion, shared memory, plan or stall report: results depend only on th
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import os
 import queue
-import socket
-import struct
 import threading
 import time
 import weakref
@@ -29,95 +25,14 @@ import numpy as np
 
 from ..base import errors
 from ..base.config import Config
-from .interface import COUNTERS, STORAGE, DType, Kind, Outcome, ReduceOp, Request, Span, Spans
-from .specification import (
-    Bucket,
-    Communicator,
-    Coordinator,
-    RequestData,
-    allgather,
-    allreduce,
-    alltoall,
-    broadcast,
-    check,
-    reducescatter,
-)
+from .interface import STORAGE, DType, Kind, Outcome, ReduceOp, Request, Span, Spans
+from .reference_links import Link, Record
+from .specification import Bucket, Communicator, Coordinator, RequestData, check, run_collective
 
 log = logging.getLogger("farandole")
 
 Key = tuple[int, int, int]
 NAME_RESERVED_SECONDS = 1.0  # how long the name of the last operation stays reserved until a caller has seen its end
-
-# --- 4. Links --------------------------------------------------------------------------------------------------------
-
-HEADER = struct.Struct("!IQ")  # bytes of the label (JSON), bytes of the data that follow it
-MAX_LABEL_BYTES = 1 << 24
-
-
-class Link:
-    """Whole messages over one stream: one thread writes, one reads. A send never blocks."""
-
-    def __init__(self, engine: ReferenceEngine, peer: int) -> None:
-        self.engine, self.peer = engine, peer
-        self.send_queue: queue.SimpleQueue[tuple[list[Any], bytes] | None] = queue.SimpleQueue()
-        self.stream: socket.socket | None = None
-        self.threads: list[threading.Thread] = []
-        self.has_left = False  # the peer has announced that it leaves
-
-    def open(self, descriptor: int) -> None:
-        self.stream = socket.socket(fileno=descriptor)
-        self.stream.settimeout(None)
-        for work in (self.write, self.read):
-            name = f"farandole-{work.__name__}-{self.engine.rank}-{self.peer}"
-            self.threads.append(threading.Thread(target=work, name=name, daemon=True))
-            self.threads[-1].start()
-
-    def write(self) -> None:
-        assert self.stream is not None
-        with contextlib.suppress(OSError):  # the reader sees the end of the stream and reports it
-            while (message := self.send_queue.get()) is not None:
-                label = json.dumps(message[0]).encode()
-                self.stream.sendall(HEADER.pack(len(label), len(message[1])) + label)
-                self.stream.sendall(message[1])
-                self.engine.count(bytes_sent=HEADER.size + len(label) + len(message[1]), frames=1)
-            self.stream.shutdown(socket.SHUT_WR)
-
-    def read(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            while header := self.exactly(HEADER.size):
-                label_bytes, data_bytes = HEADER.unpack(header)
-                if label_bytes > MAX_LABEL_BYTES:
-                    raise ValueError(f"a label of {label_bytes} bytes is above the limit of {MAX_LABEL_BYTES} bytes")
-                label, data = json.loads(self.exactly(label_bytes)), self.exactly(data_bytes)
-                self.engine.count(bytes_received=HEADER.size + label_bytes + data_bytes)
-                self.engine.deliver(self.peer, label, data)
-        if not self.has_left:
-            self.engine.peer_lost(self.peer)
-
-    def exactly(self, count: int) -> bytes:
-        """Reads that many bytes; returns none at a clean end of the stream."""
-        assert self.stream is not None
-        parts, missing = [], count
-        while missing:
-            part = self.stream.recv(min(missing, 1 << 20))
-            if not part and missing == count:
-                return b""
-            if not part:
-                raise OSError("the stream ended within a message")
-            parts.append(part)
-            missing -= len(part)
-        return b"".join(parts)
-
-    def close(self) -> None:
-        if self.stream is not None:
-            with contextlib.suppress(OSError):
-                self.stream.shutdown(socket.SHUT_RDWR)  # wakes the reader
-            for thread in self.threads:
-                thread.join()
-            self.stream.close()
-
-
-# --- 5. The engine ---------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -176,16 +91,15 @@ class ReferenceEngine:
         self.departed: set[int] = set()
         self.ended: Exception | None = None
         self.closed = False
-        self.counters = dict.fromkeys(COUNTERS, 0)
         self.wanted: Callable[[int], None] | None = None
-        self.events: list[str] | None = None
+        self.record = Record(rank)
         self.links = {peer: Link(self, peer) for peer in range(self.size) if peer != rank}
         ENGINES.add(self)
 
     # Start and end.
 
     def add_link(self, peer: int, fd: int, kind: int) -> None:
-        del kind  # a stream is a stream
+        del kind  # both kinds are streams
         self.links[peer].open(fd)
 
     def watch_links(self, wanted: Callable[[int], None]) -> None:
@@ -226,6 +140,7 @@ class ReferenceEngine:
     def abandon(self) -> None:
         """In a forked child: closes the streams, or the peers would not see the death of the parent."""
         self.closed, self.monitor = True, threading.Condition()
+        self.record.lock = threading.Lock()
         self.ended = errors.ShutDown("this engine belongs to the parent process")
         for link in self.links.values():
             if link.stream is not None:
@@ -385,7 +300,7 @@ class ReferenceEngine:
             pending = self.handles[handle]
             began = time.monotonic_ns()
             done = self.monitor.wait_for(lambda: pending.done, timeout)
-            self.counters["waited_ns"] += time.monotonic_ns() - began
+            self.record.count(waited_ns=time.monotonic_ns() - began)
             if not done:
                 text = f"{pending.request.kind.name} {pending.name} is not done after {timeout} s"
                 raise errors.FarandoleTimeout(text, seconds=timeout)
@@ -498,7 +413,7 @@ class ReferenceEngine:
             except Exception as caught:  # raised to the caller that waits for the handle
                 error = caught
             with self.monitor:
-                self.note(bucket, began)
+                self.record.note(Kind(bucket["kind"]), bucket["name"], began)
                 for pending in concerned:
                     if not pending.done:
                         pending.outcome, pending.error = outcome, error
@@ -524,19 +439,9 @@ class ReferenceEngine:
             lambda member, data: self.send(group.ranks[member], ["data", group.number, sequence], data),
             lambda member: self.receive_data(group.ranks[member], group.number, sequence),
         )
-        splits = None
-        if kind == Kind.ALLREDUCE:
-            result = allreduce(comm, values.reshape(-1), bucket, self.algorithm).reshape(values.shape)
-        elif kind == Kind.ALLGATHER:
-            result = allgather(comm, values, bucket["first_dims"])
-        elif kind == Kind.BROADCAST:
-            result = broadcast(comm, values.reshape(-1), group.ranks.index(bucket["root"])).reshape(values.shape)
-        elif kind == Kind.ALLTOALL:
-            result = alltoall(comm, values, bucket["splits"])
-            splits = [row[me] for row in bucket["splits"]]
-        else:
-            result = reducescatter(comm, values, bucket)
-        self.count(collectives=1)
+        result = run_collective(comm, values, bucket, self.algorithm, group.ranks)
+        splits = [row[me] for row in bucket["splits"]] if kind == Kind.ALLTOALL else None
+        self.record.count(collectives=1)
         if request is None or request.output is None or request.output.shape != result.shape:
             return Outcome(result.copy(), splits)
         request.output.view(values.dtype)[...] = result
@@ -555,33 +460,18 @@ class ReferenceEngine:
 
     # Counters and traces.
 
-    def count(self, **more: int) -> None:
-        with self.monitor:
-            for name, by in more.items():
-                self.counters[name] += by
-
     def counter(self, name: str) -> int:
-        with self.monitor:
-            return self.counters[name]
+        return self.record.counter(name)
 
     def tuning(self) -> list[int]:
         return []  # nothing can be tuned
 
     def trace(self, on: bool, mark_plans: bool = False) -> None:
         del mark_plans  # there are none
-        with self.monitor:
-            self.events = [] if on else None
+        self.record.trace(on)
 
     def trace_drain(self) -> bytes:
-        with self.monitor:
-            lines, self.events = self.events or [], None if self.events is None else []
-        return "".join(line + "\n" for line in lines).encode()
-
-    def note(self, bucket: Bucket, began: int) -> None:
-        if self.events is not None:
-            took = time.monotonic_ns() - began
-            event = {"name": Kind(bucket["kind"]).name, "ph": "X", "ts": began / 1000, "dur": took / 1000}
-            self.events.append(json.dumps({**event, "pid": self.rank, "tid": 0, "args": {"tensor": bucket["name"]}}))
+        return self.record.drain()
 
 
 ENGINES: weakref.WeakSet[ReferenceEngine] = weakref.WeakSet()

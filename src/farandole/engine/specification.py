@@ -254,6 +254,20 @@ def reducescatter(comm: Communicator, rows: Array, bucket: Bucket) -> Array:
     return ordered_reduce(flat, comm.hosts, bucket).reshape(shares[comm.me].shape)
 
 
+def run_collective(comm: Communicator, values: Array, bucket: Bucket, algorithm: str, ranks: Sequence[int]) -> Array:
+    """This member's result of the bucket's collective; `ranks` has the rank of each member."""
+    kind = Kind(bucket["kind"])
+    if kind == Kind.ALLREDUCE:
+        return allreduce(comm, values.reshape(-1), bucket, algorithm).reshape(values.shape)
+    if kind == Kind.ALLGATHER:
+        return allgather(comm, values, bucket["first_dims"])
+    if kind == Kind.BROADCAST:
+        return broadcast(comm, values.reshape(-1), ranks.index(bucket["root"])).reshape(values.shape)
+    if kind == Kind.ALLTOALL:
+        return alltoall(comm, values, bucket["splits"])
+    return reducescatter(comm, values, bucket)
+
+
 # --- 3. The coordinator: member 0 of each group ----------------------------------------------------------------------
 
 

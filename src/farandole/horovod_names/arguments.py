@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from farandole.base.config import SETTINGS, Setting
+from farandole.base.config import SETTINGS
+from farandole.base.setting import Setting
 from farandole.launch.options import FLAGS, Options, Usage, scaled
 
 # Options of the launcher whose attribute has another name than our option.

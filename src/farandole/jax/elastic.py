@@ -14,7 +14,8 @@ from ..base.errors import HorovodInternalError
 from ..elastic import loop
 from ..elastic.mirror import Sharded
 from ..elastic.state import ObjectState, State
-from ..world.runtime import rank, runtime
+from ..world.basics import rank
+from ..world.runtime import runtime
 from . import compiled
 from .failures import forget, translated
 from .framework import jax

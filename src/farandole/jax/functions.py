@@ -10,8 +10,8 @@ import numpy as np
 
 from ..engine.interface import NAMES
 from ..operations import objects
+from ..world.basics import rank
 from ..world.groups import ProcessSet, global_process_set
-from ..world.runtime import rank
 from .failures import settle
 from .framework import jax
 from .ops import broadcast

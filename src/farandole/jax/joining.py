@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from ..bindings.compiled import join
-from ..world import runtime
+from ..world import basics
 from . import compiled
 from .failures import forget, settle
 
@@ -24,7 +24,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     avoids this. Arguments as in `farandole.init`.
     """
     global _registered
-    if not runtime.is_initialized():
+    if not basics.is_initialized():
         forget()  # errors of an earlier world
     join(compiled.prepare, comm, process_sets)
     if not _registered:
@@ -34,10 +34,10 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
 
 def shutdown() -> None:
     """Leaves the job after the compiled functions that have begun are done."""
-    if runtime.is_initialized() and sys.exc_info()[0] is None:
+    if basics.is_initialized() and sys.exc_info()[0] is None:
         with contextlib.suppress(Exception):  # it has failed, and the script never used its result
             settle()
-    runtime.shutdown()
+    basics.shutdown()
     forget()
 
 

@@ -14,6 +14,7 @@ from ..base.errors import HorovodInternalError
 from ..bindings.work import Work
 from ..engine.interface import Kind
 from ..operations import ops as arrays_ops
+from ..operations import requests
 from ..operations.pending import checked_compression, checked_scales, chosen_op
 from ..operations.reductions import Average, Sum
 from ..world.groups import ProcessSet, global_process_set
@@ -156,7 +157,7 @@ def broadcast(
 ) -> Any:
     """The root's array, or tree of arrays, on every rank. `root_rank` is a rank of the job."""
     _, ranks = runtime.world.groups.members(process_set)
-    arrays_ops.member(root_rank, ranks, "root_rank")
+    requests.member(root_rank, ranks, "root_rank")
     work = Work(Kind.BROADCAST, name, process_set=process_set, root=root_rank)
     leaves, shape = jax.tree.flatten(tensor)
     if jax.tree.structure(0) != shape:

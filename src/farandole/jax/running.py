@@ -16,7 +16,8 @@ from ..engine.interface import NAMES, Kind
 from ..operations import ops as arrays_ops
 from ..operations.pending import names_of
 from ..operations.reductions import Average, Sum
-from ..world.runtime import rank, runtime
+from ..world.basics import rank
+from ..world.runtime import runtime
 from . import host, primitive
 from .framework import jax
 

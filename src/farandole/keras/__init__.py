@@ -11,7 +11,7 @@ from ..base.named import module_of
 from ..bindings import face as _face
 from ..bindings.face import *  # noqa: F403 - the names of every binding
 from ..operations.objects import allgather_object, broadcast_object
-from ..world.runtime import cuda_built, rocm_built, shutdown
+from ..world.basics import cuda_built, rocm_built, shutdown
 from .compression import Compression
 from .framework import present
 from .joining import init

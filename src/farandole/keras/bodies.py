@@ -17,7 +17,7 @@ import numpy as np
 
 from ..operations import ops
 from ..operations.reductions import Average
-from ..world.runtime import rank, size
+from ..world.basics import rank, size
 from .framework import array_of, current, variables_of
 from .values import broadcast_variables
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..world.runtime import rank
+from ..world.basics import rank
 from . import bodies
 from .framework import require
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..elastic.state import ObjectState
 from ..engine.interface import Array
 from ..operations.objects import broadcast_object
-from ..world.runtime import rank
+from ..world.basics import rank
 from .framework import array_of, variables_of
 from .values import broadcast_variables
 

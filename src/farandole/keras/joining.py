@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..world import runtime
+from ..world import basics
 from .framework import require
 
 
@@ -21,5 +21,5 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     elif backend == "jax":
         from ..jax.joining import init as join
     else:
-        join = runtime.init
+        join = basics.init
     join(comm, process_sets)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..operations import ops
+from ..operations.ops import reducescatter as reducescatter_arrays
 from ..operations.pending import checked_compression, chosen_op
 from ..operations.reductions import Average
-from ..operations.reductions import reducescatter as reducescatter_arrays
 from ..world.groups import ProcessSet, global_process_set
 from .compression import Compression
 from .framework import array_of, require

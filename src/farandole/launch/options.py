@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from farandole.base.config import OF_OUR_LAUNCHERS, SETTINGS, Setting
+from farandole.base.config import OF_OUR_LAUNCHERS, SETTINGS
+from farandole.base.setting import Setting
 
 NOT_FOR_FLAGS = ("launcher", "meet_at", "secret_file", "job_size")  # for ranks that another launcher starts
 

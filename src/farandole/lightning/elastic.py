@@ -20,7 +20,8 @@ from ..elastic.loop import run
 from ..elastic.state import State
 from ..operations.objects import broadcast_object
 from ..torch.elastic.loader import ElasticDataLoader
-from ..world.runtime import rank, runtime
+from ..world.basics import rank
+from ..world.runtime import runtime
 
 MEMORY = "the last commit in memory"  # used as the path of a checkpoint
 _current: list[FitState] = []  # the state of the fit that runs in this process

@@ -8,7 +8,8 @@ from typing import Any
 
 from ..base.config import Config, environment
 from ..clusters import detect
-from ..world.runtime import init, runtime
+from ..world.basics import init
+from ..world.runtime import runtime
 
 
 def launched() -> bool:

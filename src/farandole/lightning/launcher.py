@@ -17,7 +17,7 @@ from ..base.named import module_of
 from ..bindings.private import lightning_names
 from ..launch.executor import Executor
 from ..launch.local import start
-from ..world import runtime
+from ..world import basics
 from . import elastic
 from .packages import fabric_of
 
@@ -111,7 +111,7 @@ def _work(
     fabric = fabric_of(tree)
     lightning_names.share_cores(fabric, number)
     result = function(*args, **kwargs)
-    rank = runtime.rank()
+    rank = basics.rank()
     report = None if trainer is None else _report(trainer)
     return (_on_cpu(result, fabric), _on_cpu(report, fabric)) if rank == 0 else (None, None)
 

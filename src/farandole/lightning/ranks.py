@@ -16,7 +16,8 @@ from torch import distributed as dist
 from ..base.named import module_of
 from ..torch.distributed.rendezvous import meet
 from ..torch.functions import broadcast_parameters
-from ..world.runtime import init, runtime
+from ..world.basics import init
+from ..world.runtime import runtime
 from .environment import launched
 from .launcher import ElasticRestart, ProcessStarter
 from .packages import fabric_of

@@ -11,37 +11,17 @@
 
 from __future__ import annotations
 
-from ..base.errors import (
-    FarandoleTimeout,
-    HorovodInternalError,
-    Mismatch,
-    NotInitialized,
-    PeerLost,
-    Revoked,
-    ShutDown,
-)
+from ..bindings import errors as _errors
 from ..bindings import face as _face
 from ..bindings.compat import check_extension, split_list
+from ..bindings.errors import *  # noqa: F403 - the errors of every binding
 from ..bindings.face import *  # noqa: F403 - the names of every binding
-from ..world.runtime import init, shutdown
+from ..world.basics import init, shutdown
+from . import ops as _ops
 from .compression import Compression, Compressor
 from .framework import cuda_built, rocm_built
 from .functions import allgather_object, broadcast_object, broadcast_parameters
-from .ops import (
-    allgather,
-    allreduce,
-    allreduce_,
-    alltoall,
-    barrier,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_reducescatter,
-    join,
-    reducescatter,
-)
+from .ops import *  # noqa: F403 - the operations
 from .optimizer import DistributedOptimizer, DistributedTrainer
 
 __all__ = [
@@ -49,34 +29,16 @@ __all__ = [
     "Compressor",
     "DistributedOptimizer",
     "DistributedTrainer",
-    "FarandoleTimeout",
-    "HorovodInternalError",
-    "Mismatch",
-    "NotInitialized",
-    "PeerLost",
-    "Revoked",
-    "ShutDown",
-    "allgather",
     "allgather_object",
-    "allreduce",
-    "allreduce_",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_",
     "broadcast_object",
     "broadcast_parameters",
     "check_extension",
     "cuda_built",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_reducescatter",
     "init",
-    "join",
-    "reducescatter",
     "rocm_built",
     "shutdown",
     "split_list",
 ]
+__all__ += _errors.__all__
 __all__ += _face.__all__
+__all__ += _ops.__all__

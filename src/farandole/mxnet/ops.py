@@ -11,9 +11,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..operations import ops as arrays_ops
-from ..operations import reductions
+from ..operations import requests
 from ..operations.arrays import Buffer
+from ..operations.forms import variant
 from ..operations.pending import Submission, chosen_op
 from ..operations.reductions import Average, Sum
 from ..world.groups import ProcessSet, global_process_set
@@ -87,92 +87,52 @@ def _received(tensors: Sequence[Any], build: Build) -> tuple[list[Any], list[Any
     return results, outcomes
 
 
-# --- allreduce -------------------------------------------------------------------------------------------------------
+# --- operations that reduce; their variants differ in `in_place` -----------------------------------------------------
 
 
 def _allreduce(
-    tensors: Sequence[Any],
-    average: bool | None,
-    name: str | None,
-    scales: tuple[float, float],
-    process_set: ProcessSet,
-    op: Any,
-    grouped: bool,
-    in_place: bool,
-) -> list[Any]:
-    chosen = chosen_op(op, average)
+    in_place: bool, tensor: Any, average: bool | None = None, name: str | None = None, priority: int = 0,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+    op: Any = None,
+) -> Any:  # fmt: skip
+    """The reduction of all ranks' arrays, as a new array; the average if `op` is not given."""
+    chosen, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
 
     def build(buffers: list[Buffer]) -> Submission:
-        return reductions.begin_allreduce(buffers, None, name, chosen, scales, process_set, None, grouped, in_place)
+        return requests.begin_allreduce(buffers, name, chosen, scales, process_set, None, False, in_place)
+
+    return _done([tensor], in_place, build)[0]
+
+
+allreduce = variant("allreduce", _allreduce, False)
+allreduce_ = variant("allreduce_", _allreduce, True, "Allreduce in place; returns `tensor`.")
+
+
+def _grouped_allreduce(
+    in_place: bool, tensors: Sequence[Any], average: bool | None = None, name: str | None = None, priority: int = 0,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+    op: Any = None,
+) -> list[Any]:  # fmt: skip
+    """Allreduce of several arrays that become ready together."""
+    chosen, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
+
+    def build(buffers: list[Buffer]) -> Submission:
+        return requests.begin_allreduce(buffers, name, chosen, scales, process_set, None, True, in_place)
 
     return _done(tensors, in_place, build)
 
 
-def allreduce(
-    tensor: Any,
-    average: bool | None = None,
-    name: str | None = None,
-    priority: int = 0,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    op: Any = None,
-) -> Any:
-    """The reduction of all ranks' arrays, as a new array; the average if `op` is not given."""
-    scales = (prescale_factor, postscale_factor)
-    return _allreduce([tensor], average, name, scales, process_set, op, False, False)[0]
-
-
-def allreduce_(
-    tensor: Any,
-    average: bool | None = None,
-    name: str | None = None,
-    priority: int = 0,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    op: Any = None,
-) -> Any:
-    """Allreduce in place; returns `tensor`."""
-    scales = (prescale_factor, postscale_factor)
-    return _allreduce([tensor], average, name, scales, process_set, op, False, True)[0]
-
-
-def grouped_allreduce(
-    tensors: Sequence[Any],
-    average: bool | None = None,
-    name: str | None = None,
-    priority: int = 0,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    op: Any = None,
-) -> list[Any]:
-    """Allreduce of several arrays that become ready together."""
-    scales = (prescale_factor, postscale_factor)
-    return _allreduce(tensors, average, name, scales, process_set, op, True, False)
-
-
-def grouped_allreduce_(
-    tensors: Sequence[Any],
-    average: bool | None = None,
-    name: str | None = None,
-    priority: int = 0,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    op: Any = None,
-) -> list[Any]:
-    """Grouped allreduce in place; returns the arrays."""
-    scales = (prescale_factor, postscale_factor)
-    return _allreduce(tensors, average, name, scales, process_set, op, True, True)
+grouped_allreduce = variant("grouped_allreduce", _grouped_allreduce, False)
+grouped_allreduce_ = variant(
+    "grouped_allreduce_", _grouped_allreduce, True, "Grouped allreduce in place; returns the arrays."
+)
 
 
 def sum_each(named: Sequence[tuple[str, Any]], prescale: float, process_set: ProcessSet) -> None:
     """Allreduces of several arrays in place, each with its own name, all at the same time."""
 
     def build(name: str, buffers: list[Buffer]) -> Submission:
-        return reductions.begin_allreduce(buffers, None, name, Sum, (prescale, 1.0), process_set, None, False, True)
+        return requests.begin_allreduce(buffers, name, Sum, (prescale, 1.0), process_set, None, False, True)
 
     failure: Exception | None = None
     calls: list[_Call] = []
@@ -190,89 +150,52 @@ def sum_each(named: Sequence[tuple[str, Any]], prescale: float, process_set: Pro
         raise failure
 
 
-# --- reducescatter ---------------------------------------------------------------------------------------------------
-
-
-def _reducescatter(
-    tensors: Sequence[Any],
-    op: Any,
-    name: str | None,
-    process_set: ProcessSet,
-    scales: tuple[float, float],
-    grouped: bool,
-) -> list[Any]:
-    def build(buffers: list[Buffer]) -> Submission:
-        return reductions.begin_reducescatter(buffers, name, op, scales, process_set, None, grouped)
-
-    return _done(tensors, False, build)
-
-
 def reducescatter(
-    tensor: Any,
-    op: Any = Average,
-    name: str | None = None,
-    priority: int = 0,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Any:
+    tensor: Any, op: Any = Average, name: str | None = None, priority: int = 0,
+    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> Any:  # fmt: skip
     """This rank's rows of the reduction; the first `rows % size` ranks get one more row."""
-    return _reducescatter([tensor], op, name, process_set, (prescale_factor, postscale_factor), False)[0]
+    scales = (prescale_factor, postscale_factor)
+    return _done(
+        [tensor], False, lambda own: requests.begin_reducescatter(own, name, op, scales, process_set, None, False)
+    )[0]
 
 
 def grouped_reducescatter(
-    tensors: Sequence[Any],
-    op: Any = Average,
-    name: str | None = None,
-    priority: int = 0,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> list[Any]:
+    tensors: Sequence[Any], op: Any = Average, name: str | None = None, priority: int = 0,
+    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> list[Any]:  # fmt: skip
     """Reducescatter of several arrays that become ready together."""
-    return _reducescatter(tensors, op, name, process_set, (prescale_factor, postscale_factor), True)
+    scales = (prescale_factor, postscale_factor)
+    return _done(
+        tensors, False, lambda own: requests.begin_reducescatter(own, name, op, scales, process_set, None, True)
+    )
 
 
-# --- broadcast -------------------------------------------------------------------------------------------------------
+# --- operations that move data ---------------------------------------------------------------------------------------
 
 
-def _broadcast(tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, in_place: bool) -> Any:
+def _broadcast(
+    in_place: bool, tensor: Any, root_rank: int, name: str | None = None, priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> Any:  # fmt: skip
+    """The root's array, as a new array on every rank. `root_rank` is a rank of the job."""
+
     def build(buffers: list[Buffer]) -> Submission:
-        return arrays_ops.begin_broadcast(buffers[0], root_rank, name, process_set, None, in_place)
+        return requests.begin_broadcast(buffers[0], root_rank, name, process_set, None, in_place)
 
     return _done([tensor], in_place, build)[0]
 
 
-def broadcast(
-    tensor: Any,
-    root_rank: int,
-    name: str | None = None,
-    priority: int = 0,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """The root's array, as a new array on every rank. `root_rank` is a rank of the job."""
-    return _broadcast(tensor, root_rank, name, process_set, False)
-
-
-def broadcast_(
-    tensor: Any,
-    root_rank: int,
-    name: str | None = None,
-    priority: int = 0,
-    process_set: ProcessSet = global_process_set,
-) -> Any:
-    """Broadcast in place; returns `tensor`."""
-    return _broadcast(tensor, root_rank, name, process_set, True)
-
-
-# --- allgather, alltoall ---------------------------------------------------------------------------------------------
+broadcast = variant("broadcast", _broadcast, False)
+broadcast_ = variant("broadcast_", _broadcast, True, "Broadcast in place; returns `tensor`.")
 
 
 def allgather(
     tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
     """The arrays of all ranks, concatenated along the first dimension, which may differ between ranks."""
-    return _received([tensor], lambda own: arrays_ops.begin_allgather(own, name, process_set, None, False))[0][0]
+    return _received([tensor], lambda own: requests.begin_allgather(own, name, process_set, None, False))[0][0]
 
 
 def grouped_allgather(
@@ -282,7 +205,7 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Allgather of several arrays that become ready together."""
-    return _received(tensors, lambda own: arrays_ops.begin_allgather(own, name, process_set, None, True))[0]
+    return _received(tensors, lambda own: requests.begin_allgather(own, name, process_set, None, True))[0]
 
 
 def alltoall(
@@ -296,7 +219,7 @@ def alltoall(
     rows = splits.asnumpy().tolist() if isinstance(splits, mx.nd.NDArray) else splits
 
     def build(own: list[Buffer]) -> Submission:
-        return arrays_ops.begin_alltoall(own[0], rows, name, process_set, None, False)
+        return requests.begin_alltoall(own[0], rows, name, process_set, None, False)
 
     [result], [outcome] = _received([tensor], build)
     if splits is None:
@@ -310,7 +233,7 @@ def alltoall(
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when every rank of the process set has called it."""
-    arrays_ops.barrier(process_set)
+    requests.begin_barrier(process_set).result()
 
 
 def join(device: int = -1) -> int:
@@ -318,4 +241,6 @@ def join(device: int = -1) -> int:
 
     Gives the rank that joined last. `device` is accepted for compatibility.
     """
-    return arrays_ops.join(device)
+    del device
+    last: int = requests.begin_join().result()
+    return last

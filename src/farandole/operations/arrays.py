@@ -47,12 +47,11 @@ def incoming(tensor: Any, dtype: DType | None = None, writable: bool = False) ->
     """A buffer over the memory of `tensor`.
 
     `dtype` is for bfloat16 in arrays of uint16. Raises ValueError for memory that is not contiguous, not on the CPU,
-    not
-    writable although it must be, or of an unsupported type; TypeError if it is not an array.
+    not writable although it must be, or of an unsupported type; TypeError if it is not an array.
     """
     if isinstance(tensor, Buffer):
-        return tensor  # a framework's binding has made it
-    array, give, said = _view(tensor)
+        return tensor  # made by a framework's binding
+    array, give, said = (tensor, _same, None) if isinstance(tensor, np.ndarray) else _view(tensor)
     if not array.flags.c_contiguous:
         raise ValueError(
             f"the array of shape {array.shape} is not contiguous; pass a contiguous copy (numpy.ascontiguousarray)"
@@ -77,8 +76,6 @@ def incoming(tensor: Any, dtype: DType | None = None, writable: bool = False) ->
 
 def _view(tensor: Any) -> tuple[Array, Callable[[Array], Any], DType | None]:
     """The memory, how to give results back, and the element type where NumPy cannot know it."""
-    if isinstance(tensor, np.ndarray):
-        return tensor, _same, None
     if hasattr(tensor, "__dlpack__") and hasattr(tensor, "__dlpack_device__"):
         return _from_dlpack(tensor)
     if hasattr(tensor, "__array_interface__"):
@@ -92,12 +89,12 @@ def _view(tensor: Any) -> tuple[Array, Callable[[Array], Any], DType | None]:
 def _from_dlpack(tensor: Any) -> tuple[Array, Callable[[Array], Any], DType | None]:
     device = int(tensor.__dlpack_device__()[0])
     if device != _DLPACK_CPU:
-        raise ValueError(f"the array lies on a device of DLPack type {device}; only CPU memory is supported")
-    # The library the array comes from is loaded already; most have these names at their top.
+        raise ValueError(f"the array is on a device of DLPack type {device}; only CPU memory is supported")
+    # The array's library is already imported; most have these names in their top module.
     library: Any = sys.modules.get(type(tensor).__module__.partition(".")[0])
     give = getattr(library, "from_dlpack", None) or _same
     if str(getattr(tensor, "dtype", "")).endswith("bfloat16") and hasattr(library, "uint16"):
-        # NumPy has no such type: it sees the bits, and the result is their view again.
+        # NumPy has no bfloat16: it gets the bits as uint16, and the result is viewed as bfloat16 again.
         bits, kind = tensor.view(library.uint16), tensor.dtype
         return _numpy_view(bits), lambda result: give(result).view(kind), DType.BFLOAT16
     return _numpy_view(tensor), give, None

@@ -1,5 +1,5 @@
-# The operations on arrays. This file has those that move data; reductions.py has those that reduce.
-# Touches arrays, engine, groups, pending, reductions and runtime.
+# The operations on arrays, as users call them: one table of their variants.
+# Touches forms, groups, pending, reductions and requests.
 """Each operation has a form that waits and an `_async` form that gives a handle for `poll` and `synchronize`.
 
 Names ending in `_` work in place. All ranks of the process set call the same operations; named ones in any order,
@@ -8,36 +8,34 @@ unnamed ones in the same order.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from ..engine.interface import DType, Kind, Outcome, Request
+from ..engine.interface import DType, Kind
 from ..world.groups import ProcessSet, global_process_set
-from ..world.runtime import runtime
-from .arrays import incoming
-from .pending import Submission, finisher, names_of, output_of, poll, refuse_scalar, synchronize
-from .reductions import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
+from .forms import (
+    GROUP,
+    GROUP_IN_PLACE,
+    HANDLE,
+    HANDLE_IN_PLACE,
+    NOTHING,
+    WAIT,
+    WAIT_IN_PLACE,
+    Form,
+    Result,
+    variant,
+)
+from .pending import chosen_op, poll, synchronize
+from .reductions import Adasum, Average, Max, Min, Product, Sum
+from .requests import (
+    begin_allgather,
+    begin_allreduce,
+    begin_alltoall,
+    begin_barrier,
+    begin_broadcast,
+    begin_join,
+    begin_reducescatter,
+    begin_transfer,
 )
 
 __all__ = [
@@ -79,296 +77,182 @@ __all__ = [
     "synchronize",
 ]
 
+# --- allreduce -------------------------------------------------------------------------------------------------------
+
+
+def _allreduce(
+    form: Form[Result], tensor: Any, average: bool | None = None, name: str | None = None, op: Any = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+    *, dtype: DType | None = None,
+) -> Result:  # fmt: skip
+    """The reduction of all ranks' arrays, as a new array on every rank; the average unless `op` says otherwise."""
+    chosen, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
+    return form.end(begin_allreduce([tensor], name, chosen, scales, process_set, dtype, False, form.in_place))
+
+
+allreduce = variant("allreduce", _allreduce, WAIT)
+allreduce_async = variant(
+    "allreduce_async", _allreduce, HANDLE, "Begins an allreduce; `synchronize` gives the new array."
+)
+allreduce_ = variant("allreduce_", _allreduce, WAIT_IN_PLACE, "Allreduce in place; gives `tensor` back.")
+allreduce_async_ = variant("allreduce_async_", _allreduce, HANDLE_IN_PLACE, "Begins an allreduce in place.")
+
+
+def _grouped_allreduce(
+    form: Form[Result], tensors: Sequence[Any], average: bool | None = None, name: str | None = None, op: Any = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+    *, dtype: DType | None = None,
+) -> Result:  # fmt: skip
+    """Allreduce of several arrays that become ready together."""
+    chosen, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
+    return form.end(begin_allreduce(tensors, name, chosen, scales, process_set, dtype, True, form.in_place))
+
+
+grouped_allreduce = variant("grouped_allreduce", _grouped_allreduce, GROUP)
+grouped_allreduce_async = variant(
+    "grouped_allreduce_async",
+    _grouped_allreduce,
+    HANDLE,
+    "Begins a grouped allreduce; `synchronize` gives the tuple of new arrays.",
+)
+grouped_allreduce_ = variant(
+    "grouped_allreduce_", _grouped_allreduce, GROUP_IN_PLACE, "Grouped allreduce in place; gives the arrays back."
+)
+grouped_allreduce_async_ = variant(
+    "grouped_allreduce_async_", _grouped_allreduce, HANDLE_IN_PLACE, "Begins a grouped allreduce in place."
+)
+
+# --- reducescatter ---------------------------------------------------------------------------------------------------
+
+
+def _reducescatter(
+    form: Form[Result], tensor: Any, name: str | None = None, op: Any = Average,
+    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    *, dtype: DType | None = None,
+) -> Result:  # fmt: skip
+    """This rank's rows of the reduction; the first `rows % size` ranks get one row more."""
+    scales = (prescale_factor, postscale_factor)
+    return form.end(begin_reducescatter([tensor], name, op, scales, process_set, dtype, False))
+
+
+reducescatter = variant("reducescatter", _reducescatter, WAIT)
+reducescatter_async = variant("reducescatter_async", _reducescatter, HANDLE, "Begins a reducescatter.")
+
+
+def _grouped_reducescatter(
+    form: Form[Result], tensors: Sequence[Any], name: str | None = None, op: Any = Average,
+    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    *, dtype: DType | None = None,
+) -> Result:  # fmt: skip
+    """Reducescatter of several arrays that become ready together."""
+    scales = (prescale_factor, postscale_factor)
+    return form.end(begin_reducescatter(tensors, name, op, scales, process_set, dtype, True))
+
+
+grouped_reducescatter = variant("grouped_reducescatter", _grouped_reducescatter, GROUP)
+grouped_reducescatter_async = variant(
+    "grouped_reducescatter_async", _grouped_reducescatter, HANDLE, "Begins a grouped reducescatter."
+)
+
 # --- allgather -------------------------------------------------------------------------------------------------------
 
 
-def begin_allgather(
-    tensors: Sequence[Any], name: str | None, process_set: ProcessSet, dtype: DType | None, grouped: bool
-) -> Submission:
-    world = runtime.world
-    group, _ = world.groups.members(process_set)
-    buffers = [incoming(tensor, dtype) for tensor in tensors]
-    for buffer in buffers:
-        refuse_scalar(buffer, "allgather")
-    requests = [
-        Request(Kind.ALLGATHER, full_name, buffer.array, None, buffer.dtype, group=group)
-        for full_name, buffer in zip(
-            names_of("allgather", name, len(tensors) if grouped else None), buffers, strict=True
-        )
-    ]
-    return Submission(world, requests, finisher(buffers, grouped, None), grouped)
-
-
-def allgather(
-    tensor: Any,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    dtype: DType | None = None,
-) -> Any:
+def _allgather(
+    form: Form[Result], tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set,
+    *, dtype: DType | None = None,
+) -> Result:  # fmt: skip
     """All ranks' arrays, one after the other along the first dimension, which may differ between ranks."""
-    return begin_allgather([tensor], name, process_set, dtype, False).result()
+    return form.end(begin_allgather([tensor], name, process_set, dtype, False))
 
 
-def allgather_async(
-    tensor: Any,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    dtype: DType | None = None,
-) -> int:
-    """Begins an allgather."""
-    return begin_allgather([tensor], name, process_set, dtype, False).handle()
+allgather = variant("allgather", _allgather, WAIT)
+allgather_async = variant("allgather_async", _allgather, HANDLE, "Begins an allgather.")
 
 
-def grouped_allgather(
-    tensors: Sequence[Any],
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    dtype: DType | None = None,
-) -> tuple[Any, ...]:
+def _grouped_allgather(
+    form: Form[Result], tensors: Sequence[Any], name: str | None = None,
+    process_set: ProcessSet = global_process_set, *, dtype: DType | None = None,
+) -> Result:  # fmt: skip
     """Allgather of several arrays that become ready together."""
-    return tuple(begin_allgather(tensors, name, process_set, dtype, True).result())
+    return form.end(begin_allgather(tensors, name, process_set, dtype, True))
 
 
-def grouped_allgather_async(
-    tensors: Sequence[Any],
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    dtype: DType | None = None,
-) -> int:
-    """Begins a grouped allgather."""
-    return begin_allgather(tensors, name, process_set, dtype, True).handle()
-
+grouped_allgather = variant("grouped_allgather", _grouped_allgather, GROUP)
+grouped_allgather_async = variant("grouped_allgather_async", _grouped_allgather, HANDLE, "Begins a grouped allgather.")
 
 # --- broadcast -------------------------------------------------------------------------------------------------------
 
 
-def begin_broadcast(
-    tensor: Any, root_rank: int, name: str | None, process_set: ProcessSet, dtype: DType | None, in_place: bool
-) -> Submission:
-    world = runtime.world
-    group, ranks = world.groups.members(process_set)
-    root = member(root_rank, ranks, "root_rank")
-    buffer = incoming(tensor, dtype, in_place)
-    output = buffer.array if in_place else buffer.empty_like()
-    [full_name] = names_of("broadcast", name)
-    request = Request(Kind.BROADCAST, full_name, buffer.array, output, buffer.dtype, group=group, peer=root)
-    return Submission(world, [request], finisher([buffer], False, [tensor] if in_place else None))
-
-
-def member(rank: Any, ranks: list[int], argument: str) -> int:
-    try:
-        number = operator.index(rank)
-    except TypeError:
-        raise ValueError(f"{argument}={rank!r}: expected a rank") from None
-    if number not in ranks:
-        raise ValueError(f"{argument}={number} is not among the ranks {_shortened(ranks)}")
-    return number
-
-
-def _shortened(ranks: list[int]) -> str:
-    return str(ranks) if len(ranks) <= 16 else f"{ranks[0]} to {ranks[-1]} ({len(ranks)} of them)"
-
-
-def broadcast(
-    tensor: Any,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    dtype: DType | None = None,
-) -> Any:
+def _broadcast(
+    form: Form[Result], tensor: Any, root_rank: int, name: str | None = None,
+    process_set: ProcessSet = global_process_set, *, dtype: DType | None = None,
+) -> Result:  # fmt: skip
     """The root's array, as a new array on every rank. `root_rank` is a rank of the job."""
-    return begin_broadcast(tensor, root_rank, name, process_set, dtype, False).result()
+    return form.end(begin_broadcast(tensor, root_rank, name, process_set, dtype, form.in_place))
 
 
-def broadcast_async(
-    tensor: Any,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    dtype: DType | None = None,
-) -> int:
-    """Begins a broadcast."""
-    return begin_broadcast(tensor, root_rank, name, process_set, dtype, False).handle()
-
-
-def broadcast_(
-    tensor: Any,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    dtype: DType | None = None,
-) -> Any:
-    """Broadcast in place; gives `tensor` back."""
-    return begin_broadcast(tensor, root_rank, name, process_set, dtype, True).result()
-
-
-def broadcast_async_(
-    tensor: Any,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    dtype: DType | None = None,
-) -> int:
-    """Begins a broadcast in place."""
-    return begin_broadcast(tensor, root_rank, name, process_set, dtype, True).handle()
-
+broadcast = variant("broadcast", _broadcast, WAIT)
+broadcast_async = variant("broadcast_async", _broadcast, HANDLE, "Begins a broadcast.")
+broadcast_ = variant("broadcast_", _broadcast, WAIT_IN_PLACE, "Broadcast in place; gives `tensor` back.")
+broadcast_async_ = variant("broadcast_async_", _broadcast, HANDLE_IN_PLACE, "Begins a broadcast in place.")
 
 # --- alltoall --------------------------------------------------------------------------------------------------------
 
 
-def begin_alltoall(
-    tensor: Any, splits: Any, name: str | None, process_set: ProcessSet, dtype: DType | None, pair: bool
-) -> Submission:
-    world = runtime.world
-    group, ranks = world.groups.members(process_set)
-    buffer = incoming(tensor, dtype)
-    refuse_scalar(buffer, "alltoall")
-    rows = _rows(splits, buffer.array.shape[0], len(ranks))
-    [full_name] = names_of("alltoall", name)
-    # Rows beyond the sum of the splits are not sent.
-    request = Request(Kind.ALLTOALL, full_name, buffer.head(sum(rows)), None, buffer.dtype, group=group, splits=rows)
-
-    def finish(outcomes: list[Outcome]) -> Any:
-        output = buffer.give(output_of(outcomes[0]))
-        return (output, np.array(outcomes[0].splits, np.int64)) if pair else output
-
-    return Submission(world, [request], finish)
-
-
-def _rows(splits: Any, available: int, members: int) -> list[int]:
-    """How many rows each member gets; ValueError for invalid splits."""
-    if splits is None:
-        if available % members:
-            raise ValueError(
-                f"alltoall without splits: {available} rows cannot be divided evenly among {members} ranks"
-            )
-        return [available // members] * members
-    try:
-        rows = [operator.index(count) for count in splits]
-    except TypeError:
-        raise ValueError(f"splits={splits!r}: expected a list of whole numbers") from None
-    if len(rows) != members:
-        raise ValueError(f"splits has {len(rows)} entries, but the process set has {members} ranks")
-    if min(rows) < 0:
-        raise ValueError(f"splits={rows}: a number of rows cannot be negative")
-    if sum(rows) > available:
-        raise ValueError(f"splits={rows} ask for {sum(rows)} rows, but the array has {available}")
-    return rows
-
-
-def alltoall(
-    tensor: Any,
-    splits: Any = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    dtype: DType | None = None,
-) -> Any:
+def _alltoall(
+    form: Form[Result], tensor: Any, splits: Any = None, name: str | None = None,
+    process_set: ProcessSet = global_process_set, *, dtype: DType | None = None,
+) -> Result:  # fmt: skip
     """Sends `splits[i]` rows to member i and gives the rows received; given `splits`, with the received splits."""
-    return begin_alltoall(tensor, splits, name, process_set, dtype, splits is not None).result()
+    with_splits = splits is not None or form is HANDLE
+    return form.end(begin_alltoall(tensor, splits, name, process_set, dtype, with_splits))
 
 
-def alltoall_async(
-    tensor: Any,
-    splits: Any = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    *,
-    dtype: DType | None = None,
-) -> int:
-    """Begins an alltoall; `synchronize` gives the pair (rows, received splits)."""
-    return begin_alltoall(tensor, splits, name, process_set, dtype, True).handle()
-
+alltoall = variant("alltoall", _alltoall, WAIT)
+alltoall_async = variant(
+    "alltoall_async", _alltoall, HANDLE, "Begins an alltoall; `synchronize` gives the pair (rows, received splits)."
+)
 
 # --- barrier, join ---------------------------------------------------------------------------------------------------
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when every rank of the process set has called it."""
-    world = runtime.world
-    group, _ = world.groups.members(process_set)
-    Submission(world, [Request(Kind.BARRIER, group=group)], lambda outcomes: None).result()
+    begin_barrier(process_set).result()
 
 
 def join(device: int = -1) -> int:
-    """Says that this rank has no more data: it adds zeros to the others' allreduces until all have joined.
+    """Declares that this rank has no more data. Until all have joined, it adds zeros to the others' allreduces.
 
-    Gives the rank that joined last. `device` is there for scripts that pass it.
+    Gives the rank that joined last. `device` is accepted for compatibility.
     """
     del device
-    world = runtime.world
-    return int(Submission(world, [Request(Kind.JOIN)], lambda outcomes: outcomes[0].value).result())
+    last: int = begin_join().result()
+    return last
 
 
 # --- send, receive ---------------------------------------------------------------------------------------------------
 
 
-def _transfer(kind: Kind, tensor: Any, peer: int, tag: int, process_set: ProcessSet, dtype: DType | None) -> Submission:
-    world = runtime.world
-    group, ranks = world.groups.members(process_set)
-    receiving = kind == Kind.RECEIVE
-    if not -(1 << 63) <= operator.index(tag) < 1 << 63:
-        raise ValueError(f"tag={tag} is out of range: it has 64 bits")
-    buffer = incoming(tensor, dtype, receiving)
-    request = Request(kind, dtype=buffer.dtype, group=group, peer=member(peer, ranks, "peer"), tag=operator.index(tag))
-    if receiving:
-        request.output = buffer.array
-    else:
-        request.input = buffer.array
-    return Submission(world, [request], lambda outcomes: tensor if receiving else None)
-
-
-def send(
-    tensor: Any,
-    peer: int,
-    tag: int = 0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    dtype: DType | None = None,
-) -> None:
+def _send(
+    form: Form[Result], tensor: Any, peer: int, tag: int = 0, process_set: ProcessSet = global_process_set,
+    *, dtype: DType | None = None,
+) -> Result:  # fmt: skip
     """Sends an array to rank `peer`, which receives it with the same tag."""
-    _transfer(Kind.SEND, tensor, peer, tag, process_set, dtype).result()
+    return form.end(begin_transfer(Kind.SEND, tensor, peer, tag, process_set, dtype))
 
 
-def isend(
-    tensor: Any,
-    peer: int,
-    tag: int = 0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    dtype: DType | None = None,
-) -> int:
-    """Begins a send."""
-    return _transfer(Kind.SEND, tensor, peer, tag, process_set, dtype).handle()
+send = variant("send", _send, NOTHING)
+isend = variant("isend", _send, HANDLE, "Begins a send.")
 
 
-def recv(
-    tensor: Any,
-    peer: int,
-    tag: int = 0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    dtype: DType | None = None,
-) -> Any:
+def _recv(
+    form: Form[Result], tensor: Any, peer: int, tag: int = 0, process_set: ProcessSet = global_process_set,
+    *, dtype: DType | None = None,
+) -> Result:  # fmt: skip
     """Receives into `tensor`, which has the shape and type of what rank `peer` sends, and gives it back."""
-    return _transfer(Kind.RECEIVE, tensor, peer, tag, process_set, dtype).result()
+    return form.end(begin_transfer(Kind.RECEIVE, tensor, peer, tag, process_set, dtype))
 
 
-def irecv(
-    tensor: Any,
-    peer: int,
-    tag: int = 0,
-    process_set: ProcessSet = global_process_set,
-    *,
-    dtype: DType | None = None,
-) -> int:
-    """Begins a receive."""
-    return _transfer(Kind.RECEIVE, tensor, peer, tag, process_set, dtype).handle()
+recv = variant("recv", _recv, WAIT)
+irecv = variant("irecv", _recv, HANDLE, "Begins a receive.")

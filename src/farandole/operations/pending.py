@@ -1,6 +1,6 @@
 # Between the operations and the engine: requests to results, handles, names, the choice of op and group.
 # Touches arrays, engine, errors, groups and runtime.
-"""What all operations have in common; ops.py and reductions.py have the rest."""
+"""What all operations have in common; requests.py has the operations."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from typing import Any
 
 from ..base import errors
 from ..engine.interface import Memory, Outcome, ReduceOp, Request
-from ..world.runtime import Pending, World, runtime
+from ..world.runtime import runtime
+from ..world.world import Pending, World
 from .arrays import Buffer
+
+NO_SCALES = (1.0, 1.0)
 
 
 class Submission:
@@ -136,6 +139,8 @@ def chosen_op(op: Any, average: bool | None) -> ReduceOp:
 
 def checked_scales(scales: tuple[float, float]) -> tuple[float, float]:
     """Both factors as numbers. NaN is refused, because it would look like a mismatch between ranks."""
+    if scales == NO_SCALES:
+        return NO_SCALES
     for what, factor in zip(("prescale_factor", "postscale_factor"), scales, strict=True):
         if math.isnan(factor):
             raise ValueError(f"{what} is not a number (nan)")

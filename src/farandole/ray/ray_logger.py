@@ -17,7 +17,7 @@ def configure(queue: Any) -> None:
 
 def log(info_dict: dict[str, Any]) -> None:
     """Sends a value to the callbacks. Only rank 0 sends, and only if there are callbacks."""
-    from farandole.world import runtime
+    from farandole.world import basics
 
-    if _queue is not None and not (runtime.is_initialized() and runtime.rank() != 0):
+    if _queue is not None and not (basics.is_initialized() and basics.rank() != 0):
         _queue.put(info_dict)

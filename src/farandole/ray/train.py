@@ -27,7 +27,7 @@ from farandole.ray.strategy import await_room
 from farandole.ray.train_elastic import ElasticBackend, ElasticRank
 from farandole.ray.train_rank import LEAVE_SECONDS, Rank
 from farandole.ray.worker import location, take_place
-from farandole.world import runtime
+from farandole.world import basics
 
 SPACE = b"farandole"  # the namespace in Ray's key-value store
 
@@ -104,7 +104,7 @@ class HorovodBackend(Backend):
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         """Makes the workers leave, if they still can."""
         with contextlib.suppress(Exception):
-            ray.get(worker_group.execute_async(runtime.shutdown), timeout=LEAVE_SECONDS)
+            ray.get(worker_group.execute_async(basics.shutdown), timeout=LEAVE_SECONDS)
         self._close()
 
     def _close(self) -> None:

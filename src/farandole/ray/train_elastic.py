@@ -25,7 +25,7 @@ from farandole.ray.worker import ActorLocation, location, take_place
 from farandole.rendezvous.elastic.members import Act, Life, Over, Say, Start
 from farandole.rendezvous.elastic.policy import Limits
 from farandole.rendezvous.messages import Rejected
-from farandole.world import runtime
+from farandole.world import basics
 
 KILLED = 128 + 9
 SLOT_SECONDS = 60.0  # a worker that Ray has started waits this long for a slot from the elastic driver
@@ -65,7 +65,7 @@ class ElasticBackend(Backend):
         workers = worker_group.get_workers()
         if len(workers) == int(workers[0].distributed_context.world_size):
             with contextlib.suppress(Exception):
-                ray.get(worker_group.execute_async(runtime.shutdown), timeout=LEAVE_SECONDS)
+                ray.get(worker_group.execute_async(basics.shutdown), timeout=LEAVE_SECONDS)
             self._close()
 
     def _begin(self, size: int, config: Any) -> None:
@@ -164,7 +164,7 @@ class _Reports:
 
     def report(self, *args: Any, **kwargs: Any) -> None:
         """Reports, unless a worker is missing. All workers make the same choice, because all have the same size."""
-        if runtime.is_initialized() and runtime.size() < self._theirs.get_context().get_world_size():
+        if basics.is_initialized() and basics.size() < self._theirs.get_context().get_world_size():
             log.info("a report is left out: a worker is being replaced")
             return
         self._theirs.report(*args, **kwargs)

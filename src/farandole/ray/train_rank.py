@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from farandole.world import runtime
+from farandole.world import basics
 
 LEAVE_SECONDS = 5.0  # workers have this long to leave the job when the group is shut down
 
@@ -19,4 +19,4 @@ class Rank:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is None:
-            runtime.shutdown()
+            basics.shutdown()

@@ -19,7 +19,7 @@ from farandole.ray import ray_logger
 from farandole.rendezvous import sockets
 from farandole.rendezvous.reach import reach
 from farandole.rendezvous.secret import Secret
-from farandole.world import runtime
+from farandole.world import basics
 
 REACH_SECONDS = 10.0  # time limit for an answer from the launcher's addresses
 SECRET = "FARANDOLE_SECRET_FD"
@@ -67,7 +67,7 @@ def take_place(variables: Mapping[str, str], addresses: Sequence[str], key: byte
     address, why = reach(addresses, secret, REACH_SECONDS)
     if address is None:
         raise ConnectionError(f"{os.uname().nodename} cannot reach the launcher: {why}")
-    runtime.shutdown()
+    basics.shutdown()
     registration.watch()  # the function may use Lightning with strategy="horovod"
     old = os.environ.get(SECRET)
     os.environ.update(variables)
@@ -118,7 +118,7 @@ class BaseHorovodWorker:
 
     def leave(self) -> None:
         """Leaves this round of the job, so that waiting ranks are told. `init()` joins the next round."""
-        runtime.shutdown()
+        basics.shutdown()
 
     def start_executable(
         self,
@@ -141,7 +141,7 @@ class BaseHorovodWorker:
         try:
             result = func(self.executable)
             # Shut down now: a worker that ends without leaving counts as lost, and others may still run a step.
-            runtime.shutdown()
+            basics.shutdown()
             return result
         except Removed as removed:
             return ActorRemoved(removed.message)

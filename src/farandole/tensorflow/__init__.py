@@ -29,7 +29,7 @@ from ..bindings.compat import check_extension, gpu_available, split_list
 from ..bindings.compat import num_rank_is_power_2 as check_num_rank_power_of_2
 from ..bindings.face import *  # noqa: F403 - the names of every binding
 from ..operations.pending import chosen_op as handle_average_backwards_compatibility
-from ..world.runtime import shutdown
+from ..world.basics import shutdown
 from .aggregation import LocalGradientAggregationHelper
 from .compression import Compression, Compressor
 from .framework import cuda_built, rocm_built

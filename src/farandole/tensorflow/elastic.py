@@ -17,7 +17,7 @@ from ..engine.interface import Array
 from ..keras import elastic_bodies
 from ..keras.values import broadcast_variables
 from ..operations.objects import broadcast_object
-from ..world.runtime import rank
+from ..world.basics import rank
 from . import compiled
 from .failures import translated
 from .framework import tf

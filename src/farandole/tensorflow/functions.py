@@ -9,8 +9,7 @@ from typing import Any
 
 from ..bindings.work import Work
 from ..engine.interface import Kind
-from ..operations import objects
-from ..operations import ops as arrays_ops
+from ..operations import objects, requests
 from ..world.groups import ProcessSet, global_process_set
 from ..world.runtime import runtime
 from . import naming
@@ -35,7 +34,7 @@ def _broadcast(variables: Sequence[Any], root_rank: int, prefix: str, process_se
     """The root's values, and the operation that assigns them to the variables."""
     variables = list(variables)
     _, ranks = runtime.world.groups.members(process_set)
-    arrays_ops.member(root_rank, ranks, "root_rank")
+    requests.member(root_rank, ranks, "root_rank")
     if not variables:
         return [], tf.group()
     if not tf.executing_eagerly():

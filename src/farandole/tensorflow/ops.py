@@ -11,10 +11,12 @@ from typing import Any
 from ..bindings.work import Work
 from ..engine.interface import NAMES, Kind
 from ..operations import ops as arrays_ops
+from ..operations import requests
 from ..operations.pending import checked_compression, checked_scales, chosen_op
 from ..operations.reductions import Adasum, Average, Sum
+from ..world.basics import local_rank, local_size, rank
 from ..world.groups import ProcessSet, global_process_set
-from ..world.runtime import local_rank, local_size, rank, runtime
+from ..world.runtime import runtime
 from . import naming
 from .compression import Compression
 from .failures import GraphAborted, GraphArgument, told
@@ -298,7 +300,7 @@ def broadcast(
     """The root's tensor on every rank. `root_rank` is a rank of the job."""
     with told():
         _, ranks = runtime.world.groups.members(process_set)
-        arrays_ops.member(root_rank, ranks, "root_rank")
+        requests.member(root_rank, ranks, "root_rank")
     work = Work(Kind.BROADCAST, name, process_set=process_set, root=root_rank)
     return run(work, [tensor], None, ignore_name_scope)[0]
 

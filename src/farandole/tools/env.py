@@ -19,7 +19,7 @@ from pathlib import Path
 from farandole.base.config import SETTINGS, Config
 from farandole.base.errors import LibraryMissing
 from farandole.base.version import package_version
-from farandole.engine.native import load
+from farandole.engine.library import load
 from farandole.launch.machine import first_line, lines, quota
 from farandole.rendezvous.interfaces import interfaces
 

@@ -86,7 +86,7 @@ class _DistributedAdasumOptimizer(torch.optim.Optimizer):
             for param, start in zip(params, starts, strict=True)
         ]
         deltas = [delta for delta, _ in packed]
-        begin_allreduce(deltas, None, self._reduction, Adasum, (1.0, 1.0), self.process_set, True, True).result()
+        begin_allreduce(deltas, self._reduction, Adasum, (1.0, 1.0), self.process_set, True, True).result()
         for param, start, (delta, context) in zip(params, starts, packed, strict=True):
             param.copy_(start + self._compression.decompress(delta, context))
 
@@ -96,7 +96,7 @@ class _DistributedAdasumOptimizer(torch.optim.Optimizer):
         if found is None:
             return True
         worst = found.detach().clone()
-        if begin_allreduce([worst], None, None, Max, (1.0, 1.0), self.process_set, False, True).result() > 0:
+        if begin_allreduce([worst], None, Max, (1.0, 1.0), self.process_set, False, True).result() > 0:
             return False
         if scale is not None:
             for param in self._params():

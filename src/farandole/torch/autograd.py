@@ -18,6 +18,17 @@ from . import repeats
 from .compression import Compression
 from .ops import begin_allgather, begin_allreduce, begin_alltoall, begin_broadcast, begin_reducescatter
 
+__all__ = [
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "broadcast",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "reducescatter",
+]
+
 Scales = tuple[float, float]
 
 
@@ -43,7 +54,7 @@ class _Allreduce(torch.autograd.Function):
         *tensors: torch.Tensor,
     ) -> Any:
         ctx.arguments = (op, scales, process_set, grouped)
-        return begin_allreduce(tensors, None, name, op, scales, process_set, grouped, False).result()
+        return begin_allreduce(tensors, name, op, scales, process_set, grouped, False).result()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -62,20 +73,14 @@ def _reduce(
     if _tracked(tensors):
         result = _Allreduce.apply(name, op, scales, process_set, grouped, *tensors)
     else:
-        result = begin_allreduce(tensors, None, name, op, scales, process_set, grouped, False).result()
+        result = begin_allreduce(tensors, name, op, scales, process_set, grouped, False).result()
     return tuple(result) if grouped else (result,)
 
 
 def _allreduce(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None,
-    name: str | None,
-    compression: Any,
-    op: Any,
-    scales: Scales,
-    process_set: ProcessSet,
-    grouped: bool,
-) -> tuple[torch.Tensor, ...]:
+    tensors: Sequence[torch.Tensor], average: bool | None, name: str | None, compression: Any, op: Any,
+    scales: Scales, process_set: ProcessSet, grouped: bool,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     chosen = chosen_op(op, average)
     packed = [checked_compression(compression).compress(tensor) for tensor in tensors]
     reduced = _reduce([tensor for tensor, _ in packed], name, chosen, scales, process_set, grouped)
@@ -83,30 +88,20 @@ def _allreduce(
 
 
 def allreduce(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
+    tensor: torch.Tensor, average: bool | None = None, name: str | None = None, compression: Any = Compression.none,
+    op: Any = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """The reduction of all ranks' tensors, as a new tensor on every rank; without `op`, the average."""
     scales = (prescale_factor, postscale_factor)
     return _allreduce([tensor], average, name, compression, op, scales, process_set, False)[0]
 
 
 def grouped_allreduce(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
+    tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
+    compression: Any = Compression.none, op: Any = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """Allreduce of several tensors that become ready together."""
     scales = (prescale_factor, postscale_factor)
     return _allreduce(tensors, average, name, compression, op, scales, process_set, True)
@@ -247,14 +242,9 @@ class _Reducescatter(torch.autograd.Function):
 
 
 def _reducescatter(
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    compression: Any,
-    op: Any,
-    scales: Scales,
-    process_set: ProcessSet,
-    grouped: bool,
-) -> tuple[torch.Tensor, ...]:
+    tensors: Sequence[torch.Tensor], name: str | None, compression: Any, op: Any, scales: Scales,
+    process_set: ProcessSet, grouped: bool,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     packed = [checked_compression(compression).compress(tensor) for tensor in tensors]
     sent = [tensor for tensor, _ in packed]
     if _tracked(sent):
@@ -266,28 +256,18 @@ def _reducescatter(
 
 
 def reducescatter(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: Any = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> torch.Tensor:
+    tensor: torch.Tensor, name: str | None = None, compression: Any = Compression.none, op: Any = Average,
+    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> torch.Tensor:  # fmt: skip
     """This rank's rows of the reduction; the first `rows % size` ranks get one more row."""
     scales = (prescale_factor, postscale_factor)
     return _reducescatter([tensor], name, compression, op, scales, process_set, False)[0]
 
 
 def grouped_reducescatter(
-    tensors: Sequence[torch.Tensor],
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: Any = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> tuple[torch.Tensor, ...]:
+    tensors: Sequence[torch.Tensor], name: str | None = None, compression: Any = Compression.none, op: Any = Average,
+    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """Reducescatter of several tensors that become ready together."""
     scales = (prescale_factor, postscale_factor)
     return _reducescatter(tensors, name, compression, op, scales, process_set, True)

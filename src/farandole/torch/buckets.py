@@ -1,6 +1,21 @@
-# Reduces gradients in buckets: hooks collect them, batches go to the engine during backward, and step() waits.
-# Touches torch, slots, sending, ops, private and the NumPy layer below. Knows no optimizer.
-"""`Gradients` reduces the gradients of a list of parameters in place, as soon as they are computed."""
+# Reduces gradients in buckets: hooks report them, batches go to the engine during backward, and step() waits.
+# Touches torch, hooks, layouts, slots, sending, ops, private and the NumPy layer below. Knows no optimizer.
+"""`Gradients` reduces the gradients of a list of parameters in place, as soon as they are computed.
+
+In each step, a gradient goes through these states:
+
+        MISSING ──▶ READY ──▶ SUBMITTED ──▶ MISSING
+           │                      ▲
+           └──────────────────────┘
+
+- MISSING to READY (`arrived`): its hook reports it. The first one of a step asks autograd to call `flush`.
+- READY to SUBMITTED: alone, when its batch is full; with its group or packed bucket, when all of that are ready; in a
+  deferred bucket, and what is left of a batch, when backward ends (`flush`).
+- MISSING to SUBMITTED (`synchronize`): step() was called and it was not computed; zeros are sent.
+- SUBMITTED to MISSING (`drain`): all results have arrived, and the next step begins.
+
+layouts.py decides between steps what is sent for a parameter; hooks.py decides which parameters have hooks.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +29,22 @@ import torch
 
 from ..bindings.private.torch_names import after_backward
 from ..engine.interface import ReduceOp
-from ..operations.pending import synchronize
 from ..world.groups import ProcessSet
-from ..world.runtime import World, runtime
+from ..world.runtime import runtime
+from ..world.world import World
 from .compression import Compression
-from .ops import allreduce_async_, sparse_allreduce_async
+from .hooks import Hooks
+from .layouts import Layouts
+from .ops import sparse_allreduce_async
 from .sending import Batch, begin, begin_scattered
 from .slots import (
     BATCH_BYTES,
     DENSE,
-    FEW,
     NEAR_BATCH_BYTES,
     SPARSE,
-    UNKNOWN,
     Bundle,
     PackedBucket,
-    SharedHook,
     Slot,
-    digest,
     packed_buckets,
     packing,
     small,
@@ -70,23 +83,16 @@ class Gradients:
         self.groups: list[Bundle] = []  # the groups that the user chose
         self.packed_buckets: list[PackedBucket] = []
         self.active = False
-        self._frozen: list[Slot] = []  # slots without a hook, because their parameters want no gradient
-        self._open: list[Slot] = []  # slots whose layout the ranks have not agreed on; the same ones on all ranks
-        self._resting: list[Slot] = []  # slots that were frozen on all ranks at the last exchange of layouts
-        self._unpacked: list[Slot] = []  # slots that were agreed on in this step; they are packed from the next step on
-        self._ready: list[Slot] = []
+        self.layouts = Layouts(compression, sparse_as_dense, process_set)
+        self.hooks = Hooks(self)
+        self._ready: list[Slot] = []  # READY, for the next batch
         self._ready_bytes = 0
-        self._batches: list[Batch] = []
-        self._question: Callable[[], None] | None = None  # completes the exchange of layouts that is pending
-        self._at_end = False  # flush() will be called when the backward pass ends
-        self._unhooked: list[Slot] = []  # small slots that may join a deferred bucket later; only one has a hook:
-        self._shared_hook: SharedHook | None = None  # the slot of the shared hook
-        self._take_unhooked = False  # the shared hook ran first, so flush() takes the unhooked slots too
         self._ready_packed: list[PackedBucket] = []  # deferred buckets whose shared hook has run
+        self._unhooked_ready = False  # the shared hook of the unhooked slots ran first, so flush() takes them too
+        self._flush_due = False  # autograd will call flush() when the backward pass ends
+        self._batches: list[Batch] = []  # SUBMITTED
         self._lock = threading.Lock()  # parameters on several devices have hooks that run in several threads
         self._world: weakref.ref[World] | None = None
-        self._hooks: list[Any] = []
-        weakref.finalize(self, _remove, self._hooks)
         self._look_at_world()
         self._add(params, names)
         self.groups = [Bundle([self.slots[param] for param in members if param in self.slots]) for members in bundles]
@@ -109,8 +115,8 @@ class Gradients:
             slot.delay = self.passes
             self._address(slot)
             self.slots[param] = slot
-            self._open.append(slot)
-        self._question_name = "layouts." + min((slot.name for slot in self.slots.values()), default="")
+            self.layouts.add(slot)
+        self.layouts.name_after(self.slots.values())
 
     def _address(self, slot: Slot) -> None:
         request = slot.request
@@ -133,40 +139,21 @@ class Gradients:
             for slot in packed.slots:
                 slot.bundle = None
         self.packed_buckets = []
-        self._open, self._resting = list(self.slots.values()), []
-        for slot in self._open:
-            slot.agreed, slot.used = False, True
+        self.layouts.reopen(self.slots.values())
+        for slot in self.slots.values():
             self._address(slot)
         self._attach_few()
 
     def _attach_few(self) -> None:
         """Calls _attach. Where buckets can be deferred, small slots lose their hooks first: one shared hook stays."""
         if self._can_defer() and packing(self.compression) is not None:
-            self._unhook([slot for slot in self._open if slot.hook is None and slot.param.is_cpu and small(slot)])
+            without = [slot for slot in self.layouts.open if slot.hook is None and slot.param.is_cpu and small(slot)]
+            self.hooks.unhook(without)
         self._attach()
 
-    def _unhook(self, slots: list[Slot]) -> None:
-        wanted = [slot for slot in slots if slot.param.requires_grad]
-        self._unhooked = wanted if len(wanted) >= FEW else []
-        self._shared_hook = SharedHook(self._unhooked[::-1]) if self._unhooked else None
-
     def _attach(self) -> None:
-        """Adds hooks to parameters that want gradients and have no hook: new ones, and ones that were frozen before."""
-        if not self.active and not runtime.world.config.elastic:
-            return
-        reference = weakref.ref(self)
-        self._frozen = []
-        silent = {
-            id(slot) for slot in self._unhooked if self._shared_hook is None or slot is not self._shared_hook.slot
-        }
-        for slot in self.slots.values():
-            if slot.hook is not None or id(slot) in silent or _silent(slot):
-                continue
-            if slot.param.requires_grad:
-                slot.hook = slot.param.register_post_accumulate_grad_hook(_hook(reference, slot))
-                self._hooks.append(slot.hook)
-            else:
-                self._frozen.append(slot)
+        if self.active or runtime.world.config.elastic:
+            self.hooks.attach(self.slots.values())
 
     def _can_defer(self) -> bool:
         """Whether hooks of small gradients cost more time than they save: links inside a host are fast."""
@@ -177,7 +164,7 @@ class Gradients:
         if passes > 1:  # each gradient counts its own passes, so each needs a hook
             for packed in self.packed_buckets:
                 packed.deferred = False
-            self._unhook([])
+            self.hooks.unhook([])
             self._attach()
         for slot in self.slots.values():
             slot.delay = passes
@@ -203,8 +190,8 @@ class Gradients:
                     "Increase backward_passes_per_step to accumulate gradients locally."
                 )
             slot.pending = True
-            if not self._at_end:
-                self._at_end = True
+            if not self._flush_due:
+                self._flush_due = True
                 after_backward(_flush(weakref.ref(self)))
             bundle = slot.bundle
             if bundle is not None:
@@ -219,10 +206,11 @@ class Gradients:
                 if bundle.missing:
                     return
             else:
-                if self._shared_hook is not None and slot is self._shared_hook.slot:
-                    self._take_unhooked = self._shared_hook.comes_first()
-                    if not self._take_unhooked:
-                        self._unhook([])
+                shared = self.hooks.shared
+                if shared is not None and slot is shared.slot:
+                    self._unhooked_ready = shared.comes_first()
+                    if not self._unhooked_ready:
+                        self.hooks.unhook([])
                         self._attach()
                 self._ready.append(slot)
                 self._ready_bytes += slot.bytes
@@ -236,24 +224,25 @@ class Gradients:
 
     def flush(self) -> None:
         """Submits what is ready: another rank may step its optimizers in another order and wait for these first."""
-        self._at_end = False
+        self._flush_due = False
         with self._lock:
-            if self._take_unhooked:
-                self._note_unhooked()
+            if self._unhooked_ready:
+                self._add_unhooked()
             batch = self._take_ready()
             ready, self._ready_packed = self._ready_packed, []
         if batch:
             self._submit(batch)
-        if self._question is None:
-            self._ask()
+        if not self.layouts.asking:
+            self.layouts.ask()
         for packed in ready:
             if packed.complete():  # otherwise step() sends it, with zeros for missing gradients
                 self._submit_bundle(packed, ending=len(ready) == 1)
 
-    def _note_unhooked(self) -> None:
-        """Marks the unhooked slots as arrived if all have gradients; otherwise step() sends them."""
-        if all(slot.param.grad is not None for slot in self._unhooked):
-            for slot in self._unhooked:
+    def _add_unhooked(self) -> None:
+        """The unhooked slots are ready if all have gradients; otherwise step() sends them."""
+        unhooked = self.hooks.unhooked
+        if all(slot.param.grad is not None for slot in unhooked):
+            for slot in unhooked:
                 if not slot.pending:
                     slot.pending = True
                     self._ready.append(slot)
@@ -330,11 +319,11 @@ class Gradients:
         try:
             self._look_at_world()
             if self.active:
-                if any(slot.param.requires_grad for slot in self._frozen):
+                if self.hooks.missing():
                     self._attach()
                 self.flush()
-                while self._question is not None:
-                    self._question()
+                while self.layouts.asking:
+                    self.layouts.answer()
                 self._submit_missing()
         finally:
             self.drain()
@@ -342,9 +331,9 @@ class Gradients:
     def drain(self) -> None:
         """Waits for all pending gradients and resets the state; raises the first error."""
         failure: Exception | None = None
-        while self._question is not None:
+        while self.layouts.asking:
             try:
-                self._question()
+                self.layouts.answer()
             except Exception as error:
                 failure = failure or error
         while self._batches:
@@ -364,24 +353,25 @@ class Gradients:
 
     def _begin_anew(self) -> None:
         self._take_ready()
-        self._question = None
-        self._at_end = False
+        self.layouts.forget()
+        self._flush_due = False
         self._ready_packed = []
-        self._take_unhooked = False
+        self._unhooked_ready = False
         passes = self.passes
         for slot in self.slots.values():
             slot.pending = False
             slot.delay = passes
         travelling = packing(self.compression)
-        if self._unpacked and travelling is not None:
-            made = packed_buckets(self._unpacked, travelling, self._batch_bytes)
+        new = self.layouts.take_new()
+        if new and travelling is not None:
+            made = packed_buckets(new, travelling, self._batch_bytes)
             for packed in made:
                 self._address(packed.slot)
                 packed.deferred = packed.flat.is_cpu and self._can_defer() and packed.shared_hook.alone(packed.slots)
             self.packed_buckets += made
-        self._unpacked = []
-        if any(slot.agreed for slot in self._unhooked):
-            self._unhook([slot for slot in self._unhooked if not slot.agreed])
+        unhooked = self.hooks.unhooked
+        if any(slot.agreed for slot in unhooked):
+            self.hooks.unhook([slot for slot in unhooked if not slot.agreed])
             self._attach()
         for bundle in (*self.groups, *self.packed_buckets):
             bundle.missing = len(bundle.slots)
@@ -395,48 +385,6 @@ class Gradients:
                 slot.grad.detach().copy_(result)
         if not slot.pending and slot.param is not slot.grad:  # neither a gradient nor a packed bucket: a stand-in
             slot.take(slot.grad)
-
-    def _ask(self) -> None:
-        """Asks all ranks, once, which gradients are wanted, which are sparse, and how they would pack them.
-
-        A rank without a gradient must know whether to send something, and what. While parameters are frozen on all
-        ranks, each step also asks, with one byte, whether a rank has unfrozen any.
-        """
-        if not self._open and not self._resting:
-            return
-        asked = self._open
-        mine = digest(asked, self.compression)
-        marks = [*mine, *(255 - byte for byte in mine)]
-        # Sorted by name: ranks may have their parameters in different orders.
-        ordered = sorted(asked, key=lambda slot: slot.name)
-        layouts = [self._layout_of(slot) for slot in ordered]
-        wishes = [slot.param.requires_grad for slot in ordered]
-        awake = any(slot.param.requires_grad for slot in self._resting)
-        known = torch.tensor([awake, *layouts, *wishes, *marks], dtype=torch.uint8)
-        handle = allreduce_async_(known, name=self._question_name, op=ReduceOp.MAX, process_set=self.process_set)
-
-        def agree() -> None:
-            self._question = None
-            synchronize(handle)
-            [awakened, *answer] = known.tolist()
-            count = len(ordered)
-            for slot, layout, used in zip(ordered, answer[:count], answer[count : 2 * count], strict=True):
-                slot.layout, slot.agreed, slot.used = layout, layout != UNKNOWN, bool(used)
-            if answer[2 * count :] == marks:
-                self._unpacked += [slot for slot in asked if slot.agreed and slot.used]
-            self._resting += [slot for slot in asked if not slot.used]
-            self._open = [slot for slot in asked if slot.used and not slot.agreed]
-            if awakened:
-                self._open, self._resting = self._open + self._resting, []
-                self._ask()
-
-        self._question = agree
-
-    def _layout_of(self, slot: Slot) -> int:
-        grad = slot.param.grad
-        if grad is None:
-            return UNKNOWN
-        return DENSE if grad.layout == torch.strided or self.sparse_as_dense else SPARSE
 
     def _submit_missing(self) -> None:
         for bundle in (*self.groups, *self.packed_buckets):
@@ -461,31 +409,6 @@ class Gradients:
         return {slot.param: (slot.name, slot.context) for slot in self.slots.values() if slot.pending}
 
 
-def _silent(slot: Slot) -> bool:
-    """Whether the slot needs no hook, because its packed bucket has a shared hook."""
-    return isinstance(slot.bundle, PackedBucket) and slot.bundle.deferred and slot is not slot.bundle.shared_hook.slot
-
-
-def _hook(reference: weakref.ref[Gradients], slot: Slot) -> Callable[[torch.Tensor], None]:
-    """The function that autograd calls after adding to the parameter's gradient. It keeps no optimizer alive."""
-
-    def arrived(_: torch.Tensor) -> None:
-        left = slot.delay = slot.delay - 1
-        if left > 0:
-            return
-        bundle = slot.bundle
-        if left == 0 and bundle is not None and 1 < bundle.missing < len(bundle.slots):
-            # Neither the first nor the last of its bundle: there is nothing to do yet. Models have many of these.
-            slot.pending = True
-            bundle.missing -= 1
-            return
-        gradients = reference()
-        if gradients is not None:
-            gradients.arrived(slot)
-
-    return arrived
-
-
 def _flush(reference: weakref.ref[Gradients]) -> Callable[[], None]:
     def end_of_backward() -> None:
         gradients = reference()
@@ -493,8 +416,3 @@ def _flush(reference: weakref.ref[Gradients]) -> Callable[[], None]:
             gradients.flush()
 
     return end_of_backward
-
-
-def _remove(hooks: list[Any]) -> None:
-    for hook in hooks:
-        hook.remove()

@@ -16,7 +16,8 @@ from ..operations.objects import allgather_object
 from ..operations.pending import synchronize
 from ..operations.reductions import Average
 from ..world.groups import ProcessSet, global_process_set
-from ..world.runtime import World, runtime
+from ..world.runtime import runtime
+from ..world.world import World
 from .ops import allreduce_, allreduce_async_
 
 # Each completes futures in the order of the buckets and ends with its world.

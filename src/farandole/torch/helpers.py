@@ -16,8 +16,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from ..base import errors
 from ..operations.objects import allgather_object
 from ..operations.reductions import Adasum, Average
+from ..world.basics import local_rank, rank, size
 from ..world.groups import ProcessSet, global_process_set
-from ..world.runtime import local_rank, rank, runtime, size
+from ..world.runtime import runtime
 
 
 def cuda_built() -> bool:

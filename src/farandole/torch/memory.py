@@ -18,7 +18,7 @@ import torch
 from ..engine.interface import Array, DType, Kind, Memory, Outcome, Span
 from ..operations.arrays import Buffer
 from ..operations.pending import Submission, output_of
-from ..world.runtime import Pending, World
+from ..world.world import Pending, World
 
 _TYPES: dict[Any, DType] = {
     kind: dtype for dtype in DType if (kind := getattr(torch, dtype.name.lower(), None)) is not None

@@ -14,17 +14,7 @@ from ..bindings.compat import HorovodBasics, check_installed_version, gpu_availa
 from ..operations.pending import chosen_op as handle_average_backwards_compatibility
 from ..world.groups import ProcessSet
 from ..world.runtime import runtime
-from . import memory, ops
-from .autograd import (
-    allgather,
-    allreduce,
-    alltoall,
-    broadcast,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    reducescatter,
-)
+from . import autograd, memory, ops
 from .compression import Compression
 
 __all__ = [
@@ -158,7 +148,7 @@ class HorovodAllreduce:
     def apply(
         tensor: Any, average: Any, name: Any, op: Any, prescale: float, postscale: float, process_set: Any
     ) -> Any:
-        return allreduce(tensor, average, name, Compression.none, op, prescale, postscale, process_set)
+        return autograd.allreduce(tensor, average, name, Compression.none, op, prescale, postscale, process_set)
 
 
 class HorovodGroupedAllreduce:
@@ -168,13 +158,15 @@ class HorovodGroupedAllreduce:
     def apply(
         average: Any, name: Any, op: Any, prescale: float, postscale: float, process_set: Any, *tensors: Any
     ) -> Any:
-        return grouped_allreduce(tensors, average, name, Compression.none, op, prescale, postscale, process_set)
+        return autograd.grouped_allreduce(
+            tensors, average, name, Compression.none, op, prescale, postscale, process_set
+        )
 
 
 class HorovodAllgather:
     """`apply(tensor, name, process_set)`."""
 
-    apply = staticmethod(allgather)
+    apply = staticmethod(autograd.allgather)
 
 
 class HorovodGroupedAllgather:
@@ -182,19 +174,19 @@ class HorovodGroupedAllgather:
 
     @staticmethod
     def apply(name: Any, process_set: Any, *tensors: Any) -> Any:
-        return grouped_allgather(tensors, name, process_set)
+        return autograd.grouped_allgather(tensors, name, process_set)
 
 
 class HorovodBroadcast:
     """`apply(tensor, root_rank, name, process_set)`."""
 
-    apply = staticmethod(broadcast)
+    apply = staticmethod(autograd.broadcast)
 
 
 class HorovodAlltoall:
     """`apply(tensor, splits, name, process_set)`: the rows and the received splits."""
 
-    apply = staticmethod(alltoall)
+    apply = staticmethod(autograd.alltoall)
 
 
 class HorovodReducescatter:
@@ -202,7 +194,7 @@ class HorovodReducescatter:
 
     @staticmethod
     def apply(tensor: Any, name: Any, op: Any, process_set: Any, prescale: float, postscale: float) -> Any:
-        return reducescatter(tensor, name, Compression.none, op, process_set, prescale, postscale)
+        return autograd.reducescatter(tensor, name, Compression.none, op, process_set, prescale, postscale)
 
 
 class HorovodGroupedReducescatter:
@@ -210,4 +202,4 @@ class HorovodGroupedReducescatter:
 
     @staticmethod
     def apply(name: Any, op: Any, process_set: Any, prescale: float, postscale: float, *tensors: Any) -> Any:
-        return grouped_reducescatter(tensors, name, Compression.none, op, process_set, prescale, postscale)
+        return autograd.grouped_reducescatter(tensors, name, Compression.none, op, process_set, prescale, postscale)

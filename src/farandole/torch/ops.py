@@ -5,13 +5,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..operations import ops as arrays_ops
-from ..operations import reductions
+from ..engine.interface import ReduceOp
+from ..operations import requests
+from ..operations.forms import HANDLE, HANDLE_IN_PLACE, Form, Result, variant
 from ..operations.pending import Submission, chosen_op, poll, synchronize
 from ..operations.reductions import Average, Sum
 from ..world.groups import ProcessSet, global_process_set
@@ -44,39 +46,26 @@ __all__ = [
 
 
 def begin_allreduce(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None,
-    name: str | None,
-    op: Any,
-    scales: tuple[float, float],
-    process_set: ProcessSet,
-    grouped: bool,
-    in_place: bool,
-) -> Submission:
-    chosen = chosen_op(op, average)
+    tensors: Sequence[torch.Tensor], name: str | None, op: ReduceOp, scales: tuple[float, float],
+    process_set: ProcessSet, grouped: bool, in_place: bool,
+) -> Submission:  # fmt: skip
     return memory.begin(
         tensors,
         in_place,
         grouped,
-        lambda buffers, within: reductions.begin_allreduce(
-            buffers, None, name, chosen, scales, process_set, None, grouped, within
-        ),
+        lambda buffers, within: requests.begin_allreduce(buffers, name, op, scales, process_set, None, grouped, within),
     )
 
 
 def begin_reducescatter(
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    op: Any,
-    scales: tuple[float, float],
-    process_set: ProcessSet,
-    grouped: bool,
-) -> Submission:
+    tensors: Sequence[torch.Tensor], name: str | None, op: Any, scales: tuple[float, float],
+    process_set: ProcessSet, grouped: bool,
+) -> Submission:  # fmt: skip
     return memory.begin(
         tensors,
         False,
         grouped,
-        lambda buffers, _: reductions.begin_reducescatter(buffers, name, op, scales, process_set, None, grouped),
+        lambda buffers, _: requests.begin_reducescatter(buffers, name, op, scales, process_set, None, grouped),
     )
 
 
@@ -87,7 +76,7 @@ def begin_allgather(
         tensors,
         False,
         grouped,
-        lambda buffers, _: arrays_ops.begin_allgather(buffers, name, process_set, None, grouped),
+        lambda buffers, _: requests.begin_allgather(buffers, name, process_set, None, grouped),
     )
 
 
@@ -98,7 +87,7 @@ def begin_broadcast(
         [tensor],
         in_place,
         False,
-        lambda buffers, within: arrays_ops.begin_broadcast(buffers[0], root_rank, name, process_set, None, within),
+        lambda buffers, within: requests.begin_broadcast(buffers[0], root_rank, name, process_set, None, within),
     )
 
 
@@ -111,7 +100,7 @@ def begin_alltoall(
         [tensor],
         False,
         False,
-        lambda buffers, _: arrays_ops.begin_alltoall(buffers[0], rows, name, process_set, None, False),
+        lambda buffers, _: requests.begin_alltoall(buffers[0], rows, name, process_set, None, False),
     )
     if pair:
         give = begun.finish
@@ -121,92 +110,54 @@ def begin_alltoall(
 
 # --- allreduce -------------------------------------------------------------------------------------------------------
 
-
-def allreduce_async(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Begins an allreduce; `synchronize` gives the new tensor."""
-    scales = (prescale_factor, postscale_factor)
-    return begin_allreduce([tensor], average, name, op, scales, process_set, False, False).handle()
+# The caller waits itself, and then knows the call (repeats.py).
+FIRST_CALL: Form[Submission] = Form(lambda begun: begun, "Submission", True)
+GROUP_IN_PLACE: Form[tuple[torch.Tensor, ...]] = Form(methodcaller("result"), "tuple[torch.Tensor, ...]", True)
 
 
+# Not a variant: a call that waits must cost as little as possible.
 def allreduce_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
+    tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: Any = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:  # fmt: skip
     """Allreduce in place; returns `tensor`."""
     key = (name, op, average, prescale_factor, postscale_factor, getattr(process_set, "process_set_id", None))
     if repeats.again(key, tensor) is None:
-        scales = (prescale_factor, postscale_factor)
-        repeats.first(key, tensor, begin_allreduce([tensor], average, name, op, scales, process_set, False, True))
+        begun = _allreduce(FIRST_CALL, tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+        repeats.first(key, tensor, begun)
     return tensor
 
 
-def allreduce_async_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Begins an allreduce in place."""
-    scales = (prescale_factor, postscale_factor)
-    return begin_allreduce([tensor], average, name, op, scales, process_set, False, True).handle()
+def _allreduce(
+    form: Form[Result], tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: Any = None,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set,
+) -> Result:  # fmt: skip
+    """Begins an allreduce; `synchronize` gives the new tensor."""
+    chosen, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
+    return form.end(begin_allreduce([tensor], name, chosen, scales, process_set, False, form.in_place))
 
 
-def grouped_allreduce_async(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
+allreduce_async = variant("allreduce_async", _allreduce, HANDLE)
+allreduce_async_ = variant("allreduce_async_", _allreduce, HANDLE_IN_PLACE, "Begins an allreduce in place.")
+
+
+def _grouped_allreduce(
+    form: Form[Result], tensors: Sequence[torch.Tensor], average: bool | None = None, name: str | None = None,
+    op: Any = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> int:
+) -> Result:  # fmt: skip
     """Begins allreduces that become ready together; `synchronize` gives the tuple of new tensors."""
-    scales = (prescale_factor, postscale_factor)
-    return begin_allreduce(tensors, average, name, op, scales, process_set, True, False).handle()
+    chosen, scales = chosen_op(op, average), (prescale_factor, postscale_factor)
+    return form.end(begin_allreduce(tensors, name, chosen, scales, process_set, True, form.in_place))
 
 
-def grouped_allreduce_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> tuple[torch.Tensor, ...]:
-    """Grouped allreduce in place; returns the tensors."""
-    scales = (prescale_factor, postscale_factor)
-    return tuple(begin_allreduce(tensors, average, name, op, scales, process_set, True, True).result())
-
-
-def grouped_allreduce_async_(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Begins a grouped allreduce in place."""
-    scales = (prescale_factor, postscale_factor)
-    return begin_allreduce(tensors, average, name, op, scales, process_set, True, True).handle()
+grouped_allreduce_async = variant("grouped_allreduce_async", _grouped_allreduce, HANDLE)
+grouped_allreduce_ = variant(
+    "grouped_allreduce_", _grouped_allreduce, GROUP_IN_PLACE, "Grouped allreduce in place; returns the tensors."
+)
+grouped_allreduce_async_ = variant(
+    "grouped_allreduce_async_", _grouped_allreduce, HANDLE_IN_PLACE, "Begins a grouped allreduce in place."
+)
 
 
 def sparse_allreduce_async(
@@ -238,53 +189,40 @@ def sparse_allreduce_async(
     return wait
 
 
-# --- reducescatter ---------------------------------------------------------------------------------------------------
+# --- reducescatter, allgather, broadcast, alltoall -------------------------------------------------------------------
 
 
-def reducescatter_async(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    op: Any = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> int:
+def _reducescatter(
+    form: Form[Result], tensor: torch.Tensor, name: str | None = None, op: Any = Average,
+    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> Result:  # fmt: skip
     """Begins a reducescatter."""
-    return begin_reducescatter([tensor], name, op, (prescale_factor, postscale_factor), process_set, False).handle()
+    return form.end(begin_reducescatter([tensor], name, op, (prescale_factor, postscale_factor), process_set, False))
 
 
-def grouped_reducescatter_async(
+def _grouped_reducescatter(
+    form: Form[Result], tensors: Sequence[torch.Tensor], name: str | None = None, op: Any = Average,
+    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> Result:  # fmt: skip
+    """Begins reducescatters that become ready together."""
+    return form.end(begin_reducescatter(tensors, name, op, (prescale_factor, postscale_factor), process_set, True))
+
+
+def _allgather(
+    form: Form[Result], tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Result:
+    """Begins an allgather."""
+    return form.end(begin_allgather([tensor], name, process_set, False))
+
+
+def _grouped_allgather(
+    form: Form[Result],
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
-    op: Any = Average,
     process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> int:
-    """Begins reducescatters that become ready together."""
-    return begin_reducescatter(tensors, name, op, (prescale_factor, postscale_factor), process_set, True).handle()
-
-
-# --- allgather, broadcast, alltoall ----------------------------------------------------------------------------------
-
-
-def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Begins an allgather."""
-    return begin_allgather([tensor], name, process_set, False).handle()
-
-
-def grouped_allgather_async(
-    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> int:
+) -> Result:
     """Begins allgathers that become ready together."""
-    return begin_allgather(tensors, name, process_set, True).handle()
-
-
-def broadcast_async(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> int:
-    """Begins a broadcast."""
-    return begin_broadcast(tensor, root_rank, name, process_set, False).handle()
+    return form.end(begin_allgather(tensors, name, process_set, True))
 
 
 def broadcast_(
@@ -295,21 +233,29 @@ def broadcast_(
     return result
 
 
-def broadcast_async_(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> int:
-    """Begins a broadcast in place."""
-    return begin_broadcast(tensor, root_rank, name, process_set, True).handle()
-
-
-def alltoall_async(
-    tensor: torch.Tensor,
-    splits: Any = None,
-    name: str | None = None,
+def _broadcast(
+    form: Form[Result], tensor: torch.Tensor, root_rank: int, name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> int:
+) -> Result:  # fmt: skip
+    """Begins a broadcast."""
+    return form.end(begin_broadcast(tensor, root_rank, name, process_set, form.in_place))
+
+
+def _alltoall(
+    form: Form[Result], tensor: torch.Tensor, splits: Any = None, name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Result:  # fmt: skip
     """Begins an alltoall; `synchronize` gives the pair (rows, received splits)."""
-    return begin_alltoall(tensor, splits, name, process_set).handle()
+    return form.end(begin_alltoall(tensor, splits, name, process_set))
+
+
+reducescatter_async = variant("reducescatter_async", _reducescatter, HANDLE)
+grouped_reducescatter_async = variant("grouped_reducescatter_async", _grouped_reducescatter, HANDLE)
+allgather_async = variant("allgather_async", _allgather, HANDLE)
+grouped_allgather_async = variant("grouped_allgather_async", _grouped_allgather, HANDLE)
+broadcast_async = variant("broadcast_async", _broadcast, HANDLE)
+broadcast_async_ = variant("broadcast_async_", _broadcast, HANDLE_IN_PLACE, "Begins a broadcast in place.")
+alltoall_async = variant("alltoall_async", _alltoall, HANDLE)
 
 
 # --- barrier, join ---------------------------------------------------------------------------------------------------
@@ -318,7 +264,7 @@ def alltoall_async(
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when every rank of the process set has called it."""
     memory.flush(runtime.world)
-    arrays_ops.barrier(process_set)
+    requests.begin_barrier(process_set).result()
 
 
 def join(device: int = -1) -> int:
@@ -327,4 +273,6 @@ def join(device: int = -1) -> int:
     Gives the rank that joined last. `device` is accepted for compatibility.
     """
     memory.flush(runtime.world)
-    return arrays_ops.join(device)
+    del device
+    last: int = requests.begin_join().result()
+    return last

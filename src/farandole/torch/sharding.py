@@ -15,7 +15,8 @@ from ..engine.interface import ReduceOp
 from ..operations.pending import synchronize
 from ..operations.reductions import Sum
 from ..world.groups import ProcessSet
-from ..world.runtime import World, runtime
+from ..world.runtime import runtime
+from ..world.world import World
 from .ops import allgather_async, allreduce_, reducescatter_async
 from .slots import without_graph
 

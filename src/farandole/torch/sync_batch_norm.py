@@ -108,7 +108,7 @@ class _Normalise(torch.autograd.Function):
         grad_input = None
         if ctx.needs_input_grad[0]:
             own = torch.cat([sums, products]).double()
-            means = begin_allreduce([own], None, None, Sum, (1.0, 1.0), process_set, False, True).result() / total
+            means = begin_allreduce([own], None, Sum, (1.0, 1.0), process_set, False, True).result() / total
             mean_grad, mean_product = means.to(mean.dtype).chunk(2)
             scale = inverse if weight is None else inverse * weight.to(mean.dtype)
             pull = _per_channel(mean_product * inverse * inverse, dims)

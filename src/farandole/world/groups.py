@@ -119,7 +119,7 @@ class GroupTable:
             return True
 
     def members(self, process_set: ProcessSet) -> tuple[int, list[int]]:
-        """The engine's number of the group and its ranks; ValueError unless registered and this rank is in it."""
+        """The engine's number of the group, and its ranks; ValueError unless it is registered and has this rank."""
         if not isinstance(process_set, ProcessSet):
             raise TypeError(f"process_set={process_set!r}: expected a ProcessSet, as add_process_set returns it")
         number = process_set.process_set_id

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import farandole.base.config as settings
-from farandole.base.config import SETTINGS, Config, MiB, Setting
+from farandole.base.config import SETTINGS, Config, MiB
+from farandole.base.setting import Setting
 from farandole.launch.environment import of_place
 from farandole.launch.slots import Place
 

@@ -14,7 +14,7 @@ import farandole
 from farandole import HorovodInternalError, HostsUpdatedInterrupt, Mismatch
 from farandole.base.config import Config
 from farandole.elastic import HostUpdateResult, ObjectState, notification_manager, run, run_fn
-from farandole.world import runtime as runtimes
+from farandole.world import membership
 
 
 class Noted(ObjectState):
@@ -133,7 +133,7 @@ def test_run_meets_the_others_again(job: None) -> None:
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_connection_that_ended_is_no_launcher_that_is_gone(gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that would save something does so only when its agent says that there is no launcher any more."""
-    monkeypatch.setattr(runtimes, "LAUNCHER_GONE_S", 0.3)
+    monkeypatch.setattr(membership, "LAUNCHER_GONE_S", 0.3)
 
     class Revoked:
         def __init__(self) -> None:
@@ -144,15 +144,13 @@ def test_a_connection_that_ended_is_no_launcher_that_is_gone(gone: bool, monkeyp
 
     word = os.memfd_create("agent")
     os.truncate(word, 4096)
-    one, engine = runtimes.Runtime(), Revoked()
-    one._opened = (Config(agent_pulse_fd=word), [], None)
-    one._saving = True
-    one._world = object()  # type: ignore[assignment]
-    late = threading.Timer(0.1, lambda: os.pwrite(word, b"\1", runtimes.LAUNCHER_GONE_OFFSET) if gone else None)
+    one, engine = membership.Membership(), Revoked()
+    one.opened(Config(agent_pulse_fd=word))
+    one.set_saving(True)
+    late = threading.Timer(0.1, lambda: os.pwrite(word, b"\1", membership.LAUNCHER_GONE_OFFSET) if gone else None)
     late.start()
     one.hub_lost(engine, "closed")  # type: ignore[arg-type]
     late.join()
-    one._world = None
     os.close(word)
     assert bool(engine.texts) is not gone
     assert (one.notifications.pending()[2] is not None) is gone

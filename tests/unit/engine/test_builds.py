@@ -18,9 +18,9 @@ import pytest
 from farandole.base import errors
 from farandole.base.config import Config
 from farandole.bindings.compiled import _interface
-from farandole.engine import bridge, native
-from farandole.engine.native import LIBRARY, load
-from farandole.world import runtime
+from farandole.engine import bridge, library, native
+from farandole.engine.library import LIBRARY, load
+from farandole.world import joining
 
 ROOT = Path(__file__).parents[3]
 HEADER = ROOT / "core" / "api" / "farandole.h"
@@ -129,12 +129,12 @@ def test_the_core_does_not_compile_with_other_numbers_than_its_interface(
 
 
 def test_an_extension_with_other_numbers_than_the_package_is_refused() -> None:
-    native.check_numbers(bridge.NUMBERS)
+    library.check_numbers(bridge.NUMBERS)
     swapped = {**bridge.NUMBERS, "DType": {**bridge.NUMBERS["DType"], "INT8": 1, "UINT8": 2}}
     with pytest.raises(ImportError, match=r"DType\.INT8 is 2 here and 1 there; DType\.UINT8 is 1 here and 2 there"):
-        native.check_numbers(swapped)
+        library.check_numbers(swapped)
     with pytest.raises(ImportError, match="another build"):
-        native.check_numbers({})  # an extension that has no numbers
+        library.check_numbers({})  # an extension that has no numbers
     assert {name: getattr(errors, name) for name in bridge.NUMBERS["Code"]} == bridge.NUMBERS["Code"]
 
 
@@ -171,15 +171,15 @@ def test_operations_for_another_core_are_refused_with_both_numbers(tmp_path: Pat
 
 def test_the_engine_in_python_has_a_wire_of_its_own_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(engine="python")
-    ours = runtime._wire_version(config)
+    ours = joining.wire_version(config)
     assert re.fullmatch(r"python-[0-9a-f]{16}", ours)
-    for name in runtime.PYTHON_WIRE:
-        shutil.copy(runtime.PYTHON_ENGINE / name, tmp_path)
-    monkeypatch.setattr(runtime, "PYTHON_ENGINE", tmp_path)
-    assert runtime._wire_version(config) == ours
-    for name in runtime.PYTHON_WIRE:
+    for name in joining.PYTHON_WIRE:
+        shutil.copy(joining.PYTHON_ENGINE / name, tmp_path)
+    monkeypatch.setattr(joining, "PYTHON_ENGINE", tmp_path)
+    assert joining.wire_version(config) == ours
+    for name in joining.PYTHON_WIRE:
         (tmp_path / name).write_text("another = 1\n")
-        assert runtime._wire_version(config) != ours
+        assert joining.wire_version(config) != ours
         shutil.copy(ROOT / "src" / "farandole" / "engine" / name, tmp_path)
 
 

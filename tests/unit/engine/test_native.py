@@ -1,6 +1,6 @@
 # The native engine's edges: a library that is missing or wrong, memory on loan, threads, signals, forks.
-# Touches farandole.engine.native, the extension and the built library, in worlds of one.
-"""native.py and core/python/."""
+# Touches farandole.engine.library and native, the extension and the built library, in worlds of one.
+"""library.py, native.py and core/python/."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from waiting import in_time, until
 
 from farandole.base import errors
 from farandole.base.config import Config
-from farandole.engine import native
+from farandole.engine import library
 from farandole.engine.interface import COUNTERS, DType, Kind, ReduceOp, Request, Span
-from farandole.engine.native import NativeEngine, load
+from farandole.engine.library import load
+from farandole.engine.native import NativeEngine
 
 COPIED_BYTES = 64 << 10  # kCopiedBytes in core/python/outcome.cc
 
@@ -60,7 +61,7 @@ def test_a_file_that_is_no_library_is_named(tmp_path: Path) -> None:
 
 
 def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "package_version", lambda: "99.0.0")
+    monkeypatch.setattr(library, "package_version", lambda: "99.0.0")
     with pytest.raises(errors.LibraryMissing, match=r"99\.0\.0: rebuild"):
         load.__wrapped__()
 

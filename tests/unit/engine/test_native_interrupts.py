@@ -19,7 +19,8 @@ import pytest
 from farandole.base.config import Config
 from farandole.base.errors import ShutDown
 from farandole.engine.interface import Kind, ReduceOp, Request
-from farandole.engine.native import LIBRARY, NativeEngine, start_pulse
+from farandole.engine.library import LIBRARY, start_pulse
+from farandole.engine.native import NativeEngine
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the native library is not built")
 
@@ -125,8 +126,9 @@ def test_a_close_that_was_interrupted_is_finished_by_the_next_one() -> None:
     engine = NativeEngine(Config(), 0, [0])
     engine.start(5.0)
     busy = threading.Event()
-    engine._listener, idle = threading.Thread(target=busy.wait), engine._listener  # one that does not end
-    engine._listener.start()
+    events = engine._events
+    events._thread, idle = threading.Thread(target=busy.wait), events._thread  # one that does not end
+    events._thread.start()
 
     class Interrupted(Exception):
         pass

@@ -20,7 +20,8 @@ import pytest
 
 from farandole.base.config import Config
 from farandole.engine.interface import DType, Kind, Request
-from farandole.engine.native import LIBRARY, NativeEngine, load
+from farandole.engine.library import LIBRARY, load
+from farandole.engine.native import NativeEngine
 
 SOURCE = Path(__file__).parents[3] / "src"
 

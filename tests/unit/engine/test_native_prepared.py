@@ -15,7 +15,8 @@ from waiting import until
 
 from farandole.base.config import Config
 from farandole.engine.interface import DType, Kind, ReduceOp, Request, Span
-from farandole.engine.native import LIBRARY, NativeEngine
+from farandole.engine.library import LIBRARY
+from farandole.engine.native import NativeEngine
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the native library is not built")
 torch = pytest.importorskip("torch")

@@ -1,6 +1,6 @@
 # The operations in a world of one, with either engine: results, arguments that are refused, handles, objects, sets.
 # Touches the package's face; what happens between ranks stands in tests/ranks.
-"""ops.py, reductions.py, arrays.py, objects.py, groups.py and runtime.py."""
+"""ops.py, reductions.py, arrays.py, objects.py, groups.py and basics.py."""
 
 from __future__ import annotations
 

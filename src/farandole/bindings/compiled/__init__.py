@@ -22,11 +22,12 @@ import numpy as np
 
 from ...base import errors
 from ...base.config import cache_directory
-from ...engine.native import LIBRARY, NativeEngine
+from ...engine.library import LIBRARY
+from ...engine.native import NativeEngine
 from ...operations import ops
 from ...operations.reductions import Min
-from ...world import runtime
-from ...world.runtime import World
+from ...world import basics
+from ...world.world import World
 
 HERE = Path(__file__).resolve().parent
 HEADERS = (LIBRARY.parent, HERE.parents[3] / "core" / "api")
@@ -67,11 +68,11 @@ def agreed(world: World, framework: str, wanted: str, load: Callable[[], str]) -
 
 def join(prepare: Callable[[], object], comm: Any, process_sets: Any) -> None:
     """Joins the job. If `prepare`, which makes the operations ready, fails, leaves the job again."""
-    runtime.init(comm, process_sets)
+    basics.init(comm, process_sets)
     try:
         prepare()
     except BaseException:
-        runtime.shutdown()
+        basics.shutdown()
         raise
 
 

@@ -12,7 +12,8 @@ import jaxlib.version
 
 from ...bindings.compiled import FAILURES, agreed, built
 from ...engine.native import NativeEngine
-from ...world.runtime import World, runtime
+from ...world.runtime import runtime
+from ...world.world import World
 from ..framework import jax
 
 SOURCE = Path(__file__).with_name("farandole_calls.cc")

@@ -12,14 +12,14 @@ from farandole.spark import session
 from farandole.spark.runner import run
 from farandole.tensorflow.data.compute_service import TfDataServiceConfig, compute_worker_fn
 from farandole.tensorflow.data.compute_worker import check, parser, serving
-from farandole.world import runtime
+from farandole.world import basics
 
 
 def work(config: TfDataServiceConfig) -> None:
     """What each rank does."""
     compute_worker_fn(config)
     barrier()  # all have heard the end before anybody leaves
-    runtime.shutdown()
+    basics.shutdown()
 
 
 def main() -> None:

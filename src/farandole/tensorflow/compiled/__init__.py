@@ -9,7 +9,8 @@ from typing import Any
 
 from ...bindings.compiled import FAILURES, agreed, built
 from ...engine.native import NativeEngine
-from ...world.runtime import World, runtime
+from ...world.runtime import runtime
+from ...world.world import World
 from ..framework import tf
 
 SOURCE = Path(__file__).with_name("farandole_ops.cc")

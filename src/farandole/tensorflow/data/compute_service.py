@@ -19,7 +19,7 @@ from ...bindings.private.tensorflow_names import look_at_servers, stop_server
 from ...operations.ops import barrier
 from ...rendezvous import interfaces
 from ...rendezvous.key_value import KeyValueClient, KeyValueServer
-from ...world import runtime
+from ...world import basics
 from ..framework import tf
 
 __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "tf_data_service"]
@@ -205,8 +205,8 @@ tf.data.Dataset.send_to_data_service = send_to_data_service
 
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     """Runs in each process of the compute job until `shutdown`: a worker and, in some processes, a dispatcher."""
-    runtime.init()
-    index, per = runtime.rank(), compute_config.workers_per_dispatcher
+    basics.init()
+    index, per = basics.rank(), compute_config.workers_per_dispatcher
     number, worker = divmod(index, per)
     client = compute_config.compute_client()
     own = compute_config.dispatcher_side == "compute" and worker == 0

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 # Absolute imports, because the program also runs under Horovod's name.
 from farandole.operations.objects import broadcast_object
 from farandole.tensorflow.data.compute_service import SIDES, ComputeService, TfDataServiceConfig, compute_worker_fn
-from farandole.world import runtime
+from farandole.world import basics
 
 
 @contextlib.contextmanager
@@ -44,13 +44,13 @@ def check(dispatchers: int, size: int) -> None:
 
 def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: float) -> None:
     """Runs a worker in each rank; rank 0 runs the server and writes the file."""
-    runtime.init()
-    rank, size = runtime.rank(), runtime.size()
+    basics.init()
+    rank, size = basics.rank(), basics.size()
     check(dispatchers, size)
     held = serving(size, dispatchers, dispatcher_side, configfile, timeout) if rank == 0 else contextlib.nullcontext()
     with held as config:
         compute_worker_fn(broadcast_object(config, 0, "compute_worker"))
-    runtime.shutdown()
+    basics.shutdown()
 
 
 def parser(description: str) -> argparse.ArgumentParser:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from ...bindings import face as _face
 from ...bindings.face import *  # noqa: F403 - the names of every binding
 from ...keras.values import allgather, broadcast, reducescatter
-from ...world.runtime import shutdown
+from ...world.basics import shutdown
 from ..compression import Compression
 from ..framework import cuda_built, rocm_built
 from ..functions import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...keras import bodies
-from ...world.runtime import rank
+from ...world.basics import rank
 from ..framework import tf
 
 _Callback: Any = tf.keras.callbacks.Callback

@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 from ...engine.interface import DType
-from ...engine.native import load
+from ...engine.library import load
 
 CALLS = 5
 

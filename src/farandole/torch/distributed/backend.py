@@ -15,7 +15,8 @@ from ...base import errors
 from ...base.config import Config, environment
 from ...bindings.private.torch_names import default_store, leave_unrecorded
 from ...clusters import ClusterError, ClusterRank, detect, settle
-from ...world.runtime import World, runtime
+from ...world.runtime import runtime
+from ...world.world import World
 from .collectives import Members
 from .membership import begin_anew, found
 from .operations import Face, Operations

@@ -308,14 +308,21 @@ def together(plans: Sequence[Plan], results: Sequence[torch.Tensor] | None = Non
     return Plan(requests, given, finish, in_order=all(plan.in_order for plan in plans))
 
 
+def _is_root(operation: str, kind: str, tensors: Sequence[torch.Tensor], root: int, members: Members) -> bool:
+    """Whether this member is the root. ValueError unless the root gave one tensor per member, and the others none."""
+    if members.me != root:
+        if tensors:
+            raise ValueError(f"{operation}: only the root has {kind}")
+        return False
+    if len(tensors) != members.size:
+        raise ValueError(f"{operation} needs {members.size} {kind} on the root, one per rank, not {len(tensors)}")
+    return True
+
+
 def gather(outputs: Sequence[torch.Tensor], given: torch.Tensor, root: int, members: Members) -> Plan:
     """The root gets one tensor from each member."""
-    if members.me != root:
-        if outputs:
-            raise ValueError("gather: only the root has outputs")
+    if not _is_root("gather", "outputs", outputs, root, members):
         return send(given, members.ranks[root], GATHER)
-    if len(outputs) != members.size:
-        raise ValueError(f"gather needs {members.size} outputs on the root, one per rank, not {len(outputs)}")
     same_type([given, *outputs])
     outputs[root].detach().copy_(given.detach().view(outputs[root].shape))
     plans = [receive(output, members.ranks[place], GATHER) for place, output in enumerate(outputs) if place != root]
@@ -324,12 +331,8 @@ def gather(outputs: Sequence[torch.Tensor], given: torch.Tensor, root: int, memb
 
 def scatter(output: torch.Tensor, inputs: Sequence[torch.Tensor], root: int, members: Members) -> Plan:
     """The root sends one tensor to each member."""
-    if members.me != root:
-        if inputs:
-            raise ValueError("scatter: only the root has inputs")
+    if not _is_root("scatter", "inputs", inputs, root, members):
         return receive(output, members.ranks[root], SCATTER)
-    if len(inputs) != members.size:
-        raise ValueError(f"scatter needs {members.size} inputs on the root, one per rank, not {len(inputs)}")
     same_type([output, *inputs])
     output.detach().copy_(inputs[root].detach().view(output.shape))
     plans = [send(given, members.ranks[place], SCATTER) for place, given in enumerate(inputs) if place != root]

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from ...bindings.private.torch_names import default_store
 from ...engine.interface import Kind, Request
-from ...world.runtime import World
+from ...world.world import World
 from .collectives import Members
 
 FIRST_NUMBER = 1 << 20  # of groups that their members make; the core uses smaller numbers

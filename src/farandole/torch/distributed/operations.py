@@ -17,7 +17,7 @@ from torch import distributed as dist
 
 from ...base import errors
 from ...engine.interface import Kind, Request
-from ...world.runtime import World
+from ...world.world import World
 from . import collectives, failures, sharing
 from .backward import Backward
 from .collectives import Members, Plan

@@ -17,7 +17,8 @@ from ...operations import ops
 from ...operations.objects import broadcast_object
 from ...rendezvous import interfaces, sockets
 from ...rendezvous.reach import read_probes, send_probe
-from ...world.runtime import init, runtime
+from ...world.basics import init
+from ...world.runtime import runtime
 
 NOTE_BYTES = 16
 NOTE_SECONDS = 3.0  # an address that gives no answer costs this time once

@@ -14,7 +14,7 @@ import torch
 
 from ...base import errors
 from ...bindings.private.torch_names import share_storage
-from ...world.runtime import World
+from ...world.world import World
 
 LEAST_BYTES = 2 << 20  # the engine does not use shared memory for smaller tensors
 FILES = "/dev/shm"  # where torch keeps tensors in shared memory

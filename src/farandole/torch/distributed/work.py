@@ -16,7 +16,7 @@ from torch import distributed as dist
 
 from ...base import errors
 from ...engine.interface import Outcome
-from ...world.runtime import World
+from ...world.world import World
 from . import failures
 
 Finish = Callable[[list[Outcome]], None]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from ...elastic.loop import run, run_fn
 from ...elastic.mirror import LostShards, Sharded
 from ...elastic.state import ObjectState, State, commits, describe_memory, load_from, memory, save_to
-from ...world.runtime import init, shutdown
+from ...world.basics import init, shutdown
 from .loader import ElasticDataLoader, Shard
 from .sampler import ElasticSampler
 from .state import TorchRandomState, TorchState

@@ -12,8 +12,8 @@ import torch
 
 from ...elastic.mirror import RandomState
 from ...elastic.state import ObjectState
+from ...world.basics import rank
 from ...world.groups import global_process_set
-from ...world.runtime import rank
 from ..functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from ..sharded_optimizer import ShardedSteps
 from .copies import Copy

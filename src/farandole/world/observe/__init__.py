@@ -1,2 +1,2 @@
-# Seeing what a job does: the timeline and the log.
+# What a job shows of its work: the timeline and the log.
 # Touches engine, config.

@@ -1,6 +1,6 @@
 # The log: one logger, "farandole", that writes to stderr unless the program has its own handlers.
 # Touches config.
-"""`configure(config)` gives the logger its level and, where nobody listens, a handler."""
+"""`configure(config)` sets the logger's level, and adds a handler if the program has none."""
 
 from __future__ import annotations
 

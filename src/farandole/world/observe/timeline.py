@@ -1,6 +1,6 @@
 # The timeline: pulls trace events from the engine and keeps a Chrome trace file that is valid JSON at any time.
 # Touches engine.
-"""A thread that wakes twenty times a second while a trace is on, and does not exist otherwise."""
+"""A thread writes the events twenty times per second; it exists only while a trace is recorded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TraceFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        self._end = 0  # where the closing bracket stands
+        self._end = 0  # the position of the closing bracket
         self._empty = True
         self._write(b"[")
 

@@ -1,6 +1,6 @@
-# What a measurement has found for a host shape, in a small file of the user's cache directory.
-# Touches the file system, below the directory that it is given; search.
-"""`load` and `store`. A damaged or foreign file is ignored, with one line in the log."""
+# The stored result of a measurement, for one number and kind of hosts: a small file in the user's cache directory.
+# Touches search, and files in the directory that it is given.
+"""`load` and `store`. A damaged file, or one of another program, is ignored with one line in the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("farandole")
 
 
 def load(directory: str, shape: Mapping[str, Any]) -> Values | None:
-    """What was stored for this shape; None when there is nothing, or nothing that can be trusted."""
+    """The values that were stored; None if there are none, or if the file cannot be trusted."""
     try:
         with _opened(directory, make=False) as folder:
             descriptor = os.open(
@@ -44,7 +44,7 @@ def load(directory: str, shape: Mapping[str, Any]) -> Values | None:
 
 
 def store(directory: str, shape: Mapping[str, Any], values: Values) -> None:
-    """Keeps the values for this shape; when that cannot be done, one line says why."""
+    """Stores the values; if that fails, one line of the log says why."""
     text = json.dumps({"shape": dict(shape), "values": asdict(values)}, indent=1) + "\n"
     try:
         with _opened(directory, make=True) as folder:

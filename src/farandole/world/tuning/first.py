@@ -1,4 +1,4 @@
-# Tuning at init: a short measurement, once per host shape; later jobs of that shape read what it found.
+# Tuning at init: a short measurement, once for each number and kind of hosts; later jobs read its result.
 # Touches config, engine, cache, search, switch, version.
 """`tune` is called by all ranks. Rank 0 decides what to measure and what to keep."""
 
@@ -21,12 +21,12 @@ from . import cache
 from .search import Search, Values
 from .switch import switch
 
-MAX_S = 0.8  # of all measurements together
-STEP_S = 0.004  # a step of the measurement is made small enough to take no longer
+MAX_S = 0.8  # seconds, for all measurements together
+STEP_S = 0.004  # seconds; the measurement makes its steps small enough to stay below
 STEPS = 4  # of one sample
 SETTLE_STEPS = 3
 SAMPLES, PAIRS = 14, 5
-KIB = (*[64] * 16, *[1024] * 4, 4096)  # the tensors of a step: as a small network has them
+KIB = (*[64] * 16, *[1024] * 4, 4096)  # the tensors of a step, as in a small network
 MOST_HALVINGS = 8
 NAME = "farandole.tuning"
 
@@ -34,7 +34,7 @@ _log = logging.getLogger("farandole")
 
 
 def shape_of(config: Config, hosts: Sequence[int], choices: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """What a result holds for: the same library on as many ranks, spread alike over hosts of this kind."""
+    """The key of a stored result: library, number of ranks, their distribution over hosts, and the kind of host."""
     return {
         "version": package_version(),
         "ranks": sorted(Counter(hosts).values()),
@@ -47,7 +47,7 @@ def shape_of(config: Config, hosts: Sequence[int], choices: Mapping[str, Sequenc
 
 
 def _processor() -> str:
-    """The model's name, where the kernel tells; with the number of processors."""
+    """The processor's model, if the kernel has it, and the number of processors."""
     lines: dict[str, str] = {}
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
@@ -65,7 +65,7 @@ def _processor() -> str:
 def tune(
     engine: Engine, config: Config, hosts: Sequence[int], choices: Mapping[str, Sequence[int]], directory: str
 ) -> None:
-    """The job works with the best values that are known, or are found now, from here on."""
+    """Applies the stored values for such jobs; if there are none, it measures and stores them."""
     if engine.rank != 0:
         _follow(engine)
         return
@@ -83,7 +83,7 @@ def tune(
 
 
 def _order(engine: Engine, steps: int, halvings: int) -> tuple[int, int]:
-    """Rank 0 tells the others how many steps to run, and how small; 0 when the measurement is over."""
+    """Rank 0 sends the others the number of steps to run and their size; 0: the measurement has ended."""
     told = np.array([steps, halvings], dtype=np.int64)
     engine.run(Request(Kind.BROADCAST, NAME, told, told, peer=0))
     return int(told[0]), int(told[1])
@@ -123,7 +123,7 @@ class _Measurement:
             switch(self._engine, candidate, False)
             self._timed(SETTLE_STEPS)
             search.tell(1.0 / self._timed(STEPS))
-        switch(self._engine, search.best, False)  # a search that the clock has ended keeps the defaults
+        switch(self._engine, search.best, False)  # a search that ran out of time keeps the defaults
         _order(self._engine, 0, 0)
         return search.best
 

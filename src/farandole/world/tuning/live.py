@@ -17,9 +17,9 @@ from ...engine.interface import Engine
 from .search import Search, Values
 from .switch import Stopped, switch
 
-SETTLE_STEPS = 3  # after a switch: the plan has to be found again
+SETTLE_STEPS = 3  # after a switch, because the engine must make its plan again
 MIN_S, MAX_S = 0.002, 0.25  # seconds between two measurements
-# Horovod's columns come first and mean the same; the others are ours.
+# The first columns are those of Horovod, with the same meaning.
 COLUMNS = (
     "hierarchical_allreduce,hierarchical_allgather,torus_allreduce,cache_enabled,cycle_time_ms,"
     "tensor_fusion_threshold,score,chunk_bytes,tcp_streams,spin_us"
@@ -37,7 +37,7 @@ class Progress(NamedTuple):
 
     @classmethod
     def read(cls, engine: Engine) -> Progress:
-        """The engine writes the three one after the other: they are read until they do not change."""
+        """Reads until two reads are equal, because the engine writes the three counters one after the other."""
         last: Progress | None = None
         while True:
             now = cls(*(engine.counter(name) for name in ("steps", "step_ns", "step_bytes")))
@@ -64,7 +64,7 @@ class Log:
         self._line(COLUMNS)
 
     def row(self, values: Values, score: float) -> None:
-        """One sample, or the choice: the contract's score is in bytes per microsecond."""
+        """Adds one sample, or the choice; the score is in bytes per microsecond, as in Horovod."""
         config = self._config
         switches = (
             config.hierarchical_allreduce,
@@ -92,11 +92,11 @@ class Log:
 
 
 class Tuner:
-    """Tunes from construction on, until it has found the best values or is stopped. On rank 0 alone."""
+    """Starts to tune when it is made, until it has found the best values or is stopped. Only on rank 0."""
 
     def __init__(self, engine: Engine, config: Config, choices: Mapping[str, Sequence[int]]) -> None:
         self.search = Search(
-            Values(*engine.tuning()),  # they stay unless others are clearly faster
+            Values(*engine.tuning()),  # kept unless others are clearly faster
             choices,
             warmup=config.autotune_warmup_samples,
             samples=config.autotune_bayes_opt_max_samples,

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from ...base.config import Config, KiB, MiB
 
 PAIRS = 5  # of samples in the last comparison
-MIN_GAIN = 1.02  # what the median of the others must be, in medians of the defaults
-XI = 0.01  # how much better than the best so far is worth a look
-WIDTH = 0.4  # how far a score speaks for its neighbours, in the range of a setting
-MANY_HOSTS = 32  # beyond them `auto` may take the ring, whose bits depend on the bucket
+MIN_GAIN = 1.02  # the median of the others must be this many times the median of the defaults
+XI = 0.01  # the improvement over the best so far that is worth a measurement
+WIDTH = 0.4  # how far a score tells about its neighbours, as a part of a setting's range
+MANY_HOSTS = 32  # above this, `auto` may choose the ring, whose bits depend on the bucket
 
 
 @dataclass(frozen=True)
 class Values:
-    """One choice of everything that is tuned; the order is that of the core."""
+    """One value for each setting that is tuned, in the order of the core."""
 
     fusion_threshold: int
     flush_us: int
@@ -34,13 +34,13 @@ class Values:
 
     @classmethod
     def of(cls, config: Config) -> Values:
-        """What the settings say."""
+        """The values of the settings."""
         return cls(
             config.fusion_threshold, config.flush_us, config.spin_us, config.chunk_bytes // 64 * 64, config.tcp_streams
         )
 
     def numbers(self) -> list[int]:
-        """For the core."""
+        """The values as the core takes them."""
         return list(asdict(self).values())
 
 
@@ -50,11 +50,11 @@ OTHERS: dict[str, tuple[int, ...]] = {
     "spin_us": (50, 1_000, 10_000),
     "chunk_bytes": (64 * KiB, 256 * KiB, 1 * MiB, 4 * MiB),
 }
-ALSO_GIVEN = {"cycle_time": "flush_us", "tcp_streams": "streams"}  # settings that speak of the same thing
+ALSO_GIVEN = {"cycle_time": "flush_us", "tcp_streams": "streams"}  # settings with the same meaning
 
 
 def choices(config: Config, hosts: int, given: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
-    """For each setting that may be tuned in this job, its values in rising order; what users have `given` stays."""
+    """The values to try for each setting, in rising order. A setting that the user has `given` is not tuned."""
     now = Values.of(config)
     fixed = {ALSO_GIVEN.get(name, name) for name in given}
     if config.allreduce_algorithm == "ring" or (config.allreduce_algorithm == "auto" and hosts > MANY_HOSTS):
@@ -67,7 +67,7 @@ def choices(config: Config, hosts: int, given: Sequence[str] = ()) -> dict[str, 
 
 
 class Search:
-    """next() gives the values to measure, or None at the end; tell() takes their score, larger is better."""
+    """next() gives the values to measure, or None at the end; tell() takes their score: larger is better."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Search:
         pairs: int = PAIRS,
     ) -> None:
         self.default = default
-        self.best = default  # right at any time: the defaults, until others have won
+        self.best = default  # valid at any time: the defaults, until others were faster
         self.score = 0.0  # of the best
         self.over = False
         self.measured: list[tuple[Values, float]] = []  # in order, without the warm-up
@@ -115,10 +115,10 @@ class Search:
             yield candidate
             scores[candidate] = self._note(candidate)
         self.score = scores[self.default]
-        challenger = max(scores, key=lambda values: scores[values])  # the first of equals: the default
+        challenger = max(scores, key=lambda values: scores[values])  # the first one if several are equal
         if challenger == self.default:
             return
-        # This removes results that only looked fast: both run in turn, so that noise hits both.
+        # Both run in turn, so that noise affects both; this rejects values that were fast only by chance.
         duel: dict[Values, list[float]] = {self.default: [], challenger: []}
         for _ in range(pairs):
             for candidate, told in duel.items():
@@ -141,7 +141,7 @@ class Search:
 
 
 def wins(theirs: Sequence[float], ours: Sequence[float]) -> bool:
-    """Whether `theirs` are clearly better: in the median, and in all pairs but one at most."""
+    """Whether `theirs` are clearly better: in the median, and in all pairs or all but one."""
     if not ours:
         return False
     better = sum(their > our for their, our in zip(theirs, ours, strict=True))
@@ -163,14 +163,14 @@ class Space:
         self._place = {values: place for place, values in enumerate(self.all)}
 
     def seeds(self) -> list[Values]:
-        """The defaults, and for each setting its least and its greatest value beside them."""
+        """The defaults, and for each setting the defaults with its smallest and with its largest value."""
         found = [self.default]
         for name, values in self.choices.items():
             found += [replace(self.default, **{name: value}) for value in (values[0], values[-1])]
         return list(dict.fromkeys(found))
 
     def most_promising(self, scores: Mapping[Values, float], noise: float) -> Values:
-        """Of what has no score yet, the point whose expected improvement is the greatest; the first of equals."""
+        """The point without a score that has the largest expected improvement; the first one if several are equal."""
         known = [self._place[values] for values in scores]
         told = np.array(list(scores.values()))
         spread = float(told.std()) or 1.0

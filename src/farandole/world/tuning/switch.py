@@ -14,11 +14,11 @@ POLL_S = 0.25  # interval at which a waiting tuner checks whether it was stopped
 
 
 class Stopped(Exception):
-    """The job is being left."""
+    """This process is leaving the job."""
 
 
 def switch(engine: Engine, values: Values, measuring: bool, stopped: Callable[[], bool] = lambda: False) -> None:
-    """On rank 0: all ranks use `values` from the same collective on; `measuring` counts steps from there."""
+    """On rank 0: all ranks use `values` from the same collective on; with `measuring` they count steps from there."""
     [handle] = engine.submit([Request(Kind.TUNE, splits=[*values.numbers(), int(measuring)])])
     while True:
         try:

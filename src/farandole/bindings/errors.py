@@ -1,0 +1,25 @@
+# The errors that users of a binding catch, under the binding's own name.
+# Re-exports alone, of errors.
+"""A binding imports all of them and lists them in its `__all__`."""
+
+from __future__ import annotations
+
+from ..base.errors import (
+    FarandoleTimeout,
+    HorovodInternalError,
+    Mismatch,
+    NotInitialized,
+    PeerLost,
+    Revoked,
+    ShutDown,
+)
+
+__all__ = [
+    "FarandoleTimeout",
+    "HorovodInternalError",
+    "Mismatch",
+    "NotInitialized",
+    "PeerLost",
+    "Revoked",
+    "ShutDown",
+]

@@ -1,0 +1,116 @@
+# The exchange of layouts: which gradients the ranks want, which are sparse, and which may be packed together.
+# Touches torch, slots, ops and the NumPy layer below.
+"""A rank without a gradient must know whether to send something, and what. `Layouts` asks all ranks.
+
+Each parameter is in one of three states, the same one on all ranks:
+
+                   a rank has its gradient
+        OPEN ────────────────────────────────────▶ AGREED: all ranks send it in every step
+         ▲ │
+         │ │ no rank wants a gradient
+         │ ▼
+        FROZEN: no rank sends it
+
+From FROZEN, all go back to OPEN when a rank has unfrozen any of them. In a new world all parameters are OPEN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ..engine.interface import ReduceOp
+from ..operations.pending import synchronize
+from ..world.groups import ProcessSet
+from .ops import allreduce_async_
+from .slots import DENSE, SPARSE, UNKNOWN, Slot, digest
+
+
+class Layouts:
+    """The states of the parameters, and the question to the other ranks that is pending."""
+
+    def __init__(self, compression: Any, sparse_as_dense: bool, process_set: ProcessSet) -> None:
+        self.compression = compression
+        self.sparse_as_dense = sparse_as_dense
+        self.process_set = process_set
+        self.open: list[Slot] = []
+        self._frozen: list[Slot] = []
+        self._new: list[Slot] = []  # slots that were agreed on in this step, and that all ranks would pack alike
+        self._answer: Callable[[], None] | None = None  # waits for the answer to the pending question
+        self._name = ""
+
+    def add(self, slot: Slot) -> None:
+        """A new parameter; all ranks add the same ones."""
+        self.open.append(slot)
+
+    def name_after(self, slots: Iterable[Slot]) -> None:
+        """Gives the question a name that is the same on all ranks."""
+        self._name = "layouts." + min((slot.name for slot in slots), default="")
+
+    def reopen(self, slots: Iterable[Slot]) -> None:
+        """A new world: nothing is agreed on."""
+        self.open, self._frozen = list(slots), []
+        for slot in self.open:
+            slot.agreed, slot.used = False, True
+
+    @property
+    def asking(self) -> bool:
+        """Whether a question is pending."""
+        return self._answer is not None
+
+    def answer(self) -> None:
+        """Waits for the answer to the pending question; there may be another question after it."""
+        if self._answer is not None:
+            self._answer()
+
+    def take_new(self) -> list[Slot]:
+        """The slots that may be packed from the next step on."""
+        new, self._new = self._new, []
+        return new
+
+    def forget(self) -> None:
+        """The step has ended."""
+        self._answer = None
+
+    def ask(self) -> None:
+        """Asks all ranks, once, which gradients are wanted, which are sparse, and how they would pack them.
+
+        While parameters are frozen on all ranks, each step also asks, with one byte, whether a rank has unfrozen any.
+        """
+        if not self.open and not self._frozen:
+            return
+        asked = self.open
+        mine = digest(asked, self.compression)
+        marks = [*mine, *(255 - byte for byte in mine)]
+        # Sorted by name: ranks may have their parameters in different orders.
+        ordered = sorted(asked, key=lambda slot: slot.name)
+        layouts = [self._layout_of(slot) for slot in ordered]
+        wanted = [slot.param.requires_grad for slot in ordered]
+        unfrozen = any(slot.param.requires_grad for slot in self._frozen)
+        known = torch.tensor([unfrozen, *layouts, *wanted, *marks], dtype=torch.uint8)
+        handle = allreduce_async_(known, name=self._name, op=ReduceOp.MAX, process_set=self.process_set)
+
+        def agree() -> None:
+            self._answer = None
+            synchronize(handle)
+            [any_unfrozen, *answer] = known.tolist()
+            count = len(ordered)
+            for slot, layout, used in zip(ordered, answer[:count], answer[count : 2 * count], strict=True):
+                slot.layout, slot.agreed, slot.used = layout, layout != UNKNOWN, bool(used)
+            if answer[2 * count :] == marks:
+                self._new += [slot for slot in asked if slot.agreed and slot.used]
+            self._frozen += [slot for slot in asked if not slot.used]
+            self.open = [slot for slot in asked if slot.used and not slot.agreed]
+            if any_unfrozen:
+                self.open, self._frozen = self.open + self._frozen, []
+                self.ask()
+
+        self._answer = agree
+
+    def _layout_of(self, slot: Slot) -> int:
+        grad = slot.param.grad
+        if grad is None:
+            return UNKNOWN
+        return DENSE if grad.layout == torch.strided or self.sparse_as_dense else SPARSE
