@@ -21,11 +21,11 @@ from farandole.base.errors import RankFailed
 from farandole.launch import calls, discovery, hosts, ssh
 from farandole.launch.agent_connection import StartError, package_place
 from farandole.launch.blame import describe
-from farandole.launch.elastic import ElasticOptions
 from farandole.launch.elastic_run import ElasticRun
 from farandole.launch.hosts import Host
-from farandole.launch.job import Job, Plan
+from farandole.launch.job import Job
 from farandole.launch.output import Files, Marked, Sink, Tails, Target, Tee
+from farandole.launch.plan import ElasticOptions, Plan
 from farandole.launch.slots import places
 from farandole.rendezvous import interfaces
 from farandole.rendezvous.agent_messages import Call

@@ -21,11 +21,11 @@ from typing import NoReturn
 from farandole.base.version import package_version
 from farandole.launch import discovery, environment, foreign, hosts, spawn, ssh
 from farandole.launch.agent_connection import StartError, package_place
-from farandole.launch.elastic import ElasticJob, ElasticOptions
 from farandole.launch.hosts import Host
-from farandole.launch.job import Job, Plan
+from farandole.launch.job import Job
 from farandole.launch.options import ELASTIC, FLAGS, FOR_ELASTIC, Options, Usage
 from farandole.launch.output import Files, Marked, Raw, Sink, StatusLine, Tails, Tee, screens, time_of_day
+from farandole.launch.plan import ElasticOptions, Plan
 from farandole.launch.slots import places
 from farandole.rendezvous import interfaces
 from farandole.rendezvous.elastic.policy import Limits, Times
@@ -288,7 +288,7 @@ class Reporter:
         self.sink = Tee(*sinks)
 
     def _name(self, number: int) -> int:
-        return self._job.rank_of(number) if isinstance(self._job, ElasticJob) else number
+        return self._job.rank_of(number) if self._job is not None else number
 
     def _file_sink(self, directory: Path, size: int) -> Files:
         try:
@@ -414,7 +414,7 @@ def run(plan: Plan, options: Options) -> int:
         if options.settings["timeline"].value is None:
             plan.environ["FARANDOLE_TIMELINE"] = timeline  # type: ignore[index]  # ours: make_plan made it
     try:
-        with _signals(), _job(plan, terms, reporter.sink) as job:
+        with _signals(), Job(plan, reporter.sink, say, elastic=terms) as job:
             reporter.watch(job)
             if options.verbose:
                 _tell_places(job)
@@ -429,10 +429,6 @@ def run(plan: Plan, options: Options) -> int:
     except _Signalled as stop:  # while the job was starting
         reporter.close()
         return 128 + stop.number
-
-
-def _job(plan: Plan, terms: ElasticOptions | None, sink: Sink) -> Job:
-    return Job(plan, sink, say) if terms is None else ElasticJob(plan, terms, sink, say)
 
 
 def _tell_places(job: Job) -> None:

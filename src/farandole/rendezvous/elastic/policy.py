@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from farandole.rendezvous.elastic.members import Numbers
+
 REMOVED, ADDED = 1, 2  # of HostUpdateResult; both: 3
 LONGEST_BACKOFF = 30.0  # seconds between two starts of a slot that fails
 GOOD_LIFE = 60.0  # seconds after which a slot's earlier failures are forgotten
@@ -165,3 +167,28 @@ def loser(complaints: Sequence[tuple[int, int]]) -> int:
 def most_fell_silent(silent: int, watched: int) -> bool:
     """Whether the observer should rather doubt itself: most of several fell silent at the same moment."""
     return watched > 1 and silent * 2 > watched
+
+
+def places_of(workers: Sequence[tuple[str, int]]) -> list[Numbers]:
+    """(rank, size, local rank, local size, cross rank, cross size) of each, by its host and its number there.
+
+    Numbers stay, whoever else comes and goes, since a device was chosen by them. So they may have gaps, and the local
+    size is one more than the largest. Who has a number that another one of its host has gets the lowest free one.
+
+    >>> places_of([("a", 1), ("a", 3), ("b", 1)])
+    [(0, 3, 1, 4, 0, 2), (1, 3, 3, 4, 0, 1), (2, 3, 1, 2, 1, 2)]
+    """
+    on: dict[str, dict[int, int]] = {}  # host -> local number -> rank
+    waiting: list[tuple[int, str]] = []
+    for rank, (host, local) in enumerate(workers):
+        if on.setdefault(host, {}).setdefault(local, rank) != rank:
+            waiting.append((rank, host))
+    for rank, host in waiting:
+        free = next(number for number in range(len(workers)) if number not in on[host])
+        on[host][free] = rank
+    found: dict[int, Numbers] = {}
+    for host, locals_ in on.items():
+        for local, rank in locals_.items():
+            across = [other for other in on if local in on[other]]
+            found[rank] = (rank, len(workers), local, max(locals_) + 1, across.index(host), len(across))
+    return [found[rank] for rank in range(len(workers))]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from farandole.rendezvous.elastic.driver import ElasticDriver
-from farandole.rendezvous.elastic.members import Drop, Kill, Life, Over, Say, Start
+from farandole.rendezvous.elastic.members import Drop, Kill, Over, Say, Start, Status
 from farandole.rendezvous.elastic.policy import Limits, Times
 from farandole.rendezvous.messages import (
     Hello,
@@ -29,7 +29,7 @@ from farandole.rendezvous.messages import (
     Started,
     Welcome,
 )
-from farandole.rendezvous.rounds import Sends
+from farandole.rendezvous.phases import Sends
 
 STEP = 0.8
 FAULTS = ("kill", "kill", "stop", "stop", "partition", "cut", "hosts", "kill host", "late", "fail", "drain")
@@ -109,7 +109,7 @@ class Simulation:
             wire = self.wires.get(member)
             if wire is not None and wire.open:
                 self.down(wire, message)
-        for act in self.driver.take_acts():
+        for act in self.driver.take_actions():
             if isinstance(act, Start):
                 self.start(act)
             elif isinstance(act, Kill):
@@ -233,7 +233,7 @@ class Simulation:
         elif isinstance(message, Welcome):
             process.generation = message.generation
             process.rank = message.place[0]
-            ranks = {w.rank: w.number for w in self.driver.workers.values() if w.life is Life.IN}
+            ranks = {w.rank: w.number for w in self.driver.state.workers.values() if w.status is Status.MEMBER}
             process.members = tuple(ranks.get(rank, -1) for rank in range(message.place[1]))
             self.after(
                 self.delay(),
@@ -311,7 +311,7 @@ class Simulation:
         if generation not in self.began:
             self.began[generation] = process.members
             self.changes += 1
-            assert generation == self.driver.last
+            assert generation == self.driver.state.last
             source = self.processes[process.members[0]]
             newest = max(self.committed, default=0)
             assert source.commit >= newest, f"commit {newest} is lost: {source} leads generation {generation}"
@@ -331,7 +331,7 @@ class Simulation:
             and all(self.connected(one, other) for one in members for other in members)
         )
         if not together:
-            if generation == self.driver.last:
+            if generation == self.driver.state.last:
                 broken = [one for one in alive if any(not self.connected(one, other) for other in members)]
                 for one in broken:  # a link dies by itself after a while
                     self.after(4.0, lambda one=one: self.awake(one, lambda: self.revoke(one, generation)))  # type: ignore[misc]
@@ -377,11 +377,11 @@ class Simulation:
     def fault(self) -> None:
         kind = self.random.choice(FAULTS)
         alive = [one for one in self.processes.values() if one.alive]
-        known = self.driver.workers
+        known = self.driver.state.workers
         holders = {
             one.worker
             for one in alive
-            if one.worker in known and known[one.worker].generation == self.driver.last and not one.stopped
+            if one.worker in known and known[one.worker].generation == self.driver.state.last and not one.stopped
         }
         if kind in ("kill", "fail", "kill host") and self.random.random() < 0.99:
             # Mostly somebody survives: a job that has lost its state ends, and no more is to be learnt from it.
@@ -472,7 +472,7 @@ class Simulation:
 
     def lose_host(self, host: str) -> None:
         """An agent dies, and all that is below it."""
-        if host in self.apart or host not in self.driver.hosts:
+        if host in self.apart or host not in self.driver.state.hosts:
             return
         for one in self.processes.values():
             if one.host == host and one.alive:
@@ -501,14 +501,14 @@ class Simulation:
         """When the faults are over, all who can be in are in, and the work goes on."""
         driver = self.driver
         lives = {
-            one.number: (one.life.value, one.host, one.rank)
-            for one in driver.workers.values()
-            if one.life is not Life.GONE
+            one.number: (one.status.value, one.host, one.rank)
+            for one in driver.state.workers.values()
+            if one.status is not Status.ENDED
         }
         assert max(self.committed, default=0) > before + 10, f"the job stands still: {lives}"
         slots = sum(
-            min(host.slots, sum(place.failures < 10 for place in host.places))
-            for host in driver.hosts.values()
+            min(host.slot_count, sum(slot.failures < 10 for slot in host.slots))
+            for host in driver.state.hosts.values()
             if host.listed and not host.drained
         )
-        assert len(driver.members) == min(slots, self.limits.most), f"{slots} slots, but {lives}"
+        assert len(driver.state.members) == min(slots, self.limits.most), f"{slots} slots, but {lives}"
