@@ -21,6 +21,7 @@ from farandole.clusters.cluster_rank import (
 
 Ancestors = Callable[[], Sequence[Process]]
 HYDRA_PROXY = "hydra_pmi_proxy"
+PALS_NAMES = {"RANK": "RANKID", "SIZE": "SIZE", "LOCAL_RANK": "LOCAL_RANKID", "LOCAL_SIZE": "LOCAL_SIZE"}  # PMI: PALS
 
 
 def open_mpi(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
@@ -52,10 +53,8 @@ def hydra(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | No
         return None
     intel = any(name.startswith("I_MPI_") for name in environ)
     title = "Intel MPI" if intel else "MPICH"
-    rank = number(title, environ, "PMI_RANK", "PMI_ID")
-    size = number(title, environ, "PMI_SIZE")
-    local_rank = number(title, environ, "MPI_LOCALRANKID")
-    local_size = number(title, environ, "MPI_LOCALNRANKS")
+    names = (("PMI_RANK", "PMI_ID"), ("PMI_SIZE",), ("MPI_LOCALRANKID",), ("MPI_LOCALNRANKS",))
+    rank, size, local_rank, local_size = (number(title, environ, *each) for each in names)
     found = _hydra_key(title, environ, ancestors, size == local_size) if size > 1 else title
     return ClusterRank("mpich", title, rank, size, local_rank, local_size, host, found, mpi=True)
 
@@ -65,10 +64,8 @@ def pals(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | Non
     if value(environ, "PALS_RANKID", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE") is None:
         return None
     title = "PALS"
-    rank = number(title, environ, "PMI_RANK", "PALS_RANKID")
-    size = number(title, environ, "PMI_SIZE", "PALS_SIZE")
-    local_rank = number(title, environ, "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID")
-    local_size = number(title, environ, "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE")
+    names = [(f"PMI_{what}", f"PALS_{own}") for what, own in PALS_NAMES.items()]
+    rank, size, local_rank, local_size = (number(title, environ, *each) for each in names)
     needed = ("PALS_APID", "PMI_JOBID")
     found = key(title, environ, (*needed, "PBS_JOBID"), needed) if size > 1 else title
     return ClusterRank("pals", title, rank, size, local_rank, local_size, host, found, mpi=True)

@@ -10,25 +10,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from farandole.rendezvous import messages
 from farandole.rendezvous.elastic.driver import ElasticDriver
 from farandole.rendezvous.elastic.members import Drop, Kill, Over, Say, Start, Status
 from farandole.rendezvous.elastic.policy import Limits, Times
-from farandole.rendezvous.messages import (
-    Hello,
-    HostsAgreed,
-    Leave,
-    LinkBroken,
-    Linked,
-    Lost,
-    MembershipUpdate,
-    MemoryProved,
-    Message,
-    Rejected,
-    Removed,
-    Retry,
-    Started,
-    Welcome,
-)
 from farandole.rendezvous.phases import Sends
 
 STEP = 0.8
@@ -144,16 +129,16 @@ class Simulation:
             moment = wire.down_at = max(moment, wire.down_at + 1e-6)
         self.after(moment - self.now, act)
 
-    def up(self, process: Process, message: Message) -> None:
+    def up(self, process: Process, message: messages.Message) -> None:
         wire = process.wire
         if wire is not None:
             self.carry(wire, lambda: self.to_hub(wire, message), True)
 
-    def to_hub(self, wire: Wire, message: Message) -> None:
+    def to_hub(self, wire: Wire, message: messages.Message) -> None:
         if wire.open:
             self.deliver(self.driver.message(wire.number, message, self.now))
 
-    def down(self, wire: Wire, message: Message) -> None:
+    def down(self, wire: Wire, message: messages.Message) -> None:
         self.carry(wire, lambda: self.awake(wire.process, lambda: self.hear(wire, message)), False)
 
     def hang_up(self, number: int) -> None:
@@ -199,7 +184,9 @@ class Simulation:
             process.wire = wire
             process.running = process.revoked = process.updated = False
             process.generation, process.members = 0, ()
-            hello = Hello(0, 1, process.host, process.worker, "1", 1, 1000, 1, "l", "r", process.worker, process.commit)
+            hello = messages.Hello(
+                0, 1, process.host, process.worker, "1", 1, 1000, 1, "l", "r", process.worker, process.commit
+            )
             self.up(process, hello)
 
         self.after(seconds, lambda: self.awake(process, act))
@@ -210,7 +197,7 @@ class Simulation:
         if wire is None:
             return
         if process.running:
-            self.up(process, Leave(process.generation, int(again)))
+            self.up(process, messages.Leave(process.generation, int(again)))
         self.carry(wire, lambda: self.eof(wire, "closed"), True)
         process.wire = None
         process.running = False
@@ -222,34 +209,36 @@ class Simulation:
             self.wires.pop(wire.number, None)
             self.deliver(self.driver.gone(wire.number, reason, self.now))
 
-    def hear(self, wire: Wire, message: Message) -> None:
+    def hear(self, wire: Wire, message: messages.Message) -> None:
         process = wire.process
         if process.wire is not wire:
             return
-        if isinstance(message, Retry):
+        if isinstance(message, messages.Retry):
             self.leave(process)
-        elif isinstance(message, Removed):
+        elif isinstance(message, messages.Removed):
             self.die(process, 0)
-        elif isinstance(message, Welcome):
+        elif isinstance(message, messages.Welcome):
             process.generation = message.generation
             process.rank = message.place[0]
             ranks = {w.rank: w.number for w in self.driver.state.workers.values() if w.status is Status.MEMBER}
             process.members = tuple(ranks.get(rank, -1) for rank in range(message.place[1]))
             self.after(
                 self.delay(),
-                lambda: self.awake(process, lambda: self.up(process, MemoryProved(message.generation, (), ""))),
+                lambda: self.awake(
+                    process, lambda: self.up(process, messages.MemoryProved(message.generation, (), ""))
+                ),
             )
-        elif isinstance(message, HostsAgreed):
+        elif isinstance(message, messages.HostsAgreed):
             self.link(process)
-        elif isinstance(message, Started):
+        elif isinstance(message, messages.Started):
             process.running = True
             self.begin(process)
-        elif isinstance(message, Lost):
+        elif isinstance(message, messages.Lost):
             self.revoke(process, message.generation)
-        elif isinstance(message, MembershipUpdate):
+        elif isinstance(message, messages.MembershipUpdate):
             process.updated = True
         else:
-            assert not isinstance(message, Rejected), message
+            assert not isinstance(message, messages.Rejected), message
 
     def link(self, process: Process) -> None:
         blocked = [
@@ -259,7 +248,7 @@ class Simulation:
         ]
         generation = process.generation
         if blocked:
-            text = LinkBroken(generation, blocked[0], "no way")
+            text = messages.LinkBroken(generation, blocked[0], "no way")
             self.after(
                 4.0,
                 lambda: self.awake(
@@ -267,7 +256,7 @@ class Simulation:
                 ),
             )
         else:
-            self.after(self.delay(), lambda: self.awake(process, lambda: self.up(process, Linked(generation))))
+            self.after(self.delay(), lambda: self.awake(process, lambda: self.up(process, messages.Linked(generation))))
 
     def connected(self, one: Process, other: Process) -> bool:
         if one.host == other.host:
