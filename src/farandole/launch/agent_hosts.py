@@ -29,7 +29,7 @@ class AgentHost:
 
     name: str
     here: bool  # this is the launcher's own host
-    line: AgentConnection | None = None
+    connection: AgentConnection | None = None
     ready: bool = False
     waiting: list[Start] = field(default_factory=list)
     failures: int = 0
@@ -89,7 +89,7 @@ class AgentHosts:
         self._tick()
         self.found(found, here)
         while self.hosts and not any(one.ready for one in self.hosts.values()):
-            if self.trouble is not None and not any(one.line for one in self.hosts.values()):
+            if self.trouble is not None and not any(one.connection for one in self.hosts.values()):
                 raise self.trouble
             if time.monotonic() > deadline:
                 raise StartError(f"no host answered within {self._plan.start_timeout:g} s; raise --start-timeout")
@@ -113,10 +113,10 @@ class AgentHosts:
             self._agents.loop.at(forgotten, None, lambda: None)
             self._drop(forgotten)
 
-    def of(self, line: AgentConnection) -> AgentHost | None:
+    def of(self, connection: AgentConnection) -> AgentHost | None:
         """The host of a connection; None when it has another connection now."""
-        host = self.hosts.get(line.name)
-        return host if host is not None and host.line is line else None
+        host = self.hosts.get(connection.name)
+        return host if host is not None and host.connection is connection else None
 
     def heard_from(self, host: AgentHost) -> None:
         """Any message of its agent has come."""
@@ -134,66 +134,66 @@ class AgentHosts:
                 self.heard_from(host)
                 return
 
-    def prepared(self, host: AgentHost, line: AgentConnection, report: agent_messages.Prepared) -> None:
+    def prepared(self, host: AgentHost, connection: AgentConnection, report: agent_messages.Prepared) -> None:
         """The agent says whether it reaches the hub. Then it gets all that it needs to start workers."""
         if not report.address:
             self._unreachable(host, StartError(f"{host.name} cannot reach the launcher: {report.reason}"))
             return
-        line.prepared = report
+        connection.prepared = report
         host.ready = True
         host.heard = host.since = time.monotonic()
         times = self._options.times
-        seconds = (times.beat, times.suspect, times.evict, times.stubborn, self._options.limits.drain_timeout)
-        line.send(agent_messages.WatchRanks(host.number, *(int(1000 * one) for one in seconds)))
-        for message in self._plan.command_messages(bool(line.host)):
-            line.send(message)
+        seconds = (times.heartbeat, times.suspect, times.evict, times.give_up, self._options.limits.drain_timeout)
+        connection.send(agent_messages.WatchRanks(host.number, *(int(1000 * one) for one in seconds)))
+        for message in self._plan.command_messages(bool(connection.host)):
+            connection.send(message)
         self._elastic.deliver(self._driver.host_up(host.name, time.monotonic()))
         self._workers.host_ready(host)
 
-    def lost(self, line: AgentConnection, reason: str) -> None:
+    def lost(self, connection: AgentConnection, reason: str) -> None:
         """The connection to an agent has ended."""
-        host = self.of(line)
+        host = self.of(connection)
         if host is not None:
-            error = StartError(f"its agent was lost: {reason}{line.last_words()}")
+            error = StartError(f"its agent was lost: {reason}{connection.last_words()}")
             self.trouble = self.trouble or error
             self._part_with(host, str(error))
 
     def _tick(self) -> None:
         """Sends heartbeats. If the launcher itself did not run for a time, it starts to count the silence again."""
         now, times = time.monotonic(), self._options.times
-        late = now - self._ticked > 2 * times.beat
+        late = now - self._ticked > 2 * times.heartbeat
         self._ticked = now
         for host in list(self.hosts.values()):
-            if host.line is None or not host.ready:
+            if host.connection is None or not host.ready:
                 continue
             if late:
                 host.heard = now
             silence = now - host.heard
-            host.line.send(agent_messages.Heartbeat(int(1000 * silence)))
+            host.connection.send(agent_messages.Heartbeat(int(1000 * silence)))
             if silence >= times.suspect and not host.suspected:
                 host.suspected = True
                 self._say(f"no word from {host.name} for {silence:.1f} s")
             if silence >= times.evict and not host.silent:
                 host.silent = True
                 self._elastic.deliver(self._driver.host_silent(host.name, now))
-            if silence >= times.stubborn:
+            if silence >= times.give_up:
                 self._part_with(host, f"no word from it for {silence:.0f} s")
         self._agents.reap()
-        self._agents.loop.at("tick", now + times.beat, self._tick)
+        self._agents.loop.at("tick", now + times.heartbeat, self._tick)
 
     def _connect(self, host: AgentHost) -> None:
         try:
-            line = host.line = self._agents.connect("" if host.here else host.name, host.name)
+            connection = host.connection = self._agents.connect("" if host.here else host.name, host.name)
         except StartError as error:
             self._unreachable(host, error)
             return
-        line.name = host.name
+        connection.name = host.name
 
         def opened() -> None:
-            line.send(agent_messages.Prepare(tuple(self._elastic.addresses), self._plan.interfaces))
+            connection.send(agent_messages.Prepare(tuple(self._elastic.addresses), self._plan.interfaces))
 
         deadline = time.monotonic() + self._plan.start_timeout
-        line.open(deadline, opened, lambda error: self._unreachable(host, error))
+        connection.open(deadline, opened, lambda error: self._unreachable(host, error))
 
     def _unreachable(self, host: AgentHost, error: StartError) -> None:
         """A host cannot be used now. We try it again as long as discovery lists it."""
@@ -220,9 +220,9 @@ class AgentHosts:
         self._agents.loop.at(host, time.monotonic() + seconds, lambda: self._try_again(host))
 
     def _drop(self, host: AgentHost) -> None:
-        if host.line is not None:
+        if host.connection is not None:
             self._agents.drop(host.name)
-            host.line = None
+            host.connection = None
 
     def _try_again(self, host: AgentHost) -> None:
         known = self._driver.state.hosts.get(host.name)

@@ -15,7 +15,7 @@ from farandole.rendezvous.secret import Secret
 
 
 class Agents:
-    """`heard(line, report)` and `lost(line, reason)` are called in the loop."""
+    """`heard(connection, report)` and `lost(connection, reason)` are called in the loop."""
 
     def __init__(
         self,
@@ -28,43 +28,45 @@ class Agents:
         self.loop = loop
         self.secret = secret
         self.way = way
-        self.lines: dict[str, AgentConnection] = {}  # host -> its connection; "" is this machine
+        self.connections: dict[str, AgentConnection] = {}  # host -> its connection; "" is this machine
         self._heard = heard
         self._lost = lost
         self._dropped: list[AgentConnection] = []  # their processes are not reaped yet
 
     def connect(self, host: str, name: str) -> AgentConnection:
-        """Starts the agent of a host ("" is this machine). `name` is the key in `lines`. StartError when it cannot."""
-        line = self.lines[name] = AgentConnection(self.loop, host, self.way, self.secret, self._heard, self._lost)
-        return line
+        """Starts the agent of a host ("" is this machine); `name` is its key in `connections`. May raise StartError."""
+        connection = self.connections[name] = AgentConnection(
+            self.loop, host, self.way, self.secret, self._heard, self._lost
+        )
+        return connection
 
     def drop(self, name: str) -> None:
         """Ends a connection. The process is reaped later, so that the launcher does not wait for it."""
-        line = self.lines.pop(name, None)
-        if line is not None:
-            line.cut()
-            self._dropped.append(line)
+        connection = self.connections.pop(name, None)
+        if connection is not None:
+            connection.cut()
+            self._dropped.append(connection)
 
     def reap(self) -> None:
         """Closes the dropped connections whose process has ended; the others would block the loop."""
-        for line in [line for line in self._dropped if line.over]:
-            self._dropped.remove(line)
-            line.close()
+        for connection in [connection for connection in self._dropped if connection.over]:
+            self._dropped.remove(connection)
+            connection.close()
 
     def signal_all(self, number: int) -> None:
         """Sends a signal to all ranks."""
-        for line in self.lines.values():
-            line.send(agent_messages.Signal(agent_messages.ALL, number, 1))
+        for connection in self.connections.values():
+            connection.send(agent_messages.Signal(agent_messages.ALL, number, 1))
 
     def cut_all(self) -> None:
         """Ends all connections; each agent then kills everything on its host. Safe from any thread."""
-        for line in [*self.lines.values(), *self._dropped]:
-            line.cut()
+        for connection in [*self.connections.values(), *self._dropped]:
+            connection.cut()
 
     def close(self) -> list[str]:
         """Waits until nothing is left on the hosts. Returns the names of hosts that did not answer."""
-        lost = [line.name for line in self.lines.values() if not line.close()]
-        for line in self._dropped:
-            line.close()
+        lost = [connection.name for connection in self.connections.values() if not connection.close()]
+        for connection in self._dropped:
+            connection.close()
         self._dropped.clear()
         return lost

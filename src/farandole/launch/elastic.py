@@ -80,7 +80,7 @@ class ElasticRanks:
         """The process id of a worker."""
         return self._where.get(worker, ("?", 0))[1]
 
-    def words(self) -> str:
+    def status_text(self) -> str:
         """The state of the job, in a few words."""
         return f"{len(self._driver.state.members)} ranks run, generation {self._driver.state.last}"
 
@@ -96,10 +96,10 @@ class ElasticRanks:
         """Whether the job has not ended."""
         return bool(self._running) if self._outcome.stopped else True
 
-    def line(self, worker: int) -> AgentConnection | None:
+    def connection(self, worker: int) -> AgentConnection | None:
         """The connection to the agent of a worker; None when the host is lost."""
         host = self._hosts.hosts.get(self.host_of(worker)) if self._hosts is not None else None
-        return host.line if host is not None else None
+        return host.connection if host is not None else None
 
     def start(self) -> None:
         """Returns when a host is ready. StartError when there is none."""
@@ -176,36 +176,36 @@ class ElasticRanks:
 
     # The messages of the agents.
 
-    def heard(self, line: AgentConnection, report: Any) -> None:
+    def heard(self, connection: AgentConnection, report: Any) -> None:
         """Handles a report of an agent."""
         hosts = self._hosts
         assert hosts is not None
-        host = hosts.of(line)
+        host = hosts.of(connection)
         if host is not None:
             hosts.heard_from(host)
         if isinstance(report, agent_messages.Prepared):
             if host is not None:
-                hosts.prepared(host, line, report)
+                hosts.prepared(host, connection, report)
         elif isinstance(report, agent_messages.RankSilent):
-            quiet = self._driver.quiet(report.rank, report.silent_ms / 1000, report.state, time.monotonic())
-            self._deliver(quiet)
+            seconds, now = report.silent_ms / 1000, time.monotonic()
+            self._deliver(self._driver.silence_reported(report.rank, seconds, report.state, now))
         elif isinstance(report, agent_messages.Running):
-            self._where[report.rank] = (line.name, report.pid)
+            self._where[report.rank] = (connection.name, report.pid)
             self._on_running(report.rank)
         elif isinstance(report, agent_messages.NotStarted):
-            self._not_started(line, report)
+            self._not_started(connection, report)
         elif isinstance(report, agent_messages.Ended):
             self._ended(report)
         elif isinstance(report, agent_messages.AgentSignaled):
-            self._drain(line, report.number)
+            self._drain(connection, report.number)
 
-    def lost(self, line: AgentConnection, reason: str) -> None:
+    def lost(self, connection: AgentConnection, reason: str) -> None:
         """The connection to an agent has ended."""
         assert self._hosts is not None
-        self._hosts.lost(line, reason)
+        self._hosts.lost(connection, reason)
 
-    def _not_started(self, line: AgentConnection, report: agent_messages.NotStarted) -> None:
-        text = cannot_run(line.name if line.host else "", report)
+    def _not_started(self, connection: AgentConnection, report: agent_messages.NotStarted) -> None:
+        text = cannot_run(connection.name if connection.host else "", report)
         self._running.discard(report.rank)
         if not self._driver.state.runs and self._hosts is not None and len(self._hosts.hosts) == 1:
             self._outcome.fail(127, text)
@@ -236,13 +236,15 @@ class ElasticRanks:
         blames = ending.blames if ending.blames is None else self._driver.state.roster.get(ending.blames, -1)
         return dataclasses.replace(ending, rank=report.rank, blames=blames)
 
-    def _drain(self, line: AgentConnection, number: int) -> None:
+    def _drain(self, connection: AgentConnection, number: int) -> None:
         """An agent got a signal: a scheduler, for example, wants its host back. Its ranks save and leave."""
-        if self._outcome.stopped or line.name not in self._driver.state.hosts:
+        if self._outcome.stopped or connection.name not in self._driver.state.hosts:
             return
         seconds = self._options.limits.drain_timeout
-        self._say(f"the agent on {line.name} got {signal.Signals(number).name}: its ranks have {seconds:g} s to leave")
-        self._deliver(self._driver.drain(line.name, seconds, time.monotonic()))
+        self._say(
+            f"the agent on {connection.name} got {signal.Signals(number).name}: its ranks have {seconds:g} s to leave"
+        )
+        self._deliver(self._driver.drain(connection.name, seconds, time.monotonic()))
 
     def _deliver(self, sends: Sends) -> None:
         assert self._elastic is not None
@@ -257,9 +259,9 @@ class ElasticRanks:
 
     def kill_worker(self, worker: int) -> None:
         """Kills the process group of a worker, if it still runs."""
-        line = self.line(worker)
-        if line is not None:
-            line.send(agent_messages.Signal(worker, signal.SIGKILL, 1))
+        connection = self.connection(worker)
+        if connection is not None:
+            connection.send(agent_messages.Signal(worker, signal.SIGKILL, 1))
 
     def say(self, text: str) -> None:
         """Tells the user."""
@@ -270,17 +272,19 @@ class ElasticRanks:
         self._outcome.finish(over.failed, over.text)
 
     def _launch(self, host: AgentHost, start: Start) -> None:
-        line = host.line
-        if line is None or not host.ready:
+        connection = host.connection
+        if connection is None or not host.ready:
             host.waiting.append(start)
             return
-        assert line.prepared is not None
+        assert connection.prepared is not None
         if start.worker not in self._driver.state.workers:
             return  # the driver has given up this worker before it started
-        threads, _ = self._plan.thread_variables(line.prepared.cores, self._driver.state.hosts[start.host].slot_count)
-        address = line.prepared.addresses[0] if line.prepared.addresses else "127.0.0.1"
+        threads, _ = self._plan.thread_variables(
+            connection.prepared.cores, self._driver.state.hosts[start.host].slot_count
+        )
+        address = connection.prepared.addresses[0] if connection.prepared.addresses else "127.0.0.1"
         place = Place(*start.place, start.host)
-        variables = {**environment.of_worker(start.worker, place, (address, line.prepared.port)), **threads}
+        variables = {**environment.of_worker(start.worker, place, (address, connection.prepared.port)), **threads}
         self._where[start.worker] = (start.host, 0)
         self._running.add(start.worker)
-        line.send(self._plan.launch_message(start.worker, start.host, line.prepared, variables))
+        connection.send(self._plan.launch_message(start.worker, start.host, connection.prepared, variables))

@@ -29,11 +29,11 @@ class ElasticRun:
         self._early: list[int] = []
 
     def run(
-        self, plan: Plan, terms: ElasticOptions, sink: Sink, say: Callable[[str], None] = lambda line: None
+        self, plan: Plan, elastic_options: ElasticOptions, sink: Sink, say: Callable[[str], None] = lambda line: None
     ) -> list[object]:
         """The results of the function, by rank; if there are more than `min_np`, the first `min_np` of them."""
         try:
-            job = Job(plan, sink, say, elastic=terms, on_call=self._heard, on_running=self._running)
+            job = Job(plan, sink, say, elastic=elastic_options, on_call=self._heard, on_running=self._running)
         except StartError as error:
             raise RuntimeError(str(error)) from None
         with job:
@@ -44,7 +44,7 @@ class ElasticRun:
             if code or not self._results:
                 self._raise(job, code)
         in_order = [data for _, data in sorted(self._results.values(), key=lambda one: one[0])]
-        return [calls.unpack(data) for data in in_order[: terms.limits.min_np]]
+        return [calls.unpack(data) for data in in_order[: elastic_options.limits.min_np]]
 
     def _running(self, worker: int) -> None:
         if self._job is None:

@@ -62,7 +62,7 @@ class FixedRanks:
         """The process id of a rank."""
         return self.pids[rank]
 
-    def words(self) -> str:
+    def status_text(self) -> str:
         """The state of the job, in a few words."""
         return f"{self.codes.count(None)} of {len(self.codes)} ranks run"
 
@@ -78,9 +78,9 @@ class FixedRanks:
         """Whether the job has not ended."""
         return None in self.codes
 
-    def line(self, rank: int) -> AgentConnection | None:
+    def connection(self, rank: int) -> AgentConnection | None:
         """The connection to the agent of a rank."""
-        return self._agents.lines[self._plan.hosts[rank]]
+        return self._agents.connections[self._plan.hosts[rank]]
 
     def stop(self) -> None:
         """Nothing: nothing is decided here."""
@@ -94,20 +94,20 @@ class FixedRanks:
 
     def start(self) -> None:
         """Returns when all ranks have started. StartError when one cannot."""
-        plan, lines = self._plan, self._agents.lines
+        plan, connections = self._plan, self._agents.connections
         deadline = time.monotonic() + plan.start_timeout
         for host in dict.fromkeys(plan.hosts):
-            line = self._agents.connect(host, host)
+            connection = self._agents.connect(host, host)
             self._waiting_for.add(host)
-            line.open(deadline, lambda host=host: self._waiting_for.discard(host), self._trouble_with)  # type: ignore[misc]
+            connection.open(deadline, lambda host=host: self._waiting_for.discard(host), self._trouble_with)  # type: ignore[misc]
         self._await(deadline)
         self._hub = Hub(self._agents.secret, len(self.codes), self._hub_addresses(), package_version())
         self._hub.start()
         addresses = self._hub.addresses
-        for line in lines.values():
-            reach = addresses[:1] if not line.host and len(lines) == 1 else addresses
-            self._waiting_for.add(line)
-            line.send(agent_messages.Prepare(tuple(reach), plan.interfaces))
+        for connection in connections.values():
+            reach = addresses[:1] if not connection.host and len(connections) == 1 else addresses
+            self._waiting_for.add(connection)
+            connection.send(agent_messages.Prepare(tuple(reach), plan.interfaces))
         self._await(deadline)
         self._launch_all()
         self._waiting_for.update(range(len(self.codes)))
@@ -127,7 +127,7 @@ class FixedRanks:
 
     def _hub_addresses(self) -> list[str]:
         if not any(self._plan.hosts):
-            return [f"unix:{self._agents.lines[''].directory}/hub"]
+            return [f"unix:{self._agents.connections[''].directory}/hub"]
         try:
             addresses = [f"tcp:{address}" for address in interfaces.candidates(self._plan.interfaces)]
         except ValueError as error:
@@ -137,41 +137,41 @@ class FixedRanks:
         return addresses
 
     def _launch_all(self) -> None:
-        plan, lines = self._plan, self._agents.lines
-        first = lines[plan.hosts[0]].prepared
+        plan, connections = self._plan, self._agents.connections
+        first = connections[plan.hosts[0]].prepared
         assert first is not None
         master = (self._address_of(plan.hosts[0]), first.port)
         notes: set[str] = set()
-        for line in lines.values():
-            for message in plan.command_messages(bool(line.host)):
-                line.send(message)
+        for connection in connections.values():
+            for message in plan.command_messages(bool(connection.host)):
+                connection.send(message)
         for place, host in zip(plan.places, plan.hosts, strict=True):
-            line = lines[host]
-            assert line.prepared is not None
-            threads, note = plan.thread_variables(line.prepared.cores, plan.hosts.count(host))
+            connection = connections[host]
+            assert connection.prepared is not None
+            threads, note = plan.thread_variables(connection.prepared.cores, plan.hosts.count(host))
             variables = {**environment.of_place(place, master), **threads}
-            line.send(plan.launch_message(place.rank, host, line.prepared, variables))
+            connection.send(plan.launch_message(place.rank, host, connection.prepared, variables))
             notes.add(note)
         for text in sorted(filter(None, notes)):
             self._say(text)
 
     def _address_of(self, host: str) -> str:
         """The address at which the other ranks can reach a server in rank 0."""
-        lines = self._agents.lines
-        if len(lines) == 1:
+        connections = self._agents.connections
+        if len(connections) == 1:
             return "127.0.0.1"
         if host:  # the address from which that host reached the launcher
-            prepared = lines[host].prepared
+            prepared = connections[host].prepared
             assert prepared is not None
             return prepared.addresses[0]
         # The address at which another host reached the launcher.
-        other = next(line for name, line in lines.items() if name).prepared
+        other = next(connection for name, connection in connections.items() if name).prepared
         place = sockets.split(other.address if other is not None else "")
         return place if isinstance(place, str) else place[0]
 
     # The messages of the agents. All of this runs on the loop's thread.
 
-    def heard(self, line: AgentConnection, report: Any) -> None:
+    def heard(self, connection: AgentConnection, report: Any) -> None:
         """Handles a report of an agent."""
         if isinstance(report, agent_messages.Ended):
             self._ended(report)
@@ -179,15 +179,15 @@ class FixedRanks:
             self.pids[report.rank] = report.pid
             self._waiting_for.discard(report.rank)
         elif isinstance(report, agent_messages.NotStarted):
-            self._trouble_with(NotStarted(line.name if line.host else "", report))
+            self._trouble_with(NotStarted(connection.name if connection.host else "", report))
         elif isinstance(report, agent_messages.AgentSignaled):
             name = signal.Signals(report.number).name
-            self._outcome.fail(128 + report.number, f"the agent on {line.name} got {name}")
+            self._outcome.fail(128 + report.number, f"the agent on {connection.name} got {name}")
         elif isinstance(report, agent_messages.Prepared):
-            line.prepared = report
-            self._waiting_for.discard(line)
+            connection.prepared = report
+            self._waiting_for.discard(connection)
             if not report.address:
-                self._trouble_with(StartError(f"{line.name} cannot reach the launcher: {report.reason}"))
+                self._trouble_with(StartError(f"{connection.name} cannot reach the launcher: {report.reason}"))
 
     def _ended(self, report: agent_messages.Ended) -> None:
         if self.codes[report.rank] is not None:
@@ -200,18 +200,18 @@ class FixedRanks:
         if not ending.failed:
             self._on_ended(report.rank, report.code)
 
-    def lost(self, line: AgentConnection, reason: str) -> None:
+    def lost(self, connection: AgentConnection, reason: str) -> None:
         """The connection to an agent has ended. Its guard has killed everything that ran on that host."""
-        ranks = [rank for rank in self.running() if self._plan.hosts[rank] == line.host]
+        ranks = [rank for rank in self.running() if self._plan.hosts[rank] == connection.host]
         for rank in ranks:
             self.codes[rank] = 128 + signal.SIGKILL
             if self._hub is not None:
-                self._hub.absent(rank, f"was lost with the agent on {line.name}")
+                self._hub.absent(rank, f"was lost with the agent on {connection.name}")
         if not self._started:
-            self._trouble_with(StartError(f"the agent on {line.name} was lost while the job started: {reason}"))
+            self._trouble_with(StartError(f"the agent on {connection.name} was lost while the job started: {reason}"))
         elif ranks:
-            text = f"the agent on {line.name} was lost, and its ranks {_list(ranks)} with it: {reason}"
-            self._outcome.agent_lost(text + line.last_words())
+            text = f"the agent on {connection.name} was lost, and its ranks {_list(ranks)} with it: {reason}"
+            self._outcome.agent_lost(text + connection.last_words())
 
 
 def _list(ranks: Sequence[int]) -> str:

@@ -37,14 +37,14 @@ class Ranks(Protocol):
     def rank_of(self, rank: int) -> int: ...
     def host_of(self, rank: int) -> str: ...
     def pid_of(self, rank: int) -> int: ...
-    def words(self) -> str: ...
+    def status_text(self) -> str: ...
     def running(self) -> Sequence[int]: ...
     def runs(self, rank: int) -> bool: ...
     def going_on(self) -> bool: ...
-    def line(self, rank: int) -> AgentConnection | None: ...
+    def connection(self, rank: int) -> AgentConnection | None: ...
     def start(self) -> None: ...
-    def heard(self, line: AgentConnection, report: Any) -> None: ...
-    def lost(self, line: AgentConnection, reason: str) -> None: ...
+    def heard(self, connection: AgentConnection, report: Any) -> None: ...
+    def lost(self, connection: AgentConnection, reason: str) -> None: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
 
@@ -128,7 +128,7 @@ class Job:
     @property
     def directory(self) -> str:
         """The private directory of the job on this host; "" when no rank runs here."""
-        here = self._agents.lines.get("")
+        here = self._agents.connections.get("")
         return here.directory if here is not None else ""
 
     @property
@@ -153,9 +153,9 @@ class Job:
         """The process id of a rank."""
         return self._ranks.pid_of(rank)
 
-    def words(self) -> str:
+    def status_text(self) -> str:
         """The state of the job, in a few words."""
-        return self._ranks.words()
+        return self._ranks.status_text()
 
     def wait(self, timeout: float | None = None) -> int:
         """Waits until all ranks have ended. Returns the exit code of the root cause, or 0. TimeoutError if late."""
@@ -167,9 +167,9 @@ class Job:
         """Sends a signal to one rank."""
 
         def act() -> None:
-            line = self._ranks.line(rank)
-            if line is not None:
-                line.send(agent_messages.Signal(rank, number, 0))
+            connection = self._ranks.connection(rank)
+            if connection is not None:
+                connection.send(agent_messages.Signal(rank, number, 0))
 
         self._loop.call(act)
 
@@ -191,9 +191,9 @@ class Job:
         """Sends pieces of a call to one rank, as fast as the rank reads them."""
 
         def act() -> None:
-            line = self._ranks.line(rank) if self._ranks.runs(rank) else None
-            if line is not None:
-                self._pumps.setdefault(rank, Pump(line)).add(pieces)
+            connection = self._ranks.connection(rank) if self._ranks.runs(rank) else None
+            if connection is not None:
+                self._pumps.setdefault(rank, Pump(connection)).add(pieces)
 
         self._loop.call(act)
 
@@ -231,10 +231,10 @@ class Job:
 
     # On the loop's thread.
 
-    def _heard(self, line: AgentConnection, report: Any) -> None:
-        self._ranks.heard(line, report)
+    def _heard(self, connection: AgentConnection, report: Any) -> None:
+        self._ranks.heard(connection, report)
         if isinstance(report, agent_messages.Output):
-            self._output.add(line, report)
+            self._output.add(connection, report)
         elif isinstance(report, agent_messages.Call):
             self._on_call(report)
         elif isinstance(report, agent_messages.CallCredit):
@@ -243,8 +243,8 @@ class Job:
         elif isinstance(report, agent_messages.Ended):
             self._pumps.pop(report.rank, None)
 
-    def _agent_lost(self, line: AgentConnection, reason: str) -> None:
-        self._ranks.lost(line, reason)
+    def _agent_lost(self, connection: AgentConnection, reason: str) -> None:
+        self._ranks.lost(connection, reason)
 
     def _run(self) -> None:
         try:

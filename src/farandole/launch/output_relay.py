@@ -31,7 +31,7 @@ class OutputRelay:
         self._unwritten = 0  # the number of messages with output that are not written yet
         self._acknowledge: dict[AgentConnection, int] = {}  # written bytes of each agent, which it was not told yet
 
-    def add(self, line: AgentConnection, report: agent_messages.Output) -> None:
+    def add(self, connection: AgentConnection, report: agent_messages.Output) -> None:
         """Writes what a rank has printed, after what was added before."""
 
         def write() -> None:
@@ -40,7 +40,7 @@ class OutputRelay:
                 self._sink.feed(report.rank, report.stream, report.data)
             except Exception as caught:
                 error = caught
-            self._loop.call(lambda: self._written(line, report, error))
+            self._loop.call(lambda: self._written(connection, report, error))
 
         self._unwritten += 1
         self._writer.add(write)
@@ -70,13 +70,13 @@ class OutputRelay:
         """Ends the thread that writes."""
         self._writer.close(0.0 if self.stuck else OUTPUT_SECONDS)
 
-    def _written(self, line: AgentConnection, report: agent_messages.Output, error: Exception | None) -> None:
+    def _written(self, connection: AgentConnection, report: agent_messages.Output, error: Exception | None) -> None:
         self._unwritten -= 1
-        count = self._acknowledge.pop(line, 0) + len(report.data)
+        count = self._acknowledge.pop(connection, 0) + len(report.data)
         if count >= ACKNOWLEDGE_BYTES:
-            line.send(agent_messages.OutputCredit(count))
+            connection.send(agent_messages.OutputCredit(count))
         else:
-            self._acknowledge[line] = count
+            self._acknowledge[connection] = count
         if isinstance(error, BrokenPipeError):  # nobody reads our output any more: end like a program in a pipeline
             self._failed(128 + signal.SIGPIPE, "")
         elif error is not None:

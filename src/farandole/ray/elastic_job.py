@@ -157,7 +157,7 @@ class ActorJob:
             self._elastic.call(lambda now, w=worker, c=code, a=answer: self._ended(w, c, a, now))  # type: ignore[misc]
 
     def _quiet(self, worker: int, seconds: float, state: str) -> None:
-        self._elastic.call(lambda now: self.driver.quiet(worker, seconds, state, now))
+        self._elastic.call(lambda now: self.driver.silence_reported(worker, seconds, state, now))
 
     # On the loop's thread.
 

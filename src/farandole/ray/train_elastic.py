@@ -141,7 +141,7 @@ class ElasticBackend(Backend):
     def _quiet(self, worker: int, seconds: float, state: str) -> None:
         elastic = self._elastic
         if elastic is not None:
-            elastic.call(lambda now: elastic.driver.quiet(worker, seconds, state, now))
+            elastic.call(lambda now: elastic.driver.silence_reported(worker, seconds, state, now))
 
     def _close(self) -> None:
         heartbeats, self._heartbeats = self._heartbeats, None

@@ -53,9 +53,9 @@ def start(words: RankOutput) -> Job:
     environ = {**environment(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     options = option.parse([*bounds, sys.executable, "-c", code], environ)
     run.check(options)
-    terms = run.make_terms(options)
-    assert terms is not None
-    return Job(run.make_plan(options, environ), words, elastic=terms)
+    elastic_options = run.make_elastic_options(options)
+    assert elastic_options is not None
+    return Job(run.make_plan(options, environ), words, elastic=elastic_options)
 
 
 class Demo:

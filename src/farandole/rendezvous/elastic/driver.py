@@ -131,7 +131,7 @@ class ElasticDriver:
                 worker.must_save = worker.generation > 0
         return self._go_on()
 
-    def quiet(self, number: int, seconds: float, state: str, now: float) -> Sends:
+    def silence_reported(self, number: int, seconds: float, state: str, now: float) -> Sends:
         """An agent says how long a worker has been silent (0: it is not), and the kernel's letter for its process."""
         known = self.state
         known.now = now
@@ -145,12 +145,12 @@ class ElasticDriver:
             known.say(f"{known.name(worker)} {text}")
         members = [one.number for one in known.members]
         most = policy.most_fell_silent(len(self._suspects.intersection(members)), len(members))
-        if seconds < known.times.evict or (seconds < known.times.stubborn and (most or state == "D")):
+        if seconds < known.times.evict or (seconds < known.times.give_up and (most or state == "D")):
             return []
         self._suspects.discard(number)
-        return self.silent(number, text, now)
+        return self.evict_silent(number, text, now)
 
-    def silent(self, number: int, text: str, now: float) -> Sends:
+    def evict_silent(self, number: int, text: str, now: float) -> Sends:
         """A worker was silent for the time of eviction."""
         state = self.state
         state.now = now

@@ -20,7 +20,7 @@ class Status(Enum):
     READY = "ready"  # it has said Hello and waits
     MEMBER = "member"  # of the generation that runs, or is being made
     RETURNING = "returning"  # it has left a generation and is about to say Hello
-    OUT = "out"  # evicted, or its connection ended: alive perhaps, waited for by nobody
+    OUT = "out"  # evicted, or its connection ended: it may still run, but no rank waits for it
     LEFT = "left"  # it has left for good and will end
     ENDED = "ended"  # its process has ended
 
@@ -39,11 +39,11 @@ class Worker:
     rank: int = -1  # in the generation it was in last
     generation: int = 0  # the last one that ran with it; 0: none
     changed: float = 0.0  # when its status last changed
-    leaving: float | None = None  # its slot is being taken away; by then it has to be gone
+    leaving: float | None = None  # its slot is being taken away; it must have left by this time
     must_save: bool = False  # it was asked to save before it leaves, and has not saved yet
-    barred: float = 0.0  # until then it is taken into no generation
+    barred: float = 0.0  # until then it cannot be a member
     complaints: int = 0
-    dismissed: bool = False  # told to go, so that its end is no failure
+    dismissed: bool = False  # told to leave, so its end is no failure
     first_rank: int = -1  # the rank in its variables when it started; no other worker gets it while this one lives
     local: int = -1  # its number on its host, for as long as it lives
 
@@ -73,7 +73,7 @@ class Host:
     slot_count: int
     listed: bool = True
     up: bool = True  # its agent can be reached
-    drained: bool = False  # it asked to be left alone
+    drained: bool = False  # its agent got a signal: a scheduler, for example, wants the host back
     slots: list[Slot] = field(default_factory=list)
     not_before: float = 0.0
 
@@ -83,7 +83,7 @@ class Host:
         return self.listed and self.up and not self.drained
 
 
-# What the launcher shall do.
+# What the launcher must do.
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Say:
-    """Tell people."""
+    """Tell the user."""
 
     text: str
 

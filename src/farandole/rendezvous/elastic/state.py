@@ -91,21 +91,21 @@ class JobState:
         ]
 
     def holds(self, worker: Worker) -> bool:
-        """Whether it has the state of the last generation, as far as can be known.
+        """Whether it has the training state of the last generation, as far as the launcher can know.
 
-        A newcomer whose source died before it had given it the state was in that generation, and has none.
+        A new worker whose source died before the state was sent was in that generation, but does not have it.
         """
         behind = worker.status is Status.READY and worker.hello is not None and worker.hello.commit < self.commit
         return 0 < worker.generation == self.last and not behind
 
     def stays(self, worker: Worker) -> bool:
-        """Whether it is taken into one more generation, though its slot goes: it has to save, or others need it."""
+        """Whether it may be a member once more, although it loses its slot: it must save, or others need it."""
         return (worker.must_save and worker.leaving is not None and self.now < worker.leaving) or self.needed(worker)
 
     def needed(self, worker: Worker) -> bool:
-        """Whether it has to stay, though its slot goes, until somebody else has the state."""
+        """Whether it must stay, although it loses its slot, until another worker has the training state."""
         if not any(map(self.usable, self.hosts.values())):
-            return False  # there is nobody to give it to
+            return False  # no other worker can take the state
         stay = (Status.MEMBER, Status.READY, Status.RETURNING)
         others = (one for one in self.workers.values() if one.status in stay and one.leaving is None)
         return self.holds(worker) and not any(map(self.holds, others))

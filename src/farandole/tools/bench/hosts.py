@@ -163,7 +163,7 @@ def measure(plan: Plan, pools_by_size: RankPools, folder: Path) -> Iterator[Row]
 def shape(plan: Plan, pools_by_size: RankPools, hosts: Hosts, per_host: int) -> Iterator[Row]:
     """One shape; all pools stand ready, one works at a time."""
     interface = "torch" if processes.has_torch() else "numpy"
-    order = {"kind": "reused", "dtype": "float32", "count": 1}
+    command = {"kind": "reused", "dtype": "float32", "count": 1}
     allreduce = {"operation": "allreduce", "interface": interface, "bytes": plan.host_bytes}
     carried = plan.host_bytes * 2 * (hosts.count - 1) // hosts.count
     with contextlib.ExitStack() as open_pools:
@@ -180,6 +180,6 @@ def shape(plan: Plan, pools_by_size: RankPools, hosts: Hosts, per_host: int) -> 
                 continue  # the same as both ways
             plain = {"operation": operation, "interface": "numpy", "bytes": carried}
             runners.append(Contender(name, streams, plain))
-        values, checked = race(pools_by_size, runners, plan.repeats, order)
+        values, checked = race(pools_by_size, runners, plan.repeats, command)
     more = {"bytes": plan.host_bytes, "hosts": hosts.count, "rate": RATE, "checked": checked}
     yield row("hosts", "allreduce", hosts.count * per_host, "s", values, **more)

@@ -67,13 +67,13 @@ def idle(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
     names = {"farandole": "farandole", "gloo": "Gloo", "peer": "other Horovod"}
     cpu: dict[str, Samples] = {}
     switches: dict[str, Samples] = {}
-    order = {"operation": "allreduce", "bytes": 1 << 16, "kind": "reused", "dtype": "float32", "count": 3}
+    command = {"operation": "allreduce", "bytes": 1 << 16, "kind": "reused", "dtype": "float32", "count": 3}
     interface = "torch" if processes.has_torch() else "numpy"
     with pools_by_size.pools(plan.ranks[0], list(names)) as pools:
         for _ in range(plan.repeats):
             for name, pool in pools.items():
                 what = f"{names[name]}: idle"
-                before = pools_by_size.attempt(pool, what, "collective", **order, interface=interface)
+                before = pools_by_size.attempt(pool, what, "collective", **command, interface=interface)
                 answers = before and pools_by_size.attempt(pool, what, "idle", seconds=plan.idle_seconds)
                 if not answers:
                     continue

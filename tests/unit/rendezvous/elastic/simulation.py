@@ -411,7 +411,7 @@ class Simulation:
 
         def evict() -> None:
             if process.alive and process.stopped and process.host not in self.apart and self.now - began >= 4.99:
-                self.deliver(self.driver.silent(process.worker, "is silent", self.now))
+                self.deliver(self.driver.evict_silent(process.worker, "is silent", self.now))
 
         def go_on() -> None:
             process.stopped = False

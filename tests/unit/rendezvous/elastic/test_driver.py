@@ -168,7 +168,7 @@ def test_row_5_the_evicted_is_fenced_and_comes_back_or_leaves() -> None:
     game.begin(0, 1, 2)
     game.started()
     game.acts.clear()
-    sends = game.take(game.driver.silent(1, "is silent for 5 s", game.now))
+    sends = game.take(game.driver.evict_silent(1, "is silent for 5 s", game.now))
     assert [worker for worker, message in sends if isinstance(message, Lost)] == [0, 2]
     assert Drop(10) in game.acts and any(isinstance(act, Say) and "rank 1" in act.text for act in game.acts)
     assert game.say(1, Linked(1)) == [] and game.say(1, LinkBroken(1, 0, "")) == []  # late words of the fenced one
@@ -177,7 +177,7 @@ def test_row_5_the_evicted_is_fenced_and_comes_back_or_leaves() -> None:
     game.link(game.hello(2, 1))
     assert game.started() == []
     assert any(isinstance(message, MembershipUpdate) for _, message in game.hello(1, 1))  # it woke up in time
-    game.take(game.driver.silent(1, "again", game.now))
+    game.take(game.driver.evict_silent(1, "again", game.now))
     game.pass_time(11)
     [new] = game.started()
     assert new == 3
@@ -189,7 +189,7 @@ def test_row_5_the_evicted_is_fenced_and_comes_back_or_leaves() -> None:
 def test_rows_5_and_37_who_is_evicted_for_silence_and_who_not() -> None:
     game = Game()
     game.begin(0, 1, 2)
-    quiet = game.driver.quiet
+    quiet = game.driver.silence_reported
     assert game.take(quiet(1, 2.0, "T", game.now)) == []
     assert any(isinstance(act, Say) and "2.0 s (its process is stopped)" in act.text for act in game.acts)
     assert game.take(quiet(1, 0, "", game.now)) == []  # it is back
@@ -198,7 +198,7 @@ def test_rows_5_and_37_who_is_evicted_for_silence_and_who_not() -> None:
     assert [type(m) for _, m in game.take(quiet(1, 30.0, "D", game.now))] == [Lost, Lost]
     game = Game()
     game.begin(0, 1, 2)
-    quiet = game.driver.quiet
+    quiet = game.driver.silence_reported
     for worker in (0, 1):
         game.take(quiet(worker, 2.0, "T", game.now))
     for worker in (0, 1):
@@ -302,7 +302,7 @@ def test_a_rank_that_was_evicted_and_ends_well_is_no_success_but_one_that_just_e
     game = Game()
     game.begin(0, 1, 2)
     game.started()
-    game.take(game.driver.silent(1, "stopped", game.now))
+    game.take(game.driver.evict_silent(1, "stopped", game.now))
     game.pass_time(3.0)
     game.ended(1, 0)
     assert not game.driver.state.finishing
