@@ -1,4 +1,4 @@
-"""The parts about a job's life: how long it takes to start, to join and leave; what it costs while it does nothing.
+"""The parts about a job's life: how long it takes to start, to join and leave; what it costs while it is idle.
 Starts whole jobs through processes.py, and asks pools; returns rows."""
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def life(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
             for name, pool in pools.items():
                 count = -(-plan.lives // plan.repeats) if turn else 1
                 answers = pools_by_size.attempt(pool, f"{names[name]}: init and shutdown", "life", count=count)
-                if turn > 0 and answers is not None:  # a repeat is one life: every one of them is kept
+                if turn > 0 and answers is not None:  # a repeat is one init and shutdown; all of them are kept
                     each = zip(*(answer["times"] for answer in answers), strict=True)
                     values.setdefault(names[name], []).extend(max(times) for times in each)
     yield row("life", "init and shutdown", plan.ranks[0], "s", values)

@@ -31,7 +31,7 @@ def slowest(answers: list[dict[str, Any]]) -> float:
 
 
 def contenders(pools: dict[str, RankPool], operation: str, dtype: str) -> list[Contender]:
-    """Ours through torch and NumPy, the peers, the limits."""
+    """Our library through torch and NumPy, other libraries, and the limits of the machine."""
     found = []
     for name, pool in pools.items():
         if name == "limits":
@@ -49,11 +49,11 @@ def contenders(pools: dict[str, RankPool], operation: str, dtype: str) -> list[C
 def race(
     pools_by_size: RankPools, runners: list[Contender], repeats: int, command: dict[str, Any]
 ) -> tuple[dict[str, Samples], int]:
-    """Every repeat asks each in turn, so that a busy moment hits all of them; the medians of the repeats, and how many
-    of our results were compared with what they must be."""
+    """Every repeat runs each library in turn, so that other load affects all of them. Returns the medians of the
+    repeats, and how many of our results were checked."""
     values: dict[str, Samples] = {}
     checked = 0
-    for repeat in range(repeats + 1):  # the first one warms up: pages, plans, connections
+    for repeat in range(repeats + 1):  # the first repeat only warms up: pages, plans, connections
         for runner in runners:
             if repeat > 0 and runner.name not in values:
                 continue

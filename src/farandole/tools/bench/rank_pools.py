@@ -1,4 +1,4 @@
-"""Rank pools: a library with its ranks, which wait for commands. One of several pools works at a time, so the repeats of
+"""Rank pools: a library with its ranks, which wait for commands. One of several pools works at a time, so repeats of
 different libraries alternate. Touches named pipes in a temporary folder, and processes."""
 
 from __future__ import annotations
