@@ -1,6 +1,6 @@
 # Detectors for MPI's launchers: Open MPI, MVAPICH2, MPICH and Intel MPI (Hydra), Cray PALS, IBM jsrun.
 # Pure: the environment and the ancestors of this process are arguments.
-"""Places come from variables; keys from variables too, but for Hydra, whose proxy is the only sign of its job."""
+"""Places and keys come from variables. Only Hydra has no variable for the key: its proxy identifies the job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def open_mpi(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank |
     if (numbers := place(title, environ, "OMPI_COMM_WORLD")) is None:
         return None
     rank, size, local_rank, local_size = numbers
-    # The namespace is a short hash in Open MPI 4: the other two are there so that no second job has the same key.
+    # The namespace is a short hash in Open MPI 4: the other two are there so that no other job has the same key.
     needed = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "JSM_NAMESPACE_ID")
     more = ("OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_precondition_transports", "LSB_JOBID")
     found = key(title, environ, (*needed, *more), needed) if size > 1 else title
@@ -48,7 +48,7 @@ def mvapich2(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank |
 
 
 def hydra(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
-    """MPICH and Intel MPI. PMI_RANK alone is no sign: SLURM and Flux set it too."""
+    """MPICH and Intel MPI. PMI_RANK alone is not enough: SLURM and Flux set it too."""
     if value(environ, "MPI_LOCALRANKID", "MPI_LOCALNRANKS") is None:
         return None
     intel = any(name.startswith("I_MPI_") for name in environ)
@@ -84,7 +84,7 @@ def jsrun(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | No
 
 
 def _hydra_key(title: str, environ: Environ, ancestors: Ancestors, one_host: bool) -> str:
-    """Hydra exports no name of the job. On one host its proxy is one process; over hosts all proxies call one port."""
+    """Hydra exports no name of the job. On one host the ranks have one proxy; over hosts all proxies use one port."""
     proxy = next((process for process in ancestors() if process.name == HYDRA_PROXY), None)
     if proxy is not None and one_host:
         return f"hydra proxy {proxy.pid} started {proxy.started}"
