@@ -11,10 +11,9 @@ from sklearn.datasets import load_digits
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--batch", type=int, default=50, help="images per process and step")
-parser.add_argument("--rate", type=float, default=0.05)
 parser.add_argument("--save", metavar="FILE", help="where the trained parameters go")
 options = parser.parse_args()
+batch = 50  # images per process and step
 
 first = True  # the process that prints and saves
 
@@ -35,7 +34,7 @@ class Network(nnx.Module):
 
 
 model = Network(nnx.Rngs(1))
-rule = optax.sgd(options.rate, momentum=0.9)
+rule = optax.sgd(0.05, momentum=0.9)
 optimizer = nnx.Optimizer(model, rule, wrt=nnx.Param)
 
 
@@ -51,8 +50,8 @@ def step(model, optimizer, image, label):
 draw = np.random.default_rng(1)
 for _ in range(options.epochs):
     order = draw.permutation(len(x))
-    for start in range(0, len(x) - options.batch + 1, options.batch):
-        chosen = order[start : start + options.batch]
+    for start in range(0, len(x) - batch + 1, batch):
+        chosen = order[start : start + batch]
         step(model, optimizer, x[chosen], y[chosen])
 
 right = (model(images[1500:]).argmax(1) == labels[1500:]).mean()

@@ -12,8 +12,6 @@ from sklearn.datasets import load_digits
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--batch", type=int, default=50, help="images per process and step")
-parser.add_argument("--rate", type=float, default=0.05)
 parser.add_argument("--save", metavar="FILE", help="where the trained parameters go")
 options = parser.parse_args()
 
@@ -32,7 +30,7 @@ def layer(key, inputs, outputs):
 keys = jax.random.split(jax.random.key(1))
 params = [layer(keys[0], 64, 128), layer(keys[1], 128, 10)]
 params = hvd.broadcast_parameters(params, root_rank=0)
-optimizer = hvd.DistributedOptimizer(optax.sgd(options.rate * hvd.size(), momentum=0.9))
+optimizer = hvd.DistributedOptimizer(optax.sgd(0.05 * hvd.size(), momentum=0.9))
 state = optimizer.init(params)
 
 
@@ -52,10 +50,11 @@ def step(params, state, image, label):
 
 
 draw = np.random.default_rng(1)
+batch = 50  # images per process and step
 for _ in range(options.epochs):
     order = draw.permutation(len(x))
-    for start in range(0, len(x) - options.batch + 1, options.batch):
-        chosen = order[start : start + options.batch]
+    for start in range(0, len(x) - batch + 1, batch):
+        chosen = order[start : start + batch]
         params, state = step(params, state, x[chosen], y[chosen])
 
 right = (scores(params, images[1500:]).argmax(1) == labels[1500:]).mean()

@@ -9,8 +9,6 @@ from sklearn.datasets import load_digits
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--batch", type=int, default=50, help="images per process and step")
-parser.add_argument("--rate", type=float, default=0.05)
 parser.add_argument("--save", metavar="FILE", help="where the trained model goes")
 options = parser.parse_args()
 
@@ -33,11 +31,11 @@ model = keras.Sequential(
         layers.Dense(10, activation="softmax"),
     ]
 )
-optimizer = keras.optimizers.SGD(options.rate * hvd.size(), momentum=0.9)
+optimizer = keras.optimizers.SGD(0.05 * hvd.size(), momentum=0.9)
 optimizer = hvd.DistributedOptimizer(optimizer)
 model.compile(optimizer=optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
 callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
-model.fit(x, y, batch_size=options.batch, epochs=options.epochs, verbose=2 if first else 0, callbacks=callbacks)
+model.fit(x, y, batch_size=50, epochs=options.epochs, verbose=2 if first else 0, callbacks=callbacks)
 
 _, right = model.evaluate(images[1500:], labels[1500:], verbose=0)
 if first:

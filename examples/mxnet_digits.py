@@ -11,8 +11,6 @@ from sklearn.datasets import load_digits
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--batch", type=int, default=50, help="images per process and step")
-parser.add_argument("--rate", type=float, default=0.05)
 parser.add_argument("--save", metavar="FILE", help="where the trained parameters go")
 options = parser.parse_args()
 
@@ -31,17 +29,18 @@ net.add(gluon.nn.Dense(128, activation="relu"), gluon.nn.Dense(10))
 net.initialize(mx.init.Xavier())
 net.hybridize()
 hvd.broadcast_parameters(net.collect_params(), root_rank=0)
-rate = {"learning_rate": options.rate * hvd.size(), "momentum": 0.9}
-trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", rate)
+settings = {"learning_rate": 0.05 * hvd.size(), "momentum": 0.9}
+trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", settings)
 loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
-batches = gluon.data.DataLoader(gluon.data.ArrayDataset(x, y), options.batch, shuffle=True, last_batch="discard")
+batch = 50  # images per process and step
+batches = gluon.data.DataLoader(gluon.data.ArrayDataset(x, y), batch, shuffle=True, last_batch="discard")
 
 for _ in range(options.epochs):
     for image, label in batches:
         with autograd.record():
             loss = loss_of(net(image), label)
         loss.backward()
-        trainer.step(options.batch)
+        trainer.step(batch)
 
 right = (net(mx.nd.array(images[1500:])).argmax(1) == mx.nd.array(labels[1500:])).mean().asscalar()
 if first:

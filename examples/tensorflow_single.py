@@ -8,8 +8,6 @@ from sklearn.datasets import load_digits
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=4)
-parser.add_argument("--batch", type=int, default=50, help="images per process and step")
-parser.add_argument("--rate", type=float, default=0.05)
 parser.add_argument("--save", metavar="FILE", help="where the trained model goes")
 options = parser.parse_args()
 
@@ -31,9 +29,9 @@ model = tf.keras.Sequential(
         layers.Dense(10, activation="softmax"),
     ]
 )
-optimizer = tf.optimizers.SGD(options.rate, momentum=0.9)
+optimizer = tf.optimizers.SGD(0.05, momentum=0.9)
 loss_of = tf.losses.SparseCategoricalCrossentropy()
-batches = tf.data.Dataset.from_tensor_slices((x.astype("float32"), y)).shuffle(1500).batch(options.batch, True)
+batches = tf.data.Dataset.from_tensor_slices((x.astype("float32"), y)).shuffle(1500).batch(50, True)
 
 
 @tf.function

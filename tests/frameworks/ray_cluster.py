@@ -16,7 +16,7 @@ import tempfile
 import time
 import traceback
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,19 @@ def marked(mark: str) -> dict[int, str]:
         except OSError:
             continue
     return found
+
+
+def cluster_fixture(*nodes: dict[str, Any], client: bool = False) -> Any:
+    """A fixture of pytest: a cluster of these nodes for the tests of one module."""
+    import pytest  # only in the test's process
+
+    @pytest.fixture(scope="module")
+    def cluster() -> Iterator[Cluster]:
+        made = Cluster.started(nodes, client=client)
+        yield made
+        made.close()
+
+    return cluster
 
 
 def main() -> None:

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from farandole.spark import SparkExecutor
-from farandole.spark.common.backend import Backend
+from farandole.spark.common.backend import Arguments, Backend, KeywordArguments, Variables
 
 RANKS = 2
 START = np.random.default_rng(1).uniform(-0.5, 0.5, (4, 1)).astype(np.float32)  # a model's weights before training
@@ -41,11 +41,7 @@ class Staying(Backend):
         self._executor: SparkExecutor | None = None
 
     def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        env: Mapping[str, str] | None = None,
+        self, fn: Callable[..., Any], args: Arguments = (), kwargs: KeywordArguments = None, env: Variables = None
     ) -> list[Any]:
         """Calls the function in every rank."""
         if self._executor is None:

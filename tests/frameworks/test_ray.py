@@ -8,11 +8,10 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ray_cluster import ROOT, Cluster
+from ray_cluster import ROOT, Cluster, cluster_fixture
 from waiting import in_time
 
 if importlib.util.find_spec("ray") is None:
@@ -21,11 +20,7 @@ if importlib.util.find_spec("ray") is None:
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    made = Cluster.started([{"num_cpus": 4, "num_gpus": 4}])
-    yield made
-    made.close()
+cluster = cluster_fixture({"num_cpus": 4, "num_gpus": 4})
 
 
 def test_every_call_of_the_contract(cluster: Cluster) -> None:

@@ -12,13 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from elastic_runs import ElasticRun
 from lightning_verdict import survived
-from ray_cluster import HERE, ROOT, Cluster
+from ray_cluster import HERE, ROOT, Cluster, cluster_fixture
 from waiting import in_time
 
 if importlib.util.find_spec("ray") is None:
@@ -27,11 +26,7 @@ if importlib.util.find_spec("ray") is None:
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    made = Cluster.started([{"num_cpus": 1}, {"num_cpus": 1}, {"num_cpus": 1}], client=True)
-    yield made
-    made.close()
+cluster = cluster_fixture(*[{"num_cpus": 1}] * 3, client=True)
 
 
 class RayRun(ElasticRun):

@@ -7,11 +7,10 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ray_cluster import ROOT, Cluster
+from ray_cluster import ROOT, Cluster, cluster_fixture
 
 if importlib.util.find_spec("ray") is None or importlib.util.find_spec("lightning") is None:
     pytest.skip("Ray or Lightning is not installed", allow_module_level=True)
@@ -19,11 +18,7 @@ if importlib.util.find_spec("ray") is None or importlib.util.find_spec("lightnin
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    made = Cluster.started([{"num_cpus": 6, "num_gpus": 4}])
-    yield made
-    made.close()
+cluster = cluster_fixture({"num_cpus": 6, "num_gpus": 4})
 
 
 def test_horovod_on_ray_by_its_executor(cluster: Cluster, tmp_path: Path) -> None:

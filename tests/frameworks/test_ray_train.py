@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from ray_cluster import ROOT, Cluster
+from ray_cluster import ROOT, Cluster, cluster_fixture
 from waiting import in_time
 
 if importlib.util.find_spec("ray") is None:
@@ -20,11 +19,7 @@ if importlib.util.find_spec("ray") is None:
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    made = Cluster.started([{"num_cpus": 4, "num_gpus": 4}])
-    yield made
-    made.close()
+cluster = cluster_fixture({"num_cpus": 4, "num_gpus": 4})
 
 
 def test_reports_checkpoints_and_shards_of_data(cluster: Cluster, tmp_path: Path) -> None:

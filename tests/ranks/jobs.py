@@ -66,7 +66,7 @@ def run(body: str, np: int, hosts: Sequence[str] | None = None, timeout: float =
 def look_until(done: Callable[[], Any], job: local.Job, timeout: float = 60.0) -> Any:
     """Waits until `done()` returns a true value. If it is late, the error shows the output of all ranks."""
     return until(
-        done, timeout, lambda: "\n".join(f"rank {r}: {job.stdout(r)} {job.stderr(r)}" for r in range(job.size))
+        done, timeout, lambda: "\n".join(f"rank {r}: {job.stdout(r)} {job.stderr(r)}" for r in range(len(job.codes)))
     )
 
 

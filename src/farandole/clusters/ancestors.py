@@ -1,13 +1,13 @@
-# The processes above this one: who they are, when they started, and what they were told.
+# The processes above this one: their names, start times and arguments.
 # Touches /proc.
-"""Hydra's proxy is the only sign of an MPICH job; a process is known by its number and its start."""
+"""Hydra's proxy is the only sign of an MPICH job. Its process id and start time identify it."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 
-MOST = 64  # no real tree is deeper
+MOST = 64  # processes above this one that we look at
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Process:
 
 
 def look(pid: int) -> tuple[Process, int] | None:
-    """A process and the number of its parent, or None when it is not there (or is not to be seen)."""
+    """A process and the number of its parent, or None when it does not exist or is not visible."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             line = file.read().decode(errors="replace")
@@ -36,7 +36,7 @@ def look(pid: int) -> tuple[Process, int] | None:
             arguments = tuple(file.read().decode(errors="replace").split("\0"))
     except OSError:
         return None
-    name = line[line.index("(") + 1 : line.rindex(")")]  # a name may hold blanks and parentheses itself
+    name = line[line.index("(") + 1 : line.rindex(")")]  # the name may contain blanks and parentheses
     fields = line[line.rindex(")") + 1 :].split()
     return Process(pid, int(fields[19]), name, arguments), int(fields[1])
 
@@ -52,7 +52,7 @@ def ancestors() -> list[Process]:
 
 
 def kernel() -> str:
-    """This run of the kernel and the PID namespace: where both are the same, a process's number means the same."""
+    """The boot of the kernel and the PID namespace. Where both are equal, a process id means the same process."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{file.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"

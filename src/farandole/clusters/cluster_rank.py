@@ -29,7 +29,7 @@ class ClusterRank:
     hostname: str
     key: str  # the same on all ranks of this job and in no other job
     mpi: bool = False  # mpi4py would find this job
-    store: str = ""  # HOST:PORT of the launcher's key-value store, where it has one
+    store: str = ""  # HOST:PORT of the launcher's key-value store, if it has one
 
     def __post_init__(self) -> None:
         local = self.size if self.local_size is None else self.local_size

@@ -1,5 +1,5 @@
 # Which launcher started this process: the detectors in order, and the check for contradictions.
-# Pure but for /proc, which only a job of MPICH needs.
+# Pure, except that jobs of MPICH need /proc.
 """The innermost launcher comes first: torchrun and mpirun run inside allocations of SLURM."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def detect(
     host = host or _this_host()
     from_server = launcher == "auto" and value(environ, server.ADDRESS, server.PORT)  # it sets Horovod's rank as well
     if launcher == "none" or (value(environ, *OURS) and not from_server):
-        return None  # somebody has said who we are; whether all of it was said, Config and mesh look
+        return None  # the place is set already; Config and mesh check that it is complete
     if launcher != "auto":
         found = DETECTORS[launcher](environ, host, ancestors)
         if found is None:
@@ -78,14 +78,14 @@ def _this_host() -> str:
 
 
 def _check_agreement(environ: Environ, host: str, ancestors: mpi.Ancestors, found: ClusterRank) -> None:
-    """Refuses variables of two MPIs that differ: one set is left over, and it is unknown which."""
+    """Refuses variables of two MPIs with different places: one set is of another job, and we do not know which."""
     for name, detector in DETECTORS.items():
         if name == found.launcher:
             continue
         try:
             other = detector(environ, host, ancestors)
         except ClusterError:
-            continue  # half of another launcher beside a whole one
+            continue  # an incomplete set of another launcher
         if other is None or not other.mpi or (other.rank, other.size) == (found.rank, found.size):
             continue
         raise ClusterError(

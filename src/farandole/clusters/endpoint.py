@@ -21,7 +21,7 @@ class Owner:
     """The process that wrote the endpoint."""
 
     host: str
-    boot: str  # its kernel and PID namespace: elsewhere the same pid means another process
+    boot: str  # its kernel and PID namespace: in another one the same pid is another process
     pid: int
     started: int
 

@@ -1,6 +1,6 @@
 # Detectors for MPI's launchers: Open MPI, MVAPICH2, MPICH and Intel MPI (Hydra), Cray PALS, IBM jsrun.
 # Pure: the environment and the ancestors of this process are arguments.
-"""Places come from variables; keys from variables too, but for Hydra, whose proxy is the only sign of its job."""
+"""Places and keys come from variables. Only Hydra has no variable for the key: its proxy identifies the job."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from farandole.clusters.cluster_rank import (
 
 Ancestors = Callable[[], Sequence[Process]]
 HYDRA_PROXY = "hydra_pmi_proxy"
+PALS_NAMES = {"RANK": "RANKID", "SIZE": "SIZE", "LOCAL_RANK": "LOCAL_RANKID", "LOCAL_SIZE": "LOCAL_SIZE"}  # PMI: PALS
 
 
 def open_mpi(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
@@ -29,7 +30,7 @@ def open_mpi(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank |
     if (numbers := place(title, environ, "OMPI_COMM_WORLD")) is None:
         return None
     rank, size, local_rank, local_size = numbers
-    # The namespace is a short hash in Open MPI 4: the other two are there so that no second job has the same key.
+    # The namespace is a short hash in Open MPI 4: the other two are there so that no other job has the same key.
     needed = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "JSM_NAMESPACE_ID")
     more = ("OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_precondition_transports", "LSB_JOBID")
     found = key(title, environ, (*needed, *more), needed) if size > 1 else title
@@ -47,15 +48,13 @@ def mvapich2(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank |
 
 
 def hydra(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
-    """MPICH and Intel MPI. PMI_RANK alone is no sign: SLURM and Flux set it too."""
+    """MPICH and Intel MPI. PMI_RANK alone is not enough: SLURM and Flux set it too."""
     if value(environ, "MPI_LOCALRANKID", "MPI_LOCALNRANKS") is None:
         return None
     intel = any(name.startswith("I_MPI_") for name in environ)
     title = "Intel MPI" if intel else "MPICH"
-    rank = number(title, environ, "PMI_RANK", "PMI_ID")
-    size = number(title, environ, "PMI_SIZE")
-    local_rank = number(title, environ, "MPI_LOCALRANKID")
-    local_size = number(title, environ, "MPI_LOCALNRANKS")
+    names = (("PMI_RANK", "PMI_ID"), ("PMI_SIZE",), ("MPI_LOCALRANKID",), ("MPI_LOCALNRANKS",))
+    rank, size, local_rank, local_size = (number(title, environ, *each) for each in names)
     found = _hydra_key(title, environ, ancestors, size == local_size) if size > 1 else title
     return ClusterRank("mpich", title, rank, size, local_rank, local_size, host, found, mpi=True)
 
@@ -65,10 +64,8 @@ def pals(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | Non
     if value(environ, "PALS_RANKID", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE") is None:
         return None
     title = "PALS"
-    rank = number(title, environ, "PMI_RANK", "PALS_RANKID")
-    size = number(title, environ, "PMI_SIZE", "PALS_SIZE")
-    local_rank = number(title, environ, "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID")
-    local_size = number(title, environ, "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE")
+    names = [(f"PMI_{what}", f"PALS_{own}") for what, own in PALS_NAMES.items()]
+    rank, size, local_rank, local_size = (number(title, environ, *each) for each in names)
     needed = ("PALS_APID", "PMI_JOBID")
     found = key(title, environ, (*needed, "PBS_JOBID"), needed) if size > 1 else title
     return ClusterRank("pals", title, rank, size, local_rank, local_size, host, found, mpi=True)
@@ -87,7 +84,7 @@ def jsrun(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | No
 
 
 def _hydra_key(title: str, environ: Environ, ancestors: Ancestors, one_host: bool) -> str:
-    """Hydra exports no name of the job. On one host its proxy is one process; over hosts all proxies call one port."""
+    """Hydra exports no name of the job. On one host the ranks have one proxy; over hosts all proxies use one port."""
     proxy = next((process for process in ancestors() if process.name == HYDRA_PROXY), None)
     if proxy is not None and one_host:
         return f"hydra proxy {proxy.pid} started {proxy.started}"

@@ -1,6 +1,6 @@
-# Private places: a directory that only this user can enter, and small files in it that nobody else can read or replace.
+# A private directory, which only this user can enter, and small files in it that no other user can read or replace.
 # Touches the file system.
-"""Every check is made on an open descriptor, so that nothing can be exchanged between the look and the use."""
+"""Every check is made on an open descriptor, so that the file cannot be replaced between the check and its use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from farandole.clusters.cluster_rank import ClusterError, Environ, value
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_TRIES = 20  # another job that ends may remove the empty directory under us
+_TRIES = 20  # another job that ends may remove the empty directory while we write
 
 
 def on_this_host(environ: Environ) -> str:
@@ -29,7 +29,7 @@ def on_this_host(environ: Environ) -> str:
 
 
 def at_home(environ: Environ) -> str:
-    """Where ranks of several hosts meet when nothing else is said."""
+    """Where ranks of several hosts meet by default."""
     return os.path.join(value(environ, "HOME") or os.path.expanduser("~"), ".farandole")
 
 
@@ -40,13 +40,16 @@ class PrivateDirectory:
         self.path = path
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes a file of mode 0600 under a temporary name and gives it its own, whatever had that before."""
+        """Writes a file of mode 0600 under a temporary name and renames it. It replaces an older file."""
         for attempt in range(_TRIES):
             with contextlib.suppress(FileNotFoundError):
                 self._write(name, data)
                 return
             if attempt == _TRIES - 1:
-                raise ClusterError(f"{self.path} vanishes again and again while something is written to it")
+                raise ClusterError(
+                    f"{self.path} was removed {_TRIES} times while a file was being written to it: "
+                    "does another program clean up there?"
+                )
 
     def read(self, name: str, largest: int) -> bytes | None:
         """The file's bytes, or None when it is not there. ClusterError when others could have written or read it."""
@@ -85,12 +88,12 @@ class PrivateDirectory:
         self.remove_if_empty()
 
     def remove_if_empty(self) -> None:
-        """Leaves no empty directory."""
+        """Removes the directory if it is empty."""
         with contextlib.suppress(OSError):
             os.rmdir(self.path)
 
     def names(self) -> list[str]:
-        """What is in it."""
+        """The names of its files."""
         try:
             directory = self._open(make=False)
         except FileNotFoundError:
@@ -101,7 +104,7 @@ class PrivateDirectory:
             os.close(directory)
 
     def refresh(self) -> None:
-        """Makes a network file system forget what it remembers of this directory."""
+        """Makes a network file system read this directory again."""
         name = f"look-{secrets.token_hex(8)}"
         with contextlib.suppress(OSError):
             directory = self._open(make=False)
@@ -120,7 +123,7 @@ class PrivateDirectory:
                 with os.fdopen(fd, "wb") as file:
                     file.write(data)
                     file.flush()
-                    os.fsync(file.fileno())  # a full disk or quota shows here
+                    os.fsync(file.fileno())  # a full disk or quota causes an error here
                 os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
             except BaseException:
                 with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-# Detectors for launchers that are no MPI: SLURM, Flux, torchrun, and Kubernetes indexed jobs.
+# Detectors for launchers without MPI: SLURM, Flux, torchrun, and Kubernetes indexed jobs.
 # Pure: the environment is an argument.
-"""A step of SLURM is a job; its allocation is not, nor is a batch script or an interactive shell inside it."""
+"""A job is a step of SLURM. An allocation, a batch script or an interactive shell is not a job."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def slurm(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | No
         "SLURM_STEPID",
         "SLURM_RESTART_COUNT",
     )
-    # The port of srun tells two clusters' equal numbers apart, and numbers that start again from 1.
+    # With the port of srun, equal job numbers of two clusters give different keys; so do numbers that are reused.
     found = key(title, environ, (*names, "SLURM_LAUNCH_NODE_IPADDR", "SLURM_STEP_LAUNCHER_PORT"))
     host = value(environ, "SLURMD_NODENAME") or host
     return ClusterRank("slurm", title, rank, size, local_rank, counts[node], host, found)
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """SLURM's short form, written out; empty when it cannot be read.
+    """The numbers in SLURM's short form; empty when it cannot be read.
 
     >>> tasks_per_node("2(x3),1")
     [2, 2, 2, 1]
@@ -78,7 +78,7 @@ def flux(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | Non
 
 
 def torchrun(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
-    """torchrun, and whoever sets torch.distributed's four variables (Ray Train, Spark's TorchDistributor)."""
+    """torchrun, and others that set torch.distributed's four variables (Ray Train, Spark's TorchDistributor)."""
     elastic = value(environ, "TORCHELASTIC_RUN_ID") is not None
     four = [value(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")]
     if not elastic and not all(four):
@@ -88,18 +88,18 @@ def torchrun(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank |
     size = number(title, environ, "WORLD_SIZE")
     local_rank = number(title, environ, "LOCAL_RANK")
     local_size = number(title, environ, "LOCAL_WORLD_SIZE") if elastic or value(environ, "LOCAL_WORLD_SIZE") else None
-    # The run id may be "none" for everybody, so that the store's address has to be in the key as well.
+    # The run id may be "none" in every job, so the store's address is part of the key.
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     found = key(title, environ, names, ("MASTER_PORT",)) if size > 1 else title
     if (group := value(environ, "GROUP_RANK")) and value(environ, "GROUP_WORLD_SIZE") != "1":
-        host = f"{host}#{group}"  # two torchruns on one host count local ranks each for itself
+        host = f"{host}#{group}"  # each torchrun on a host counts its own local ranks
     agent = (value(environ, "TORCHELASTIC_USE_AGENT_STORE") or "").lower() == "true"
     store = f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}" if agent else ""
     return ClusterRank("torchrun", title, rank, size, local_rank, local_size, host, found, store=store)
 
 
 def indexed_job(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
-    """A pod of a Kubernetes indexed job: only when the number of pods is set, since any indexed job has an index."""
+    """A pod of a Kubernetes indexed job: only if the number of pods is set, because every indexed job has an index."""
     size_variable, meet_variable = SETTINGS["job_size"].variable, SETTINGS["meet_at"].variable
     if value(environ, size_variable) is None:
         return None

@@ -1,4 +1,4 @@
-# Ranks that somebody else's master starts with the address of a RendezvousServer: their places, and their store.
+# Ranks that another program starts with the address of a RendezvousServer: their places, and their store.
 # Touches the key-value store of rendezvous/key_value.py.
 """Keys of the store: "plan" names the newest plan, "slot N of PLAN" the place of rank N; rank 0 adds its endpoint."""
 
@@ -20,8 +20,8 @@ from farandole.rendezvous.key_value import KeyValueClient
 
 ADDRESS, PORT, KEY = "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", "_HOROVOD_SECRET_KEY"
 TITLE = "a RendezvousServer"
-ASK_SECONDS = 0.5  # for one question; the server holds it for so long when it has no answer
-PAUSE = 0.05  # before the next question, where the answer is not the wanted one
+ASK_SECONDS = 0.5  # for one question; the server keeps the request open for this time while it has no answer
+PAUSE = 0.05  # before the next request, if the answer was another one
 
 
 def detect(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
@@ -32,9 +32,9 @@ def detect(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | N
     address = value(environ, ADDRESS)
     if address is None:
         raise ClusterError(f"{PORT} is set, but {ADDRESS} is not")
-    read_key(environ)  # refused at once, before anybody is asked
+    read_key(environ)  # checks it before the server is asked
     rank, size = number(TITLE, environ, "HOROVOD_RANK"), number(TITLE, environ, "HOROVOD_SIZE")
-    # How many ranks this host has, and which this one is there, the server says.
+    # The server says how many ranks this host has, and which of them this process is.
     return ClusterRank(
         "server", TITLE, rank, size, 0, None, host, f"{TITLE} {address}:{port}", store=f"{address}:{port}"
     )
@@ -58,7 +58,7 @@ def read_key(environ: Environ) -> bytes:
 
 
 def words_of_plan(plan: int, slots: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-    """What the server says: (host name, rank, size, local rank, local size, cross rank, cross size) of each rank."""
+    """The server's table: (host name, rank, size, local rank, local size, cross rank, cross size) of each rank."""
     return {"plan": {"number": plan, "size": len(slots)}} | {f"slot {slot[1]} of {plan}": list(slot) for slot in slots}
 
 
@@ -112,7 +112,7 @@ class ServerStore:
         except TimeoutError:
             return None
         except OSError as error:
-            raise ClusterError(f"{self.place} has gone: {error}") from None
+            raise ClusterError(f"{self.place} does not answer any more: {error}") from None
         found = None if words is None else decode(json.dumps(words).encode())
         return None if found is not None and found.owner.gone() else found
 
@@ -120,5 +120,5 @@ class ServerStore:
         pass
 
     def withdraw(self) -> None:
-        with contextlib.suppress(OSError):  # the master has gone, and the endpoint with it
+        with contextlib.suppress(OSError):  # the server has ended, and the endpoint with it
             self._client.put(self._name, None)

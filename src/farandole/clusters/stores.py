@@ -14,7 +14,7 @@ from farandole.clusters.endpoint import MAX_BYTES, Endpoint, Owner, decode
 from farandole.clusters.private import PrivateDirectory
 from farandole.rendezvous import sockets
 
-REFRESH_SECONDS = 2.0  # network file systems remember for a while that a file was not there
+REFRESH_SECONDS = 2.0  # network file systems cache for some time that a file did not exist
 MPI_PAUSE = 0.001
 
 log = logging.getLogger("farandole.launch")
@@ -62,7 +62,7 @@ class FileStore:
     def look(self) -> Endpoint | None:
         found = self._read(self._name)
         if found is not None:
-            # Another key under the same name cannot be; an owner that is gone left it behind.
+            # The file is named by the key. If its owner has ended, a killed job left it.
             return None if found.key != self._key or found.owner.gone() else found
         if time.monotonic() > self._refresh_at:
             self._refresh_at = time.monotonic() + REFRESH_SECONDS
@@ -81,7 +81,7 @@ class FileStore:
             try:
                 found = self._read(name)
             except ClusterError:
-                continue  # not ours to judge
+                continue  # it may belong to another job
             if found is None:
                 continue
             if found.stale():
@@ -130,7 +130,7 @@ class FixedAddress:
 
 
 class MpiStore:
-    """MPI broadcasts the endpoint, and a second time if the address had to be tried first."""
+    """MPI broadcasts the endpoint, and again if rank 0 had to try its addresses first."""
 
     place = "MPI's broadcast"
 
@@ -175,7 +175,7 @@ def mpi_store(found: ClusterRank, deadline: float) -> MpiStore | None:
         return None
     world = MPI.COMM_WORLD
     if (world.Get_rank(), world.Get_size()) != (found.rank, found.size):
-        # Built for another MPI: every rank sees itself alone, so that all of them go on to the next way.
+        # It was built for another MPI: every rank sees a world of one, so all ranks use the next kind of store.
         log.debug("mpi4py is not used: it sees rank %d of %d", world.Get_rank(), world.Get_size())
         return None
     return MpiStore(world, deadline)

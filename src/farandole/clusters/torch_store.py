@@ -14,7 +14,7 @@ from farandole.clusters.cluster_rank import ClusterError, ClusterRank
 from farandole.clusters.endpoint import Endpoint, decode
 from farandole.clusters.stores import EndpointStore, FileStore
 
-HOME_SECONDS = 3.0  # a file that rank 0 has written is seen within this time, or the home is not shared
+HOME_SECONDS = 3.0  # if a file of rank 0 is not visible within this time, the home directory is not shared
 PAUSE = 0.02
 
 log = logging.getLogger("farandole.launch")
@@ -31,7 +31,7 @@ class TorchStore:
         self._found = found
         self._home = home
         self._deadline = deadline
-        # The store is torchrun's: this is a client, whatever our rank.
+        # torchrun runs the store: every rank is a client.
         store = TCPStore(host, int(port), is_master=False, timeout=self._timeout(), wait_for_workers=False)
         self._store: Any = PrefixStore(f"farandole/{found.name}", store)
         self._chosen: EndpointStore | None = None  # where the other ranks read the endpoint
@@ -58,7 +58,7 @@ class TorchStore:
 
     def withdraw(self) -> None:
         self._home.withdraw()
-        with contextlib.suppress(RuntimeError):  # torchrun may be gone already
+        with contextlib.suppress(RuntimeError):  # torchrun may have ended
             for key in ("nonce", "endpoint"):
                 self._store.delete_key(key)
 

@@ -15,6 +15,10 @@ from farandole.launch import blame, build, cli, executor, options, run
 
 run_commandline = cli.run_commandline
 SSH_ATTEMPTS = 1  # ssh is called once, and reports its own errors
+OF_RUN = (  # arguments that `executor.run` has under the same name
+    "num_proc", "min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range", "hosts", "hostfile",
+    "host_discovery_script", "ssh_port", "ssh_identity_file", "output_filename", "use_mpi", "executable",
+)  # fmt: skip
 ELASTIC = ("min_num_proc", "max_num_proc", "host_discovery_script")
 
 
@@ -90,21 +94,8 @@ def _run_function(args: Any) -> list[Any]:
     with env(**variables):
         return executor.run(
             args.run_func,
-            num_proc=args.num_proc,
-            min_num_proc=args.min_num_proc,
-            max_num_proc=args.max_num_proc,
-            slots=args.slots,
-            reset_limit=args.reset_limit,
-            cooldown_range=args.cooldown_range,
-            hosts=args.hosts,
-            hostfile=args.hostfile,
-            host_discovery_script=args.host_discovery_script,
-            ssh_port=args.ssh_port,
-            ssh_identity_file=args.ssh_identity_file,
-            output_filename=args.output_filename,
-            use_mpi=args.use_mpi,
             network_interfaces=sorted(nics) if isinstance(nics, (set, frozenset)) else nics,
-            executable=args.executable,
+            **{name: getattr(args, name) for name in OF_RUN},
         )
 
 

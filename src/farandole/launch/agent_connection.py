@@ -51,7 +51,7 @@ class Bridge(Protocol):
 
 
 class AgentConnection:
-    """`host` is "" for this machine. `heard(line, report)` and `ended(line, reason)` are called in the loop."""
+    """`host`: "" is this machine. `heard(connection, report)` and `ended(connection, reason)` run in the loop."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class AgentConnection:
         try:
             self._near, self._process = way.take(host) if not isinstance(way, ssh.SshOptions) else self._start(way)
         except OSError as error:
-            raise StartError(f"cannot open a line to {self.name}: {error.strerror or error}") from None
+            raise StartError(f"cannot open a connection to {self.name}: {error.strerror or error}") from None
         self._errors = -1
         if self._process.stderr is not None:
             self._errors = self._process.stderr.fileno()
@@ -144,8 +144,9 @@ class AgentConnection:
             self._near.shutdown(2)
 
     def close(self) -> bool:
-        """Cuts the connection and waits until nothing is left on the host; False if that is unknown. Blocks the
-        loop.
+        """Cuts the connection and waits until nothing is left on the host; False if that is unknown.
+
+        Blocks the loop.
         """
         self.cut()
         if self._channel is not None:
@@ -222,8 +223,8 @@ class AgentConnection:
 class Pump:
     """Sends calls to one rank in pieces, as fast as the rank and its agent read them."""
 
-    def __init__(self, line: AgentConnection) -> None:
-        self._line = line
+    def __init__(self, connection: AgentConnection) -> None:
+        self._connection = connection
         self._calls: collections.deque[Iterator[agent_messages.Call]] = collections.deque()
         self._credit = WINDOW
         self._waiting = False  # for the connection
@@ -244,12 +245,12 @@ class Pump:
 
     def _go_on(self) -> None:
         while self._calls and self._credit and not self._waiting:
-            if self._line.backlog > PATIENCE_BYTES:
+            if self._connection.backlog > PATIENCE_BYTES:
                 self._waiting = True
-                self._line.when_drained(self._drained)
+                self._connection.when_drained(self._drained)
             elif (piece := next(self._calls[0], None)) is not None:
                 self._credit -= 1
-                self._line.send(piece)
+                self._connection.send(piece)
             else:
                 self._calls.popleft()
 

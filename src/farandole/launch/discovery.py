@@ -1,17 +1,19 @@
 # Finds the hosts of an elastic job: from a fixed list, a hostfile that may change, a script, or an object of the user.
-# Reads the hostfile; runs the script through spawn.py.
+# Reads the hostfile; runs the script through spawn.py; has a thread.
 """`Discovery.find()` returns the present hosts and their slots. The job calls it once a second, on a thread."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from farandole.launch import hosts, spawn
 from farandole.launch.hosts import Host
 
+LOOK_SECONDS = 1.0  # between two searches for hosts
 SCRIPT_SECONDS = 30.0  # time limit of the script
 
 
@@ -118,6 +120,49 @@ class Given:
 
     def close(self) -> None:
         """Nothing must be closed."""
+
+
+class DiscoveryThread:
+    """Calls `found(hosts)` once a second, and `failed(text)` when hosts cannot be found for a new reason.
+
+    It has its own thread, because a script or the lookup of a name may be slow; both functions are called on it.
+    """
+
+    def __init__(
+        self, discovery: Discovery, found: Callable[[list[Host]], None], failed: Callable[[str], None]
+    ) -> None:
+        self._discovery = discovery
+        self._found = found
+        self._failed = failed
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="farandole-discovery", daemon=True)
+
+    def start(self) -> None:
+        """Starts to look for hosts, unless they never change."""
+        if not self._discovery.fixed:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Looks no more. Does not wait; safe from any thread."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        """Ends a search that runs, and waits for the thread. A second call does nothing."""
+        self.stop()
+        self._discovery.close()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        said = ""
+        while not self._stopping.wait(LOOK_SECONDS):
+            try:
+                self._found(self._discovery.find())
+                said = ""
+            except DiscoveryError as error:
+                if str(error) != said and not self._stopping.is_set():
+                    said = str(error)
+                    self._failed(said)
 
 
 def parse(text: str, name: str, slots: int | None) -> list[Host]:

@@ -1,5 +1,5 @@
 # `run(function, min_num_proc=...)`: runs a function in all workers of an elastic job, also in those that start later.
-# Touches launch/elastic.py; functions and results are sent as in executor.py.
+# Touches launch/job.py; functions and results are sent as in executor.py.
 """Every worker gets the function when it starts, and ends after it has sent the result."""
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from farandole.base.errors import RankFailed
 from farandole.launch import calls
 from farandole.launch.agent_connection import StartError
-from farandole.launch.elastic import ElasticJob, ElasticOptions
-from farandole.launch.job import Plan
+from farandole.launch.job import Job
 from farandole.launch.output import Sink
+from farandole.launch.plan import ElasticOptions, Plan
 from farandole.rendezvous.agent_messages import Call
 
 FUNCTION_CALL, LAST_CALL = 1, 2
@@ -25,15 +25,15 @@ class ElasticRun:
         self._parts = calls.Assembly()
         self._results: dict[int, tuple[int, bytes]] = {}  # worker -> its rank and what it returned
         self._failures: list[calls.Failure] = []
-        self._job: ElasticJob | None = None
+        self._job: Job | None = None
         self._early: list[int] = []
 
     def run(
-        self, plan: Plan, terms: ElasticOptions, sink: Sink, say: Callable[[str], None] = lambda line: None
+        self, plan: Plan, elastic_options: ElasticOptions, sink: Sink, say: Callable[[str], None] = lambda line: None
     ) -> list[object]:
         """The results of the function, by rank; if there are more than `min_np`, the first `min_np` of them."""
         try:
-            job = ElasticJob(plan, terms, sink, say, on_call=self._heard, on_running=self._running)
+            job = Job(plan, sink, say, elastic=elastic_options, on_call=self._heard, on_running=self._running)
         except StartError as error:
             raise RuntimeError(str(error)) from None
         with job:
@@ -44,7 +44,7 @@ class ElasticRun:
             if code or not self._results:
                 self._raise(job, code)
         in_order = [data for _, data in sorted(self._results.values(), key=lambda one: one[0])]
-        return [calls.unpack(data) for data in in_order[: terms.limits.min_np]]
+        return [calls.unpack(data) for data in in_order[: elastic_options.limits.min_np]]
 
     def _running(self, worker: int) -> None:
         if self._job is None:
@@ -63,7 +63,7 @@ class ElasticRun:
         code = b"" if piece.kind == calls.RESULT else b"1"
         self._job.send_call(piece.rank, calls.cut(piece.rank, LAST_CALL, calls.END, code))
 
-    def _raise(self, job: ElasticJob, code: int) -> None:
+    def _raise(self, job: Job, code: int) -> None:
         root_cause = sorted(self._failures, key=lambda one: one.blames is not None)
         if root_cause:
             raise root_cause[0].error

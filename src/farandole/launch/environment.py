@@ -89,3 +89,14 @@ def of_place(place: Place, master: tuple[str, int]) -> dict[str, str]:
         **OF_OUR_LAUNCHERS,
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def of_worker(worker: int, place: Place, master: tuple[str, int] | None) -> dict[str, str]:
+    """The variables of a worker of an elastic job: its number, and its first place. Each generation has new places.
+
+    `master`: None leaves out the address of rank 0, which changes; torch.distributed then uses our rendezvous.
+    """
+    told = of_place(place, master or ("", 0))
+    if master is None:
+        told = {name: value for name, value in told.items() if not name.startswith("MASTER_")}
+    return {**told, "FARANDOLE_ELASTIC": "1", "HOROVOD_ELASTIC": "1", "FARANDOLE_WORKER": str(worker)}

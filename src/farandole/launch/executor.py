@@ -21,11 +21,11 @@ from farandole.base.errors import RankFailed
 from farandole.launch import calls, discovery, hosts, ssh
 from farandole.launch.agent_connection import StartError, package_place
 from farandole.launch.blame import describe
-from farandole.launch.elastic import ElasticOptions
 from farandole.launch.elastic_run import ElasticRun
 from farandole.launch.hosts import Host
-from farandole.launch.job import Job, Plan
+from farandole.launch.job import Job
 from farandole.launch.output import Files, Marked, Sink, Tails, Target, Tee
+from farandole.launch.plan import ElasticOptions, Plan
 from farandole.launch.slots import places
 from farandole.rendezvous import interfaces
 from farandole.rendezvous.agent_messages import Call
@@ -135,13 +135,13 @@ class Executor:
         fn: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
-        terms: ElasticOptions,
+        elastic_options: ElasticOptions,
         say: Callable[[str], None] = lambda line: None,
     ) -> list[Any]:
         """Like `run`, once, in an elastic job. The executor itself starts no workers."""
         plan = dataclasses.replace(self._plan, places=[], hosts=[])
         try:
-            return ElasticRun(_pack_call(fn, args, kwargs)).run(plan, terms, self._sink(), say)
+            return ElasticRun(_pack_call(fn, args, kwargs)).run(plan, elastic_options, self._sink(), say)
         finally:
             self.shutdown()
 
@@ -356,10 +356,10 @@ def run(
             SETTINGS["elastic_timeout"].default,
             leave_hosts_out=host_discovery_script is not None,
         )
-        terms = ElasticOptions(limits, _discovery(host_discovery_script, slots, hosts, hostfile, executor.num_workers))
+        chosen = ElasticOptions(limits, _discovery(host_discovery_script, slots, hosts, hostfile, executor.num_workers))
     try:
         if elastic:
-            return executor._run_elastic(func, args, kwargs, terms)
+            return executor._run_elastic(func, args, kwargs, chosen)
         with executor:
             return executor.run(func, args, kwargs)
     except BaseException as error:

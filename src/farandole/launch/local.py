@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from farandole.base.config import SETTINGS
 from farandole.launch import ssh
 from farandole.launch.job import Job as _Job
-from farandole.launch.job import NotStarted, Plan
 from farandole.launch.output import Kept, Marked, Raw, Sink, screens
+from farandole.launch.plan import NotStarted, Plan
 from farandole.launch.slots import places
 
 OUTPUTS = ("kept", "marked", "raw")

@@ -21,11 +21,11 @@ from typing import NoReturn
 from farandole.base.version import package_version
 from farandole.launch import discovery, environment, foreign, hosts, spawn, ssh
 from farandole.launch.agent_connection import StartError, package_place
-from farandole.launch.elastic import ElasticJob, ElasticOptions
 from farandole.launch.hosts import Host
-from farandole.launch.job import Job, Plan
+from farandole.launch.job import Job
 from farandole.launch.options import ELASTIC, FLAGS, FOR_ELASTIC, Options, Usage
 from farandole.launch.output import Files, Marked, Raw, Sink, StatusLine, Tails, Tee, screens, time_of_day
+from farandole.launch.plan import ElasticOptions, Plan
 from farandole.launch.slots import places
 from farandole.rendezvous import interfaces
 from farandole.rendezvous.elastic.policy import Limits, Times
@@ -102,7 +102,7 @@ def starts_here(plan: Plan, options: Options) -> bool:
     return options.discovery is None and any(interfaces.is_this_host(host.name) for host in chosen_hosts(options))
 
 
-def make_terms(options: Options) -> ElasticOptions | None:
+def make_elastic_options(options: Options) -> ElasticOptions | None:
     """The options of an elastic job; None when the job is not elastic."""
     if not elastic(options):
         return None
@@ -179,9 +179,9 @@ def wanted_interfaces(options: Options) -> tuple[str, ...]:
 
 def dry_run(plan: Plan, options: Options) -> str:
     """The text that --dry-run prints."""
-    terms = make_terms(options)
-    if terms is not None:
-        return _elastic_dry_run(plan, terms)
+    elastic_options = make_elastic_options(options)
+    if elastic_options is not None:
+        return _elastic_dry_run(plan, elastic_options)
     lines = [f"{len(plan.places)} ranks of: {' '.join(plan.command)}", f"in {plan.directory}", "", "rank  host"]
     for place, host in zip(plan.places, plan.hosts, strict=True):
         where = place.hostname if host else f"{place.hostname} (here)"
@@ -200,10 +200,10 @@ def dry_run(plan: Plan, options: Options) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _elastic_dry_run(plan: Plan, terms: ElasticOptions) -> str:
-    limits = terms.limits
+def _elastic_dry_run(plan: Plan, elastic_options: ElasticOptions) -> str:
+    limits = elastic_options.limits
     try:
-        found = terms.discovery.find()
+        found = elastic_options.discovery.find()
     except discovery.DiscoveryError as error:
         raise StartError(str(error)) from None
     most = "as many as there are slots" if limits.max_np is None else str(limits.max_np)
@@ -288,7 +288,7 @@ class Reporter:
         self.sink = Tee(*sinks)
 
     def _name(self, number: int) -> int:
-        return self._job.rank_of(number) if isinstance(self._job, ElasticJob) else number
+        return self._job.rank_of(number) if self._job is not None else number
 
     def _file_sink(self, directory: Path, size: int) -> Files:
         try:
@@ -314,7 +314,7 @@ class Reporter:
     def _words(self) -> str:
         if self._job is None:  # the first ranks may print while others are being started
             return "farandole: starting"
-        return f"farandole: {self._job.words()}"
+        return f"farandole: {self._job.status_text()}"
 
     def close(self) -> None:
         """Removes the status line, so that the output of the job is last on the screen, and closes the files."""
@@ -406,7 +406,7 @@ def _signals() -> Iterator[None]:
 
 def run(plan: Plan, options: Options) -> int:
     """Starts the job and waits until it ends. Returns the exit code."""
-    terms = make_terms(options)
+    elastic_options = make_elastic_options(options)
     reporter = Reporter(options, options.np)
     if reporter.log_directory is not None:
         write_log(reporter.log_directory, plan, options)
@@ -414,7 +414,7 @@ def run(plan: Plan, options: Options) -> int:
         if options.settings["timeline"].value is None:
             plan.environ["FARANDOLE_TIMELINE"] = timeline  # type: ignore[index]  # ours: make_plan made it
     try:
-        with _signals(), _job(plan, terms, reporter.sink) as job:
+        with _signals(), Job(plan, reporter.sink, say, elastic=elastic_options) as job:
             reporter.watch(job)
             if options.verbose:
                 _tell_places(job)
@@ -429,10 +429,6 @@ def run(plan: Plan, options: Options) -> int:
     except _Signalled as stop:  # while the job was starting
         reporter.close()
         return 128 + stop.number
-
-
-def _job(plan: Plan, terms: ElasticOptions | None, sink: Sink) -> Job:
-    return Job(plan, sink, say) if terms is None else ElasticJob(plan, terms, sink, say)
 
 
 def _tell_places(job: Job) -> None:

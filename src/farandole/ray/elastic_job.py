@@ -1,12 +1,11 @@
 # An elastic job of Ray actors: the elastic driver and host discovery decide which actors run.
 # Touches Ray, the hub and the thread of discovery; decides through rendezvous/elastic/driver.py.
-"""`ActorJob` does for actors what `ElasticJob` does for processes. A worker is one actor, from start to end."""
+"""`ActorJob` does for actors what launch/elastic.py does for processes. A worker is one actor, from start to end."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,18 +16,23 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from farandole.base.ending import blames
 from farandole.base.errors import RankFailed
-from farandole.launch.discovery import Discovery, DiscoveryError
+from farandole.base.version import package_version
+from farandole.launch import environment
+from farandole.launch.discovery import Discovery, DiscoveryError, DiscoveryThread
 from farandole.launch.hosts import Host
-from farandole.ray.elastic_hub import ElasticHub
+from farandole.launch.slots import Place
 from farandole.ray.heartbeat import HeartbeatMonitor
+from farandole.ray.rendezvous import listen_at
 from farandole.ray.strategy import bundle, shortage
 from farandole.ray.utils import detect_nics, nics_to_env_var
 from farandole.ray.worker import ActorRemoved, BaseHorovodWorker
-from farandole.rendezvous.elastic.members import Act, Kill, Life, Over, Say, Start
+from farandole.rendezvous.elastic.driver import ElasticDriver
+from farandole.rendezvous.elastic.hub import ElasticHub
+from farandole.rendezvous.elastic.members import Over, Start, Status
 from farandole.rendezvous.elastic.policy import Limits
-from farandole.rendezvous.rounds import Sends
+from farandole.rendezvous.phases import Sends
+from farandole.rendezvous.secret import Secret
 
-LOOK_SECONDS = 1.0  # between two searches for nodes
 TURN_SECONDS = 0.05  # between two checks for ended workers
 KILLED = 128 + 9  # the exit code for an actor that died; the driver may start a new one
 
@@ -63,15 +67,15 @@ class ActorJob:
     ) -> None:
         self._limits = limits
         self._discovery = discovery
+        self._looking = DiscoveryThread(discovery, self._look, self._not_found)
         self._settings = settings
         self._make = make
         self._say = say
-        self._elastic_hub = ElasticHub(limits, getattr(settings, "nics", None), self._act)
-        self.driver = self._elastic_hub.driver
+        self.driver = ElasticDriver(limits, package_version())
+        self._elastic = ElasticHub(self.driver, Secret.create(), listen_at(getattr(settings, "nics", None)), self)
         self._actors = ActorGroup()
         self._over: Over | None = None
         self._closing = threading.Event()
-        self._looking: threading.Thread | None = None
         self._places: dict[Any, int] = {}  # the reference to a worker's location -> its number
         self._heartbeats: HeartbeatMonitor | None = None
 
@@ -79,7 +83,7 @@ class ActorJob:
         """Runs until the function has ended on all workers. Calls `turn` repeatedly meanwhile."""
         try:
             self._start()
-            while self._over is None and not self._elastic_hub.broken and not self._closing.is_set():
+            while self._over is None and not self._elastic.broken and not self._closing.is_set():
                 self._watch()
                 turn()
             return self._results()
@@ -91,23 +95,22 @@ class ActorJob:
             found = self._discovery.find()
         except DiscoveryError as error:
             raise RuntimeError(str(error)) from None
-        self._elastic_hub.start()
-        self._elastic_hub.call(lambda: self._found(found))
-        self._looking = threading.Thread(target=self._look, name="farandole-ray-discovery", daemon=True)
+        self._elastic.start()
+        self._look(found)
         self._looking.start()
-        self._heartbeats = HeartbeatMonitor(self.driver.times, self._quiet)
+        self._heartbeats = HeartbeatMonitor(self.driver.state.times, self._quiet)
 
     def _results(self) -> list[Any]:
         actors = self._actors
-        if self._elastic_hub.broken:
-            raise RuntimeError(f"the executor itself has failed; please report this:\n{self._elastic_hub.broken}")
+        if self._elastic.broken:
+            raise RuntimeError(f"the executor itself has failed; please report this:\n{self._elastic.broken}")
         if self._over is not None and not self._over.failed and actors.results:
             return [value for _, value in sorted(actors.results.values(), key=lambda one: one[0])]
         root_causes = sorted(actors.failures, key=lambda error: blames(getattr(error, "cause", None)) is not None)
         if root_causes and not isinstance(root_causes[0], RayActorError):
             raise root_causes[0]
         text = self._over.text if self._over is not None else "the executor was shut down"
-        if self._over is not None and not self.driver.runs:
+        if self._over is not None and not self.driver.state.runs:
             text += f"; {shortage([bundle(self._make.cpus, self._make.gpus)] * self._limits.min_np)}"
         last = f": {' '.join(str(root_causes[0]).split())[:300]}" if root_causes else ""
         raise RankFailed(f"{text or 'the workers ended before they answered'}{last}")
@@ -115,30 +118,22 @@ class ActorJob:
     def close(self) -> None:
         """Ends everything. Safe from any thread; a second call does nothing."""
         self._closing.set()
-        self._discovery.close()
-        if self._looking is not None:
-            self._looking.join()
+        self._looking.close()
         if self._heartbeats is not None:
             self._heartbeats.close()
-        self._elastic_hub.close()
+        self._elastic.close()
         for actor in self._actors.actors.values():
             with contextlib.suppress(Exception):  # Ray itself may have ended
                 ray.kill(actor)
         self._actors.actors.clear()
 
-    # Threads.
+    # On other threads.
 
-    def _look(self) -> None:
-        said = ""
-        while not self._closing.wait(LOOK_SECONDS):
-            try:
-                found = self._discovery.find()
-            except DiscoveryError as error:
-                if str(error) != said:
-                    said = str(error)
-                    self._say(f"{said}; the nodes stay as they are")
-                continue
-            self._elastic_hub.call(lambda found=found: self._found(found))  # type: ignore[misc]
+    def _look(self, found: list[Host]) -> None:
+        self._elastic.call(lambda now: self._found(found))
+
+    def _not_found(self, text: str) -> None:
+        self._say(f"{text}; the nodes stay as they are")
 
     def _watch(self) -> None:
         """Checks for workers that have returned or died, on the thread that called `run`."""
@@ -159,24 +154,23 @@ class ActorJob:
                 code, answer = 1, error
             except Exception as error:
                 code, answer = KILLED, error
-            self._elastic_hub.call(lambda w=worker, c=code, a=answer: self._ended(w, c, a))  # type: ignore[misc]
+            self._elastic.call(lambda now, w=worker, c=code, a=answer: self._ended(w, c, a, now))  # type: ignore[misc]
 
     def _quiet(self, worker: int, seconds: float, state: str) -> None:
-        now = time.monotonic()
-        self._elastic_hub.call(lambda: self._deliver(self.driver.quiet(worker, seconds, state, now)))
+        self._elastic.call(lambda now: self.driver.silence_reported(worker, seconds, state, now))
 
     # On the loop's thread.
 
-    def _found(self, found: list[Host]) -> None:
-        driver = self.driver
-        self._deliver(driver.hosts_found([(one.name, one.slots) for one in found], time.monotonic()))
-        for name in [name for name, host in driver.hosts.items() if not host.listed]:
-            if not any(one.host == name and one.number in self._actors.actors for one in driver.workers.values()):
-                self._deliver(driver.host_lost(name, "Ray does not list it any more", time.monotonic()))
-                del driver.hosts[name]
+    def _found(self, found: list[Host]) -> Sends:
+        def in_use(name: str) -> bool:
+            workers = self.driver.state.workers.values()
+            return any(one.host == name and one.number in self._actors.actors for one in workers)
 
-    def _ended(self, number: int, code: int, answer: Any) -> None:
-        worker = self.driver.workers.get(number)
+        self._elastic.hosts_found([(one.name, one.slots) for one in found], in_use, "Ray")
+        return []
+
+    def _ended(self, number: int, code: int, answer: Any, now: float) -> Sends:
+        worker = self.driver.state.workers.get(number)
         rank = worker.rank if worker is not None else -1
         if code == 0 and isinstance(answer, ActorRemoved):
             if worker is not None:
@@ -186,7 +180,7 @@ class ActorJob:
         elif worker is not None and not worker.dismissed:
             self._actors.failures.append(answer)
             first = " ".join(str(answer).split())[:200] if code == KILLED else f"raised {type(answer).__name__}"
-            self._say(f"{self.driver.name(worker)} has ended: {first}")
+            self._say(f"{self.driver.state.name(worker)} has ended: {first}")
         if self._heartbeats is not None:
             self._heartbeats.forget(number)
         # An actor that has returned stays until the job ends, so that its output is not lost.
@@ -196,33 +190,35 @@ class ActorJob:
                 with contextlib.suppress(Exception):
                     ray.kill(actor)
         text = "killed" if code == KILLED else "has ended"
-        self._deliver(self.driver.ended(number, code, text, time.monotonic()))
+        return self.driver.ended(number, code, text, now)
 
-    def _deliver(self, sends: Sends) -> None:
-        self._elastic_hub.deliver(sends)
+    # The decisions of the driver.
 
-    def _act(self, act: Act) -> None:
-        if isinstance(act, Start):
-            self._launch(act)
-        elif isinstance(act, Kill):
-            actor = self._actors.actors.get(act.worker)
-            if actor is not None:
-                ray.kill(actor)
-        elif isinstance(act, Say):
-            self._say(act.text)
-        elif isinstance(act, Over):
-            self._over = act
+    def kill_worker(self, worker: int) -> None:
+        """Kills an actor, if it still runs."""
+        actor = self._actors.actors.get(worker)
+        if actor is not None:
+            ray.kill(actor)
 
-    def _launch(self, start: Start) -> None:
-        make, elastic_hub = self._make, self._elastic_hub
+    def say(self, text: str) -> None:
+        """Tells the user."""
+        self._say(text)
+
+    def job_over(self, over: Over) -> None:
+        """Lets `run` return."""
+        self._over = over
+
+    def start_worker(self, start: Start) -> None:
+        """Starts an actor on the node of the slot."""
+        make = self._make
         self._make_room(start)
-        variables = elastic_hub.variables(start, start.host)
+        variables = environment.of_worker(start.worker, Place(*start.place, start.host), None)
         variables.update(nics_to_env_var(detect_nics(self._settings)))
         resources = {"num_cpus": make.cpus, "num_gpus": make.gpus}
         actor: Any = ray.remote(BaseHorovodWorker).options(**_where(start.host), **resources).remote()
         actor.update_env_vars.remote(make.variables)
         actor.set_queue.remote(make.queue)
-        place = (variables, elastic_hub.addresses, elastic_hub.secret.key)
+        place = (variables, self._elastic.addresses, self._elastic.secret.key)
         self._actors.actors[start.worker] = actor
         self._places[actor.where.remote()] = start.worker
         self._actors.ends[actor.train.remote(make.function, make.executable, place)] = start.worker
@@ -230,8 +226,12 @@ class ActorJob:
     def _make_room(self, start: Start) -> None:
         """Kills an evicted actor in the same slot: it still holds the CPU that the new actor needs."""
         for number in self._actors.actors:
-            worker = self.driver.workers.get(number)
-            if worker is not None and (worker.host, worker.index, worker.life) == (start.host, start.index, Life.OUT):
+            worker = self.driver.state.workers.get(number)
+            if worker is not None and (worker.host, worker.index, worker.status) == (
+                start.host,
+                start.index,
+                Status.OUT,
+            ):
                 worker.dismissed = True
                 assert self._heartbeats is not None
                 self._heartbeats.kill(number)

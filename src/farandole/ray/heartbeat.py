@@ -27,7 +27,7 @@ class NodeWatcher:
     """An actor that watches the ranks of its node on its own thread. It reserves no CPU in Ray."""
 
     def __init__(self, times: Times) -> None:
-        seconds = (times.beat, times.suspect, times.evict, times.stubborn, 0.0)
+        seconds = (times.heartbeat, times.suspect, times.evict, times.give_up, 0.0)
         self._watcher = Watcher(WatchRanks(0, *(int(1000 * one) for one in seconds)))
         self._lock = threading.Lock()
         self._pids: dict[int, int] = {}

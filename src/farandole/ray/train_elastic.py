@@ -5,10 +5,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import threading
-import time
 from types import TracebackType
 from typing import Any
 
@@ -16,15 +14,22 @@ import ray
 from ray.train.backend import Backend
 
 from farandole.autoload import allowed
+from farandole.base.version import package_version
 from farandole.bindings.private import ray_names
-from farandole.ray.elastic_hub import ElasticHub
+from farandole.launch import environment
+from farandole.launch.slots import Place
 from farandole.ray.heartbeat import HeartbeatMonitor
+from farandole.ray.rendezvous import listen_at
 from farandole.ray.train_rank import LEAVE_SECONDS, Rank
 from farandole.ray.utils import detect_nics, nics_to_env_var
 from farandole.ray.worker import ActorLocation, location, take_place
-from farandole.rendezvous.elastic.members import Act, Life, Over, Say, Start
+from farandole.rendezvous.elastic.driver import ElasticDriver
+from farandole.rendezvous.elastic.hub import ElasticHub
+from farandole.rendezvous.elastic.members import Over, Start, Status
 from farandole.rendezvous.elastic.policy import Limits
 from farandole.rendezvous.messages import Rejected
+from farandole.rendezvous.phases import Sends
+from farandole.rendezvous.secret import Secret
 from farandole.world import basics
 
 KILLED = 128 + 9
@@ -41,8 +46,8 @@ class ElasticBackend(Backend):
 
     def __init__(self) -> None:
         # The object is made in Ray's driver and pickled to the controller, so it makes threads and locks later.
-        self._elastic_hub: ElasticHub | None = None
-        self._changed: Any = None
+        self._elastic: ElasticHub | None = None
+        self._changed: Any = None  # notified when `_starts` changes
         self._starts: dict[str, Start] = {}  # slot -> the worker that must start there
         self._given: dict[str, int] = {}  # slot -> the number of its worker
         self._heartbeats: HeartbeatMonitor | None = None
@@ -51,7 +56,7 @@ class ElasticBackend(Backend):
         """Ray calls it when it has started all workers, or one that replaces a lost worker."""
         workers = worker_group.get_workers()
         size = int(workers[0].distributed_context.world_size)
-        if len(workers) == size or self._elastic_hub is None:
+        if len(workers) == size or self._elastic is None:
             self._begin(size, backend_config)
         found = worker_group.execute(location)
         ready = []
@@ -73,73 +78,80 @@ class ElasticBackend(Backend):
         self._changed = threading.Condition()
         least = min(config.min_workers, size)
         limits = Limits(size, least, size, elastic_timeout=config.elastic_timeout)
-        self._elastic_hub = ElasticHub(limits, config.nics, self._act)
-        self._elastic_hub.start()
-        self._heartbeats = HeartbeatMonitor(self._coordinator.times, self._quiet)
+        driver = ElasticDriver(limits, package_version())
+        self._elastic = ElasticHub(driver, Secret.create(), listen_at(config.nics), self)
+        self._elastic.start()
+        self._heartbeats = HeartbeatMonitor(driver.state.times, self._quiet)
         slots = [(f"rank-{rank}", 1) for rank in range(size)]
-        self._call(lambda now: self._coordinator.hosts_found(slots, now))
-
-    @property
-    def _coordinator(self) -> Any:
-        assert self._elastic_hub is not None
-        return self._elastic_hub.driver
-
-    def _call(self, decide: Any) -> None:
-        elastic_hub = self._elastic_hub
-        assert elastic_hub is not None
-        elastic_hub.call(lambda: elastic_hub.deliver(decide(time.monotonic())))
+        self._elastic.call(lambda now: driver.hosts_found(slots, now))
 
     def _place(self, slot: str, worker: Any, place: ActorLocation, config: Any) -> tuple[Any, ...]:
+        elastic, heartbeats = self._elastic, self._heartbeats
+        assert elastic is not None and heartbeats is not None
+        driver = elastic.driver
         before = self._given.get(slot)
         if before is not None:
-            assert self._heartbeats is not None
-            self._heartbeats.forget(before)
-            self._call(lambda now: self._coordinator.ended(before, KILLED, "killed", now))
+            heartbeats.forget(before)
+            elastic.call(lambda now: driver.ended(before, KILLED, "killed", now))
         with self._changed:
             if not self._changed.wait_for(lambda: slot in self._starts, SLOT_SECONDS):
                 raise TimeoutError(f"there was no place for a new worker in {slot} within {SLOT_SECONDS:g} s")
             start = self._starts.pop(slot)
         number = self._given[slot] = start.worker
-        elastic_hub, context = self._elastic_hub, worker.distributed_context
-        assert elastic_hub is not None and self._heartbeats is not None
-        self._heartbeats.add(number, place)
+        heartbeats.add(number, place)
+        context = worker.distributed_context
         local, count = int(context.local_rank), int(context.local_world_size)
 
-        def number_on_node() -> None:  # the driver treats each slot as a host
-            if number in elastic_hub.driver.workers:
-                elastic_hub.driver.workers[number].local = local
+        def set_local_rank(now: float) -> Sends:  # the driver treats each slot as a host
+            if number in driver.state.workers:
+                driver.state.workers[number].local = local
+            return []
 
-        elastic_hub.call(number_on_node)
-        start = dataclasses.replace(start, place=(*start.place[:2], local, max(count, local + 1), 0, 1))
-        variables = elastic_hub.variables(start, place.node)
+        elastic.call(set_local_rank)
+        numbers = (*start.place[:2], local, max(count, local + 1), 0, 1)
+        variables = environment.of_worker(number, Place(*numbers, place.node), None)
         variables.update(nics_to_env_var(detect_nics(config)))
-        return variables, elastic_hub.addresses, elastic_hub.secret.key
+        return variables, elastic.addresses, elastic.secret.key
 
-    def _act(self, act: Act) -> None:
-        if isinstance(act, Start):
-            with self._changed:
-                self._starts[act.host] = act
-                self._changed.notify_all()
-            if act.host in self._given and self._heartbeats is not None:
-                self._heartbeats.kill(self._given[act.host])  # it was evicted, and Ray replaces it when it is dead
-        elif isinstance(act, Say):
-            log.warning("%s", act.text)
-        elif isinstance(act, Over) and act.failed and self._elastic_hub is not None:
-            waiting = [w for w in self._coordinator.workers.values() if w.member is not None and w.life is Life.READY]
-            self._elastic_hub.deliver([(worker.member, Rejected(act.text)) for worker in waiting])
+    # The decisions of the driver.
+
+    def start_worker(self, start: Start) -> None:
+        """Ray starts the process; `_place` waits until it may have the slot."""
+        with self._changed:
+            self._starts[start.host] = start
+            self._changed.notify_all()
+        if start.host in self._given and self._heartbeats is not None:
+            self._heartbeats.kill(self._given[start.host])  # it was evicted, and Ray replaces it when it is dead
+
+    def kill_worker(self, worker: int) -> None:
+        """Nothing: Ray ends its workers."""
+
+    def say(self, text: str) -> None:
+        """Tells the user."""
+        log.warning("%s", text)
+
+    def job_over(self, over: Over) -> None:
+        """Tells the workers that wait for a generation why there will be none."""
+        elastic = self._elastic
+        if over.failed and elastic is not None:
+            workers = elastic.driver.state.workers.values()
+            waiting = [one.member for one in workers if one.member is not None and one.status is Status.READY]
+            elastic.deliver([(member, Rejected(over.text)) for member in waiting])
 
     def _quiet(self, worker: int, seconds: float, state: str) -> None:
-        self._call(lambda now: self._coordinator.quiet(worker, seconds, state, now))
+        elastic = self._elastic
+        if elastic is not None:
+            elastic.call(lambda now: elastic.driver.silence_reported(worker, seconds, state, now))
 
     def _close(self) -> None:
-        pulses, self._heartbeats = self._heartbeats, None
-        if pulses is not None:
-            pulses.close()
-        elastic_hub, self._elastic_hub = self._elastic_hub, None
+        heartbeats, self._heartbeats = self._heartbeats, None
+        if heartbeats is not None:
+            heartbeats.close()
+        elastic, self._elastic = self._elastic, None
         self._starts.clear()
         self._given.clear()
-        if elastic_hub is not None:
-            elastic_hub.close()
+        if elastic is not None:
+            elastic.close()
 
 
 class ElasticRank(Rank):

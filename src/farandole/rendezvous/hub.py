@@ -1,6 +1,6 @@
 # The hub: all ranks of a job connect to it. It runs in the launcher, on one thread.
-# Touches sockets and rounds; decides nothing itself.
-"""Authenticates ranks and passes their messages to `Rounds`, which decides."""
+# Touches sockets; decides nothing itself.
+"""Authenticates ranks and passes their messages to `Rounds` or `ElasticDriver`, which decide."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from farandole.rendezvous import sockets
 from farandole.rendezvous.channel import Channel
@@ -18,13 +19,46 @@ from farandole.rendezvous.flow import Flow, Loop
 from farandole.rendezvous.handshake import NOBODY, Greeting, Proven, Role, VersionMismatch, answer
 from farandole.rendezvous.listener import MAX_UNAUTHENTICATED, Listener
 from farandole.rendezvous.messages import Message, Rejected, Removed, Retry
-from farandole.rendezvous.rounds import Rounds, Sends
+from farandole.rendezvous.phases import Sends
+from farandole.rendezvous.rounds import Rounds
 from farandole.rendezvous.secret import Secret
 
 CALLERS = (Role.WORKER, Role.AGENT)  # an agent only checks whether this address works
 CLOSE_SECONDS = 5.0  # a refused rank has this long to read the reason and to close
 
 log = logging.getLogger("farandole.rendezvous")
+
+
+class Membership(Protocol):
+    """Who is in the job. Members are numbers that the hub gives to connections; time is an argument."""
+
+    def message(self, member: int, message: Message, now: float) -> Sends:
+        """Handles a message of a member."""
+        ...
+
+    def gone(self, member: int, reason: str, now: float) -> Sends:
+        """Handles the end of a member's connection."""
+        ...
+
+    def absent(self, rank: int, reason: str) -> Sends:
+        """Handles that the process of a rank has ended, so it will not join."""
+        ...
+
+    def tick(self, now: float) -> Sends:
+        """Does what is due."""
+        ...
+
+    def deadline(self) -> float | None:
+        """The next moment at which `tick` must be called."""
+        ...
+
+    def complete(self) -> bool:
+        """Whether all ranks run together, so that no other rank can join."""
+        ...
+
+    def take_warnings(self) -> list[str]:
+        """Warnings for the user, each once."""
+        ...
 
 
 class Hub:
@@ -40,15 +74,14 @@ class Hub:
         size: int,
         addresses: str | Sequence[str],
         package: str,
-        rounds: Rounds | None = None,
+        membership: Membership | None = None,
         loop: Loop | None = None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """`rounds`: what decides, instead of the usual one; `loop`: its thread does the work; `after`: called after
-        each
+        """`membership`: decides instead of `Rounds`; `loop`: its thread does the work; `after`: called after each
         event."""
         self._secret = secret
-        self._rounds = rounds or Rounds(size, package)
+        self._membership: Membership = membership or Rounds(size, package)
         self._loop = loop or Loop()
         self._guest = loop is not None  # the loop belongs to the caller, who turns it
         self._after = after
@@ -92,10 +125,10 @@ class Hub:
 
     def absent(self, rank: int, reason: str) -> None:
         """Tells waiting ranks that this rank will not come. Safe from any thread."""
-        self._loop.call(lambda: self.deliver(self._rounds.absent(rank, reason)))
+        self._loop.call(lambda: self.deliver(self._membership.absent(rank, reason)))
 
     def drop(self, name: int) -> None:
-        """Closes a connection; `Rounds` knows it already. Call it on the loop's thread."""
+        """Closes a connection; `membership` knows it already. Call it on the loop's thread."""
         channel = self._channels.pop(name, None)
         if channel is not None:
             self._loop.at(name, None, lambda: None)
@@ -133,7 +166,7 @@ class Hub:
                 channel.close()
 
     def _listen(self, address: str) -> Listener[Proven]:
-        most = MAX_UNAUTHENTICATED + self._size  # all ranks may probe_hub at once
+        most = MAX_UNAUTHENTICATED + self._size  # all ranks may connect at once
         return Listener(self._loop, address, most, self._talk, self._admit, self._other_version, self._no_descriptors)
 
     def _close_listeners(self) -> None:
@@ -173,19 +206,19 @@ class Hub:
         name = next(self._names)
 
         def heard(message: Message) -> None:
-            self.deliver(self._rounds.message(name, message, time.monotonic()))
+            self.deliver(self._membership.message(name, message, time.monotonic()))
 
         def ended(reason: str) -> None:
             self._channels.pop(name, None)
             self._loop.at(name, None, lambda: None)
-            self.deliver(self._rounds.gone(name, reason, time.monotonic()))
+            self.deliver(self._membership.gone(name, reason, time.monotonic()))
 
         self._channels[name] = Channel(self._loop, sock, proven, heard, ended)
 
     def deliver(self, sends: Sends) -> None:
-        """Sends what `Rounds` decided. Call it on the loop's thread."""
-        while self._rounds.warnings:
-            log.warning("%s", self._rounds.warnings.pop(0))
+        """Sends the messages that `membership` decided. Call it on the loop's thread."""
+        for text in self._membership.take_warnings():
+            log.warning("%s", text)
         for name, message in sends:
             channel = self._channels.get(name)
             if channel is None:
@@ -194,18 +227,18 @@ class Hub:
             if isinstance(message, Rejected | Retry | Removed):
                 # Closing now could lose the message; the rank closes when it has read it.
                 self._loop.at(name, time.monotonic() + CLOSE_SECONDS, functools.partial(self._close_channel, name))
-        self._loop.at("rounds", self._rounds.deadline(), self._tick)
-        if self._rounds.complete() and self._listeners:
+        self._loop.at("rounds", self._membership.deadline(), self._tick)
+        if self._membership.complete() and self._listeners:
             self._close_listeners()
-        elif not self._rounds.complete() and not self._listeners:
+        elif not self._membership.complete() and not self._listeners:
             self._open_listeners()
         self._after()
 
     def _tick(self) -> None:
-        self.deliver(self._rounds.tick(time.monotonic()))
+        self.deliver(self._membership.tick(time.monotonic()))
 
     def _close_channel(self, name: int) -> None:
         channel = self._channels.pop(name, None)
         if channel is not None:
             channel.close()
-            self.deliver(self._rounds.gone(name, "the launcher rejected it", time.monotonic()))
+            self.deliver(self._membership.gone(name, "the launcher rejected it", time.monotonic()))

@@ -101,7 +101,7 @@ class LinkRequest:
 
 @dataclass(frozen=True)
 class ListenRequest:
-    """Hub to rank: open an ear for this peer and send an ListenAddress."""
+    """Hub to rank: listen for a connection of this peer, and send a ListenAddress."""
 
     generation: int
     peer: int

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from farandole.rendezvous.handshake import Proven
 from farandole.rendezvous.hub import Hub
 from farandole.rendezvous.messages import Started
-from farandole.rendezvous.rounds import Sends
+from farandole.rendezvous.phases import Sends
 from farandole.rendezvous.secret import Secret
 
 

@@ -293,7 +293,7 @@ class Session:
             return
         listener.open()
         self._listeners[peer] = (listener, builder)
-        self._loop.at(("ear", peer), time.monotonic() + ON_DEMAND_SECONDS, lambda: self._give_up(peer))
+        self._loop.at(("listen", peer), time.monotonic() + ON_DEMAND_SECONDS, lambda: self._give_up(peer))
         self._channel.send(ListenAddress(self.generation, peer, listener.address))
 
     def _give_up(self, peer: int) -> None:
@@ -313,7 +313,7 @@ class Session:
             if peer in builder.made:
                 del self._listeners[peer]
                 assert self._loop is not None
-                self._loop.at(("ear", peer), None, lambda: None)
+                self._loop.at(("listen", peer), None, lambda: None)
                 listener.close()
                 self._add(peer, builder.take()[peer])
         for peer, builder in list(self._calling.items()):

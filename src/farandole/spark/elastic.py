@@ -24,11 +24,11 @@ class Executors:
     fixed = False
 
     def __init__(self, registry: TaskRegistry) -> None:
-        self._muster = registry
+        self._registry = registry
 
     def find(self) -> list[Host]:
         """The present executors."""
-        return [Host(name, len(found)) for name, found in self._muster.slots().items()]
+        return [Host(name, len(found)) for name, found in self._registry.slots().items()]
 
     def close(self) -> None:
         """Nothing must be closed."""
@@ -51,7 +51,7 @@ class SlotKeeper:
         self.last = ""  # why the last ended slot has ended
         self._troubled: set[int] = set()  # slots whose task reported an error
         self._spark = spark
-        self._summons = settings
+        self._settings = settings
         self._tag = session.new_tag()
         self._stopping = threading.Event()
         self._slots = [_Slot(self._ask()) for _ in range(count)]
@@ -83,7 +83,7 @@ class SlotKeeper:
             one.join(deadline - time.monotonic())
 
     def _ask(self) -> session.Holding:
-        return session.Holding(self._spark, 1, self._summons, barrier=False, tag=self._tag)
+        return session.Holding(self._spark, 1, self._settings, barrier=False, tag=self._tag)
 
     def _run(self) -> None:
         while not self._stopping.wait(LOOK_SECONDS):

@@ -14,9 +14,8 @@ from farandole.base import tested
 from farandole.base.config import SETTINGS, Config
 from farandole.launch import executor, ssh
 from farandole.launch.agent_connection import package_place
-from farandole.launch.elastic import ElasticOptions
-from farandole.launch.job import Plan
 from farandole.launch.output import Marked, Sink, Target, Tee, time_of_day
+from farandole.launch.plan import ElasticOptions, Plan
 from farandole.launch.slots import places
 from farandole.rendezvous import interfaces
 from farandole.rendezvous.elastic.policy import Limits

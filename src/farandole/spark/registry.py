@@ -1,8 +1,6 @@
 # The registry of the Spark tasks of a job, by executor; agents connect here too.
 # Touches listeners and channels of rendezvous/, and a thread.
-"""`TaskRegistry(secret, addresses)`: its `slots()` change as tasks come and go; `take(name)` gives the line to an
-agent.
-"""
+"""`TaskRegistry(secret, addresses)`: `slots()` are the present tasks; `take(name)` is the connection to an agent."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from farandole.base.config import environment
 from farandole.launch import options as option
 from farandole.launch import run
 from farandole.launch.agent_connection import StartError, package_place
-from farandole.launch.elastic import ElasticJob
+from farandole.launch.job import Job
 from farandole.launch.output import Lines
 from farandole.tools.demo_rank import EPOCHS, SAMPLES
 
@@ -45,7 +45,7 @@ class RankOutput:
                 self.found.put(json.loads(line))
 
 
-def start(words: RankOutput) -> ElasticJob:
+def start(words: RankOutput) -> Job:
     """Starts the job."""
     code = "from farandole.tools.demo_rank import main; main()"
     code = f"import sys; sys.path.insert(0, {package_place()!r}); {code}"
@@ -53,9 +53,9 @@ def start(words: RankOutput) -> ElasticJob:
     environ = {**environment(), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     options = option.parse([*bounds, sys.executable, "-c", code], environ)
     run.check(options)
-    terms = run.make_terms(options)
-    assert terms is not None
-    return ElasticJob(run.make_plan(options, environ), terms, words)
+    elastic_options = run.make_elastic_options(options)
+    assert elastic_options is not None
+    return Job(run.make_plan(options, environ), words, elastic=elastic_options)
 
 
 class Demo:

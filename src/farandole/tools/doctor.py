@@ -15,8 +15,9 @@ from typing import Any
 from farandole.launch import ssh
 from farandole.launch.agent_connection import StartError, package_place
 from farandole.launch.hosts import parse
-from farandole.launch.job import Job, Plan
+from farandole.launch.job import Job
 from farandole.launch.output import Kept
+from farandole.launch.plan import Plan
 from farandole.launch.slots import places
 from farandole.rendezvous.interfaces import is_this_host
 from farandole.tools import checks, probe

@@ -96,7 +96,7 @@ class Membership:
         """This process tries to join a generation: its heartbeat starts."""
         self.notifications.clear()
         if config.pulse_fd is not None and self._pulse is None:
-            beat = int(Times(config.suspect_seconds).beat * 1000)
+            beat = int(Times(config.suspect_seconds).heartbeat * 1000)
             self._pulse = start_pulse(config.pulse_fd, config.agent_pulse_fd, beat, config.library)
             os.pwrite(config.pulse_fd, bytes([self._saving]), SAVING_OFFSET)
 

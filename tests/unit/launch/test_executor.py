@@ -18,7 +18,8 @@ from waiting import in_time, until
 import farandole
 from farandole.base.errors import RankFailed
 from farandole.launch import calls, output, ssh
-from farandole.launch.job import Job, Plan
+from farandole.launch.job import Job
+from farandole.launch.plan import Plan
 from farandole.launch.slots import places
 from farandole.rendezvous import agent_messages
 

@@ -23,7 +23,8 @@ from farandole.rendezvous.messages import (
     Started,
     Welcome,
 )
-from farandole.rendezvous.rounds import LINK_SECONDS, Rounds
+from farandole.rendezvous.phases import LINK_SECONDS
+from farandole.rendezvous.rounds import Rounds
 
 
 def hello(rank: int, size: int = 3, **more: object) -> Hello:

@@ -1,4 +1,4 @@
-# The types of the elastic driver: workers and their lives, slots, hosts, and what it tells the launcher to do.
+# The types of the elastic driver: workers and their status, slots, hosts, and what it tells the launcher to do.
 # Pure data; knows the Hello of the rendezvous.
 """A worker is one process; a slot is its place on a host. Both outlive generations."""
 
@@ -13,16 +13,16 @@ from farandole.rendezvous.messages import Hello
 Numbers = tuple[int, int, int, int, int, int]
 
 
-class Life(Enum):
-    """Where a worker is. A type for each state; what may follow is said where it is set."""
+class Status(Enum):
+    """What a worker does now."""
 
     STARTING = "starting"  # its process runs; it has not asked for a generation yet
     READY = "ready"  # it has said Hello and waits
-    IN = "in"  # member of the generation that runs, or is being made
+    MEMBER = "member"  # of the generation that runs, or is being made
     RETURNING = "returning"  # it has left a generation and is about to say Hello
-    OUT = "out"  # evicted, or its connection ended: alive perhaps, waited for by nobody
+    OUT = "out"  # evicted, or its connection ended: it may still run, but no rank waits for it
     LEFT = "left"  # it has left for good and will end
-    GONE = "gone"  # its process has ended
+    ENDED = "ended"  # its process has ended
 
 
 @dataclass
@@ -33,26 +33,26 @@ class Worker:
     host: str
     index: int
     started: float
-    life: Life = Life.STARTING
+    status: Status = Status.STARTING
     member: int | None = None  # its connection
     hello: Hello | None = None
     rank: int = -1  # in the generation it was in last
     generation: int = 0  # the last one that ran with it; 0: none
-    changed: float = 0.0  # when its life last changed
-    leaving: float | None = None  # its slot is being taken away; by then it has to be gone
-    owes: bool = False  # it was asked to save before it goes, and has not
-    barred: float = 0.0  # until then it is taken into no generation
+    changed: float = 0.0  # when its status last changed
+    leaving: float | None = None  # its slot is being taken away; it must have left by this time
+    must_save: bool = False  # it was asked to save before it leaves, and has not saved yet
+    barred: float = 0.0  # until then it cannot be a member
     complaints: int = 0
-    dismissed: bool = False  # told to go, so that its end is no failure
-    given: int = -1  # the rank in its variables when it started; nobody else gets that while it lives
+    dismissed: bool = False  # told to leave, so its end is no failure
+    first_rank: int = -1  # the rank in its variables when it started; no other worker gets it while this one lives
     local: int = -1  # its number on its host, for as long as it lives
 
     def __post_init__(self) -> None:
         self.local = self.index
 
-    def become(self, life: Life, now: float) -> None:
-        """Another life begins."""
-        self.life = life
+    def become(self, status: Status, now: float) -> None:
+        """Changes the status."""
+        self.status = status
         self.changed = now
 
 
@@ -70,11 +70,11 @@ class Host:
     """A host that discovery has named."""
 
     name: str
-    slots: int
+    slot_count: int
     listed: bool = True
     up: bool = True  # its agent can be reached
-    drained: bool = False  # it asked to be left alone
-    places: list[Slot] = field(default_factory=list)
+    drained: bool = False  # its agent got a signal: a scheduler, for example, wants the host back
+    slots: list[Slot] = field(default_factory=list)
     not_before: float = 0.0
 
     @property
@@ -83,7 +83,7 @@ class Host:
         return self.listed and self.up and not self.drained
 
 
-# What the launcher shall do.
+# What the launcher must do.
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Say:
-    """Tell people."""
+    """Tell the user."""
 
     text: str
 
@@ -125,4 +125,4 @@ class Over:
     text: str
 
 
-Act = Start | Kill | Drop | Say | Over
+Action = Start | Kill | Drop | Say | Over

@@ -1,4 +1,4 @@
-# What an elastic job decides: times, who gets which rank, when a generation may begin, who has to wait or to go.
+# The policies of an elastic job: its times, which worker gets which rank, which one must wait or leave.
 # Pure: every function returns a decision and touches nothing.
 """Policies of the elastic driver. Each is a function of what is known; driver.py keeps what is known."""
 
@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from farandole.rendezvous.elastic.members import Numbers
 
 REMOVED, ADDED = 1, 2  # of HostUpdateResult; both: 3
 LONGEST_BACKOFF = 30.0  # seconds between two starts of a slot that fails
@@ -29,24 +31,24 @@ class Times:
     suspect: float = 2.0  # a silent rank or host is named
 
     @property
-    def beat(self) -> float:
-        """Between two signs of life."""
+    def heartbeat(self) -> float:
+        """Between two heartbeats."""
         return self.suspect / 4
 
     @property
     def evict(self) -> float:
-        """A silent rank or host is out."""
+        """A silent rank or host is evicted after this time."""
         return self.suspect * 2.5
 
     @property
-    def stubborn(self) -> float:
-        """One that waits in the kernel, or fell silent together with most others, is out."""
+    def give_up(self) -> float:
+        """A rank that waits in the kernel, or fell silent together with most others, is evicted after this time."""
         return self.suspect * 15
 
     @property
     def revoke(self) -> float:
-        """A rank whose agent has not heard from the launcher for so long ends its generation: others may be about to
-        go on without it."""
+        """A rank whose agent has not heard from the launcher for this long ends its generation: the others may be
+        about to continue without it."""
         return self.suspect * 2
 
     @property
@@ -104,7 +106,8 @@ def backoff(failures: int) -> float:
 
 
 def killed_from_outside(code: int, text: str) -> bool:
-    """Whether somebody else ended a process, so that a new one may do better: not the kernel for lack of memory.
+    """Whether a process was killed by a signal of another program, so that a new one may succeed. The kernel's kill for
+    lack of memory does not count.
 
     >>> killed_from_outside(137, "killed by SIGKILL"), killed_from_outside(137, "killed by the kernel (OOM)")
     (True, False)
@@ -124,7 +127,7 @@ def cooldown(bounds: tuple[int, int], failures: int, draw: float) -> float:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Who may be in the next generation."""
+    """A worker that may be in the next generation."""
 
     worker: int
     host: str
@@ -133,15 +136,15 @@ class Candidate:
 
 
 def choose(candidates: Iterable[Candidate], most: int) -> list[Candidate]:
-    """Those who are taken: members of the last generation first, then the oldest workers."""
+    """The members of the next generation: those of the last one first, then the oldest workers."""
     return sorted(candidates, key=lambda one: (one.rank < 0, one.worker))[:most]
 
 
 def arrange(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """By rank: hosts one after the other, in the order that their members had, newcomers behind them.
+    """The workers in the order of their new ranks: host by host, in the order of the old ranks, new workers last.
 
-    Rank 0 is one whose state has come furthest, and its host is the first. Who was not in the last generation does not
-    count: others may have gone on without it.
+    Rank 0 is a worker with the newest commit, and its host is the first. A worker that was not in the last generation
+    cannot be rank 0, because the others may have continued without it.
     """
     order = sorted(candidates, key=lambda one: (one.rank < 0, one.rank, one.worker))
     hosts = list(dict.fromkeys(one.host for one in order))
@@ -153,7 +156,7 @@ def arrange(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def loser(complaints: Sequence[tuple[int, int]]) -> int:
-    """Which rank goes when these pairs have no link: the one with most complaints, then the highest.
+    """Which rank must leave when these pairs have no link: the one with most complaints, then the highest.
 
     >>> loser([(0, 3), (1, 3)]), loser([(0, 1)])
     (3, 1)
@@ -163,5 +166,31 @@ def loser(complaints: Sequence[tuple[int, int]]) -> int:
 
 
 def most_fell_silent(silent: int, watched: int) -> bool:
-    """Whether the observer should rather doubt itself: most of several fell silent at the same moment."""
+    """Whether most of several ranks fell silent at once. Then the observer itself may have been too slow."""
     return watched > 1 and silent * 2 > watched
+
+
+def places_of(workers: Sequence[tuple[str, int]]) -> list[Numbers]:
+    """(rank, size, local rank, local size, cross rank, cross size) of each, by its host and its number there.
+
+    A worker chose its device by its number, so it keeps the number while others join and leave. The numbers may have
+    gaps, and the local size is one more than the largest. A worker whose number is taken on its host gets the lowest
+    free one.
+
+    >>> places_of([("a", 1), ("a", 3), ("b", 1)])
+    [(0, 3, 1, 4, 0, 2), (1, 3, 3, 4, 0, 1), (2, 3, 1, 2, 1, 2)]
+    """
+    on: dict[str, dict[int, int]] = {}  # host -> local number -> rank
+    waiting: list[tuple[int, str]] = []
+    for rank, (host, local) in enumerate(workers):
+        if on.setdefault(host, {}).setdefault(local, rank) != rank:
+            waiting.append((rank, host))
+    for rank, host in waiting:
+        free = next(number for number in range(len(workers)) if number not in on[host])
+        on[host][free] = rank
+    found: dict[int, Numbers] = {}
+    for host, locals_ in on.items():
+        for local, rank in locals_.items():
+            across = [other for other in on if local in on[other]]
+            found[rank] = (rank, len(workers), local, max(locals_) + 1, across.index(host), len(across))
+    return [found[rank] for rank in range(len(workers))]

@@ -9,6 +9,10 @@ from typing import Any
 
 from ..session import active, default_parallelism
 
+Arguments = Sequence[Any]
+KeywordArguments = Mapping[str, Any] | None
+Variables = Mapping[str, str] | None
+
 
 def default_num_proc() -> int:
     """The default number of ranks: Spark's default parallelism."""
@@ -19,13 +23,9 @@ class Backend:
     """The interface that an estimator needs to run ranks."""
 
     def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        env: Mapping[str, str] | None = None,
+        self, fn: Callable[..., Any], args: Arguments = (), kwargs: KeywordArguments = None, env: Variables = None
     ) -> list[Any]:
-        """Calls the function in every rank; what they return, by rank."""
+        """Calls the function in every rank. Returns the results, by rank."""
         raise NotImplementedError
 
     def num_processes(self) -> int:
@@ -36,19 +36,15 @@ class Backend:
 class SparkBackend(Backend):
     """Runs ranks as tasks of Spark. `kwargs` are those of `farandole.spark.run`."""
 
-    def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+    def __init__(self, num_proc: int | None = None, env: Variables = None, **kwargs: Any) -> None:
         self._num_proc = num_proc
         self._env = env
         self._kwargs = kwargs
 
     def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        env: Mapping[str, str] | None = None,
+        self, fn: Callable[..., Any], args: Arguments = (), kwargs: KeywordArguments = None, env: Variables = None
     ) -> list[Any]:
-        """Calls the function in every rank; what they return, by rank."""
+        """Calls the function in every rank. Returns the results, by rank."""
         from .. import run
 
         variables = {**(self._env or {}), **(env or {})} or None

@@ -1,5 +1,5 @@
 # Trained models as transformers of Spark: `transform(df)` adds a column of predictions for each label.
-# Touches Spark's pandas functions; what predicts is of the framework's folder.
+# Touches Spark's pandas functions; the function that predicts is in the folder of the framework.
 """`HorovodModel` is a pyspark.ml.Model. Predictions are vectors, or numbers where the model gives one per row."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HorovodModel(Saved, ModelParams, Model):
     """Predicts the rows of a DataFrame."""
 
     def _loader(self) -> Callable[[], Predict]:
-        """What makes, in an executor, the function from columns to outputs."""
+        """An object that makes the predicting function in an executor."""
         raise NotImplementedError
 
     def _inputs(self) -> list[Column]:
@@ -39,15 +39,15 @@ class HorovodModel(Saved, ModelParams, Model):
         ]
 
     def _known(self) -> Any:
-        """The shapes of one row's outputs, as the fit found them; None when it did not."""
+        """The shapes of one row's outputs, as the fit found them; None when unknown."""
         return self.getOrDefault("_metadata").get("outputs")
 
     def _shapes(self, rows: Any) -> list[tuple[int, ...]]:
-        """Of one row's outputs; found out by a prediction where the fit did not know them."""
+        """The shapes of one row's outputs; if the fit did not find them, one prediction does."""
         known, inputs = self._known(), self._inputs()
         if known is None:
             one = zeros([column for column in inputs if column.dtype != RAW])
-            if len(one) < len(inputs):  # there is no text of zeros
+            if len(one) < len(inputs):  # zeros can stand for numbers only
                 first = rows.limit(1).toPandas()
                 if not len(first):
                     return [(0,)] * len(self.getOutputCols())
@@ -62,7 +62,7 @@ class HorovodModel(Saved, ModelParams, Model):
         needed = [plain(one.name, kinds[one.name], one.dtype == "float64") for one in inputs]
         shapes = self._shapes(dataset.select(*needed))
         if len(shapes) != len(outputs):
-            raise DataError(f"the model gives {len(shapes)} outputs, and output_cols names {len(outputs)} columns")
+            raise DataError(f"the model has {len(shapes)} outputs, but output_cols names {len(outputs)} columns")
         single = [math.prod(shape) == 1 for shape in shapes]
         fields = [
             T.StructField(f"_{place}", T.DoubleType() if one else T.ArrayType(T.DoubleType()))
@@ -80,12 +80,12 @@ class HorovodModel(Saved, ModelParams, Model):
 
 
 def zeros(columns: list[Column], rows: int = 1) -> Columns:
-    """A batch of nothing, to call a model with."""
+    """A batch of zeros, to call a model with."""
     return {column.name: np.zeros((rows, *column.shape), column.dtype) for column in columns}
 
 
 def _function(loader: Callable[[], Predict], inputs: list[Column], single: list[bool], rows: int) -> Any:
-    """Runs in executors: loads the model once per task, and predicts frame after frame."""
+    """Runs in executors: loads the model once per task, and predicts each frame."""
 
     def run(frames: Iterator[Any]) -> Iterator[Any]:
         predict = loader()

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 from pyspark.ml.param import Param, Params, TypeConverters
 
 Class = TypeVar("Class", bound=type)
-Row = tuple[Any, str, Callable[[Any], Any] | None]  # default, what it is, and what makes a value of it
+Row = tuple[
+    Any, str, Callable[[Any], Any] | None
+]  # default, documentation, and a function that checks and converts a value
 INT, FLOATS, STRING = TypeConverters.toInt, TypeConverters.toListFloat, TypeConverters.toString
 STRINGS, BOOL = TypeConverters.toListString, TypeConverters.toBoolean
 
@@ -27,7 +29,7 @@ def _validation(value: Any) -> Any:
     if isinstance(value, str):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-        raise TypeError(f"{value!r}: expected a part of the rows between 0 and 1, or the name of a column")
+        raise TypeError(f"{value!r}: expected a fraction of the rows from 0 to 1, or the name of a column")
     return float(value)
 
 
@@ -113,7 +115,7 @@ def declare(table: Mapping[str, Row]) -> Callable[[Class], Class]:
     """A class decorator: the parameters of a table, each with `setName` and `getName`."""
 
     def decorate(cls: Class) -> Class:
-        owner = Params()  # as Spark's own classes have it before there is a stage
+        owner = Params()  # Spark's own classes also start without a parent
         owner.uid = "undefined"
         for name, (default, doc, convert) in table.items():
             setattr(cls, name, Param(owner, name, doc, convert))
@@ -126,7 +128,7 @@ def declare(table: Mapping[str, Row]) -> Callable[[Class], Class]:
 
             for spelling in filter(None, (camel(name), SPELLINGS.get(name))):
                 for accessor, function in ((f"set{spelling}", put), (f"get{spelling}", take)):
-                    if accessor not in vars(cls):  # some classes have one of their own
+                    if accessor not in vars(cls):  # some classes define this accessor themselves
                         setattr(cls, accessor, function)
             defaults: dict[str, Any] = {**getattr(cls, "DEFAULTS", {}), name: default}
             cls.DEFAULTS = defaults  # type: ignore[attr-defined]
@@ -161,12 +163,12 @@ def _fresh(value: Any) -> Any:
 
 @declare(ESTIMATOR)
 class EstimatorParams(Declared):
-    """What every estimator takes."""
+    """The parameters of every estimator."""
 
 
 @declare(MODEL)
 class ModelParams(Declared):
-    """What every trained model has."""
+    """The parameters of every trained model."""
 
     def setOutputCols(self, value: list[str]) -> Any:
         """Names the columns of predictions."""

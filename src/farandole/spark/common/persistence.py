@@ -1,6 +1,6 @@
 # Saving and loading of estimators and models, as Spark's own stages are: `stage.save(path)`, `Stage.load(path)`.
 # Touches Spark's metadata files, and our pickles in Parquet beside them.
-"""What a stage holds is code as much as data: load only what you would run."""
+"""A saved stage contains code (pickles): load only files from sources that you trust."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Reader(MLReader[Any]):
 
 
 class Saved(MLReadable[Any], MLWritable):
-    """A stage that can be saved. Subclasses say how what cannot be pickled as it is comes and goes."""
+    """A stage that can be saved. Subclasses convert parameters that cannot be pickled."""
 
     def write(self) -> Writer:
         """For Spark, and for `stage.write().overwrite().save(path)`."""
@@ -68,9 +68,9 @@ class Saved(MLReadable[Any], MLWritable):
         return Reader(cls)
 
     def freeze(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Parameters as they are saved."""
+        """Parameters in the form in which they are saved."""
         return values
 
     def thaw(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The other way."""
+        """Parameters from their saved form."""
         return values

@@ -1,4 +1,4 @@
-# What a rank runs, as programs of others import it: horovod.spark.{torch,keras,lightning}.remote.
+# The function that a rank runs, under Horovod's name: horovod.spark.{torch,keras,lightning}.remote.
 # Touches constants and the estimator that it is given.
 """`RemoteTrainer(estimator, ...)` is the function that the estimator's backend runs in each rank."""
 
@@ -27,6 +27,6 @@ __all__ = [
 
 
 def RemoteTrainer(estimator: Any, *_: Any, **__: Any) -> Callable[[Task], Result | None]:
-    """The estimator's own training function; what else Horovod passes comes to it with its task."""
+    """The estimator's training function. Horovod's other arguments are ignored: the task has their values."""
     work: Callable[[Task], Result | None] = estimator._work()
     return work

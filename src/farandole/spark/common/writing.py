@@ -42,7 +42,7 @@ class Wanted:
     seed: int
     files: int | None  # None: rows stay where they are
     double: bool  # whether vectors keep 64 bits
-    raw: bool = False  # whether there may be texts and bytes, which a transformation makes numbers of
+    raw: bool = False  # whether there may be texts and bytes, which a transformation turns into numbers
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -138,9 +138,9 @@ def _write(df: Any, wanted: Wanted, index: str) -> None:
                 raise DataError(row["file"])
             raise StoreError(f"an executor could not write to the store {store.prefix_path}: {row['file']}")
     good = {row["file"] for row in found}
-    # A task that Spark ran twice has left a file that does not count.
+    # If Spark ran a task twice, the file of the first run is not used.
     for path in paths.values():
-        with contextlib.suppress(FileNotFoundError):  # where folders are names alone, an empty one is none
+        with contextlib.suppress(FileNotFoundError):  # in object stores an empty folder does not exist
             for file in store.fs.ls(store.local(path), detail=False):
                 if str(file).rpartition("/")[2] not in good:
                     store.remove(str(file))
@@ -201,7 +201,7 @@ class Groups:
         if self._writer is None:
             fs = arrow_filesystem(self._store.fs)
             path = self._store.local(self._path)
-            # Numbers of a training set hardly repeat: a dictionary would only cost.
+            # The numbers of a training set rarely repeat, so a dictionary would only cost time.
             self._writer = pq.ParquetWriter(path, table.schema, filesystem=fs, use_dictionary=False)
         self._writer.write_table(table, row_group_size=table.num_rows)
 

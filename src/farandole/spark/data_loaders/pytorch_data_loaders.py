@@ -1,4 +1,4 @@
-# Loaders that make batches of tensors of what a reader gives: horovod.spark.data_loaders.pytorch_data_loaders.
+# Loaders that make batches of tensors from the rows of a reader: horovod.spark.data_loaders.pytorch_data_loaders.
 # Touches torch, NumPy and farandole.data.
 """A reader is anything that gives dicts (or named tuples) of columns, of any number of rows, when it is iterated."""
 
@@ -34,7 +34,7 @@ def _tensors(columns: dict[str, Any]) -> Batch:
 
 
 def _batches(parts: Iterable[Any], rows: int, window: int) -> Iterator[Batch]:
-    """Batches of so many rows, the last one with what is left; in random order within a window of rows."""
+    """Batches of this many rows, the last one may be smaller; in random order within a window of rows."""
     held: list[dict[str, Any]] = []
     count = 0
     for part in itertools.chain(map(_columns, parts), [None]):
@@ -72,7 +72,7 @@ class PytorchDataLoader(BaseDataLoader):
     def __len__(self) -> int:
         """Batches of a pass, where it has a limit."""
         if self.limit_step_per_epoch < 0:
-            raise TypeError(f"the loader {self.name!r} has no limit_step_per_epoch: how long a pass is, is not known")
+            raise TypeError(f"the loader {self.name!r} has no limit_step_per_epoch, so it has no length")
         return self.limit_step_per_epoch
 
     def _iterate(self) -> Iterator[Batch]:
@@ -88,7 +88,7 @@ class PytorchAsyncDataLoader(AsyncDataLoaderMixin, PytorchDataLoader):
 
 
 class PytorchInfiniteDataLoader(PytorchDataLoader):
-    """The reader again and again: a pass ends by its limit alone, and the next goes on where it was."""
+    """Repeats the reader. A pass ends only at its limit, and the next pass continues there."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -101,7 +101,7 @@ class PytorchInfiniteDataLoader(PytorchDataLoader):
                 found = True
                 yield part
             if not found:
-                raise ValueError(f"the reader of the loader {self.name!r} gives nothing")
+                raise ValueError(f"the reader of the loader {self.name!r} has no rows")
 
     def _iterate(self) -> Iterator[Batch]:
         if self._going is None:
@@ -110,11 +110,11 @@ class PytorchInfiniteDataLoader(PytorchDataLoader):
 
 
 class PytorchInfiniteAsyncDataLoader(AsyncDataLoaderMixin, PytorchInfiniteDataLoader):
-    """The reader again and again, loaded ahead in a thread."""
+    """Repeats the reader; a thread loads ahead."""
 
 
 class PytorchInmemDataLoader(BaseDataLoader):
-    """Reads everything once, and gives it `num_epochs` times."""
+    """Reads everything once, and returns it `num_epochs` times."""
 
     def __init__(
         self, reader: Any, batch_size: int, num_epochs: int, name: str = "", shuffle: bool = False,
@@ -128,7 +128,7 @@ class PytorchInmemDataLoader(BaseDataLoader):
         self.verbose = verbose
         parts = [_columns(part) for part in reader]
         if not parts:
-            raise ValueError(f"the reader of the loader {name!r} gives nothing")
+            raise ValueError(f"the reader of the loader {name!r} has no rows")
         self._whole = _joined(parts)
         self._epochs = 0
 
@@ -139,7 +139,9 @@ class PytorchInmemDataLoader(BaseDataLoader):
 
     def _iterate(self) -> Iterator[Batch]:
         if self._epochs >= self.num_epochs:
-            raise ValueError(f"the loader {self.name!r} was made for {self.num_epochs} epochs, and they are over")
+            raise ValueError(
+                f"the loader {self.name!r} was made for {self.num_epochs} epochs, which have ended: make a new one"
+            )
         self._epochs += 1
         rows = _rows(self._whole)
         return itertools.islice(_batches([self._whole], self.batch_size, rows if self.shuffle else 0), len(self))

@@ -67,11 +67,11 @@ class KerasEstimator(HorovodEstimator):
         )  # fmt: skip
         try:
             found = loader.probe(columns)
-        except Exception as error:  # Keras has as many kinds of errors as it has backends
+        except Exception as error:  # each backend of Keras raises other errors
             shapes = ", ".join(f"{name!r} of shape {columns[name].shape}" for name in features)
             raise DataError(f"the model cannot be called with {shapes}: {error}") from error
         if len(found) != len(labels):
-            raise DataError(f"the model gives {len(found)} outputs for {len(labels)} label columns {labels}")
+            raise DataError(f"the model has {len(found)} outputs for {len(labels)} label columns {labels}")
         loss = self._given("loss")
         losses = list(loss) if isinstance(loss, list | tuple) else [loss]
         if len(losses) == len(labels) and not isinstance(loss, dict):  # by name: Keras itself matches them
@@ -106,7 +106,7 @@ class KerasEstimator(HorovodEstimator):
         return self.get_model_class()(**self._get_model_kwargs(model, result.history, run_id, metadata))
 
     def _get_model_kwargs(self, model: Any, history: Any, run_id: str, metadata: Any) -> dict[str, Any]:
-        """The parameters of a fitted model; classes that build on this one may give theirs others."""
+        """The parameters of a fitted model; subclasses may have others."""
         return {
             "model": model,
             "custom_objects": self.getOrDefault("custom_objects"),

@@ -1,4 +1,4 @@
-# Which Keras a model is of: Keras 3, or tf_keras where TF_USE_LEGACY_KERAS asks for it.
+# Finds out to which Keras a model belongs: Keras 3, or tf_keras if TF_USE_LEGACY_KERAS is set.
 # Touches either Keras, by name, and its binding.
 """Ranks and executors learn it by name: `KERAS` or `LEGACY`."""
 
@@ -14,7 +14,7 @@ KERAS, LEGACY = "keras", "tf_keras"
 
 
 def library_of(model: Any) -> str | None:
-    """The name of the library whose model this is; None when it is none of either."""
+    """The name of the library of a model; None when it is neither."""
     legacy = sys.modules.get(LEGACY)
     if legacy is not None and isinstance(model, legacy.Model):
         return LEGACY
@@ -27,7 +27,7 @@ def load(library: str) -> Any:
 
 
 def binding(library: str) -> Any:
-    """What stands where scripts have `horovod.keras`, or `horovod.tensorflow.keras`."""
+    """The module that replaces `horovod.keras`, or `horovod.tensorflow.keras`."""
     if library == KERAS:
         from ... import keras
 
@@ -38,7 +38,7 @@ def binding(library: str) -> Any:
 
 
 def backend(library: str) -> str:
-    """What it runs on."""
+    """The name of its backend."""
     return str(load(library).backend.backend()) if library == KERAS else "tensorflow"
 
 

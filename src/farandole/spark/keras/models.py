@@ -16,7 +16,7 @@ from ..common.model import zeros
 from ..common.parquet import Array, Column, Columns
 from .library import KERAS, load, variables
 
-# Losses of Keras that compare number with number. Those of users may do anything.
+# Losses of Keras that compare single numbers. We know nothing about losses of users.
 ELEMENTWISE = (
     "mean_squared_error",
     "mean_absolute_error",
@@ -36,7 +36,7 @@ def compares_numbers(loss: Any, library: str = KERAS) -> bool:
     losses = load(library).losses
     try:
         made = losses.get(loss)
-    except ValueError:  # unknown to Keras: compiling says so
+    except ValueError:  # unknown to Keras: compile() raises the error
         return False
     if type(made).__module__.startswith(f"{library}."):  # its own classes are functions with a reduction
         made = getattr(made, "fn", made)
@@ -52,7 +52,7 @@ def packed(model: Any) -> bytes:
 
 
 def unpacked(data: bytes, custom_objects: Any, library: str = KERAS) -> Any:
-    """The other way. Lambdas are allowed: the model is the user's own."""
+    """A model from such bytes. Lambdas are allowed, because the model is the user's own."""
     keras = load(library)
     with tempfile.TemporaryDirectory() as place:
         path = Path(place, "model.keras")

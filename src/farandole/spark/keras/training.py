@@ -17,7 +17,7 @@ from ..common.task import Progress, Result, Task
 from . import models
 from .library import KERAS, backend, binding, load
 
-HISTORY = "farandole_history.json"  # inside the checkpoint, beside what Keras has in its files
+HISTORY = "farandole_history.json"  # inside the checkpoint, next to the files of Keras
 
 
 def _arrays(batch: Columns, task: Task, library: str) -> tuple[Any, ...]:
@@ -80,7 +80,7 @@ def _recorder(task: Task, history: dict[str, list[float]], library: str) -> Any:
 
 
 def _choose_gpu(wanted: bool, library: str) -> None:
-    """This rank's GPU and no other, or none at all; before anything is computed."""
+    """Makes only this rank's GPU visible, or none. Must run before any computation."""
     hvd, runs_on = binding(library), backend(library)
     if runs_on == "tensorflow":
         from tensorflow import config as devices
@@ -134,7 +134,7 @@ def _resumed(task: Task, held: dict[str, Any], library: str) -> tuple[Any, dict[
         path = Path(place, "model.keras")
         path.write_bytes(data)
         saved = keras.saving.load_model(path, custom_objects=held["custom_objects"], safe_mode=False)
-    model = _compiled(task, held, library)  # with all of its options; the file knows Keras's alone
+    model = _compiled(task, held, library)  # with the user's options; the file has only those of Keras
     model.set_weights(saved.get_weights())
     model.optimizer.build(model.trainable_variables)
     for mine, theirs in zip(model.optimizer.variables, saved.optimizer.variables, strict=True):
@@ -143,7 +143,7 @@ def _resumed(task: Task, held: dict[str, Any], library: str) -> tuple[Any, dict[
 
 
 def train(task: Task, library: str = KERAS) -> Result | None:
-    """In each rank."""
+    """Runs in each rank."""
     keras, hvd = load(library), binding(library)
     hvd.init()
     _choose_gpu(task.options["use_gpu"], library)

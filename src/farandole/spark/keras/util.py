@@ -1,4 +1,4 @@
-# What programs of others import from horovod.spark.keras.util.
+# The names of horovod.spark.keras.util.
 # Touches library.py and models.py.
 """`TFKerasUtil`: the Keras of this process and its binding, models and optimizers as text."""
 
@@ -13,7 +13,7 @@ from ...launch.calls import pack, unpack
 from . import models
 from .library import KERAS, LEGACY, binding, load
 
-TF_KERAS = "tf_keras"  # a word of Horovod's for TFKerasUtil, whichever Keras it is
+TF_KERAS = "tf_keras"  # Horovod's name for TFKerasUtil, with either Keras
 
 
 def _library() -> str:
@@ -21,7 +21,7 @@ def _library() -> str:
 
 
 class TFKerasUtil:
-    """Static functions alone; those whose names end in `_fn` give functions to be sent to ranks."""
+    """Only static functions. Those whose names end in `_fn` return functions that are sent to ranks."""
 
     type = TF_KERAS
 
@@ -32,17 +32,17 @@ class TFKerasUtil:
 
     @staticmethod
     def keras_fn() -> Callable[[], Any]:
-        """What gives Keras."""
+        """A function that returns Keras."""
         return TFKerasUtil.keras
 
     @staticmethod
     def get_horovod() -> Any:
-        """What stands where scripts have `horovod.tensorflow.keras`."""
+        """The module that replaces `horovod.tensorflow.keras`."""
         return binding(_library())
 
     @staticmethod
     def horovod_fn() -> Callable[[], Any]:
-        """What gives it."""
+        """A function that returns this module."""
         return TFKerasUtil.get_horovod
 
     @staticmethod
@@ -52,7 +52,7 @@ class TFKerasUtil:
 
     @staticmethod
     def deserialize_model(model_bytes: str, custom_objects: Any = None) -> Any:
-        """The model of such a text."""
+        """The model from such a text."""
         return models.unpacked(base64.b64decode(model_bytes), custom_objects, _library())
 
     @staticmethod

@@ -1,6 +1,6 @@
-# Columns as tensors, and what a model says to them: shared by the estimators for PyTorch and Lightning.
+# Columns as tensors, and the outputs of a model for them: shared by the estimators for PyTorch and Lightning.
 # Touches torch.
-"""Numbers are of the model's own type; categories, and the class indices that some losses take, are whole."""
+"""Numbers get the data type of the model; categories and class indices are integers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INDEXED = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss, torch.nn.MultiMarginLoss
 INDEXED_FUNCTIONS = (functional.cross_entropy, functional.nll_loss, functional.multi_margin_loss)
 
 
-# Losses that compare number with number. Those of users may do anything, so that nothing is said about their labels.
+# Losses that compare single numbers. We know nothing about losses of users, so their labels are not checked.
 ELEMENTWISE = (
     torch.nn.MSELoss,
     torch.nn.L1Loss,
@@ -56,7 +56,7 @@ def takes_classes(loss: Any) -> bool:
 
 
 def number_type(model: torch.nn.Module) -> torch.dtype:
-    """What a model calculates with."""
+    """The data type of a model's parameters."""
     return next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.get_default_dtype())
 
 
@@ -70,12 +70,12 @@ def tensor(values: Array, dtype: torch.dtype, device: Any, shape: Any = None, wh
 
 
 def as_list(value: Any) -> list[Any]:
-    """What a model returns, or a parameter that may be one thing or several, as a list."""
+    """One value or several, as a list."""
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def matched(outputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Labels in the shapes of the outputs where they hold as much: (n,) against (n, 1) would be broadcast."""
+    """Labels in the shapes of the outputs if the sizes are equal: (n,) and (n, 1) would be broadcast to (n, n)."""
     return [
         label.reshape(output.shape) if output.numel() == label.numel() else label
         for output, label in zip(outputs, labels, strict=True)
@@ -154,5 +154,5 @@ def probe(model: bytes, inputs: Inputs, columns: dict[str, Column], labels: list
         shapes = ", ".join(f"{name!r} of shape {columns[name].shape}" for name in inputs.features)
         raise DataError(f"the model cannot be called with {shapes}: {error}") from error
     if len(found) != len(labels):
-        raise DataError(f"the model gives {len(found)} outputs for {len(labels)} label columns {labels}")
+        raise DataError(f"the model has {len(found)} outputs for {len(labels)} label columns {labels}")
     return [output.shape[1:] for output in found]

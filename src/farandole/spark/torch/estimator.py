@@ -72,7 +72,7 @@ class TorchEstimator(HorovodEstimator):
         return found
 
     def _losses(self) -> list[Any]:
-        """What compares outputs with labels, one for each; none where a step of the user's does."""
+        """The losses, one for each label; none if the user's own step computes the loss."""
         if self.getOrDefault("train_minibatch_fn") is not None:
             return []
         given = self.getOrDefault("loss")
@@ -99,7 +99,7 @@ class TorchEstimator(HorovodEstimator):
         return self.get_model_class()(**parameters)
 
     def _get_model_kwargs(self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Any) -> dict[str, Any]:
-        """The parameters of a fitted model; classes that build on this one may give theirs others."""
+        """The parameters of a fitted model; subclasses may have others."""
         return {
             "model": model,
             "optimizer": optimizer,

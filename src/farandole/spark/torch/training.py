@@ -89,7 +89,7 @@ class Training:
         self._passes = passes
 
     def _load(self, optimizer: Any) -> None:
-        """Goes on from the run's checkpoint. All ranks read the same file."""
+        """Continues from the run's checkpoint. All ranks read the same file."""
         remote = self._task.remote
         data = remote.store.read(remote.checkpoint_path)
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -98,7 +98,7 @@ class Training:
         self.history = state["history"]
 
     def save(self) -> bytes:
-        """All that is needed to go on."""
+        """Everything that a later run needs to continue."""
         file = io.BytesIO()
         state = {name: value.cpu() for name, value in self.model.state_dict().items()}
         torch.save({"model": state, "optimizer": self.optimizer.state_dict(), "history": self.history}, file)
@@ -172,7 +172,7 @@ class Training:
 
 
 class Sums:
-    """Of what is measured, weighted by rows."""
+    """Means of measured values, weighted by rows."""
 
     def __init__(self) -> None:
         self.rows = 0.0
@@ -200,7 +200,7 @@ def _tell(callback: Any, epoch: int, found: dict[str, Any]) -> None:
 
 
 def train(task: Task) -> Result | None:
-    """In each rank."""
+    """Runs in each rank."""
     hvd.init()
     torch.manual_seed(task.seed)
     training = Training(task)

@@ -1,4 +1,4 @@
-# What programs of others import from horovod.spark.torch.util and horovod.spark.lightning.util.
+# The names of horovod.spark.torch.util and horovod.spark.lightning.util.
 # Touches the launcher's pickles.
 """Objects as text, and as files in memory."""
 
@@ -36,12 +36,12 @@ def _deserialize(text: str) -> Any:
 
 
 def serialize_fn() -> Callable[[Any], str]:
-    """What makes text of an object. It is a pickle: read only what you would run."""
+    """A function that turns an object into text. The text is a pickle: load it only from sources that you trust."""
     return _serialize
 
 
 def deserialize_fn() -> Callable[[str], Any]:
-    """What makes an object of such a text."""
+    """A function that turns such a text into an object."""
     return _deserialize
 
 

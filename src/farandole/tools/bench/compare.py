@@ -20,7 +20,7 @@ from .report import LIMITS, OURS, median
 # when half of their time was added.
 LEAST = 0.10
 NOISES = 3.0
-LEAST_OF_FEW_REPEATS = 1.0  # one repeat, as with --quick, says nothing about its noise: only a doubling is told
+LEAST_OF_FEW_REPEATS = 1.0  # one repeat, as with --quick, has no noise that we know: only a doubling is reported
 EFFICIENCY = "single"  # training is compared by its efficiency
 FAMILIES = {"aarch64": "arm", "arm64": "arm", "x86_64": "x86", "amd64": "x86"}
 
@@ -36,7 +36,7 @@ def kind_of_machine(architecture: str, cores: int) -> str:
 
 
 def kind_of(facts: Mapping[str, Any]) -> str:
-    """The same, of the machine that a file tells of."""
+    """The same, for the machine in a file."""
     return kind_of_machine(facts["architecture"], facts["cores"])
 
 
@@ -53,22 +53,22 @@ class Change:
 
     @property
     def slower(self) -> float:
-        """How much the ratio grew: 0.25 is a quarter more time beside the same peer; negative when it fell."""
+        """How much the ratio grew: 0.25 means 25 % more time compared with the same library; negative if it fell."""
         return self.now / self.before - 1
 
     @property
     def limit(self) -> float:
-        """The growth from which on it counts."""
+        """The growth above which it is reported."""
         return LEAST_OF_FEW_REPEATS if self.noise is None else max(LEAST, NOISES * self.noise)
 
     @property
     def is_slower(self) -> bool:
-        """Whether it counts."""
+        """Whether it is reported."""
         return self.slower > self.limit
 
     @property
     def is_faster(self) -> bool:
-        """The same, the other way round."""
+        """Whether it became faster by as much."""
         return self.before / self.now - 1 > self.limit
 
     def cells(self) -> list[str]:
@@ -86,7 +86,7 @@ class Change:
 
 
 def ratio_noise(ours: Samples, peer: Samples) -> float | None:
-    """The noise of a ratio. Repeats are interleaved, so that each has its own ratio, without what hit both alike.
+    """The noise of a ratio. Repeats alternate, so each repeat has its own ratio, without the load that affected both.
 
     >>> ratio_noise([1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]), ratio_noise([1.0], [1.0])
     (0.0, None)
@@ -98,7 +98,7 @@ def ratio_noise(ours: Samples, peer: Samples) -> float | None:
 
 
 def change(ours: str, peer: str, before: Row, now: Row) -> Change | None:
-    """Nothing where somebody has no time in one of the runs."""
+    """None if one of the runs has no time for it."""
     values = [median(row, name) for row in (before, now) for name in (ours, peer)]
     if any(value is None or value <= 0 for value in values):
         return None
@@ -109,7 +109,7 @@ def change(ours: str, peer: str, before: Row, now: Row) -> Change | None:
 
 
 def steadiness(found: Change, before: Row) -> float:
-    """Small for the peer that a ratio is best compared with: efficiency in training, else the least noise."""
+    """The sort key of peers; the smallest is used. Training uses efficiency, other rows the peer with least noise."""
     if found.row["part"] == "training" and found.peer == EFFICIENCY:
         return -1.0
     if found.noise is not None:
@@ -120,8 +120,8 @@ def steadiness(found: Change, before: Row) -> float:
 
 
 def changes(before: Sequence[Row], now: Sequence[Row]) -> Iterator[Change]:
-    """Each of our values in rows of both runs, beside the steadiest peer: a noisy one would hide what became slower, or
-    show what did not."""
+    """Each of our values in rows of both runs, with the peer that has the least noise: a noisy peer would hide what
+    became slower, or report what did not."""
     others = {plan.key(row): row for row in before}
     for row in now:
         other = others.get(plan.key(row))
@@ -138,7 +138,7 @@ def changes(before: Sequence[Row], now: Sequence[Row]) -> Iterator[Change]:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The run to compare with: where it lies, its kind of machine, its rows."""
+    """The run to compare with: its file, its kind of machine, its rows."""
 
     path: Path
     kind: str
@@ -146,7 +146,7 @@ class Baseline:
 
 
 def missing(place: Path, kind: str) -> str:
-    """What to say where there is nothing to compare with."""
+    """The text when there is no run to compare with."""
     path = shlex.quote(f"{place / kind}.json")
     return (
         f"nothing to compare with: {place} has no run of this kind of machine ({kind}).\n"
@@ -174,7 +174,7 @@ def verdict(found: Sequence[Change], baseline: Baseline, kind: str) -> str:
 
 
 def rule(found: Sequence[Change]) -> str:
-    """From where on a change counts, in words."""
+    """The limit above which a change is reported, as text."""
     few = f"{LEAST_OF_FEW_REPEATS * 100:.0f} % where too few repeats tell no noise"
     usual = f"{LEAST * 100:.0f} % and {NOISES:.0f} times the noise of both runs"
     kinds = {one.noise is None for one in found}

@@ -1,5 +1,5 @@
 """Hosts in network namespaces, joined by links of a set rate: an allreduce between them beside plain TCP streams.
-Needs root, `ip`, `tc`, `unshare` and `nsenter`; everything vanishes with the processes that hold it."""
+Needs root, `ip`, `tc`, `unshare` and `nsenter`. The kernel removes the namespaces when their processes end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PORT = 29611
 
 
 def unfit() -> str:
-    """Why hosts cannot be made here; nothing when they can."""
+    """Why hosts cannot be made here; empty when they can."""
     if os.geteuid() != 0:
         return "hosts: not measured: network namespaces need root"
     missing = [name for name in PROGRAMS if processes.find(name) is None]
@@ -33,7 +33,7 @@ def unfit() -> str:
 
 
 class Hosts:
-    """`count` hosts and a switch: namespaces that waiting processes hold, which end with us, whatever ends us."""
+    """`count` hosts and a switch: namespaces of waiting processes, which the kernel ends together with this process."""
 
     def __init__(self, count: int, folder: Path) -> None:
         folder.mkdir()
@@ -112,7 +112,7 @@ def ours(pools_by_size: RankPools, hosts: Hosts, per_host: int, algorithm: str) 
             }
             command = hosts.inside(place.rank // per_host, [PYTHON, *RANK, "horovod", str(folder), "--module", module])
             found.insert(-1, Process(command, folder / f"said.{place.rank}", more, descriptor))
-        return found  # the hub is the last to be ended
+        return found  # the hub must end last
 
     try:
         pool = pools_by_size.open(f"farandole {algorithm}", len(names), start)
@@ -147,7 +147,7 @@ def others(pools_by_size: RankPools, hosts: Hosts, library: str, per_host: int) 
 
 
 def measure(plan: Plan, pools_by_size: RankPools, folder: Path) -> Iterator[Row]:
-    """Allreduce on each shape of hosts and ranks; plain TCP carries 2(N-1)/N of its bytes from each host."""
+    """Allreduce on each shape of hosts and ranks, and plain TCP that sends 2(N-1)/N of its bytes from each host."""
     if reason := unfit():
         pools_by_size.note(reason)
         return
@@ -161,9 +161,9 @@ def measure(plan: Plan, pools_by_size: RankPools, folder: Path) -> Iterator[Row]
 
 
 def shape(plan: Plan, pools_by_size: RankPools, hosts: Hosts, per_host: int) -> Iterator[Row]:
-    """One shape; all pools stand ready, one works at a time."""
+    """One shape. All pools are started first, and one works at a time."""
     interface = "torch" if processes.has_torch() else "numpy"
-    order = {"kind": "reused", "dtype": "float32", "count": 1}
+    command = {"kind": "reused", "dtype": "float32", "count": 1}
     allreduce = {"operation": "allreduce", "interface": interface, "bytes": plan.host_bytes}
     carried = plan.host_bytes * 2 * (hosts.count - 1) // hosts.count
     with contextlib.ExitStack() as open_pools:
@@ -177,9 +177,9 @@ def shape(plan: Plan, pools_by_size: RankPools, hosts: Hosts, per_host: int) -> 
         streams = open_pools.enter_context(others(pools_by_size, hosts, "streams", 1))
         for operation, name in (("both", STREAMS[0]), ("one", STREAMS[1]), ("all", STREAMS[2])):
             if operation == "all" and hosts.count == 2:
-                continue  # the same as both ways
+                continue  # with two hosts it is the same as plain TCP in both directions
             plain = {"operation": operation, "interface": "numpy", "bytes": carried}
             runners.append(Contender(name, streams, plain))
-        values, checked = race(pools_by_size, runners, plan.repeats, order)
+        values, checked = race(pools_by_size, runners, plan.repeats, command)
     more = {"bytes": plan.host_bytes, "hosts": hosts.count, "rate": RATE, "checked": checked}
     yield row("hosts", "allreduce", hosts.count * per_host, "s", values, **more)

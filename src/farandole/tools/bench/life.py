@@ -1,4 +1,4 @@
-"""The parts about a job's life: how long it takes to start, to join and leave; what it costs while it does nothing.
+"""The parts about a job's life: how long it takes to start, to join and leave; what it costs while it is idle.
 Starts whole jobs through processes.py, and asks pools; returns rows."""
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def life(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
             for name, pool in pools.items():
                 count = -(-plan.lives // plan.repeats) if turn else 1
                 answers = pools_by_size.attempt(pool, f"{names[name]}: init and shutdown", "life", count=count)
-                if turn > 0 and answers is not None:  # a repeat is one life: every one of them is kept
+                if turn > 0 and answers is not None:  # a repeat is one init and shutdown; all of them are kept
                     each = zip(*(answer["times"] for answer in answers), strict=True)
                     values.setdefault(names[name], []).extend(max(times) for times in each)
     yield row("life", "init and shutdown", plan.ranks[0], "s", values)
@@ -67,13 +67,13 @@ def idle(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
     names = {"farandole": "farandole", "gloo": "Gloo", "peer": "other Horovod"}
     cpu: dict[str, Samples] = {}
     switches: dict[str, Samples] = {}
-    order = {"operation": "allreduce", "bytes": 1 << 16, "kind": "reused", "dtype": "float32", "count": 3}
+    command = {"operation": "allreduce", "bytes": 1 << 16, "kind": "reused", "dtype": "float32", "count": 3}
     interface = "torch" if processes.has_torch() else "numpy"
     with pools_by_size.pools(plan.ranks[0], list(names)) as pools:
         for _ in range(plan.repeats):
             for name, pool in pools.items():
                 what = f"{names[name]}: idle"
-                before = pools_by_size.attempt(pool, what, "collective", **order, interface=interface)
+                before = pools_by_size.attempt(pool, what, "collective", **command, interface=interface)
                 answers = before and pools_by_size.attempt(pool, what, "idle", seconds=plan.idle_seconds)
                 if not answers:
                     continue

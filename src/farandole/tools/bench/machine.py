@@ -1,4 +1,4 @@
-"""Where it was measured: what a reader needs to judge the numbers. No host names, no paths.
+"""The machine of a run: what a reader needs to judge the numbers. No host names, no paths.
 Reads /proc and package metadata."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def memory_bytes() -> int:
 
 
 def busy(seconds: float = 0.5) -> float:
-    """How many cores others use right now: a busy machine explains a bad number."""
+    """How many cores other programs use now: a busy machine explains a bad number."""
 
     def working() -> int:
         first = Path("/proc/stat").read_text().splitlines()[0].split()[1:]

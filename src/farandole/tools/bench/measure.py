@@ -21,7 +21,7 @@ class Contender:
 
     name: str
     pool: RankPool
-    order: dict[str, Any]
+    command: dict[str, Any]
 
 
 def slowest(answers: list[dict[str, Any]]) -> float:
@@ -31,7 +31,7 @@ def slowest(answers: list[dict[str, Any]]) -> float:
 
 
 def contenders(pools: dict[str, RankPool], operation: str, dtype: str) -> list[Contender]:
-    """Ours through torch and NumPy, the peers, the limits."""
+    """Our library through torch and NumPy, other libraries, and the limits of the machine."""
     found = []
     for name, pool in pools.items():
         if name == "limits":
@@ -47,19 +47,19 @@ def contenders(pools: dict[str, RankPool], operation: str, dtype: str) -> list[C
 
 
 def race(
-    pools_by_size: RankPools, runners: list[Contender], repeats: int, order: dict[str, Any]
+    pools_by_size: RankPools, runners: list[Contender], repeats: int, command: dict[str, Any]
 ) -> tuple[dict[str, Samples], int]:
-    """Every repeat asks each in turn, so that a busy moment hits all of them; the medians of the repeats, and how many
-    of our results were compared with what they must be."""
+    """Every repeat runs each library in turn, so that other load affects all of them. Returns the medians of the
+    repeats, and how many of our results were checked."""
     values: dict[str, Samples] = {}
     checked = 0
-    for repeat in range(repeats + 1):  # the first one warms up: pages, plans, connections
+    for repeat in range(repeats + 1):  # the first repeat only warms up: pages, plans, connections
         for runner in runners:
             if repeat > 0 and runner.name not in values:
                 continue
-            warm = {"count": min(3, order["count"])} if repeat == 0 else {}
-            what = f"{runner.name}: {runner.order['operation']} of {order['dtype']}"
-            answers = pools_by_size.attempt(runner.pool, what, "collective", **{**order, **runner.order, **warm})
+            warm = {"count": min(3, command["count"])} if repeat == 0 else {}
+            what = f"{runner.name}: {runner.command['operation']} of {command['dtype']}"
+            answers = pools_by_size.attempt(runner.pool, what, "collective", **{**command, **runner.command, **warm})
             if answers is None:
                 values.pop(runner.name, None)
                 continue
@@ -80,9 +80,9 @@ def collectives(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
                 sizes = plan.allreduce_sizes if operation == "allreduce" else plan.other_sizes
                 for size in sizes:
                     for kind in ("reused", "fresh") if operation == "allreduce" or plan.fresh_others else ("reused",):
-                        order = {"bytes": size, "kind": kind, "dtype": "float32", "count": plan.count(size)}
+                        command = {"bytes": size, "kind": kind, "dtype": "float32", "count": plan.count(size)}
                         values, checked = race(
-                            pools_by_size, contenders(pools, operation, "float32"), plan.repeats, order
+                            pools_by_size, contenders(pools, operation, "float32"), plan.repeats, command
                         )
                         more = {"bytes": size, "kind": kind, "dtype": "float32", "checked": checked}
                         yield row("collectives", operation, ranks, "s", values, **more)
@@ -95,14 +95,14 @@ def crowd(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
         fitting = pools_by_size.open("farandole", fit, ours(fit))
         try:
             for size in plan.crowd_sizes:
-                order = {"bytes": size, "kind": "reused", "dtype": "float32", "count": plan.count(size)}
+                command = {"bytes": size, "kind": "reused", "dtype": "float32", "count": plan.count(size)}
                 runners = [one for one in contenders(pools, "allreduce", "float32") if "NumPy" not in one.name]
                 runners = runners or contenders(pools, "allreduce", "float32")
                 interface = "torch" if processes.has_torch() else "numpy"
                 alone = Contender(
                     f"farandole, {fit} ranks", fitting, {"operation": "allreduce", "interface": interface}
                 )
-                values, checked = race(pools_by_size, [*runners, alone], plan.repeats, order)
+                values, checked = race(pools_by_size, [*runners, alone], plan.repeats, command)
                 more = {"bytes": size, "kind": "reused", "dtype": "float32", "checked": checked}
                 yield row("crowd", "allreduce", 2 * fit, "s", values, **more)
         finally:
@@ -119,9 +119,9 @@ def halves(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
     with pools_by_size.pools(plan.ranks[0], ["farandole", "gloo"]) as pools:
         for size in plan.half_sizes:
             for dtype in ("float32", "float16", "bfloat16"):
-                order = {"bytes": size, "kind": "reused", "dtype": dtype, "count": plan.count(size)}
+                command = {"bytes": size, "kind": "reused", "dtype": dtype, "count": plan.count(size)}
                 runners = [one for one in contenders(pools, "allreduce", dtype) if "NumPy" not in one.name]
-                values, checked = race(pools_by_size, runners, plan.repeats, order)
+                values, checked = race(pools_by_size, runners, plan.repeats, command)
                 values["kernel alone"] = kernels.measure(dtype, min(size, 16 * MIB), size, plan.repeats)
                 more = {"bytes": size, "kind": "reused", "dtype": dtype, "checked": checked}
                 yield row("halves", "allreduce", plan.ranks[0], "s", values, **more)

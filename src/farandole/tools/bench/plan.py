@@ -1,4 +1,4 @@
-"""What a run measures: sizes, repeats, ranks; the full plan and the quick one. And the shape of a row.
+"""What a run measures: sizes, repeats, ranks; the full plan and the quick one. And the format of a row.
 Pure."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ KIB, MIB = 1 << 10, 1 << 20
 PARTS = ("collectives", "halves", "training", "memory", "life", "idle", "trace", "crowd", "start", "hosts")
 Samples = list[float]
 Row = dict[str, Any]
-MEASURED = ("values", "checked", "facts", "busy_cores")  # what does not tell a row apart
+MEASURED = ("values", "checked", "facts", "busy_cores")  # these do not identify a row
 
 
 @dataclass(frozen=True)
@@ -33,26 +33,26 @@ class Plan:
     steps: Mapping[str, int] = field(default_factory=lambda: {"gpt": 4, "vgg": 5, "many": 20})
     lives: int = 100
     idle_seconds: float = 2.0
-    in_earnest: bool = True  # what costs minutes and changes numbers alone: warm starts, fresh processes
+    in_earnest: bool = True  # False leaves out what takes minutes and only makes numbers more exact
     fresh_others: bool = True  # new tensors for the collectives other than allreduce as well
     most_calls: int = 100
     host_bytes: int = 64 * MIB
     host_shapes: tuple[tuple[int, int], ...] = ((2, 1), (2, 2), (4, 1), (4, 2))
-    work_bytes: int = 40 * MIB  # one repeat of a small size calls until it has moved so much, or most_calls times
+    work_bytes: int = 40 * MIB  # one repeat of a small size ends after this many bytes, or after most_calls calls
 
     def count(self, size: int) -> int:
-        """Calls in one repeat: enough that the last ones repeat what the first ones did, as in a loop of a program."""
+        """Calls in one repeat: enough that most of them follow a known plan, as in a training loop."""
         return max(6, min(self.most_calls, self.work_bytes // max(size, 1)))
 
 
 def full(ranks: Sequence[int], cores: int, repeats: int) -> Plan:
-    """The plan of a run that makes claims. Given ranks are those of training; one rank is for training alone."""
+    """The plan of a full run. Given `ranks` are those of training; collectives need at least two."""
     several = tuple(count for count in ranks if count > 1) or default_ranks(cores)
     return Plan(several, tuple(ranks) or (1, *several), cores, repeats)
 
 
 def lean(ranks: Sequence[int], cores: int, repeats: int) -> Plan:
-    """As many repeats of fewer and shorter measurements: for a machine that is there for minutes."""
+    """As many repeats of fewer and shorter measurements: for a machine that is available for minutes."""
     return dataclasses.replace(
         full(ranks, cores, repeats),
         allreduce_sizes=(KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB),
@@ -69,7 +69,7 @@ def lean(ranks: Sequence[int], cores: int, repeats: int) -> Plan:
 
 
 def quick(ranks: Sequence[int], cores: int) -> Plan:
-    """About a minute: does everything run, are the results right? Its timings are good for nothing else."""
+    """About a minute: checks that everything runs and that results are right. Its timings mean nothing."""
     several = tuple(count for count in ranks if count > 1) or (2,)
     return Plan(
         several,
@@ -100,13 +100,13 @@ def default_ranks(cores: int) -> tuple[int, ...]:
 
 
 def row(part: str, what: str, ranks: int, unit: str, values: Mapping[str, Samples], **key: Any) -> Row:
-    """One line of the result: `values` has the repeats of everyone who was measured, `key` what else tells it apart."""
+    """One line of the result: `values` has the repeats of each library, the other fields identify the row."""
     short = {name: [float(f"{value:.4g}") for value in samples] for name, samples in values.items()}
     return {"part": part, "what": what, "ranks": ranks, **key, "unit": unit, "values": short}
 
 
 def key(line: Row) -> tuple[tuple[str, Any], ...]:
-    """What tells a row apart from the others: everything that was not measured.
+    """What identifies a row: everything that was not measured.
 
     >>> key(row("idle", "CPU", 2, "%", {"farandole": [0.1]}, checked=True))
     (('part', 'idle'), ('ranks', 2), ('unit', '%'), ('what', 'CPU'))

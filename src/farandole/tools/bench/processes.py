@@ -1,4 +1,4 @@
-"""Starts what is measured, and ends it: peers and yardsticks do not run under the launcher that they are compared with.
+"""Starts what is measured, and ends it: other libraries do not run under the launcher that they are compared with.
 The only file here that starts processes; gives them this process's environment and a few variables more."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TIMEOUT_SECONDS = 20.0  # for processes that were asked to end
 
 
 class Failed(Exception):
-    """A measurement that did not come to its end; says why."""
+    """A measurement that failed; the text says why."""
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -37,13 +37,13 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
-    # As our launcher does, for all: nobody waits for pages that come and go.
+    # As our launcher does, for all libraries: memory stays mapped between steps.
     kept = {os.fsdecode(name): os.fsdecode(value) for name, value in keeping_memory(os.environb).items()}
     return {**os.environ, **kept, **calm, **fixed, **(more or {})}
 
 
 class Process:
-    """One command in the background; what it says goes to a file."""
+    """One command in the background; its output goes to a file."""
 
     def __init__(self, command: Sequence[str], said: Path, more: Mapping[str, str] | None = None, pass_fd: int = -1):
         self._said = said
@@ -52,7 +52,7 @@ class Process:
         with open(said, "ab") as file:
             self._process = subprocess.Popen(
                 list(command),
-                # Torch keeps a cache, wherever it is told to.
+                # Torch keeps a cache in this folder.
                 env=environment({"TORCHINDUCTOR_CACHE_DIR": str(said.parent / "torch"), **(more or {})}),
                 cwd=said.parent,
                 stdin=subprocess.PIPE,
@@ -64,11 +64,11 @@ class Process:
         self.pid = self._process.pid
 
     def ended(self) -> bool:
-        """Whether it has come to its end."""
+        """Whether it has ended."""
         return self.code() is not None
 
     def code(self) -> int | None:
-        """Its exit code, when it has come to its end."""
+        """Its exit code; None while it runs."""
         return self._process.poll()
 
     def said(self) -> str:
@@ -76,17 +76,17 @@ class Process:
         return _read(self._said)[self._first :].decode(errors="replace").strip()
 
     def family(self) -> list[int]:
-        """It and everything below it."""
+        """Its process id and those of all processes below it."""
         return [self.pid, *spawn.descendants(self.pid)]
 
     def signal(self, number: int) -> None:
-        """To the whole family."""
+        """Sends a signal to the process and all processes below it."""
         for pid in self.family():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def end(self, patience: float = TIMEOUT_SECONDS) -> None:
-        """Waits for the end, and makes one when it does not come."""
+        """Waits until it ends; kills it if it takes longer."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()

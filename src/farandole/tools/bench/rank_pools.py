@@ -1,6 +1,5 @@
-"""Rank pools: a library with its ranks, waiting for orders. Several pools stand ready, and one at a time is asked to
-work:
-so every repeat is interleaved, whatever started the ranks. Touches named pipes in a temporary folder, and processes."""
+"""Rank pools: a library with its ranks, which wait for commands. One of several pools works at a time, so repeats of
+different libraries alternate. Touches named pipes in a temporary folder, and processes."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ from typing import Any
 from . import processes
 from .processes import PYTHON, Failed, Process
 
-START_SECONDS = 240.0  # a cold disk, a large torch, many ranks
+START_SECONDS = 240.0  # the disk may be slow and the ranks many
 ANSWER_SECONDS = 120.0
-AT_ONCE_SECONDS = 1.0  # for ranks that nobody needs any more
+AT_ONCE_SECONDS = 1.0  # for ranks whose results are not needed
 RANK = ["-m", "inside.rank"]
-Start = Callable[[Path], list[Process]]  # starts the ranks of a pool that meets in this folder
+Start = Callable[[Path], list[Process]]  # starts the ranks of a pool; the folder has its pipes
 
 
 class Refused(Failed):
@@ -41,10 +40,10 @@ class RankPool:
         self._text = [b""] * ranks
         folder.mkdir()
         for rank in range(ranks):
-            for kind in ("orders", "answers"):
+            for kind in ("commands", "answers"):
                 os.mkfifo(folder / f"{kind}.{rank}", 0o600)
-        # Opened for both directions, a pipe neither waits for its other end nor ends when that goes.
-        self._orders = [self._pipe(folder / f"orders.{rank}") for rank in range(ranks)]
+        # A pipe that is opened for both directions does not wait for its other end, and does not end with it.
+        self._commands = [self._pipe(folder / f"commands.{rank}") for rank in range(ranks)]
         self._answers = [self._pipe(folder / f"answers.{rank}") for rank in range(ranks)]
         self._processes: list[Process] = []
         try:
@@ -55,14 +54,14 @@ class RankPool:
             raise
         self._pause()
 
-    def ask(self, do: str, limit_s: float = ANSWER_SECONDS, **order: Any) -> list[dict[str, Any]]:
+    def ask(self, do: str, limit_s: float = ANSWER_SECONDS, **command: Any) -> list[dict[str, Any]]:
         """The answers, by rank; Refused when a rank could not do it, Failed when the pool is lost with it."""
         if not self._open:
             raise Refused(f"{self.name} is gone")
         if self._stops:
             self._signal(signal.SIGCONT)
-        line = (json.dumps({"do": do, **order}) + "\n").encode()
-        for descriptor in self._orders:
+        line = (json.dumps({"do": do, **command}) + "\n").encode()
+        for descriptor in self._commands:
             os.write(descriptor, line)
         try:
             answers = self._collect(limit_s)
@@ -81,7 +80,7 @@ class RankPool:
             return
         if self._stops:
             self._signal(signal.SIGCONT)
-        for descriptor in self._orders:
+        for descriptor in self._commands:
             with contextlib.suppress(OSError):
                 os.write(descriptor, b'{"do": "end"}\n')
         for process in self._processes:
@@ -216,10 +215,10 @@ class RankPools:
             self._told.add(line)
             self._say(line)
 
-    def attempt(self, pool: RankPool, what: str, do: str, **order: Any) -> list[dict[str, Any]] | None:
+    def attempt(self, pool: RankPool, what: str, do: str, **command: Any) -> list[dict[str, Any]] | None:
         """A pool's answers. What a peer cannot do is noted, and nothing is returned; what we cannot do is Failed."""
         try:
-            return pool.ask(do, **order)
+            return pool.ask(do, **command)
         except Failed as failure:
             if pool.name.startswith("farandole"):
                 raise

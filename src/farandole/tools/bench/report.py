@@ -27,7 +27,7 @@ TITLES = {
 
 
 def size_name(count: int) -> str:
-    """Bytes for people.
+    """Bytes as text.
 
     >>> size_name(1024), size_name(67108864), size_name(100), size_name(138000000)
     ('1 KiB', '64 MiB', '100 B', '131.6 MiB')
@@ -39,7 +39,7 @@ def size_name(count: int) -> str:
 
 
 def value_name(value: float, unit: str) -> str:
-    """A measured value for people, three digits.
+    """A measured value as text, with three digits.
 
     >>> value_name(0.0000123, "s"), value_name(0.0123, "s"), value_name(4.2, "s"), value_name(0.123, "%")
     ('12.3 µs', '12.3 ms', '4.2 s', '0.123 %')
@@ -55,13 +55,13 @@ def value_name(value: float, unit: str) -> str:
 
 
 def median(line: Row, name: str) -> float | None:
-    """The median of somebody's repeats, if he was measured."""
+    """The median of a library's repeats; None if it was not measured."""
     samples: Samples = line["values"].get(name, [])
     return statistics.median(samples) if samples else None
 
 
 def noise(samples: Samples) -> float | None:
-    """Half of the middle half of the repeats, as a part of the median; None where they are too few to tell.
+    """Half of the interquartile range of the repeats, divided by the median; None with too few repeats.
 
     >>> noise([2.0, 2.0, 2.5, 1.5, 2.5, 2.0, 1.5]), noise([1.0])
     (0.25, None)
@@ -73,7 +73,7 @@ def noise(samples: Samples) -> float | None:
 
 
 def spread(samples: Samples) -> str:
-    """The noise, for people.
+    """The noise as text.
 
     >>> spread([1.0, 1.0, 1.1, 0.9, 1.0, 1.0, 1.0])
     '±0 %'
@@ -99,7 +99,7 @@ def label(line: Row) -> list[str]:
 
 
 def cells(line: Row, names: Sequence[str]) -> list[str]:
-    """Value, spread and ratio of everybody: peers by how many times longer they take, limits by how near we come."""
+    """Value, spread and ratio of each library: how many times longer it takes; for a limit, how near we come to it."""
     base = next((name for name in names if name.startswith(OURS) and median(line, name) is not None), "")
     ours = median(line, base)
     found = []

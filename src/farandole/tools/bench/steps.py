@@ -14,10 +14,10 @@ from .processes import Failed
 from .rank_pools import RankPool, RankPools
 
 NAMES = {"farandole": "farandole", "gloo": "DDP on Gloo", "peer": "other Horovod", "alone": "single"}
-# The same, but each step waits for the slowest: what no synchronous training can beat. And with one copy of each
-# gradient after backward, by all ranks at once: what memory takes where gradients leave their place at all.
+# The same, but each step waits for the slowest rank: no synchronous training can be faster. And with one copy of each
+# gradient after backward, by all ranks at once: the cost of memory if gradients must be copied.
 LIMITS = {"single, in step": {"in_step": True}, "in step, one copy": {"in_step": True, "copied": True}}
-CLOSE = 1e-3  # how far gradients of two libraries may be apart, as a part of their length
+CLOSE = 1e-3  # the largest relative difference between the gradients of two libraries
 
 
 def check(name: str, answers: list[dict[str, Any]], reference: list[float] | None) -> list[float]:
@@ -40,7 +40,7 @@ def step(answers: list[dict[str, Any]]) -> float:
 def compare(
     pools_by_size: RankPools, pools: dict[str, RankPool], case: str, steps: int, repeats: int
 ) -> tuple[dict[str, Samples], int]:
-    """Interleaved repeats of one case; ours is checked against DDP where there is one. Also the gradients' bytes."""
+    """Alternating repeats of one case; our gradients are compared with DDP's if it runs. Also returns their bytes."""
     values: dict[str, Samples] = {}
     reference: list[float] | None = None
     amount = 0
@@ -82,12 +82,12 @@ def training(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
 
 
 def memory(plan: Plan, pools_by_size: RankPools) -> Iterator[Row]:
-    """What a rank takes more than a single process that trains the same, after some steps."""
+    """How much more memory a rank needs than a single process with the same training, after some steps."""
     if not processes.has_torch():
         pools_by_size.note("memory: not measured without torch")
         return
     case = "vgg" if "vgg" in plan.steps else "many"
-    # Fresh processes: what other parts have left would be counted.
+    # New processes, because memory of earlier measurements would be counted.
     with pools_by_size.pools(plan.ranks[0], ["farandole", "gloo", "alone"], keep=not plan.in_earnest) as pools:
         taken: dict[str, Samples] = {}
         amount = 0

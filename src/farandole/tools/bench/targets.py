@@ -27,7 +27,7 @@ class Verdict:
 
 
 class Table:
-    """Looks rows up."""
+    """Finds rows."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = rows
@@ -37,7 +37,7 @@ class Table:
         return next((row for row in self._rows if all(row.get(name) == value for name, value in key.items())), None)
 
     def value(self, name: str, **key: Any) -> float | None:
-        """Somebody's median in that row."""
+        """The median of a library in that row."""
         found = self.find(**key)
         return median(found, name) if found else None
 
@@ -53,7 +53,7 @@ def at_most(target: str, value: float | None, limit: float, form: str = "{:.3g}"
 
 
 def ratio(above: float | None, below: float | None) -> float | None:
-    """Nothing when one of them was not measured."""
+    """The ratio; None when one of them was not measured."""
     return above / below if above is not None and below else None
 
 
@@ -88,7 +88,7 @@ def two_ranks(table: Table) -> Iterator[Verdict]:
 
 
 def efficiency(table: Table, case: str, ranks: int, limit: float | None) -> Iterator[Verdict]:
-    """Against pinned single processes, and ahead of DDP."""
+    """Training, compared with pinned single processes and with DDP."""
     key = {"part": "training", "what": case, "ranks": ranks}
     ours = table.value("farandole", **key)
     if limit is not None:
@@ -178,7 +178,7 @@ def the_rest(table: Table, cores: int) -> Iterator[Verdict]:
 
 
 def verdicts(rows: Sequence[Row], cores: int, architecture: str) -> list[Verdict]:
-    """Every target that this machine can be held to."""
+    """Every target that applies to this machine."""
     table = Table(rows)
     found = list(sixteen_ranks(table)) if cores >= 16 else list(two_ranks(table))
     found += half_floats(table, architecture in ("aarch64", "arm64"))

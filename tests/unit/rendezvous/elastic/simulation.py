@@ -10,26 +10,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from farandole.rendezvous import messages
 from farandole.rendezvous.elastic.driver import ElasticDriver
-from farandole.rendezvous.elastic.members import Drop, Kill, Life, Over, Say, Start
+from farandole.rendezvous.elastic.members import Drop, Kill, Over, Say, Start, Status
 from farandole.rendezvous.elastic.policy import Limits, Times
-from farandole.rendezvous.messages import (
-    Hello,
-    HostsAgreed,
-    Leave,
-    LinkBroken,
-    Linked,
-    Lost,
-    MembershipUpdate,
-    MemoryProved,
-    Message,
-    Rejected,
-    Removed,
-    Retry,
-    Started,
-    Welcome,
-)
-from farandole.rendezvous.rounds import Sends
+from farandole.rendezvous.phases import Sends
 
 STEP = 0.8
 FAULTS = ("kill", "kill", "stop", "stop", "partition", "cut", "hosts", "kill host", "late", "fail", "drain")
@@ -109,7 +94,7 @@ class Simulation:
             wire = self.wires.get(member)
             if wire is not None and wire.open:
                 self.down(wire, message)
-        for act in self.driver.take_acts():
+        for act in self.driver.take_actions():
             if isinstance(act, Start):
                 self.start(act)
             elif isinstance(act, Kill):
@@ -144,16 +129,16 @@ class Simulation:
             moment = wire.down_at = max(moment, wire.down_at + 1e-6)
         self.after(moment - self.now, act)
 
-    def up(self, process: Process, message: Message) -> None:
+    def up(self, process: Process, message: messages.Message) -> None:
         wire = process.wire
         if wire is not None:
             self.carry(wire, lambda: self.to_hub(wire, message), True)
 
-    def to_hub(self, wire: Wire, message: Message) -> None:
+    def to_hub(self, wire: Wire, message: messages.Message) -> None:
         if wire.open:
             self.deliver(self.driver.message(wire.number, message, self.now))
 
-    def down(self, wire: Wire, message: Message) -> None:
+    def down(self, wire: Wire, message: messages.Message) -> None:
         self.carry(wire, lambda: self.awake(wire.process, lambda: self.hear(wire, message)), False)
 
     def hang_up(self, number: int) -> None:
@@ -199,7 +184,9 @@ class Simulation:
             process.wire = wire
             process.running = process.revoked = process.updated = False
             process.generation, process.members = 0, ()
-            hello = Hello(0, 1, process.host, process.worker, "1", 1, 1000, 1, "l", "r", process.worker, process.commit)
+            hello = messages.Hello(
+                0, 1, process.host, process.worker, "1", 1, 1000, 1, "l", "r", process.worker, process.commit
+            )
             self.up(process, hello)
 
         self.after(seconds, lambda: self.awake(process, act))
@@ -210,7 +197,7 @@ class Simulation:
         if wire is None:
             return
         if process.running:
-            self.up(process, Leave(process.generation, int(again)))
+            self.up(process, messages.Leave(process.generation, int(again)))
         self.carry(wire, lambda: self.eof(wire, "closed"), True)
         process.wire = None
         process.running = False
@@ -222,34 +209,36 @@ class Simulation:
             self.wires.pop(wire.number, None)
             self.deliver(self.driver.gone(wire.number, reason, self.now))
 
-    def hear(self, wire: Wire, message: Message) -> None:
+    def hear(self, wire: Wire, message: messages.Message) -> None:
         process = wire.process
         if process.wire is not wire:
             return
-        if isinstance(message, Retry):
+        if isinstance(message, messages.Retry):
             self.leave(process)
-        elif isinstance(message, Removed):
+        elif isinstance(message, messages.Removed):
             self.die(process, 0)
-        elif isinstance(message, Welcome):
+        elif isinstance(message, messages.Welcome):
             process.generation = message.generation
             process.rank = message.place[0]
-            ranks = {w.rank: w.number for w in self.driver.workers.values() if w.life is Life.IN}
+            ranks = {w.rank: w.number for w in self.driver.state.workers.values() if w.status is Status.MEMBER}
             process.members = tuple(ranks.get(rank, -1) for rank in range(message.place[1]))
             self.after(
                 self.delay(),
-                lambda: self.awake(process, lambda: self.up(process, MemoryProved(message.generation, (), ""))),
+                lambda: self.awake(
+                    process, lambda: self.up(process, messages.MemoryProved(message.generation, (), ""))
+                ),
             )
-        elif isinstance(message, HostsAgreed):
+        elif isinstance(message, messages.HostsAgreed):
             self.link(process)
-        elif isinstance(message, Started):
+        elif isinstance(message, messages.Started):
             process.running = True
             self.begin(process)
-        elif isinstance(message, Lost):
+        elif isinstance(message, messages.Lost):
             self.revoke(process, message.generation)
-        elif isinstance(message, MembershipUpdate):
+        elif isinstance(message, messages.MembershipUpdate):
             process.updated = True
         else:
-            assert not isinstance(message, Rejected), message
+            assert not isinstance(message, messages.Rejected), message
 
     def link(self, process: Process) -> None:
         blocked = [
@@ -259,7 +248,7 @@ class Simulation:
         ]
         generation = process.generation
         if blocked:
-            text = LinkBroken(generation, blocked[0], "no way")
+            text = messages.LinkBroken(generation, blocked[0], "no way")
             self.after(
                 4.0,
                 lambda: self.awake(
@@ -267,7 +256,7 @@ class Simulation:
                 ),
             )
         else:
-            self.after(self.delay(), lambda: self.awake(process, lambda: self.up(process, Linked(generation))))
+            self.after(self.delay(), lambda: self.awake(process, lambda: self.up(process, messages.Linked(generation))))
 
     def connected(self, one: Process, other: Process) -> bool:
         if one.host == other.host:
@@ -311,7 +300,7 @@ class Simulation:
         if generation not in self.began:
             self.began[generation] = process.members
             self.changes += 1
-            assert generation == self.driver.last
+            assert generation == self.driver.state.last
             source = self.processes[process.members[0]]
             newest = max(self.committed, default=0)
             assert source.commit >= newest, f"commit {newest} is lost: {source} leads generation {generation}"
@@ -331,7 +320,7 @@ class Simulation:
             and all(self.connected(one, other) for one in members for other in members)
         )
         if not together:
-            if generation == self.driver.last:
+            if generation == self.driver.state.last:
                 broken = [one for one in alive if any(not self.connected(one, other) for other in members)]
                 for one in broken:  # a link dies by itself after a while
                     self.after(4.0, lambda one=one: self.awake(one, lambda: self.revoke(one, generation)))  # type: ignore[misc]
@@ -377,11 +366,11 @@ class Simulation:
     def fault(self) -> None:
         kind = self.random.choice(FAULTS)
         alive = [one for one in self.processes.values() if one.alive]
-        known = self.driver.workers
+        known = self.driver.state.workers
         holders = {
             one.worker
             for one in alive
-            if one.worker in known and known[one.worker].generation == self.driver.last and not one.stopped
+            if one.worker in known and known[one.worker].generation == self.driver.state.last and not one.stopped
         }
         if kind in ("kill", "fail", "kill host") and self.random.random() < 0.99:
             # Mostly somebody survives: a job that has lost its state ends, and no more is to be learnt from it.
@@ -422,7 +411,7 @@ class Simulation:
 
         def evict() -> None:
             if process.alive and process.stopped and process.host not in self.apart and self.now - began >= 4.99:
-                self.deliver(self.driver.silent(process.worker, "is silent", self.now))
+                self.deliver(self.driver.evict_silent(process.worker, "is silent", self.now))
 
         def go_on() -> None:
             process.stopped = False
@@ -472,7 +461,7 @@ class Simulation:
 
     def lose_host(self, host: str) -> None:
         """An agent dies, and all that is below it."""
-        if host in self.apart or host not in self.driver.hosts:
+        if host in self.apart or host not in self.driver.state.hosts:
             return
         for one in self.processes.values():
             if one.host == host and one.alive:
@@ -501,14 +490,14 @@ class Simulation:
         """When the faults are over, all who can be in are in, and the work goes on."""
         driver = self.driver
         lives = {
-            one.number: (one.life.value, one.host, one.rank)
-            for one in driver.workers.values()
-            if one.life is not Life.GONE
+            one.number: (one.status.value, one.host, one.rank)
+            for one in driver.state.workers.values()
+            if one.status is not Status.ENDED
         }
         assert max(self.committed, default=0) > before + 10, f"the job stands still: {lives}"
         slots = sum(
-            min(host.slots, sum(place.failures < 10 for place in host.places))
-            for host in driver.hosts.values()
+            min(host.slot_count, sum(slot.failures < 10 for slot in host.slots))
+            for host in driver.state.hosts.values()
             if host.listed and not host.drained
         )
-        assert len(driver.members) == min(slots, self.limits.most), f"{slots} slots, but {lives}"
+        assert len(driver.state.members) == min(slots, self.limits.most), f"{slots} slots, but {lives}"

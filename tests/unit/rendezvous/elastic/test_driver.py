@@ -10,7 +10,7 @@ import pytest
 
 from farandole.rendezvous.elastic import policy
 from farandole.rendezvous.elastic.driver import ElasticDriver
-from farandole.rendezvous.elastic.members import Drop, Kill, Life, Over, Say, Start
+from farandole.rendezvous.elastic.members import Drop, Kill, Over, Say, Start, Status
 from farandole.rendezvous.elastic.policy import Candidate, Limits, Times
 from farandole.rendezvous.messages import (
     Hello,
@@ -47,7 +47,7 @@ class Game:
     def take(self, sends: list[tuple[int, Message]]) -> list[tuple[int, Message]]:
         found = [(member // 10, message) for member, message in sends]
         self.heard += found
-        self.acts += self.driver.take_acts()
+        self.acts += self.driver.take_actions()
         return found
 
     def hosts(self, text: str) -> list[tuple[int, Message]]:
@@ -61,7 +61,7 @@ class Game:
 
     def hello(self, worker: int, commit: int = 0, package: str = "1", wire: str = "") -> list[tuple[int, Message]]:
         self.times[worker] = self.times.get(worker, -1) + 1
-        known = self.driver.workers.get(worker)
+        known = self.driver.state.workers.get(worker)
         host = known.host if known is not None else "?"
         hello = Hello(0, 1, host, 100 + worker, package, 1, 1000, 2, "l", "r", worker, commit, wire=wire)
         return self.say(worker, hello)
@@ -104,7 +104,7 @@ def test_the_first_generation_has_everybody_with_their_places() -> None:
     places = {worker: message.place for worker, message in sends if isinstance(message, Welcome)}
     assert places == {0: (0, 3, 0, 2, 0, 2), 1: (1, 3, 1, 2, 0, 1), 2: (2, 3, 0, 1, 1, 2)}
     game.link(sends)
-    assert [one.life for one in game.driver.members] == [Life.IN] * 3
+    assert [one.status for one in game.driver.state.members] == [Status.MEMBER] * 3
 
 
 def test_row_1_a_death_is_told_at_once_and_survivors_go_on_without_waiting_for_the_new_process() -> None:
@@ -168,7 +168,7 @@ def test_row_5_the_evicted_is_fenced_and_comes_back_or_leaves() -> None:
     game.begin(0, 1, 2)
     game.started()
     game.acts.clear()
-    sends = game.take(game.driver.silent(1, "is silent for 5 s", game.now))
+    sends = game.take(game.driver.evict_silent(1, "is silent for 5 s", game.now))
     assert [worker for worker, message in sends if isinstance(message, Lost)] == [0, 2]
     assert Drop(10) in game.acts and any(isinstance(act, Say) and "rank 1" in act.text for act in game.acts)
     assert game.say(1, Linked(1)) == [] and game.say(1, LinkBroken(1, 0, "")) == []  # late words of the fenced one
@@ -177,19 +177,19 @@ def test_row_5_the_evicted_is_fenced_and_comes_back_or_leaves() -> None:
     game.link(game.hello(2, 1))
     assert game.started() == []
     assert any(isinstance(message, MembershipUpdate) for _, message in game.hello(1, 1))  # it woke up in time
-    game.take(game.driver.silent(1, "again", game.now))
+    game.take(game.driver.evict_silent(1, "again", game.now))
     game.pass_time(11)
     [new] = game.started()
     assert new == 3
     assert [type(message) for _, message in game.hello(1, 1)] == [Removed]
     game.ended(1, 0)
-    assert not game.driver.finishing  # one that was sent away has not finished the job
+    assert not game.driver.state.finishing  # one that was sent away has not finished the job
 
 
 def test_rows_5_and_37_who_is_evicted_for_silence_and_who_not() -> None:
     game = Game()
     game.begin(0, 1, 2)
-    quiet = game.driver.quiet
+    quiet = game.driver.silence_reported
     assert game.take(quiet(1, 2.0, "T", game.now)) == []
     assert any(isinstance(act, Say) and "2.0 s (its process is stopped)" in act.text for act in game.acts)
     assert game.take(quiet(1, 0, "", game.now)) == []  # it is back
@@ -198,7 +198,7 @@ def test_rows_5_and_37_who_is_evicted_for_silence_and_who_not() -> None:
     assert [type(m) for _, m in game.take(quiet(1, 30.0, "D", game.now))] == [Lost, Lost]
     game = Game()
     game.begin(0, 1, 2)
-    quiet = game.driver.quiet
+    quiet = game.driver.silence_reported
     for worker in (0, 1):
         game.take(quiet(worker, 2.0, "T", game.now))
     for worker in (0, 1):
@@ -223,7 +223,7 @@ def test_a_host_that_goes_takes_its_ranks_along_and_nobody_else() -> None:
     assert [type(m) for _, m in game.hello(0, 1)] == [Removed] and [type(m) for _, m in game.hello(1, 1)] == [Removed]
     assert game.link(game.hello(2, 1)) == {2: 0}
     game.ended(0, 0), game.ended(1, 0)
-    assert game.over is None and not game.driver.finishing
+    assert game.over is None and not game.driver.state.finishing
     assert game.started() == [0, 1, 2]  # and no new one
 
 
@@ -295,22 +295,22 @@ def test_row_23_a_rank_that_was_asked_to_go_is_replaced_and_no_success() -> None
     game.hello(0, 1)
     assert game.link(game.hello(2, 1)) == {0: 0, 2: 1}  # nobody waits for it
     game.ended(1, 0)
-    assert not game.driver.finishing and game.started() == [3]
+    assert not game.driver.state.finishing and game.started() == [3]
 
 
 def test_a_rank_that_was_evicted_and_ends_well_is_no_success_but_one_that_just_ended_is() -> None:
     game = Game()
     game.begin(0, 1, 2)
     game.started()
-    game.take(game.driver.silent(1, "stopped", game.now))
+    game.take(game.driver.evict_silent(1, "stopped", game.now))
     game.pass_time(3.0)
     game.ended(1, 0)
-    assert not game.driver.finishing
+    assert not game.driver.state.finishing
     other = Game()
     other.begin(0, 1, 2)
     other.take(other.driver.gone(10, "closed", other.now))  # it said no goodbye
     other.ended(1, 0)
-    assert other.driver.finishing
+    assert other.driver.state.finishing
 
 
 def test_after_the_end_nothing_is_decided() -> None:
@@ -353,7 +353,7 @@ def test_back_off_of_a_slot_that_fails_and_the_whole_job_when_all_do() -> None:
     game.started()
     moments = []
     for _ in range(4):
-        worker = max(game.driver.workers)
+        worker = max(game.driver.state.workers)
         game.ended(worker if worker > 1 else 1, 1)
         before = game.now
         while not (new := game.started()):
@@ -369,7 +369,7 @@ def test_back_off_of_a_slot_that_fails_and_the_whole_job_when_all_do() -> None:
 def test_a_command_that_always_fails_ends_the_job() -> None:
     game = Game(np=2, hosts="a:2")
     for _ in range(3):
-        for worker in list(game.driver.workers):
+        for worker in list(game.driver.state.workers):
             game.ended(worker, 1)
     assert game.over is not None and game.over.failed and "before the first" in game.over.text
 
@@ -462,7 +462,7 @@ def test_a_newcomer_of_another_wire_is_refused_and_the_job_goes_on() -> None:
     for word in ("worker 2 on b", "wire bb", "worker 0 on a", "wire aa"):
         assert word in message.text
     game.ended(2, 1)
-    assert [one.number for one in game.driver.members] == [0] and game.over is None
+    assert [one.number for one in game.driver.state.members] == [0] and game.over is None
     game.pass_time(60)
     [number] = game.started()
     [(worker, updated)] = game.hello(number, wire="aa")  # one of the right build is let in
@@ -516,18 +516,18 @@ def test_a_newcomer_that_ends_well_without_having_been_in_does_not_end_the_job()
     game.ended(2)
     assert game.started() == [3]
     game.ended(3, 0)
-    assert not game.driver.finishing
+    assert not game.driver.state.finishing
 
 
 def test_the_roster_tells_which_worker_a_rank_was() -> None:
     game = Game()
     game.begin(0, 1, 2)
-    assert game.driver.roster == {0: 0, 1: 1, 2: 2}
+    assert game.driver.state.roster == {0: 0, 1: 1, 2: 2}
     game.ended(0)
     for worker in (1, 2):
         game.say(worker, Leave(1, 1))
     game.link(game.hello(1) + game.hello(2))
-    assert game.driver.roster == {0: 1, 1: 2}
+    assert game.driver.state.roster == {0: 1, 1: 2}
 
 
 def test_a_host_whose_rank_failed_is_left_out_and_its_other_ranks_leave() -> None:

@@ -23,7 +23,7 @@ def test_rows_1_to_13_and_21_to_24_in_virtual_time() -> None:
             over = run.run(FAULTS_PER_RUN)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, after {run.faults} faults, at {run.now:.3f} s: {error}") from error
-        assert over is None or over.failed or run.driver.drained  # nobody ended well
+        assert over is None or over.failed or run.driver.state.drained  # nobody ended well
         ends[over.text[:40] if over is not None else "goes on"] += 1
         seed += 1
         faults += run.faults

@@ -51,14 +51,14 @@ class Collectives:
         self._together = together
         self._key: Any = None
 
-    def run(self, library: Library, order: dict[str, Any]) -> dict[str, Any]:
+    def run(self, library: Library, command: dict[str, Any]) -> dict[str, Any]:
         """`count` calls: the seconds of each, and how many results were compared."""
-        operation, fresh, dtype = order["operation"], order["kind"] == "fresh", order["dtype"]
-        self._prepare(library, operation, order["bytes"], dtype)
-        name = f"{operation}.{order['bytes']}.{order['kind']}.{dtype}"
+        operation, fresh, dtype = command["operation"], command["kind"] == "fresh", command["dtype"]
+        self._prepare(library, operation, command["bytes"], dtype)
+        name = f"{operation}.{command['bytes']}.{command['kind']}.{dtype}"
         call = library.call(operation, name, fresh)
         times, checked, result = [], 0, None
-        for _ in range(order["count"]):
+        for _ in range(command["count"]):
             if fresh:
                 tensor = library.copy(self._source)
             else:
@@ -98,25 +98,25 @@ class Memory:
         self._together = together
         self._bytes = 0
 
-    def run(self, library: Library, order: dict[str, Any]) -> dict[str, Any]:
-        if order["bytes"] != self._bytes:
-            self._bytes = order["bytes"]
+    def run(self, library: Library, command: dict[str, Any]) -> dict[str, Any]:
+        if command["bytes"] != self._bytes:
+            self._bytes = command["bytes"]
             self._from = numbers(library.rank, max(1, self._bytes // 4))
             self._to = np.zeros_like(self._from)
-        works = library.rank == 0 or order["operation"] == "copy"
+        works = library.rank == 0 or command["operation"] == "copy"
         times = []
-        for _ in range(order["count"]):
-            into = np.empty_like(self._from) if order["kind"] == "fresh" else self._to
+        for _ in range(command["count"]):
+            into = np.empty_like(self._from) if command["kind"] == "fresh" else self._to
             self._together.wait()
             if not works:
                 times.append(0.0)
                 continue
             began = time.perf_counter()
-            if order["operation"] == "sum":
+            if command["operation"] == "sum":
                 np.add(into, self._from, out=into)
             else:
                 np.copyto(into, self._from)
             times.append(time.perf_counter() - began)
-            if order["operation"] != "sum" and into[-1] != self._from[-1]:
+            if command["operation"] != "sum" and into[-1] != self._from[-1]:
                 raise AssertionError("wrong copy")
-        return {"times": times, "checked": order["count"]}
+        return {"times": times, "checked": command["count"]}

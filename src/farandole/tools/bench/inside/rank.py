@@ -35,26 +35,26 @@ class Rank:
         if self.arrays is not None:
             self.arrays.open()
 
-    def collective(self, order: dict[str, Any]) -> Answer:
+    def collective(self, command: dict[str, Any]) -> Answer:
         """A collective, through torch or NumPy; or a limit."""
         if isinstance(self.library, Limits):
-            return self.memory_limits.run(self.library, order)
-        library = self.arrays if order["interface"] == "numpy" and self.arrays is not None else self.library
-        return self.collectives[order["interface"]].run(library, order)
+            return self.memory_limits.run(self.library, command)
+        library = self.arrays if command["interface"] == "numpy" and self.arrays is not None else self.library
+        return self.collectives[command["interface"]].run(library, command)
 
-    def train(self, order: dict[str, Any]) -> Answer:
+    def train(self, command: dict[str, Any]) -> Answer:
         """Training steps."""
-        return self.training.run(order)
+        return self.training.run(command)
 
-    def trace(self, order: dict[str, Any]) -> Answer:
+    def trace(self, command: dict[str, Any]) -> Answer:
         """Training steps with a timeline."""
-        return self.training.trace(order)
+        return self.training.trace(command)
 
-    def life(self, order: dict[str, Any]) -> Answer:
+    def life(self, command: dict[str, Any]) -> Answer:
         """Leaves and joins again, `count` times."""
         times = []
         self.library.close()
-        for _ in range(order["count"]):
+        for _ in range(command["count"]):
             self.together.wait()
             began = time.perf_counter()
             self.library.open()
@@ -66,17 +66,17 @@ class Rank:
         self.together.wait()
         return {"times": times}
 
-    def idle(self, order: dict[str, Any]) -> Answer:
+    def idle(self, command: dict[str, Any]) -> Answer:
         """What this process costs while it does nothing: all its threads."""
         time.sleep(0.2)  # until waiting threads have given up looking
         before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-        time.sleep(order["seconds"])
+        time.sleep(command["seconds"])
         after, seconds = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter() - began
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         switches = after.ru_nvcsw + after.ru_nivcsw - before.ru_nvcsw - before.ru_nivcsw
         return {"cpu_percent": 100 * cpu / seconds, "switches": switches / seconds}
 
-    def memory(self, order: dict[str, Any]) -> Answer:
+    def memory(self, command: dict[str, Any]) -> Answer:
         """Proportional set size: pages shared with others count as a part."""
         for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -85,16 +85,16 @@ class Rank:
 
 
 def serve(rank: Rank, folder: Path) -> None:
-    """Until the order "end"."""
+    """Runs commands until "end"."""
     number = rank.library.rank
-    with open(folder / f"orders.{number}") as orders, open(folder / f"answers.{number}", "w") as answers:
+    with open(folder / f"commands.{number}") as commands, open(folder / f"answers.{number}", "w") as answers:
         print(json.dumps({"ready": rank.library.size}), file=answers, flush=True)
-        for line in orders:
-            order = json.loads(line)
-            if order["do"] == "end":
+        for line in commands:
+            command = json.loads(line)
+            if command["do"] == "end":
                 break
             try:
-                answer = getattr(rank, order["do"])(order)
+                answer = getattr(rank, command["do"])(command)
             except Exception as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}
             print(json.dumps(answer), file=answers, flush=True)

@@ -59,29 +59,29 @@ class Training:
         self._optimizer: Any = None
         self._copies: list[Any] = []  # of the gradients
 
-    def run(self, order: dict[str, Any]) -> dict[str, Any]:
+    def run(self, command: dict[str, Any]) -> dict[str, Any]:
         """`steps` steps: the seconds of each. The first question about a case also trains it warm."""
-        if order["case"] != self._name:
-            self._load(order["case"])
+        if command["case"] != self._name:
+            self._load(command["case"])
         self._together.wait()
-        in_step, copied = order.get("in_step", False), order.get("copied", False)
+        in_step, copied = command.get("in_step", False), command.get("copied", False)
         if copied and not self._copies:
             self._copies = [parameter.grad.clone() for parameter in self._parameters]
             from farandole.bindings.private.torch_names import copy_each
 
             self._copy = copy_each
-        times = [self._step(in_step, copied) for _ in range(order["steps"])]
+        times = [self._step(in_step, copied) for _ in range(command["steps"])]
         return {"times": times, "bytes": self._bytes, "gradients": self._probe, "digest": self._digest()}
 
-    def trace(self, order: dict[str, Any]) -> dict[str, Any]:
+    def trace(self, command: dict[str, Any]) -> dict[str, Any]:
         """A timeline of some steps, written by rank 0; when the last one's phases began, in seconds since 1970."""
         hvd: Any = self._library.hvd  # type: ignore[attr-defined]
-        if order["case"] != self._name:
-            self._load(order["case"])
+        if command["case"] != self._name:
+            self._load(command["case"])
         self._together.wait()
         if self._library.rank == 0:
-            hvd.start_timeline(order["path"])
-        for _ in range(order["steps"]):
+            hvd.start_timeline(command["path"])
+        for _ in range(command["steps"]):
             marks = [time.time()]
             self._optimizer.zero_grad()
             loss = self._loss(self._model(self._input), self._target)
