@@ -93,7 +93,7 @@ def test_a_bad_value_is_refused_with_its_name(environ: dict[str, str], message: 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
     """What this process warns of, as if it had not warned of anything before."""
-    monkeypatch.setattr(settings, "_told", set())
+    monkeypatch.setattr(settings, "_warned", set())
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         yield lambda: [str(warning.message) for warning in seen]
