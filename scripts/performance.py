@@ -28,36 +28,36 @@ CAPTIONS = {
 
 HEAD = """# Performance
 
-Written by `python scripts/performance.py` from the files in `bench/`, each of which is one machine's run of `make
-bench`. Everything below is a median of interleaved repeats: each repeat asks every library in turn, so that a busy
-moment hits all of them. Data is random, and every result is compared with what it must be. A call has ended when its
-slowest rank has its result. What counts is the ratio to the others in the same run; absolute figures move from
-machine to machine.
+`python scripts/performance.py` writes this page from the files in `bench/`. Each file is a run of `make bench` on one
+machine. All numbers are medians of interleaved repeats: each repeat measures every library once, so that a busy moment
+disturbs all of them. Data is random, and every result is checked. A call ends when its slowest rank has the result.
+Compare libraries by the ratio within one run; absolute numbers differ between machines.
 
 ## Where the time goes
 
-Inside a host a tensor never crosses the kernel. A rank copies the slices that others reduce into shared memory, adds
-up its own slice from its tensor and the others' copies, into its result and into shared memory in one pass, and
-copies the other slices' results out: see [algorithms.md](algorithms.md) for the bytes of every collective. These
-copies are the cost of large tensors, which is why the tables show `memcpy` by one core, and a copy by all ranks at
-once, as limits. Small tensors cost the way from Python into the core and one exchange of flags; a rank that waits
-looks for the others' flags before it sleeps. In training, gradients leave while backward still runs, and repeated
-steps follow a plan without asking anybody; what is left of communication shows as the difference to `single`: as many
-pinned processes as ranks that do not communicate. All of these keep the memory that a step frees for the next one,
-by the variables that our [launcher](launcher.md) sets for its ranks. [timeline.md](timeline.md) tells how to see the
-same for your own job, [tuning.md](tuning.md) what to turn when.
+Inside a host tensors do not go through the kernel. Each rank does three things: it copies the slices that others reduce
+into shared memory; it reduces its own slice from its tensor and the copies of the others, and writes the sum to its
+result and to shared memory in one pass; it copies the results of the other slices from shared memory. See
+[algorithms.md](algorithms.md) for the bytes of every collective. These copies are the cost of large tensors. For this
+reason the tables show two limits: `memcpy` by one core, and a copy by all ranks at once. Small tensors cost the call
+from Python into the core and one exchange of flags; a waiting rank spins before it sleeps. In training, gradients are
+sent while backward still runs, and repeated steps follow a plan without negotiation. The remaining cost of
+communication is the difference to `single`: as many pinned processes as ranks, which do not communicate. All of these
+keep the memory that a step frees for the next step, by the variables that Farandole's [launcher](launcher.md) sets for
+its ranks. [timeline.md](timeline.md) explains how to see the same for your own job, and [tuning.md](tuning.md) which
+setting to change when.
 
-The targets for two ranks were set for the Neoverse with 2 cores, those for many ranks for the machine with 16; the
-other machine with 2 cores shows what slow memory leaves of them: see `memcpy` in its tables.
+The targets for two ranks were set for the Neoverse with 2 cores, the targets for many ranks for the machine with 16
+cores. The other machine with 2 cores shows the effect of slow memory: see `memcpy` in its tables.
 
-The limits that the tables show, in brackets beside a target what the limit itself would read there:
+The tables show these limits. The number in brackets after a target is what the limit itself would reach:
 
-- `memcpy` and `copy by all` move a byte once, as does a large alltoall inside a host. An allreduce moves it three
-  times, an allgather twice, because results lie in memory of the receiver alone. Gloo's own time for a size changes
-  from run to run, by a factor of two at 1 MiB, and ratios with it.
-- `single, in step` is the same training without communication, but each step waits for the slowest rank: nothing
-  synchronous is faster. `in step, one copy` also copies each gradient once after backward: what memory takes where
-  gradients leave their place at all.
+- `memcpy` and `copy by all` move each byte once, as does a large alltoall inside a host. An allreduce moves it three
+  times, an allgather twice, because results are in private memory of the receiver. Gloo's time for one size changes
+  from run to run, by a factor of two at 1 MiB, and the ratios change with it.
+- `single, in step` is the same training without communication, but each step waits for the slowest rank: no
+  synchronous training can be faster. `in step, one copy` also copies each gradient once after backward: the cost in
+  memory traffic of moving gradients at all.
 - `plain TCP, all at once`: several hosts send to one port at the same time, as `direct` does; `plain TCP, both ways`
   has one sender for each port, as `ring` does.
 
@@ -71,15 +71,16 @@ python -m farandole.tools.bench --lean --json here.json                         
 python -m farandole.tools.bench --from here.json --plots pictures                      # draw later, or elsewhere
 ```
 
-The parts are {parts}. With `--json FILE` a run in pieces fills one file. Beside torch.distributed/Gloo, MPI is
-measured when `mpirun` and `mpi4py` are there, and another Horovod when `--peer-python` names an interpreter that has
-it. `hosts` makes network namespaces and needs root, `ip` and `tc`. Give it a quiet machine: a line says how many
-cores others use. For this page: `python -m farandole.tools.bench --json bench/NAME.json`, then `python
-scripts/performance.py`.
+The parts are {parts}. With `--json FILE` several runs of single parts fill one file. torch.distributed/Gloo is
+always measured too; MPI if `mpirun` and `mpi4py` are installed; the original Horovod if `--peer-python` names an
+interpreter that has it. `hosts` creates network namespaces and needs root, `ip` and `tc`. Use a machine without other
+load: a line says how many cores other programs use. For this page run `python -m farandole.tools.bench --json
+bench/NAME.json`, then `python scripts/performance.py`.
 
-`make bench` ends with what became slower since the file of the same kind of machine in `bench/` (`--compare bench`):
-by the ratio to the steadiest peer of the same run, in training by efficiency, never by times. It counts above 10 % and
-three times the noise of both runs; with `--strict` it is an error.
+At the end `make bench` lists what became slower since the file of the same kind of machine in `bench/` (`--compare
+bench`). It compares ratios to the library with the least noise in the same run, in training the efficiency, and never
+times. A difference counts if it is above 10 % and above three times the noise of both runs; with `--strict` it is an
+error.
 """
 
 

@@ -1,4 +1,4 @@
-# Another try for tests that failed while others had the processors: alone, after all other tests.
+# Runs tests once more, alone and after all other tests, if they failed while other programs used the processors.
 # Touches pytest's hooks; starts pytest.
 """With `--alone`, a run whose few failures all happened on a busy machine runs these tests once more, one at a time.
 The last lines of the run count and name them. A test that fails again has failed."""
@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-MOST = 3  # more failures than this have a common cause, which is not that others had the processors
+MOST = 3  # more failures than this have a common cause other than a busy machine
 BUSY = "failed on a busy machine"  # the property of a failed report, with the evidence
 
 

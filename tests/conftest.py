@@ -28,7 +28,7 @@ import alone  # noqa: E402
 import waiting  # noqa: E402
 from alone import pytest_addoption, pytest_sessionfinish  # noqa: E402, F401 (hooks)
 
-SETTLE_S = 2.0  # what ends by itself within this time after a test is not a leak
+SETTLE_S = 2.0  # anything that ends by itself within this time after a test is not a leak
 PREFIX, OWNER = "farandole-tests-", "owner"
 OWN_VARIABLES = ("PYTEST_CURRENT_TEST",)
 # Variables of the shell that started the tests, which would set a rank, a setting or a rendezvous.
@@ -41,8 +41,8 @@ KEPT = ("FARANDOLE_LIBRARY",)  # tests can be run with another library
 OWN_THREADS = ("MainThread", "pytest_timeout", "execnet", "asyncio", "QueueFeederThread", "Thread-pytest")
 OWN_FILES = (".hypothesis", "/dev/urandom", ".pytest_cache", "/proc/", ".pyc", ".coverage")
 
-# Where SIGINT is ignored, as a shell leaves it to what it starts in the background, every process that a test starts
-# would inherit that and ignore Ctrl-C. SIGHUP stays as it is: a run under nohup survives its terminal.
+# A shell starts background programs with SIGINT ignored. Every process that a test starts would inherit this and ignore
+# Ctrl-C. SIGHUP is not changed: a run under nohup survives its terminal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in [name for name in os.environ if FOREIGN.fullmatch(name) and name not in KEPT]:
@@ -73,7 +73,7 @@ class Belongings:
         )
 
     def beyond(self, before: Belongings) -> dict[str, list[str]]:
-        """What is there now and was not before; a removed or changed variable counts too."""
+        """What exists now and did not exist before; a removed or changed variable counts too."""
         more = {f.name: sorted(getattr(self, f.name) - getattr(before, f.name)) for f in fields(self)}
         more["environment"] = sorted(self.environment ^ before.environment)
         return {kind: items for kind, items in more.items() if items}
@@ -88,7 +88,7 @@ def listing(path: str) -> list[str]:
 
 def temporary_files() -> set[str]:
     """What lies in the directory of temporary files. Python probes that directory with a file of eight characters that
-    says "blat"; a process that is killed in that moment leaves it, and nobody can help that."""
+    says "blat"; a process that is killed at this moment leaves the file, which cannot be prevented."""
     place = Path(tempfile.gettempdir())
     found = set()
     for name in listing(str(place)):
@@ -97,7 +97,7 @@ def temporary_files() -> set[str]:
         if re.fullmatch("[a-z0-9_]{8}", name):
             try:
                 probe = place.joinpath(name).read_bytes() in (b"", b"blat")
-            except OSError:  # a directory, or gone
+            except OSError:  # a directory, or already removed
                 probe = False
             if probe:
                 continue
@@ -152,7 +152,7 @@ def sweep() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def private_directories() -> Iterator[None]:
-    """This run has directories of its own: what is left there is ours, and what others have elsewhere is not seen."""
+    """Gives this run its own directories: whatever is left there is ours, and files of other programs are not checked."""
     before = dict(os.environ)
     sweep()
     place = tempfile.mkdtemp(prefix=PREFIX)  # a short name: Ray has sockets far below it

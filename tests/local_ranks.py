@@ -1,6 +1,6 @@
 # Ranks without an engine: a stub that takes links, a hub in this process, ranks as threads.
-# Touches the rendezvous room alone.
-"""What the tests of rendezvous, launch and security share."""
+# Touches only the rendezvous room.
+"""Code that the tests of rendezvous, launch and security share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from farandole.rendezvous.secret import Secret
 from farandole.rendezvous.session import Session
 
 PACKAGE = "1.2.3"
-STREAMS = 3  # of a link over TCP; only rank 0 is told: it decides
+STREAMS = 3  # TCP streams of a link; only rank 0 gets this number, because it decides
 
 
 class StubEngine:
@@ -63,7 +63,7 @@ class StubEngine:
                 os.write(fd, bytes([self.rank, number]))
 
     def hear(self, timeout: float = 20.0) -> None:
-        """Reads what each peer says: proof that both ends of each stream are where they should be."""
+        """Reads what each peer has sent, to check that each stream connects the right two ranks."""
         for peer, (streams, kind) in self.links.items():
             assert len(streams) == (1 if kind == sockets.LOCAL else STREAMS)
             for number, fd in enumerate(streams):
@@ -146,7 +146,7 @@ def engines(sessions: Sequence[Session]) -> Iterator[list[StubEngine]]:
 
 
 def greet(stubs: Sequence[StubEngine]) -> None:
-    """Every rank says its number on all links and hears the right ones."""
+    """Every rank sends its number over all links, and checks the numbers that it receives."""
     for stub in stubs:
         stub.say()
     for stub in stubs:

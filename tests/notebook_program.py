@@ -1,4 +1,4 @@
-# Runs notebooks for test_notebook.py, in a process of its own: Jupyter's client leaves an event loop behind.
+# Runs notebooks for test_notebook.py, in a separate process: Jupyter's client leaves an event loop behind.
 # Touches a Jupyter kernel, which starts workers.
 """`python notebook_program.py quickstart | troubles`: an AssertionError when a cell does not say what it should."""
 

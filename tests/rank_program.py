@@ -19,7 +19,7 @@ from farandole.rendezvous import mesh
 
 
 def die_at(method: str) -> None:
-    """This process is killed when joining comes to that method."""
+    """Kills this process when `join` calls that method."""
 
     def die(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-# An elastic job for tests: the real launcher with a user's command line, ranks that report, faults from outside.
+# An elastic job for tests: the real launcher with a user's command line, ranks that report events, injected faults.
 # Touches processes and the files it is given.
 """`ElasticJob(words, tmp_path)` starts `farandole run`. Its ranks report every change of their world as a line of
 JSON.
@@ -26,7 +26,7 @@ import farandole
 SOURCE = str(Path(farandole.__file__).parents[1])
 RUN = [sys.executable, "-m", "farandole", "run"]
 LONG = "CHAOS_N" in os.environ  # `make chaos`: long tests run in full
-# Steps until the file FINISH is there. `weights` is the state: every step changes it, so that two histories differ.
+# Runs steps until the file FINISH exists. `weights` is the state: every step changes it, so that two histories differ.
 PROGRAM = """
 import ctypes, faulthandler, hashlib, json, os, sys, threading, time
 import numpy as np
@@ -135,7 +135,7 @@ class ElasticJob:
         start: Callable[..., subprocess.Popen[bytes]] | None = None,
         command: Sequence[str] = (),
     ) -> None:
-        """`command`: other words for `farandole` than `run` and what ranks shall run."""
+        """`command`: arguments for `farandole` that replace `run` and the program of the ranks."""
         self.finish_file = folder / "finish"
         self.orders = folder / "orders"
         self.orders.write_text("")
@@ -231,11 +231,11 @@ class ElasticJob:
         return found
 
     def import_seconds(self, number: int, by: str = "pid") -> float:
-        """From the start of a process to its `init`."""
+        """The time from the start of a process to its `init`."""
         return float(self.of(number, "imported", by)[0]["seconds"])
 
     def of(self, number: int, name: str = "", by: str = "pid") -> list[dict[str, Any]]:
-        """What one process said. Where hosts have pids of their own, `by="worker"`: its number in the job's life."""
+        """The events of one process. If each host has its own process ids, use `by="worker"`, the worker's number."""
         return [event for event in self.events if event[by] == number and name in ("", event["event"])]
 
     def finish(self, seconds: float = 60.0) -> None:

@@ -1,6 +1,6 @@
-# The quick program of the fault tests: NumPy alone, a ledger of samples and sharded counters beside the weights.
+# The quick program of the fault tests: only NumPy; its state is weights, a ledger of samples and sharded counters.
 # Touches farandole as users see it, and files in a scratch directory.
-"""Every step counts its samples and adds one to each sharded counter; at the end all of it must fit together."""
+"""Every step counts its samples and adds one to each sharded counter; at the end all counts must agree."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def step(state: Any) -> None:
 @run
 def train(state: Any) -> None:
     pids = hvd.allgather_object(os.getpid(), name="pids")
-    for key in state.counters:  # what was dealt out belongs to this very step
+    for key in state.counters:  # the keys that this rank got belong to this step
         assert state.counters[key] == state.step, (key, state.counters[key], state.step)
     while True:
         if state.cursor >= SAMPLES:

@@ -1,6 +1,6 @@
-# Elastic jobs for the fault tests: started as a user would, watched through their files, and hurt.
-# Touches processes of its own jobs alone.
-"""`ElasticRun` starts `farandole run` with a program; `kill` takes a rank of it, `results` reads what it left."""
+# Elastic jobs for the fault tests: started like a user's job and watched through their files; tests inject faults.
+# Touches only processes of its own jobs.
+"""`ElasticRun` starts `farandole run` with a program; `kill` kills a rank of it, `results` reads its result files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ElasticRun:
     def __init__(self, scratch: Path, program: Sequence[str], np: int = 3, hosts: str = "", **env: str) -> None:
         self.scratch = scratch
         self.np = np
-        # For what data loaders of killed ranks leave; short, since they have sockets in it.
+        # For the files that data loaders of killed ranks leave; a short path, since it contains their sockets.
         self.temporary = tempfile.TemporaryDirectory()
         scratch.mkdir(parents=True, exist_ok=True)
         environment = {
@@ -63,7 +63,7 @@ class ElasticRun:
         return (self.scratch / "said").read_text(errors="replace")
 
     def progress(self) -> dict[str, Any]:
-        """What rank 0 told last."""
+        """What rank 0 reported last."""
         try:
             found: dict[str, Any] = json.loads((self.scratch / "progress").read_text())
         except FileNotFoundError:
@@ -71,7 +71,7 @@ class ElasticRun:
         return found
 
     def until(self, done: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> dict[str, Any]:
-        """Looks at the progress until it is so."""
+        """Reads the progress until the condition is true."""
 
         def there() -> dict[str, Any]:
             now = self.progress()
@@ -85,7 +85,7 @@ class ElasticRun:
         )
 
     def kill_at_random(self, draw: random.Random, full: bool = True) -> tuple[float, float]:
-        """Kills a rank some steps from now; seconds until the others go on, and until all ranks are there again."""
+        """Kills a rank some steps from now. Returns the seconds until the others continue, and until all ranks are back."""
         wanted = self.np if full else 2
         now = self.until(lambda now: now["size"] >= wanted)
         steps = now["step"] + draw.randrange(1, 12)
@@ -99,22 +99,22 @@ class ElasticRun:
         return gone_on, after["time"] - began
 
     def hurt_agent(self, rank: int, number: int) -> None:
-        """A signal to the agent of a rank's host: SIGTERM is what a scheduler sends that wants the host back."""
+        """Sends a signal to the agent of a rank's host. A scheduler that needs the host sends SIGTERM."""
         pid = self.progress()["pids"][rank]
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(parent, number)
 
     def finish(self, seconds: float = 60.0) -> int:
-        """Asks the program to end; the launcher's exit code."""
+        """Asks the program to end. Returns the launcher's exit code."""
         (self.scratch / "finish").touch()
         return self.process.wait(seconds)
 
     def results(self) -> list[dict[str, Any]]:
-        """What each rank left at the end."""
+        """What each rank wrote at the end."""
         return [json.loads(file.read_text()) for file in sorted(self.scratch.glob("result.*"))]
 
     def verdict(self) -> Verdict:
-        """What the ledger says; all ranks have the same one."""
+        """The result of the ledger; all ranks have the same one."""
         results = self.results()
         assert len(results) >= 1 and all(one["used"] == results[0]["used"] for one in results)
         assert len({one["weights"] for one in results}) == 1

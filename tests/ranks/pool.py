@@ -1,5 +1,5 @@
 # A pool of real ranks that run random programs through the public API, as the parent sends them.
-# Touches farandole as users see it; a unix socket of the test's own carries programs and results.
+# Touches farandole as users see it; programs and results go over the test's own unix socket.
 """`Pool` is the parent's side; `serve` is a rank's."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def outcome(item: Item, result: Any) -> tuple[Array | None, Any]:
 
 
 def perform(program: Program, rank: int, sets: dict[tuple[int, ...], Any]) -> list[Any]:
-    """What programs.run_program does, by the public functions. (A barrier of theirs blocks: programs have none.)"""
+    """Does the same as programs.run_program with the public functions. (Their barrier blocks: programs have none.)"""
     results = []
     for step in range(program.steps):
         begun: dict[int, list[tuple[Item, int]]] = {}
@@ -68,7 +68,7 @@ def perform(program: Program, rank: int, sets: dict[tuple[int, ...], Any]) -> li
 
 
 def serve(address: str, groups: Sequence[tuple[int, ...]]) -> None:
-    """A rank's life: programs come in, results go out, None ends it."""
+    """The loop of a rank: it receives programs and sends results; None ends it."""
     proper = [hvd.ProcessSet(list(ranks)) for ranks in groups[1:]]
     hvd.init(process_sets=proper)
     sets = dict(zip(groups, [hvd.global_process_set, *proper], strict=True))
@@ -90,7 +90,7 @@ class Pool:
         address = str(Path(self.directory.name) / "programs")
         self.listener = Listener(address, "AF_UNIX", backlog=len(hosts), authkey=KEY)
         body = f"import pool\npool.serve({address!r}, {list(groups)!r})\n"
-        # A pool lives longer than one program may take.
+        # A pool exists for longer than the time limit of one program.
         body = "faulthandler.cancel_dump_traceback_later()\n" + body
         self.job = jobs.start(body, len(hosts), hosts, env, stop_on_failure=True)
         self.ranks: dict[int, Any] = {}

@@ -1,6 +1,6 @@
-# Random programs: lists of collectives as plain data, how a rank runs them, and what must come out.
-# Touches engine/interface.py's words and specification.py as the oracle; NumPy is the second oracle.
-"""`programs(...)` is a hypothesis strategy, `run_program` is one rank's part, `check_program` is the judge."""
+# Random programs: lists of collectives as plain data, how a rank runs them, and the expected results.
+# Touches the types of engine/interface.py, and specification.py as the oracle; NumPy is the second oracle.
+"""`programs(...)` is a hypothesis strategy, `run_program` is one rank's part, `check_program` checks the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOATS = list(FLOATING)
 
 @dataclass(frozen=True)
 class Item:
-    """One collective, the same on all its members but for the data, which comes from the seed and the rank."""
+    """One collective. It is the same on all members except its data, which depends on the seed and the rank."""
 
     kind: Kind
     name: str | None
@@ -43,7 +43,7 @@ class Program:
 
     bundles: tuple[tuple[Item, ...], ...]
     steps: int = 1
-    shuffle: int | None = 0  # seed of the orders; None: everyone in the order written
+    shuffle: int | None = 0  # seed of the orders; None: all ranks use the order of the list
 
     def order(self, rank: int, step: int, what: int) -> list[int]:
         order = list(range(len(self.bundles)))
@@ -120,7 +120,7 @@ def run_program(
     return results
 
 
-# --- The judge -------------------------------------------------------------------------------------------------------
+# --- The check -------------------------------------------------------------------------------------------------------
 
 
 def check_program(program: Program, results: Sequence[list[Any]], hosts: Sequence[int], ring: bool) -> None:
@@ -181,7 +181,7 @@ def check_reduction(item: Item, inputs: list[Array], got: dict[int, Array], host
     if item.op == ReduceOp.ADASUM:
         close(whole, adasum_of(flat, bucket), item, 8.0)
         return
-    # The specification: bits, but for the ring, whose order of additions depends on the place.
+    # The specification: equal bits, except for the ring, whose order of additions depends on the position.
     if (
         item.dtype not in FLOATS
         or not (ring and item.kind == Kind.ALLREDUCE)
@@ -192,7 +192,7 @@ def check_reduction(item: Item, inputs: list[Array], got: dict[int, Array], host
 
 
 def check_against_numpy(item: Item, flat: list[Array], whole: Array) -> None:
-    """The second oracle knows nothing of the first: double precision for floats, Python's integers for the others."""
+    """The second oracle is independent of the first: double precision for floats, Python's integers for the others."""
     size = len(flat)
     divisor = size if item.op == ReduceOp.AVERAGE else 1
     if item.dtype in FLOATS:

@@ -1,6 +1,6 @@
 # Arrays of other libraries through the public API between real ranks: torch's by DLPack, bfloat16 among them.
 # Touches farandole.launch and the package as users see it.
-"""What comes in as a tensor goes out as a tensor of the same type; in place means in the tensor's own memory."""
+"""A tensor as input gives a tensor of the same type as output; in place means in the tensor's own memory."""
 
 from __future__ import annotations
 

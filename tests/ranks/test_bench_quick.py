@@ -1,5 +1,5 @@
-"""The benchmark itself, quickly: every part runs beside its peers, results are verified, the file has its shape.
-Starts real jobs; never looks at a speed."""
+"""A quick run of the benchmark: every part runs with the other libraries, results are verified, the file is valid.
+Starts real jobs; checks no speeds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bench(folder: Path, *words: str) -> tuple[dict[str, Any], str]:
 
 
 def another_horovod(folder: Path) -> str:
-    """An interpreter with a horovodrun beside it, as --peer-python wants it; behind it is what we have."""
+    """An interpreter with a horovodrun in the same folder, as --peer-python needs it; both are Farandole's."""
     folder.mkdir()
     for name, words in {"python": "", "horovodrun": "-m farandole run"}.items():
         program = folder / name

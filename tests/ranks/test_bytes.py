@@ -1,4 +1,4 @@
-# The costs that docs/algorithms.md states, held against the byte counters of each rank.
+# Compares the costs in docs/algorithms.md with the byte counters of each rank.
 # Touches the native engine through World.
 """Bytes that a rank sends over TCP for one collective; headers and negotiation are the tolerance."""
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif("native" not in ENGINES, reason="the native libr
 
 
 def sent(hosts: list[int], kind: Kind, count: int = BYTES, **settings: Any) -> list[int]:
-    """What each rank sends for one collective of `count` bytes; the second of two, so that all links and plans are."""
+    """What each rank sends for one collective of `count` bytes. It is the second of two, so that links and plans exist."""
 
     def body(engine: Engine, rank: int) -> int:
         before = 0
@@ -32,7 +32,7 @@ def sent(hosts: list[int], kind: Kind, count: int = BYTES, **settings: Any) -> l
             if kind == Kind.REDUCESCATTER:
                 output = np.empty(count // len(hosts), np.uint8)
             do(engine, Request(kind, f"t{turn}", array, output, peer=0 if kind == Kind.BROADCAST else -1))
-        barrier(engine)  # counters are published now and then; this is later than all of it
+        barrier(engine)  # counters are published from time to time; after this barrier they include everything
         return engine.counter("bytes_sent") - before
 
     with World(hosts, **settings) as world:
@@ -83,7 +83,7 @@ def test_the_other_collectives(hosts: list[int]) -> None:
     expected = {
         Kind.ALLGATHER: [float((count - 1) * BYTES)] * size,
         Kind.ALLTOALL: [abroad / size * BYTES] * size,
-        # Each member sums, on its host, what is meant for one member of every other host.
+        # Each member reduces, on its host, the data for one member of every other host.
         Kind.REDUCESCATTER: [(count - 1) / size * BYTES] * size,
         Kind.BROADCAST: [float(subtree(0, count)[1] * BYTES) if rank == 0 else 0.0 for rank in range(size)],
     }

@@ -1,6 +1,6 @@
-# How frameworks' operations come to be compiled: once for all ranks of a host, or for none where one cannot.
+# When operations of frameworks are compiled: once for all ranks of a host, or for no rank if one of them cannot.
 # Touches farandole.bindings.compiled, a compiler, and files in a scratch directory.
-"""A small library stands for a framework's; its compiler is the real one behind a script that counts and waits."""
+"""A small library replaces a framework's; its compiler is a script that counts and waits and calls the real one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 ]
 RANKS = 3
 SOURCE = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
-# Goes on when the other ranks wait for the lock; the kernel says so.
+# Continues when the other ranks wait for the lock, according to the kernel.
 COUNTING = """#!/bin/sh
 echo compiled >> "$SCRATCH/compilers"
 inode=$(stat -c %i "$FARANDOLE_CACHE_DIRECTORY"/*.lock)
@@ -68,7 +68,7 @@ def test_one_rank_compiles_while_the_others_wait(scratch: Path) -> None:
     found = jobs.run(BUILD + "report(**seen())", RANKS, env=environment(scratch, cache))
     assert (scratch / "compilers").read_text().split() == ["compiled"]
     assert all(one == {**found[0], "able": True, "answer": 42, "failure": ""} for one in found), found
-    # What is there is taken as it is: no compiler, and nothing is written.
+    # Existing files are used: no compiler runs, and nothing is written.
     os.unlink(next(cache.glob("*.lock")))
     before = [(entry.name, entry.stat().st_mtime_ns) for entry in os.scandir(cache)]
     assert jobs.run(BUILD + "report(**seen())", 2, env=environment(scratch, cache)) == found[:2]
@@ -77,7 +77,7 @@ def test_one_rank_compiles_while_the_others_wait(scratch: Path) -> None:
 
 
 def test_ranks_agree_when_one_cannot_write_compile_or_trust(scratch: Path) -> None:
-    # By turns rank 1 has a directory in which nobody may write, no compiler, a broken one, and a library of others.
+    # One after the other, rank 1 has a read-only directory, no compiler, a broken compiler, and another user's library.
     body = """
 place, own, turns = os.environ["SCRATCH"], os.environ["FARANDOLE_CACHE_DIRECTORY"], []
 def turn(**changes):

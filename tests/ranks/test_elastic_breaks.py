@@ -1,4 +1,4 @@
-# Elastic jobs in which no rank breaks but something else: hosts that are not there, states of scripts, parts of files.
+# Elastic jobs in which something other than a rank fails: hosts that do not exist, states of scripts, parts of files.
 # Touches the launcher as users type it.
 """What the job says at the end, what it leaves behind, and what newcomers know."""
 
@@ -57,7 +57,7 @@ def test_hosts_that_cannot_be_reached_leave_nothing_behind(tmp_path: Path) -> No
 
 
 def test_a_command_that_no_host_has(tmp_path: Path) -> None:
-    """Where ranks run is the script's affair: whether the launcher's own host has the command is not asked."""
+    """The discovery script decides where ranks run: the launcher does not check for the command on its own host."""
     _, script = discover(tmp_path, "localhost:1\n")
     words = ["run", "-np", "1", "--min-np", "1", "--host-discovery-script", str(script), "no-such-command"]
     with ElasticJob([], tmp_path, command=words) as job:
@@ -74,7 +74,7 @@ def until_two(listed: str) -> int:
 
     hvd.init()
     Path(listed + ".new").write_text("localhost:1\n127.0.0.1:1\n")
-    Path(listed + ".new").rename(listed)  # nobody may find it empty
+    Path(listed + ".new").rename(listed)  # so that no reader finds it empty
     while True:
         try:
             stamp = float(runtime.notifications.pending()[0])
@@ -131,7 +131,7 @@ def test_a_discovery_class_of_horovods_finds_the_hosts(tmp_path: Path) -> None:
     assert found == [2]
 
 
-# A state of the script's own, as Horovod's documentation has it: save, restore and sync are its affair.
+# A state class in the script, as in Horovod's documentation, with its own save, restore and sync.
 OWN_STATE = """
 import os, sys, time
 import numpy as np
@@ -167,7 +167,7 @@ train(Mine())
 
 
 def test_newcomers_count_commits_like_the_others_whatever_the_state(tmp_path: Path) -> None:
-    """The one that had the state from the beginning dies; the one that came later has it too, and goes on."""
+    """The rank that had the state from the beginning dies; the rank that joined later has it too, and continues."""
     with ElasticJob(["-np", "2", "--min-np", "1"], tmp_path, program=OWN_STATE) as job:
 
         def places(size: int) -> list[list[int]]:

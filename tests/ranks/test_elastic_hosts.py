@@ -1,4 +1,4 @@
-# Elastic jobs over several hosts: partitions, links that die without a word, hosts that die. Namespaces and ssh.
+# Elastic jobs over several hosts: partitions, links that stop without an error, hosts that die. Namespaces and ssh.
 # Touches the bed of tests/bed.
 """The launcher runs in the bed's first host. Rows 11 to 13 of the table of faults, and row 4 between hosts."""
 
@@ -52,7 +52,7 @@ def workers(world: dict[int, dict[str, Any]]) -> set[int]:
 
 
 def test_row_12_a_partition_has_one_side_that_goes_on_and_heals(hosts: tuple[bed.Bed, Path]) -> None:
-    """2|2 and 3|1: the side of the launcher goes on, the other stops by itself and comes back as new members."""
+    """2|2 and 3|1: the launcher's side continues; the other side stops by itself and joins again as new members."""
     found, _ = hosts
     recover, rejoin = [], []
     with run_job(hosts, "1234") as job:
@@ -80,7 +80,7 @@ def test_row_12_a_partition_has_one_side_that_goes_on_and_heals(hosts: tuple[bed
 
 
 def test_rows_11_and_13_two_hosts_that_cannot_hear_each_other(hosts: tuple[bed.Bed, Path]) -> None:
-    """Both reach the launcher; one of the two is out, once, and comes back when it is over.
+    """Both reach the launcher; one of the two is evicted, once, and joins again when the fault is over.
 
     With the usual times the ranks know after 4 to 5.5 s, try 5 s more to reach each other, and go on then.
     """
@@ -105,8 +105,8 @@ def test_rows_11_and_13_two_hosts_that_cannot_hear_each_other(hosts: tuple[bed.B
                 knew = [e["t"] - moment for e in job.events if e["event"] == "lost" and e["t"] > moment]
                 in_time(min(knew), 5.5, "noticing that a link is silent")
                 assert {full[0]["worker"]} < workers(small)
-                time.sleep(3)  # sleep: nobody changes while nothing changes
-                assert job.generation == small[0]["generation"]  # no flip-flop
+                time.sleep(3)  # sleep: the membership must not change during this time
+                assert job.generation == small[0]["generation"]  # no repeated changes
             finally:
                 for one, other in pairs:
                     one.run(["ip", "route", "del", "blackhole", f"{other.address}/32"])

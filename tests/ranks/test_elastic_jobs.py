@@ -1,6 +1,6 @@
 # Elastic jobs on one host: kills, stops, growth, removal, agents and launchers that die, drains. Real processes.
 # Touches the launcher as users type it.
-"""Each test names the rows of the table of faults that it stands for. Limits hold for nearly all, bounds for all."""
+"""The name of each test has its rows of docs/faults.md. Nearly all measurements keep the limit, all keep the bound."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LATEST = 10.0  # times the limit, where a busy machine took its time
 
 
 def mostly(values: list[float], limit: float) -> None:
-    """Most keep the limit, and none is far beyond it; `make chaos` counts enough of them to speak of p99."""
+    """Most measurements keep the limit, and none is far above it; only `make chaos` has enough of them for a p99."""
     in_time(sorted(values)[len(values) // 2], limit, f"the median of {sorted(values)}")
     in_time(max(values), LATEST * limit, f"the last of {sorted(values)}")
 
@@ -31,7 +31,7 @@ def mostly(values: list[float], limit: float) -> None:
 def after_a_loss(
     job: ElasticJob, moment: float, before: dict[int, dict[str, Any]], lost: set[int]
 ) -> tuple[list[float], list[float]]:
-    """How long survivors took to know, and to be in a world without the lost."""
+    """How long survivors took to detect the loss, and to be in a world without the lost ranks."""
     survivors = {event["pid"] for event in before.values()} - lost
     generation = next(iter(before.values()))["generation"]
     job.world(len(survivors), generation) if len(job.members()) != len(before) else None
@@ -43,7 +43,7 @@ def after_a_loss(
 
 
 def test_rows_1_and_3_kill_9_of_any_rank(tmp_path: Path) -> None:
-    """Survivors know at once, go on in their processes, and the world is full again by itself."""
+    """Survivors detect the loss at once, continue in their processes, and the world is full again by itself."""
     detect, recover, replace = [], [], []
     with ElasticJob(["-np", "3", "--min-np", "1"], tmp_path, {"JOB_CHILDREN": "1"}) as job:
         full = job.world(3)
@@ -82,7 +82,7 @@ def test_row_2_several_at_once_and_again_during_recovery(tmp_path: Path) -> None
         assert small[0]["pid"] == full[0]["pid"]
         in_time(small[0]["t"] - moment, 2.0, "a world of one after three deaths at once")
         full = job.world(4, small[0]["generation"])
-        kill(full[0]["pid"])  # and the next one as soon as a survivor has heard of it
+        kill(full[0]["pid"])  # and the next one as soon as a survivor has detected it
         job.wait(lambda: any(e["generation"] >= 0 for e in job.of(full[1]["pid"], "world")))
         job.wait(lambda: job.of(full[1]["pid"], "lost")[-1:] and job.of(full[1]["pid"], "lost")[-1]["t"] > 0)
         moment = kill(full[2]["pid"])
@@ -92,7 +92,7 @@ def test_row_2_several_at_once_and_again_during_recovery(tmp_path: Path) -> None
 
 
 def test_row_5_a_stopped_rank_is_evicted_fenced_and_comes_back(tmp_path: Path) -> None:
-    """Also if it has something to save: that its connection was closed does not mean that the launcher is gone."""
+    """Also if it has something to save: that its connection was closed does not mean that the launcher has died."""
     (tmp_path / "saves").mkdir()
     with ElasticJob(["-np", "3", "--min-np", "1"], tmp_path, {"JOB_SAVES": str(tmp_path / "saves")}) as job:
         full = job.world(3)
@@ -179,9 +179,9 @@ def test_row_24_hosts_come_and_go_by_discovery(tmp_path: Path) -> None:
             change(text)
             found = job.world(size, found[0]["generation"])
             ups = [e["t"] for e in job.events if e["event"] == "up" and e["pid"] not in before and e["t"] > moment]
-            if ups:  # the last newcomer was ready a moment before it was in
+            if ups:  # the last new rank was ready a moment before it joined
                 in_time(max(e["t"] for e in found.values()) - max(ups), REPLACE_S, "taking in a newcomer that is up")
-            assert {e["pid"] for e in found.values()} & before  # somebody brought the state
+            assert {e["pid"] for e in found.values()} & before  # one process brought the state
             assert found[0]["pid"] in before
         change("127.0.0.1:1\nlocalhost:1")
         time.sleep(0.4)  # sleep: two changes within the second after which discovery looks
@@ -217,7 +217,7 @@ def test_rows_4_and_22_an_agent_dies_with_its_ranks_and_comes_back(tmp_path: Pat
 
 @pytest.mark.parametrize("saves", [False, True])
 def test_row_21_the_launcher_dies(tmp_path: Path, saves: bool) -> None:
-    """Without anything to save all is gone at once; with it, all ranks save at one step first, each once.
+    """Without a save callback all processes end at once; with it, all ranks save first, at one step, each once.
 
     That step may come later than their lease lasts while the launcher lives.
     """
@@ -248,7 +248,7 @@ def test_row_21_the_launcher_dies(tmp_path: Path, saves: bool) -> None:
 
 
 def test_row_21_a_job_that_survives_its_launcher(tmp_path: Path) -> None:
-    """The launcher is killed; the job goes on, replaces a rank, and another launcher shows it to its end."""
+    """The launcher is killed; the job continues, replaces a rank, and another launcher shows it until its end."""
     home = {"XDG_STATE_HOME": str(tmp_path / "state")}
     with ElasticJob(["-np", "2", "--min-np", "1", "--survive-launcher"], tmp_path, home) as job:
         full = job.world(2)
@@ -286,15 +286,15 @@ def test_row_23_sigterm_to_an_agent_drains_its_host_and_the_others_go_on(tmp_pat
         assert sorted(int(name.partition("-")[0]) for name in names) == sorted(e["pid"] for e in full.values())
         assert len({name.partition("-")[2] for name in names}) == 1  # one agreed step, once per rank
         job.wait(lambda: not any(map(alive, doomed)), 10.0)
-        assert not job.said("has ended")  # they left in good order
+        assert not job.said("has ended")  # they left at a commit
         other = parent_of(full[0]["pid"])
-        kill(other, signal.SIGTERM)  # the last one goes as well: the job is over, and well
+        kill(other, signal.SIGTERM)  # the last one leaves too: the job ends with success
         assert job.process.wait(60) == 0, job.tail()
         assert len(list(folder.iterdir())) == 6
 
 
 def test_row_23_sigterm_to_one_rank_and_to_all_of_them(tmp_path: Path) -> None:
-    """Every rank saves once, at one step; the one that was asked ends well and is replaced. Then the whole job."""
+    """Every rank saves once, at one step; the rank that got the signal exits with 0 and is replaced. Then the whole job."""
     folder = tmp_path / "saves"
     folder.mkdir()
     with ElasticJob(["-np", "3", "--min-np", "1"], tmp_path, {"JOB_SAVES": str(folder), "JOB_CHILDREN": "1"}) as job:
@@ -315,11 +315,11 @@ def test_row_23_sigterm_to_one_rank_and_to_all_of_them(tmp_path: Path) -> None:
 
 
 def test_row_12_ranks_that_hear_no_launcher_stop_at_the_end_of_their_lease(tmp_path: Path) -> None:
-    """The launcher is frozen: nobody knows whether others go on, so nobody does; then the same ranks come together."""
+    """The launcher is frozen: ranks cannot know whether others continue, so all stop; then the same ranks join again."""
     with ElasticJob(["-np", "2", "--min-np", "1"], tmp_path) as job:
         full = job.world(2)
         moment = kill(job.process.pid, signal.SIGSTOP)
-        time.sleep(7)  # sleep: the launcher is frozen for longer than a lease lasts
+        time.sleep(7)  # sleep: the launcher is frozen for longer than a lease
         os.kill(job.process.pid, signal.SIGCONT)
         again = job.world(2, full[0]["generation"])
         assert {event["pid"] for event in again.values()} == {event["pid"] for event in full.values()}
@@ -436,7 +436,7 @@ def test_signs_of_life_cost_a_static_job_nothing(tmp_path: Path) -> None:
 
 
 def test_a_discovered_host_whose_rank_fails_is_left_out_unless_slots_are_asked_for(tmp_path: Path) -> None:
-    """As in Horovod, with its cool-down; `--blacklist slot` starts another rank beside those that live."""
+    """As in Horovod, with its cool-down; `--blacklist slot` starts another rank, and the living ones stay."""
     _, script = discover(tmp_path, "localhost:2\n127.0.0.1:1\n")
     words = ["-np", "3", "--min-np", "1", "--host-discovery-script", str(script)]
     with ElasticJob([*words, "--blacklist-cooldown-range", "3", "4"], tmp_path) as job:

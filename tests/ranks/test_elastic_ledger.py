@@ -1,6 +1,6 @@
-# Random losses in elastic jobs, and what stands behind the model afterwards: samples, and sharded state.
+# Random losses in elastic jobs; afterwards the test checks which samples the model has used, and its sharded state.
 # Touches elastic_runs.py and elastic_counting.py.
-"""Half of the jobs have two hosts, which are two names of this one. `make chaos` makes it 60 jobs."""
+"""Half of the jobs have two hosts, which are two names of this host. With `make chaos` there are 60 jobs."""
 
 from __future__ import annotations
 

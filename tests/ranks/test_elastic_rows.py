@@ -1,4 +1,4 @@
-# Rows of the table of faults that need a job of their own: stops in static jobs, load, signals.
+# Rows of docs/faults.md that need a separate job: stopped ranks in static jobs, load, signals.
 # Touches the launcher as users type it, and jobs of tests/ranks/jobs.py.
 """Long ones are short here and longer with CHAOS_N."""
 
@@ -33,7 +33,7 @@ hvd.shutdown()
 
 
 def test_row_6_a_stopped_rank_of_a_static_job_is_waited_for() -> None:
-    """It goes on when the rank does, with the same bits; a static job evicts nobody."""
+    """The job continues when the rank does, with the same bits; a static job evicts no rank."""
     undisturbed = jobs.run(STEADY, 2)
     with jobs.start(STEADY, 2) as job:
         found = jobs.look_until(lambda: jobs.results(job, 1), job)
@@ -144,7 +144,7 @@ time.sleep(60)  # sleep: until the signal ends it
 @pytest.mark.parametrize("where", ["main", "thread"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_row_38_signals_reach_ranks_that_wait_in_a_stalled_collective(tmp_path: Path, where: str, number: int) -> None:
-    """The median of three jobs ends within a second; when two did, it has, and the third need not run."""
+    """The median of three jobs ends within a second. If the first two do, the median does too; no third job runs."""
     took: list[float] = []
     with contextlib.ExitStack() as jobs_at_once:
         words = ["-np", "2", "--min-np", "1"]
@@ -168,6 +168,6 @@ def ended_by(job: ElasticJob, number: int) -> float:
     pids = [int(line.split()[-1]) for line in job.lines if "stuck" in line]
     assert not any(map(alive, pids))
     if number == signal.SIGTERM:
-        job.said("")  # its last words may still be in the pipe
+        job.said("")  # its last output may still be in the pipe
         assert sum("handler ran" in line for line in job.lines) == 2
     return took

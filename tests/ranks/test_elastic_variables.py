@@ -1,4 +1,4 @@
-# The variables of an elastic job: what each process is told of its place when it starts, and after every change.
+# The variables of an elastic job: rank, size and so on, at the start of each process and after every change.
 # Touches the launcher as users type it.
 """Scripts name files by HOROVOD_RANK and choose devices by the local rank, from their start to their end."""
 
@@ -55,7 +55,7 @@ train(ObjectState(hvd.broadcast_object, hvd.rank))
 
 
 class Job(ElasticJob):
-    """A Dance of PROGRAM; each process keeps a file named by its first rank, gone with its process."""
+    """A Dance of PROGRAM. Each process keeps a file named by its first rank, and removes it when it ends."""
 
     def __init__(self, words: list[str], folder: Path) -> None:
         self.files = folder / "files"
@@ -63,7 +63,7 @@ class Job(ElasticJob):
         super().__init__(words, folder, {"JOB_FILES": str(self.files)}, PROGRAM)
 
     def now(self, size: int) -> dict[int, dict[str, Any]]:
-        """Waits until every living process is in a world of this size; by rank."""
+        """Waits until every living process is in a world of this size. Returns the events by rank."""
 
         def there() -> dict[int, dict[str, Any]]:
             latest = {one["pid"]: one for one in self.events if one["event"] == "world"}
@@ -103,7 +103,7 @@ def test_devices_and_files_do_not_collide_after_two_kills(tmp_path: Path) -> Non
         assert pids[1] == by_slot[1]["pid"] and pids[3] == by_slot[3]["pid"]  # they keep their devices
         assert pids[0] != by_slot[0]["pid"] and pids[2] != by_slot[2]["pid"]
         assert all(event["start"][2] == event["place"][2] for event in after.values())  # what they chose a device by
-        # Open("x") of each process has succeeded: no newcomer was told the first rank of one that lives.
+        # Open("x") of each process has succeeded: no new process got the first rank of a living one.
         assert len({event["start"][0] for event in after.values()}) == 4
         job.finish_file.touch()
         assert job.process.wait(60) == 0, job.tail()

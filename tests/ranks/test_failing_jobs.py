@@ -1,4 +1,4 @@
-# Real jobs that fail: the guilty rank is named, with its words, however it ended and whoever ended first.
+# Real jobs that fail: the root cause is reported with its output, however it ended and whichever rank ended first.
 # Touches processes and, for memory, a control group.
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ hvd.shutdown()
 
 
 def test_row_18_memory_that_runs_out_is_an_error_on_every_rank() -> None:
-    """The rank that has none says so; to the others it is a rank that cannot go on. Nobody aborts."""
+    """The rank without memory reports this; the others report that this rank cannot continue. No rank aborts."""
     words = [sys.executable, "-m", "farandole", "run", "-np", "2"]
     env = {**os.environ, "PYTHONPATH": SOURCE}
     done = subprocess.run(

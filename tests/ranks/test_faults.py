@@ -114,7 +114,7 @@ class Record:
 
 
 def control(link: str) -> set[tuple[str, str, int, bool]]:
-    """Which (kind, phase, rank, planned) a job without faults passes. That it ends well is half of the proof."""
+    """Which (kind, phase, rank, planned) a job without faults passes. It must also end with success."""
     body = f"KINDS, PHASES = {KINDS!r}, {PHASES!r}\n" + CONTROL
     env = jobs.environment_of_chaos(CHAOS_LIBRARY)
     found = jobs.run(body, RANKS, HOSTS[link], env=env)
@@ -123,7 +123,7 @@ def control(link: str) -> set[tuple[str, str, int, bool]]:
 
 
 def cells() -> list[Cell]:
-    """Every place that a job passes, spread over planned and negotiated steps."""
+    """Every point that a job passes, spread over planned and negotiated steps."""
     table: list[Cell] = []
     for link in HOSTS:
         passed = control(link)
@@ -144,7 +144,7 @@ def run_cell(cell: Cell) -> Record:
         finally:
             os.close(descriptor)
         survivors = [rank for rank in range(RANKS) if rank != cell.victim]
-        with contextlib.suppress(TimeoutError):  # whoever has not reported by then is stuck
+        with contextlib.suppress(TimeoutError):  # a rank that has not reported by then is stuck
             job.wait(30)
         last_words = jobs.results(job, cell.victim)
         reports: dict[int, Any] = {rank: jobs.last_result(job, rank) for rank in survivors}

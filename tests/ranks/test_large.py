@@ -21,7 +21,7 @@ NEEDED = 2 * COUNT + (1 << 30)
 
 
 def available() -> int:
-    """Bytes that programs can have; what caches files counts, since the system gives it away."""
+    """Bytes that programs can allocate; the file cache counts as free, since the kernel releases it."""
     [found] = re.findall(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
     return int(found) << 10
 
@@ -41,7 +41,7 @@ def at_places(array: Any) -> list[int]:
 @pytest.mark.parametrize("hosts", [[0, 0], [0, 1]], ids=["shm", "tcp"])
 def test_more_elements_than_31_bits_can_count(hosts: list[int]) -> None:
     def body(engine: Engine, rank: int) -> tuple[list[int], list[int]]:
-        array = np.zeros(COUNT, np.uint8)  # pages that nobody touches cost nothing to make
+        array = np.zeros(COUNT, np.uint8)  # unused pages cost nothing
         array[PLACES] = np.arange(len(PLACES)) + 10 * rank + 1
         do(engine, Request(Kind.ALLREDUCE, "sum", array, array, op=ReduceOp.SUM), 300.0)
         summed = at_places(array)

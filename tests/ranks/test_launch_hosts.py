@@ -1,4 +1,4 @@
-# horovodrun over ssh: ranks on several hosts, networks that do and do not connect them, hosts that are not fit, kills.
+# horovodrun over ssh: ranks on several hosts, networks that connect them or not, hosts that lack something, kills.
 # Touches the bed of tests/bed.
 """The bed's first host runs the launcher, as a user would; see tests/bed/README.md."""
 
@@ -56,7 +56,7 @@ def reports(text: str) -> list[list[object]]:
 
 
 def gone(hosts: bed.Bed, seconds: float = 2.0) -> float:
-    """How long it takes until no host has a process or a file of the job left."""
+    """The time until no host has a process or a file of the job."""
 
     def left() -> list[object]:
         files = [path for host in hosts for path in host.own_files() if path.name.startswith("farandole-")]

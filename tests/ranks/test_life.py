@@ -1,6 +1,6 @@
 # A rank's life through the public API, in real processes: init and shutdown, forks, signals, the timeline.
 # Touches farandole.launch and the package as users see it.
-"""What users do to a process that is a rank, and what must go on working."""
+"""What users do with a process that is a rank, and what must still work afterwards."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ hvd.shutdown()
 @needs_native
 @pytest.mark.parametrize("links", HOSTS)
 def test_the_last_operation_survives_a_peers_hurry(links: str) -> None:
-    """Ranks shut down the moment their last operation is done: nobody may lose it."""
+    """Ranks shut down as soon as their last operation is done: every rank must get its result."""
     body = """
 for life in range(30):
     hvd.init()

@@ -1,7 +1,7 @@
 # Many ranks: every collective among 64 of them, on one host, on eight, and on hosts of different sizes.
 # Touches the engines, as threads of this process, and how many descriptors it may have.
-"""What is only reached with many: full masks of 64 bits, hosts that meet in several rounds, hosts of one rank beside
-hosts of fifteen."""
+"""Cases that need many ranks: full masks of 64 bits, hosts that join in several rounds, hosts of one rank together
+with hosts of fifteen."""
 
 from __future__ import annotations
 

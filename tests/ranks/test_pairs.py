@@ -1,6 +1,6 @@
-# Send and receive, and other ways for two sides to meet: types, tags, names, counts after a join, two waiting threads.
+# Send and receive, and how the calls of two ranks are matched: types, tags, names, counts after a join, two threads.
 # Touches the native engine through World, and the public operations.
-"""Whoever meets the wrong partner is told; whoever meets the right one gets its bytes."""
+"""A call that is matched with a wrong one gets an error; a call that is matched with the right one gets its bytes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # One tensor in several places, and results whose memory is used again. Ranks as threads.
 # Touches the native engine through World.
-"""Where the memory lies must change nothing: compared with the same numbers in one piece, to the last bit."""
+"""The place in memory must not matter: results are compared, bit for bit, with those of the same data in one piece."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = [1, 64, 3, 5000, 17, 40_000, 1, 250_000]  # more than a slot, odd, singl
 
 
 def scattered(parts: list[np.ndarray], request: Request) -> Request:
-    """The request on these arrays; between them lies memory that is not theirs."""
+    """The request on these arrays; between them is memory that does not belong to them."""
     count = sum(part.size for part in parts)
     pieces = np.array([[part.ctypes.data, part.nbytes] for part in parts], np.int64)
     memory = Span(0, (count,), parts, parts)
@@ -36,7 +36,7 @@ def test_a_tensor_in_pieces_is_summed_as_if_it_were_whole(hosts: list[int], size
         do(engine, Request(Kind.ALLREDUCE, "whole", whole, whole, op=ReduceOp.AVERAGE))
         parts = [part.copy() for part in np.split(values[rank], np.cumsum(sizes)[:-1])]
         request = Request(Kind.ALLREDUCE, "parts", op=ReduceOp.AVERAGE)
-        if rank == 0:  # the others need not know
+        if rank == 0:  # the other ranks do not need this
             parts = [values[rank].copy()]
         do(engine, scattered(parts, request))
         return whole, np.concatenate(parts)

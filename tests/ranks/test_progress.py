@@ -1,6 +1,6 @@
-# No stalls: groups in cyclic orders, pipelines beside reductions, steps that leave their plan. Each ends, and soon.
+# No stalls: groups in cyclic orders, pipelines with reductions, steps that differ from their plan. All end soon.
 # Touches both engines through World.
-"""What must never wait for what: overlapping groups, send and receive, plans that a step no longer follows."""
+"""Operations that must not wait for each other: overlapping groups, send and receive, plans that no longer fit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from farandole.engine.interface import Array, Engine, Kind, ReduceOp, Request
 
 ROUNDS = 1000 * int(os.environ.get("CHAOS_N", "1"))
 SOON_S = 0.050
-TRIES = 3  # the machine is shared: a scheduler's pause is not a stall, three in a row are
+TRIES = 3  # the machine is shared: one pause by the scheduler is not a stall, three in a row are
 LINKS = {"shm": [0, 0, 0], "tcp": [0, 1, 2], "both": [0, 0, 1]}
 
 
@@ -97,13 +97,13 @@ def test_pipeline_of_sends_beside_reductions(engine: str, links: str) -> None:
         world.run(body, 100.0)
 
 
-# --- Steps that leave their plan -------------------------------------------------------------------------------------
+# --- Steps that differ from their plan -------------------------------------------------------------------------------
 
 PLAN = ["a", "b", "c", "d"]
 
 
 class Clock:
-    """The longest any rank took, and a place where ranks meet that is no collective."""
+    """The longest time of any rank, and a barrier for the ranks that is not a collective."""
 
     def __init__(self, size: int) -> None:
         self.meeting = threading.Barrier(size, timeout=30.0)
@@ -125,7 +125,7 @@ def teach(engine: Engine, names: list[str], steps: int = 4) -> None:
 
 
 def soon(attempt: Callable[[], float], what: object) -> None:
-    """One of a few attempts at least is quick; the others are counted among the tries that were repeated."""
+    """At least one of a few attempts is quick; the others are counted as repeated tries."""
     for number in range(TRIES):
         before = Moment.now()
         if (took := attempt()) < SOON_S:
@@ -156,7 +156,7 @@ def end_by_polling(engine: Engine, begun: list[tuple[int, Array]]) -> None:
 
 
 def end_by_watching(engine: Engine, begun: list[tuple[int, Array]]) -> None:
-    """Nobody waits and nobody polls: only the memory is looked at."""
+    """No rank waits or polls: the test only reads the memory."""
     for _, output in begun:
         look_until(lambda output=output: bool((output == engine.size).all()))  # type: ignore[misc]
 

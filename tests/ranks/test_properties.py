@@ -35,7 +35,7 @@ def topologies() -> list[Any]:
 
 
 def groups_of(size: int) -> list[tuple[int, ...]]:
-    """Everyone, and process sets that overlap."""
+    """All ranks, and process sets that overlap."""
     everyone = tuple(range(size))
     more = [everyone[::2], everyone[-2:], everyone[-1:], everyone[: size // 2 + 1]]
     return [everyone, *sorted({group for group in more if group != everyone})]

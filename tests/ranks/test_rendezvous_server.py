@@ -1,6 +1,6 @@
-# A master that is not ours: it starts RendezvousServer, gives out places, and starts ranks with address, port and key.
+# A user's master program: it starts RendezvousServer, assigns ranks, and starts them with address, port and key.
 # Touches processes and sockets of this host.
-"""As the masters of other projects do it: again and again on one server, with other ranks each time."""
+"""Like the masters of other projects: many rendezvous on one server, each with other ranks."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ for line in sys.stdin:  # rank and size of each meeting, as a master says them
 
 
 class Master:
-    """Starts ranks, and tells each its number before each meeting."""
+    """Starts ranks, and sends each rank its number before each rendezvous."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(HOROVOD_SECRET_KEY, "")  # so that it is gone after the test
+        monkeypatch.setenv(HOROVOD_SECRET_KEY, "")  # so that it is removed after the test
         monkeypatch.delenv(HOROVOD_SECRET_KEY)
         self.server = RendezvousServer(verbose=1)
         self.port = self.server.start()

@@ -1,4 +1,4 @@
-# Seeing a job: a timeline from any rank and its summary, the specification that announces itself, and an idle job.
+# Observing a job: a timeline from any rank and its summary, the warning of the reference engine, and an idle job.
 # Touches farandole.launch, the package as users see it, and the command line.
 """What a user sees of a job of real ranks from outside."""
 
@@ -51,7 +51,7 @@ def test_a_timeline_from_any_one_rank_is_summarised_in_ten_lines(
     shares = {line.split()[0]: float(line.split()[3]) for line in lines[1:4]}
     assert list(shares) == ["computing", "waiting", "moving"]
     assert "perfetto" in lines[-1]
-    if shares["waiting"] <= 50.0:  # for the other rank, which sleeps; or the machine had no time for either
+    if shares["waiting"] <= 50.0:  # it waits for the other rank, which sleeps; or the machine was too busy for both
         raise waiting.TooSlow(f"most time was not spent waiting: {lines}")
 
 

@@ -1,6 +1,6 @@
-# Process sets through the public API between real ranks: static and dynamic, and what the contract says when ranks err.
+# Process sets through the public API between real ranks: static and dynamic, and the errors when ranks make mistakes.
 # Touches farandole.launch and the package as users see it.
-"""Sets given to init, sets added and removed later, sets used by their members alone."""
+"""Sets given to init, sets added and removed later, sets that only their members use."""
 
 from __future__ import annotations
 

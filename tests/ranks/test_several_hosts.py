@@ -1,6 +1,6 @@
-# Ranks on several hosts: right results, and on every wire the bytes that docs/algorithms.md predicts.
+# Ranks on several hosts: right results, and on every network interface the bytes that docs/algorithms.md predicts.
 # Touches the bed of tests/bed.
-"""Here nothing can hide behind shared memory: each host has its own network, and the kernel counts what leaves it."""
+"""These hosts cannot use shared memory: each has its own network, and the kernel counts the bytes that it sends."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def three() -> Any:
 
 @pytest.mark.parametrize("each", [1, 2])
 def test_every_wire_carries_what_the_algorithms_predict(three: bed.Bed, each: int) -> None:
-    """The same for allreduce whether one rank or two stand behind the wire: 2(H-1)/H of the bytes each way."""
+    """Allreduce sends the same with one rank or two per host: 2(H-1)/H of the bytes in each direction."""
     hosts, ranks = 3, 3 * each
     block, least = BYTES / ranks, 2 * 2 / 3 * BYTES
     found = wires(three, each, REDUCE + OTHERS, FARANDOLE_ALLREDUCE_ALGORITHM="direct")

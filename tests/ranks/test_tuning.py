@@ -1,6 +1,6 @@
-# Tuning in real jobs: the bits stay, all ranks come to the same values, the log and the cache say what was found.
+# Tuning in real jobs: results keep their bits, all ranks get the same values, log and cache contain what was found.
 # Touches farandole.launch through jobs.py, and engines through World.
-"""Training loops beside the tuner, with the settings and files as users have them. Nothing here is timed."""
+"""Training loops with the tuner, with settings and files like a user's. These tests measure no times."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_tuned_job_computes_the_same_bits(links: str, algorithm: str, tmp_path
         assert search.over and Values(*ends[0]) == search.best
         tried = {values for values, _ in search.measured}
         assert len(tried) >= 6 and search.default in tried
-        if algorithm == "ring":  # its bits depend on the bucket: fusion is left alone
+        if algorithm == "ring":  # its bits depend on the bucket, so fusion is not tuned
             assert {values.fusion_threshold for values in tried} == {config.fusion_threshold}
         check_log(log, search)
 
@@ -243,7 +243,7 @@ def test_tuning_at_init_is_done_once_and_remembered(hosts: list[str], tmp_path: 
     before = file.stat().st_mtime_ns
     assert [each["tuning"][2] for each in jobs.run(SHORT, len(hosts), hosts, env=env)] == [77] * len(hosts)
     assert file.stat().st_mtime_ns == before
-    # A broken one is measured anew, and one line says why.
+    # If the file is damaged, the job measures again, and one line says why.
     file.write_text("nonsense")
     with jobs.start(SHORT, len(hosts), hosts, env) as job:
         assert job.wait(60.0) == 0

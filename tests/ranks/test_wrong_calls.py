@@ -1,4 +1,4 @@
-# Bad input and disagreement: the contract's error on every rank that is concerned, and the next operation works.
+# Bad input and mismatches: every rank that takes part gets the documented error, and the next operation works.
 # Touches both engines through World.
 """Errors as a table: what the ranks submit, which error all of them get."""
 
@@ -115,7 +115,7 @@ BAD = {
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_bad_arguments_are_refused_where_they_are_given(engine: str) -> None:
-    """Only rank 1 errs: it gets the error at once, nobody else is disturbed, and the job goes on."""
+    """Only rank 1 makes a mistake: it gets the error at once, the others notice nothing, and the job continues."""
     with World([0, 0, 1], engine) as world:
         for what, (bad, expected) in BAD.items():
             with pytest.raises(expected):
@@ -180,7 +180,7 @@ def test_a_group_is_for_its_members(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_cannot_be_done_after_a_join(engine: str) -> None:
-    """Rank 2 has joined: reductions go on, the rest is an error on the others."""
+    """Rank 2 has joined: reductions continue, all other operations are an error on the other ranks."""
     with World([0, 0, 0], engine) as world:
         joined = world.engines[2].submit([Request(Kind.JOIN)])[0]
         for kind in (Kind.ALLGATHER, Kind.BROADCAST, Kind.ALLTOALL, Kind.REDUCESCATTER):
@@ -215,13 +215,13 @@ def test_a_wait_that_times_out_leaves_the_operation_pending(engine: str) -> None
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_who_polls_for_a_while_and_gives_up_keeps_nobody_waiting(engine: str) -> None:
-    """It said that it would wait, and moves everything while it does; afterwards the engine goes on without it."""
+    """The thread that waits drives the engine while it waits; afterwards the engine continues without it."""
     with World([0, 0], engine) as world:
         for _ in range(10):  # the later ones follow a plan
             [early] = world.engines[0].submit([request()], prompt=True)
             assert not world.engines[0].poll(early, 0.002)
             [late] = world.engines[1].submit([request()], prompt=True)
-            assert world.engines[1].poll(late, 5.0)  # rank 0 does nothing meanwhile
+            assert world.engines[1].poll(late, 5.0)  # rank 0 does nothing during this time
             assert world.engines[0].poll(early, 5.0)
             for number, handle in enumerate((early, late)):
                 assert (world.engines[number].wait(handle, 5.0).output == 2 * ONES).all()
@@ -312,7 +312,7 @@ def test_leaving_ends_what_is_pending_here_and_there(engine: str, links: str) ->
 @pytest.mark.parametrize("links", LINKS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_barrier_before_leaving_loses_nothing(engine: str, links: str) -> None:
-    """The ranks leave the moment their last operation is done; nobody else's may be hurt by that."""
+    """The ranks leave as soon as their last operation is done; the operations of the others must still succeed."""
 
     def body(engine_: Engine, rank: int) -> None:
         for _ in range(3):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 TRIES = 3  # of a test, as long as each was too slow on a busy machine
-PATIENT = 5.0  # a wait of at least this many seconds gets longer on a busy machine
+PATIENT = 5.0  # a wait of at least this many seconds is extended on a busy machine
 BUSY = 0.2  # of the processors' time went to others: a machine that is busy
 STOLEN = 0.05  # the same for time that the host of a virtual machine gave to others
 T = TypeVar("T")
@@ -54,12 +54,12 @@ def until(
 
 
 def this_process() -> str:
-    """The number of this process and when it was started, in ticks since boot: together they name it for good."""
+    """The id of this process and its start time in ticks since boot: together they identify it uniquely."""
     return f"{os.getpid()}-{_started(os.getpid())}"
 
 
 def lives(name: str) -> bool:
-    """Whether the process with this name still exists."""
+    """Whether the process with this id and start time still exists."""
     pid, _, started = name.partition("-")
     return _started(int(pid)) == started
 
@@ -117,7 +117,7 @@ class Spent:
 
     @property
     def busy(self) -> bool:
-        """Whether others had so much of the processors that it explains what took long."""
+        """Whether other programs used so much processor time that this explains the delay."""
         whole = self.wall * self.cores
         return self.others + self.stolen > BUSY * whole or self.stolen > STOLEN * whole
 
@@ -131,7 +131,7 @@ class Spent:
 
 
 def _own_seconds() -> float:
-    """Of this process, of what it has waited for, and of all that lives below it."""
+    """The processor time of this process, of children that it has reaped, and of all living descendants."""
     times = os.times()
     found = times.user + times.system + times.children_user + times.children_system
     ticks, below = os.sysconf("SC_CLK_TCK"), children_of(os.getpid())
