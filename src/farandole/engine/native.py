@@ -133,9 +133,9 @@ class NativeEngine(_Engine):
             tcp_streams=config.tcp_streams,
         )
 
-    def settle(self, memory: Span) -> None:
+    def use_huge_pages(self, memory: Span) -> None:
         owner = memory.owner
-        self.library.settle(memory.address, owner.numel() * owner.element_size())
+        self.library.use_huge_pages(memory.address, owner.numel() * owner.element_size())
 
     def watch_links(self, wanted: Callable[[int], None]) -> None:
         self._wanted = wanted
@@ -206,6 +206,6 @@ class NativeEngine(_Engine):
         return self.count(COUNTERS.index(name))
 
 
-def start_pulse(mine: int, theirs: int | None, beat_ms: int, library: str | None = None) -> bridge.Pulse:
+def start_heartbeat(mine: int, theirs: int | None, beat_ms: int, library: str | None = None) -> bridge.Heartbeat:
     """Starts a native thread that writes heartbeats into one memory file and watches the agent's in another."""
-    return bridge.Pulse(load(library), mine, -1 if theirs is None else theirs, beat_ms)
+    return bridge.Heartbeat(load(library), mine, -1 if theirs is None else theirs, beat_ms)

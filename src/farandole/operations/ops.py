@@ -8,16 +8,17 @@ unnamed ones in the same order.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..engine.interface import DType, Kind, Outcome, Request
+from ..engine.interface import STORAGE, DType, Kind, Memory, Outcome, Request
 from ..world.groups import ProcessSet, global_process_set
 from ..world.runtime import runtime
-from .arrays import incoming
+from .arrays import Buffer, incoming
 from .pending import Submission, finisher, names_of, output_of, poll, refuse_scalar, synchronize
 from .reductions import (
     Adasum,
@@ -79,6 +80,8 @@ __all__ = [
     "synchronize",
 ]
 
+_SMALL_RESULT = 64 << 10  # bytes; the engine keeps the memory of large results, which is faster than new memory
+
 # --- allgather -------------------------------------------------------------------------------------------------------
 
 
@@ -86,17 +89,27 @@ def begin_allgather(
     tensors: Sequence[Any], name: str | None, process_set: ProcessSet, dtype: DType | None, grouped: bool
 ) -> Submission:
     world = runtime.world
-    group, _ = world.groups.members(process_set)
+    group, ranks = world.groups.members(process_set)
     buffers = [incoming(tensor, dtype) for tensor in tensors]
     for buffer in buffers:
         refuse_scalar(buffer, "allgather")
     requests = [
-        Request(Kind.ALLGATHER, full_name, buffer.array, None, buffer.dtype, group=group)
+        Request(Kind.ALLGATHER, full_name, buffer.array, _likely_output(buffer, len(ranks)), buffer.dtype, group=group)
         for full_name, buffer in zip(
             names_of("allgather", name, len(tensors) if grouped else None), buffers, strict=True
         )
     ]
     return Submission(world, requests, finisher(buffers, grouped, None), grouped)
+
+
+def _likely_output(buffer: Buffer, members: int) -> Memory:
+    """Memory for a small result, for the usual case that all members have as many rows; None: the engine allocates it.
+
+    The engine also allocates it if the result has another size.
+    """
+    shape = buffer.array.shape
+    size = math.prod(shape) * members * STORAGE[buffer.dtype].itemsize
+    return buffer.empty_like(shape[0] * members) if 0 < size <= _SMALL_RESULT else None
 
 
 def allgather(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ..base import ending, errors, tested
 from ..base.config import Config, cache_directory, environment, given, tell_place, warn_of_ignored
 from ..engine.interface import Engine, Outcome
-from ..engine.native import NativeEngine, load, start_pulse
+from ..engine.native import NativeEngine, load, start_heartbeat
 from ..rendezvous.elastic.policy import Times
 from .groups import GroupTable, ProcessSet, as_sets, global_process_set
 from .observe import log
@@ -179,7 +179,7 @@ class Runtime:
         self._registered = False
         self._opened: tuple[Config, list[ProcessSet], ClusterRank | None] | None = None
         self.notifications = Notifications()
-        self._pulse: bridge.Pulse | None = None  # of an elastic job
+        self._pulse: bridge.Heartbeat | None = None  # of an elastic job
         self._saving = False  # something must be saved before this process leaves
         self._asked_to_leave = False  # by SIGTERM
         self._saved = False  # all ranks have saved since then
@@ -275,7 +275,7 @@ class Runtime:
     def _start_heartbeat(self, config: Config) -> None:
         if config.pulse_fd is not None and self._pulse is None:
             beat = int(Times(config.suspect_seconds).beat * 1000)
-            self._pulse = start_pulse(config.pulse_fd, config.agent_pulse_fd, beat, config.library)
+            self._pulse = start_heartbeat(config.pulse_fd, config.agent_pulse_fd, beat, config.library)
             os.pwrite(config.pulse_fd, bytes([self._saving]), SAVING_OFFSET)
 
     def _stop_guard(self) -> None:
