@@ -125,7 +125,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("system-call", "core/python/library.cc"): "opens the core, which is no part of the extension",
     ("system-call", "core/python/operations.cc"): "finds the operations that a framework has loaded",
     ("system-call", "core/python/engine.cc"): "is told of forks; copies and closes descriptors that Python hands over",
-    ("system-call", "core/python/pulse.cc"): "copies descriptors that Python hands over; ends nothing in a child",
+    ("system-call", "core/python/heartbeat.cc"): "copies descriptors that Python hands over; ends nothing in a child",
     ("system-call", "core/link/chaos.cc"): "the test-only library: stops and kills its own process on purpose",
     ("core-arrow", "core/link/chaos.cc"): "the test-only library: defines the chaos functions of the C interface",
     (

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "engine/engine.h"
-#include "group/pulse.h"
+#include "group/heartbeat.h"
 #include "kernel/kernel.h"
 #include "os/clock.h"
 #include "os/memory.h"
@@ -25,10 +25,10 @@ struct farandole_engine {
   farandole::Engine engine;
 };
 
-struct farandole_pulse {
-  farandole_pulse(int32_t mine, int32_t theirs, int64_t beat_ms)
-      : pulse(farandole::os::Descriptor(mine), farandole::os::Descriptor(theirs), beat_ms) {}
-  farandole::Pulse pulse;
+struct farandole_heartbeat {
+  farandole_heartbeat(int32_t mine, int32_t theirs, int64_t beat_ms)
+      : heartbeat(farandole::os::Descriptor(mine), farandole::os::Descriptor(theirs), beat_ms) {}
+  farandole::Heartbeat heartbeat;
 };
 
 namespace {
@@ -262,26 +262,26 @@ EXPORT int farandole_revoke(farandole_engine* engine, int32_t code, int32_t rank
   }));
 }
 
-EXPORT int farandole_pulse_start(int32_t mine, int32_t theirs, int64_t beat_ms, farandole_pulse** pulse, char* error,
-                                 size_t capacity) {
+EXPORT int farandole_heartbeat_start(int32_t mine, int32_t theirs, int64_t beat_ms, farandole_heartbeat** heartbeat,
+                                     char* error, size_t capacity) {
   return report(guarded([&]() -> Error {
-                  *pulse = new farandole_pulse(mine, theirs, beat_ms);
+                  *heartbeat = new farandole_heartbeat(mine, theirs, beat_ms);
                   return {};
                 }),
                 error, capacity);
 }
 
-EXPORT void farandole_pulse_guard(farandole_pulse* pulse, farandole_engine* engine, int64_t lease_ms) {
+EXPORT void farandole_heartbeat_guard(farandole_heartbeat* heartbeat, farandole_engine* engine, int64_t lease_ms) {
   std::function<void()> act;
   if (engine != nullptr) {
     act = [engine] { farandole_revoke(engine, static_cast<int>(Code::revoked), -1, kNoLease); };
   }
-  pulse->pulse.guard(lease_ms, std::move(act));
+  heartbeat->heartbeat.guard(lease_ms, std::move(act));
 }
 
-EXPORT int64_t farandole_pulse_silence(farandole_pulse* pulse) { return pulse->pulse.silence_ms(); }
+EXPORT int64_t farandole_heartbeat_silence(farandole_heartbeat* heartbeat) { return heartbeat->heartbeat.silence_ms(); }
 
-EXPORT void farandole_pulse_stop(farandole_pulse* pulse) { delete pulse; }
+EXPORT void farandole_heartbeat_stop(farandole_heartbeat* heartbeat) { delete heartbeat; }
 
 EXPORT void farandole_destroy(farandole_engine* engine) {
   // A forked child does not have the engine's thread and descriptors: there is nothing to join or close.
@@ -346,12 +346,12 @@ EXPORT int farandole_poll(farandole_engine* engine, int64_t handle) {
   return error.failed() ? -1 : result;
 }
 
-static int wait_for(farandole_engine* engine, int64_t handle, int64_t timeout_ms, bool aside) {
+static int wait_for(farandole_engine* engine, int64_t handle, int64_t timeout_ms, bool passive) {
   return code_of(guarded([&]() -> Error {
     if (engine->engine.forked()) return forked_error();
     farandole::OperationPtr operation = engine->engine.find(handle);
     if (operation == nullptr) return {Code::invalid_argument, "no such handle", -1};
-    return {engine->engine.wait(operation, timeout_ms, aside) ? Code::ok : Code::in_progress, "", -1};
+    return {engine->engine.wait(operation, timeout_ms, passive) ? Code::ok : Code::in_progress, "", -1};
   }));
 }
 
@@ -359,11 +359,13 @@ EXPORT int farandole_wait(farandole_engine* engine, int64_t handle, int64_t time
   return wait_for(engine, handle, timeout_ms, false);
 }
 
-EXPORT int farandole_wait_aside(farandole_engine* engine, int64_t handle, int64_t timeout_ms) {
+EXPORT int farandole_wait_passive(farandole_engine* engine, int64_t handle, int64_t timeout_ms) {
   return wait_for(engine, handle, timeout_ms, true);
 }
 
-EXPORT void farandole_settle(void* memory, size_t bytes) { farandole::os::collapse_into_huge_pages(memory, bytes); }
+EXPORT void farandole_use_huge_pages(void* memory, size_t bytes) {
+  farandole::os::collapse_into_huge_pages(memory, bytes);
+}
 
 EXPORT uint64_t farandole_share(farandole_engine* engine, int32_t file, void* memory, size_t bytes) {
   uint64_t region = 0;

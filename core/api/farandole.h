@@ -104,14 +104,14 @@ void farandole_destroy(farandole_engine* engine);
 /* The heartbeat of this process in an elastic job: a thread that every `beat_ms` adds one to the first word of the
  * memory file `mine` (4096 bytes), and reads from `theirs` (-1: none) when the agent last heard from the launcher, in
  * milliseconds of the monotonic clock. Takes over both descriptors. */
-typedef struct farandole_pulse farandole_pulse;
-int farandole_pulse_start(int32_t mine, int32_t theirs, int64_t beat_ms, farandole_pulse** pulse, char* error,
-                          size_t capacity);
+typedef struct farandole_heartbeat farandole_heartbeat;
+int farandole_heartbeat_start(int32_t mine, int32_t theirs, int64_t beat_ms, farandole_heartbeat** heartbeat,
+                              char* error, size_t capacity);
 /* Revokes everything in `engine` when that was `lease_ms` ago. Null: guards no engine any more; call it before the
  * engine is destroyed. */
-void farandole_pulse_guard(farandole_pulse* pulse, farandole_engine* engine, int64_t lease_ms);
-int64_t farandole_pulse_silence(farandole_pulse* pulse); /* milliseconds since then */
-void farandole_pulse_stop(farandole_pulse* pulse);       /* not in a forked child */
+void farandole_heartbeat_guard(farandole_heartbeat* heartbeat, farandole_engine* engine, int64_t lease_ms);
+int64_t farandole_heartbeat_silence(farandole_heartbeat* heartbeat); /* milliseconds since then */
+void farandole_heartbeat_stop(farandole_heartbeat* heartbeat);       /* not in a forked child */
 
 typedef struct farandole_request {
   int32_t kind;   /* farandole_kind */
@@ -185,9 +185,9 @@ int farandole_poll(farandole_engine* engine, int64_t handle);
  * 2: no such handle. */
 int farandole_wait(farandole_engine* engine, int64_t handle, int64_t timeout_ms);
 /* The same for a thread that waits while others compute: it leaves all work to the engine's own thread. */
-int farandole_wait_aside(farandole_engine* engine, int64_t handle, int64_t timeout_ms);
+int farandole_wait_passive(farandole_engine* engine, int64_t handle, int64_t timeout_ms);
 /* Moves the whole pages of memory that will be used repeatedly into huge pages, where the system can. */
-void farandole_settle(void* memory, size_t bytes);
+void farandole_use_huge_pages(void* memory, size_t bytes);
 /* Memory that ranks of this host may read and write in place: `memory` is a mapping of all `bytes` of `file`, which the
  * engine takes over. An in-place allreduce on such memory of all members of a group needs one pass over it. Returns the
  * region's number; call unshare with it before the memory is freed. 0: it cannot be shared. */
@@ -236,11 +236,11 @@ int64_t farandole_chaos_fired(farandole_engine* engine, const char* point);
 
 /* All functions in one table, so that a program that opens the library needs one symbol. */
 /* clang-format off */
-#define FARANDOLE_FUNCTIONS(X)                                                                                \
-  X(version) X(kernels) X(wire) X(add) X(create) X(add_link) X(start) X(leave) X(revoke) X(destroy)           \
-  X(pulse_start) X(pulse_guard) X(pulse_silence) X(pulse_stop) X(submit) X(run) X(poll) X(wait) X(wait_aside) \
-  X(settle) X(share) X(unshare) X(open_queue) X(next_completion) X(outcome_of) X(release) X(next_event)       \
-  X(counter) X(tuning) X(trace) X(trace_drain)
+#define FARANDOLE_FUNCTIONS(X)                                                                                       \
+  X(version) X(kernels) X(wire) X(add) X(create) X(add_link) X(start) X(leave) X(revoke) X(destroy)                  \
+  X(heartbeat_start) X(heartbeat_guard) X(heartbeat_silence) X(heartbeat_stop) X(submit) X(run) X(poll) X(wait)      \
+  X(wait_passive) X(use_huge_pages) X(share) X(unshare) X(open_queue) X(next_completion) X(outcome_of) X(release)    \
+  X(next_event) X(counter) X(tuning) X(trace) X(trace_drain)
 /* clang-format on */
 typedef struct farandole_functions {
 #define FARANDOLE_MEMBER(name) __typeof__(&farandole_##name) name;

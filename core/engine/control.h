@@ -97,5 +97,16 @@ std::size_t descriptors_with(Control type);
 // The error for a peer that does what no engine of this build does. `what` follows "rank 3".
 Failure violation(int peer, const std::string& what);
 
+// Runs the body; errors of a file that cannot be what the peer announced are the peer's violation.
+template <class Body>
+void with_file_of(int peer, Body body) {
+  try {
+    body();
+  } catch (const Failure& failure) {
+    if (failure.error().code != Code::precondition || failure.error().rank >= 0) throw;
+    throw violation(peer, "sent memory that cannot be used (" + failure.error().message + ")");
+  }
+}
+
 }  // namespace control
 }  // namespace farandole

@@ -1,11 +1,9 @@
-// The driver: one pass over everything that can make progress; revocation and leaving.
+// One pass over everything that can make progress; new links; revocation and leaving.
 // Touches every room below it.
 #include <algorithm>
-#include <new>
 
 #include "base/failpoint.h"
 #include "engine/engine.h"
-#include "os/clock.h"
 
 namespace farandole {
 namespace {
@@ -13,36 +11,6 @@ namespace {
 constexpr std::int64_t kPollEvery = 50'000;  // for sockets on which nothing is expected, mostly to notice lost peers
 
 }  // namespace
-
-void Engine::thread_main() {
-  std::vector<os::Event> woken;
-  for (;;) {
-    {
-      DriverLock driver(*this);
-      std::int64_t moved_at = os::now_ns();
-      while (drive() || (busy() && now_ - moved_at < spin_time())) {
-        if (moved_)
-          moved_at = now_;
-        else
-          pause(DriverThread::engine);
-        if (!running_.load(std::memory_order_acquire)) break;
-      }
-      if (!running_.load(std::memory_order_acquire)) return driver.release_now();
-      if (driver.prepare_release()) continue;
-      sleeping_until_.store(next_deadline(), std::memory_order_relaxed);
-    }
-    std::int64_t until = sleeping_until_.load(std::memory_order_relaxed);
-    std::int64_t left = until == Group::kNever ? -1 : std::max<std::int64_t>(0, until - os::now_ns());
-    poller_.wait(left < 0 ? -1 : static_cast<int>(std::min<std::int64_t>((left + 999'999) / 1'000'000, 60'000)), woken);
-    counters_[static_cast<int>(Counter::wake_ups)].fetch_add(1, std::memory_order_relaxed);
-  }
-}
-
-// While the user's threads compute, the engine's thread spins for a shorter time than a thread that waits.
-std::int64_t Engine::spin_time() const {
-  bool awaited = waiters_.load(std::memory_order_relaxed) > 0;
-  return awaited && !waits_for_network() ? tuning_.spin_ns : std::min(tuning_.spin_ns, kShortSpin);
-}
 
 // Bytes need longer through the network than a thread needs to wake up. Meanwhile the kernel, which moves them, and the
 // other ranks of this host need the cores.
@@ -53,45 +21,47 @@ bool Engine::waits_for_network() const {
 }
 
 bool Engine::busy() const {
-  if (!transfers_.empty() || !any_source_.empty()) return true;
+  if (!transfers_.empty()) return true;
   return std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) { return entry.second->busy(); });
 }
 
-bool Engine::pass() {
-  std::int64_t now = now_ = os::now_ns();
-  moved_ = take_commands(now);
-  bool frames = !transfers_.empty() || !any_source_.empty() || leaving_ || !started_;
+bool Engine::has_news() {
+  FARANDOLE_FAILPOINT(static_cast<Services*>(this), Kind::allreduce, "sleep");
+  bool news = commands_.pending();
+  for (const auto& [id, group] : groups_) news = group->must_divert() || news;
+  return news;
+}
+
+bool Engine::pass(std::int64_t now) {
+  bool moved = take_commands(now);
+  bool frames = !transfers_.empty() || leaving_ || !started_;
   for (const auto& [id, group] : groups_) frames = frames || group->expects_frames();
-  if (frames || now - polled_at_ > kPollEvery) moved_ = poll_sockets() || moved_;
+  if (frames || now - polled_at_ > kPollEvery) moved = poll_sockets() || moved;
   for (const auto& [id, group] : groups_) {
-    moved_ = group->advance(now) || moved_;
+    moved = group->advance(now) || moved;
     group->check_stalls(now);
   }
-  if (!any_source_.empty()) moved_ = match_any_source() || moved_;
-  if (!transfers_.empty()) moved_ = check_transfers() || moved_;
-  moved_ = messenger_->flush() || moved_;
-  for (std::uint32_t id : removed_) groups_.erase(id);
-  removed_.clear();
+  if (!transfers_.empty()) moved = transfers_.advance() || moved;
+  moved = messenger_->flush() || moved;
+  groups_.erase_removed();
   if (revoking_) {
     execute_revocation();
-    moved_ = true;
+    moved = true;
   }
   const link::Traffic& traffic = messenger_->traffic();
-  counters_[static_cast<int>(Counter::sent)].store(static_cast<std::int64_t>(traffic.sent), std::memory_order_relaxed);
-  counters_[static_cast<int>(Counter::received)].store(static_cast<std::int64_t>(traffic.received),
-                                                       std::memory_order_relaxed);
-  counters_[static_cast<int>(Counter::frames)].store(static_cast<std::int64_t>(traffic.frames),
-                                                     std::memory_order_relaxed);
+  counters_.set(Counter::sent, static_cast<std::int64_t>(traffic.sent));
+  counters_.set(Counter::received, static_cast<std::int64_t>(traffic.received));
+  counters_.set(Counter::frames, static_cast<std::int64_t>(traffic.frames));
   if (!started_ || (leaving_ && !flushed_)) note_milestones();
-  return moved_;
+  return moved;
 }
 
 bool Engine::poll_sockets() {
-  polled_at_ = now_;
+  polled_at_ = driver_.now();
   poller_.wait(0, ready_);
   for (const os::Event& event : ready_) {
     if (event.key == kWakeupKey) {
-      wakeup_.drain();
+      driver_.drain();
     } else if (event.key >= kPeerWakeupKey) {
       peer_wakeups_.at(static_cast<int>(event.key - kPeerWakeupKey)).drain();
     } else if (event.key >= kProcessKey) {
@@ -109,61 +79,48 @@ bool Engine::poll_sockets() {
 }
 
 bool Engine::take_commands(std::int64_t now) {
-  if (!commands_.pending.load(std::memory_order_acquire)) return false;
-  std::vector<std::pair<std::int32_t, std::int64_t>> awaited;
-  std::vector<Commands::NewLink> links;
-  std::vector<Commands::Sharing> sharings;
-  Error revoke_error;
-  bool leave = false;
-  {
-    std::lock_guard lock(commands_.mutex);
-    commands_.pending.store(false, std::memory_order_relaxed);
-    taken_.swap(commands_.submitted);
-    awaited.swap(commands_.awaited);
-    links.swap(commands_.links);
-    sharings.swap(commands_.sharings);
-    revoke_error = commands_.revoke;
-    leave = commands_.leave;
-  }
-  for (Commands::NewLink& link : links) attach_link(link);
-  for (Commands::Sharing& sharing : sharings) send_sharing(sharing);
+  if (!commands_.pending()) return false;
+  Commands::Taken taken = commands_.take(taken_);
+  for (Commands::NewLink& link : taken.links) attach_link(link);
+  for (Commands::Sharing& sharing : taken.sharings) send_sharing(sharing);
   // After a failure here the operations are still in taken_, where the revocation finds them.
   for (OperationPtr& operation : taken_) {
-    auto group = groups_.find(static_cast<std::uint32_t>(operation->group));
-    if (revoked_.failed())
-      finish(*operation, revoked_);
-    else if (group == groups_.end())
-      finish(*operation, {Code::invalid_argument, "process set " + std::to_string(operation->group) + " was removed"});
-    else if (static_cast<std::uint32_t>(operation->group) >= kFirstMemberGroup && group->second->closed().failed())
-      finish(*operation, group->second->closed());
-    else if (operation->request.kind == Kind::send || operation->request.kind == Kind::receive)
-      begin_transfer(operation);
-    else if (bypasses_negotiation(*operation))
-      change_member_group(*operation);
-    else
-      group->second->submit(operation, now);
+    begin(operation, now);
     operation.reset();
   }
   const bool submitted = !taken_.empty();
   taken_.clear();
-  for (const auto& [id, handle] : awaited) {
-    auto group = groups_.find(static_cast<std::uint32_t>(id));
-    if (group != groups_.end()) group->second->awaited(handle);
-  }
-  if (revoke_error.failed()) {
+  for (const auto& [id, handle] : taken.awaited)
+    if (Group* group = groups_.find(static_cast<std::uint32_t>(id))) group->awaited(handle);
+  if (taken.revoke.failed()) {
     poll_sockets();  // a peer may have sent the exact reason
-    revoke(revoke_error);
+    revoke(taken.revoke);
   }
-  if (leave && !leaving_) begin_leaving();
-  return submitted || !links.empty();
+  if (taken.leave && !leaving_) begin_leaving();
+  return submitted || !taken.links.empty();
+}
+
+void Engine::begin(const OperationPtr& operation, std::int64_t now) {
+  const auto id = static_cast<std::uint32_t>(operation->group);
+  Group* group = groups_.find(id);
+  if (revoked_.failed())
+    finish(*operation, revoked_);
+  else if (group == nullptr)
+    finish(*operation, {Code::invalid_argument, "process set " + std::to_string(operation->group) + " was removed"});
+  else if (id >= kFirstMemberGroup && group->closed().failed())
+    finish(*operation, group->closed());
+  else if (operation->request.kind == Kind::send || operation->request.kind == Kind::receive)
+    transfers_.begin(operation);
+  else if (bypasses_negotiation(*operation))
+    groups_.change_member_group(*operation);
+  else
+    group->submit(operation, now);
 }
 
 void Engine::attach_link(Commands::NewLink& link) {
   try {
-    bool same_host =
-        options_.hosts[static_cast<std::size_t>(link.peer)] == options_.hosts[static_cast<std::size_t>(options_.rank)];
     messenger_->add(link.peer, std::move(link.stream), link.kind);
-    if (link.kind != link::StreamKind::local || !same_host) return;
+    if (link.kind != link::StreamKind::local || !options_.on_my_host(link.peer)) return;
     std::vector<os::Descriptor> descriptors;
     descriptors.push_back(status_page_.memory().file().duplicate());
     os::PeerWakeup& wakeup = peer_wakeups_[link.peer];
@@ -171,7 +128,7 @@ void Engine::attach_link(Commands::NewLink& link) {
     descriptors.push_back(wakeup.take_sender());
     send_control(link.peer, Control::hello, control::encode(control::Hello{options_.generation, options_.rank, nonce_}),
                  std::move(descriptors));
-    for (const auto& [id, group] : groups_) send_segment(*group, link.peer);
+    groups_.send_segments(link.peer);
     os::Descriptor process = os::watch_process(messenger_->local_pid(link.peer));
     if (process) {
       poller_.add(process.get(), kProcessKey + static_cast<std::uint64_t>(link.peer));
@@ -182,112 +139,29 @@ void Engine::attach_link(Commands::NewLink& link) {
   }
 }
 
-void Engine::send_control(int peer, Control type, control::Bytes message, std::vector<os::Descriptor> descriptors) {
-  messenger_->control(peer, static_cast<std::uint32_t>(type), std::move(message), std::move(descriptors));
-}
-
-void Engine::send_segment(Group& group, int peer) {
-  int member = group.topology().member_of(peer);
-  if (group.rings() == nullptr || member < 0 ||
-      group.topology().host_of[static_cast<std::size_t>(member)] !=
-          group.topology().host_of[static_cast<std::size_t>(group.topology().me)])
-    return;
-  std::vector<os::Descriptor> file;
-  file.push_back(group.rings()->memory().file().duplicate());
-  send_control(peer, Control::segment, control::encode(control::Segment{group.id()}), std::move(file));
-}
-
-void Engine::create_group(std::uint32_t id, Topology topology) {
-  {
-    std::lock_guard lock(commands_.mutex);
-    commands_.members[static_cast<std::int32_t>(id)] = topology.ranks;
+void Engine::fail(Error error) {
+  if (!revoked_.failed() && !leaving_) {
+    revoked_ = std::move(error);
+    revoking_ = true;
   }
-  all_groups_[id] = topology;
-  if (topology.me < 0) return forget_early(id);
-  Group& group = *groups_.emplace(id, std::make_unique<Group>(static_cast<Services&>(*this), id, std::move(topology)))
-                      .first->second;
-  take_early(group);
-  for (auto& [rank, progress] : left_) {  // it left before the group was created
-    int member = group.topology().member_of(rank);
-    if (member >= 0) group.member_left(member, progress[id]);
+  try {
+    if (revoking_) execute_revocation();
+  } catch (const std::exception&) {
+    revoking_ = true;  // the next pass ends the rest
   }
-  if (group.rings() == nullptr) return;
-  for (int member : group.topology().my_host()) {
-    int rank = group.topology().ranks[static_cast<std::size_t>(member)];
-    if (rank != options_.rank && messenger_->has(rank)) send_segment(group, rank);
-  }
-  if (id != 0) group.rings()->close_file();  // that of the first group is sent with each new link
-}
-
-std::vector<Topology> Engine::read_sets(const std::vector<std::int64_t>& sets) const {
-  std::vector<Topology> topologies;
-  for (std::size_t at = 0; at < sets.size();) {
-    auto count = static_cast<std::size_t>(sets[at++]);
-    if (count == 0 || count > sets.size() - at)
-      throw Failure(Code::invalid_argument, "a process set needs at least one rank");
-    std::set<int> ranks;
-    for (std::size_t i = 0; i < count; ++i) {
-      std::int64_t rank = sets[at++];
-      if (rank < 0 || rank >= options_.size)
-        throw Failure(Code::invalid_argument, "a process set names rank " + std::to_string(rank) +
-                                                  ", but the job has " + std::to_string(options_.size) + " ranks");
-      if (!ranks.insert(static_cast<int>(rank)).second)
-        throw Failure(Code::invalid_argument, "a process set names rank " + std::to_string(rank) + " twice");
-    }
-    topologies.push_back(Topology::make({ranks.begin(), ranks.end()}, options_.hosts, options_.rank));
-  }
-  return topologies;
-}
-
-std::int64_t Engine::add_groups(const std::vector<std::int64_t>& sets) {
-  std::vector<Topology> topologies;
-  for (Topology& topology : read_sets(sets)) {
-    auto same = [&](const Topology& other) { return other.ranks == topology.ranks; };
-    bool known = std::any_of(topologies.begin(), topologies.end(), same) ||
-                 std::any_of(all_groups_.begin(), all_groups_.end(),
-                             [&](const auto& entry) { return entry.first < kFirstMemberGroup && same(entry.second); });
-    if (known) throw Failure(Code::invalid_argument, "a process set with these ranks already exists");
-    topologies.push_back(std::move(topology));
-  }
-  std::int64_t first = next_group_;
-  for (Topology& topology : topologies) {
-    messenger_->limit_streams(next_group_, 0, tuning_.streams);
-    create_group(next_group_++, std::move(topology));
-  }
-  return first;
-}
-
-void Engine::remove_group(std::uint32_t id) {
-  if (id == 0 || all_groups_.erase(id) == 0)
-    throw Failure(Code::invalid_argument,
-                  "process set " + std::to_string(id) + " does not exist, so it cannot be removed");
-  {
-    std::lock_guard lock(commands_.mutex);
-    commands_.members.erase(static_cast<std::int32_t>(id));
-  }
-  if (auto group = groups_.find(id); group != groups_.end()) {
-    group->second->close({Code::invalid_argument, "process set " + std::to_string(id) + " was removed"});
-    removed_.push_back(id);
-  }
-  messenger_->forget_group(id);
-  restart_unnamed_numbers(id);
-  std::lock_guard lock(commands_.mutex);
-  commands_.names.erase(static_cast<std::int32_t>(id));
+  commands_.look_again();  // they may not have been read completely
 }
 
 void Engine::execute_revocation() {
   revoking_ = false;
-  {
-    std::lock_guard lock(commands_.mutex);
-    commands_.ended = revoked_;
-  }
+  commands_.end(revoked_);
   try {  // first of all, because a thread that is woken below may end the process
     send_revocation();
   } catch (const std::exception&) {
     // Mostly out of memory. The peers will see that this rank's links end.
   }
   for (const auto& [id, group] : groups_) group->close(revoked_);
-  end_transfers(revoked_);
+  transfers_.end(revoked_);
   for (const OperationPtr& operation : taken_)
     if (operation != nullptr && operation->done.load(std::memory_order_relaxed) == 0) finish(*operation, revoked_);
   taken_.clear();
@@ -305,11 +179,7 @@ void Engine::execute_revocation() {
 // only when no collective and no transfer runs that could use its memory.
 void Engine::finish_lost() {
   std::vector<OperationPtr> waiting, lost;
-  {
-    std::lock_guard lock(commands_.mutex);  // later submissions fail at once
-    lost = handles_.unfinished();
-    waiting.swap(commands_.submitted);
-  }
+  commands_.take_unfinished(lost, waiting);
   for (const OperationPtr& operation : lost)
     if (operation->done.load(std::memory_order_relaxed) == 0) finish(*operation, revoked_);
   for (const OperationPtr& operation : waiting)  // those whose handles were released
@@ -334,17 +204,14 @@ void Engine::begin_leaving() {
   Error error = revoked_.failed()
                     ? revoked_
                     : Error{Code::shut_down, "Horovod has been shut down. This rank has left the job", -1};
-  {
-    std::lock_guard lock(commands_.mutex);
-    commands_.ended = error;
-  }
+  commands_.end(error);
   control::Leaving leaving;
   for (const auto& [id, group] : groups_) leaving.groups[id] = group->progress();
   const control::Bytes message = control::encode(leaving);
   for (int peer = 0; peer < options_.size; ++peer)
     if (peer != options_.rank && messenger_->has(peer)) send_control(peer, Control::leaving, message);
   for (const auto& [id, group] : groups_) group->close(error);
-  end_transfers(error);
+  transfers_.end(error);
   messenger_->leave();
   messenger_->flush();
 }
@@ -352,19 +219,16 @@ void Engine::begin_leaving() {
 std::vector<int> Engine::missing_local_peers() const {
   std::vector<int> missing;
   for (int rank = 0; rank < options_.size; ++rank)
-    if (rank != options_.rank &&
-        options_.hosts[static_cast<std::size_t>(rank)] == options_.hosts[static_cast<std::size_t>(options_.rank)] &&
-        local_peers_.count(rank) == 0)
-      missing.push_back(rank);
+    if (rank != options_.rank && options_.on_my_host(rank) && local_peers_.count(rank) == 0) missing.push_back(rank);
   return missing;
 }
 
 // Tells the thread in start() or leave() about the state that it waits for.
 void Engine::note_milestones() {
-  bool started = missing_local_peers().empty() && groups_.at(0)->ready();
+  bool started = missing_local_peers().empty() && groups_.everyone().ready();
   bool flushed = leaving_ && messenger_->flushed();
   if (!started && !flushed) return;
-  if (started && groups_.at(0)->rings() != nullptr) groups_.at(0)->rings()->close_file();
+  if (started && groups_.everyone().rings() != nullptr) groups_.everyone().rings()->close_file();
   std::lock_guard lock(started_mutex_);
   started_ = started_ || started;
   flushed_ = flushed_ || flushed;
@@ -372,7 +236,7 @@ void Engine::note_milestones() {
 }
 
 std::int64_t Engine::next_deadline() const {
-  std::int64_t next = Group::kNever;
+  std::int64_t next = kNever;
   for (const auto& [id, group] : groups_) next = std::min(next, group->deadline());
   return next;
 }

@@ -7,7 +7,6 @@
 #include <new>
 
 #include "base/failpoint.h"
-#include "engine/engine.h"
 #include "negotiate/messages.h"
 #include "negotiate/verify.h"
 #include "os/clock.h"
@@ -24,24 +23,28 @@ constexpr std::size_t kMaxHeldAnswers = 1024;  // kept until the plan has been l
 // An answer that a member had before it left was sent to this one too, and arrives within this time.
 constexpr std::int64_t kLatestAnswer = 10'000'000'000;
 
+std::unique_ptr<link::Rings> make_rings(const Options& options, const Topology& topology) {
+  const int locals = static_cast<int>(topology.my_host().size());
+  if (locals == 1) return nullptr;
+  return std::make_unique<link::Rings>(link::RingShape{locals, options.slot_bytes, options.slots}, topology.my_local());
+}
+
 }  // namespace
 
 Group::Group(Services& services, std::uint32_t id, Topology topology)
     : services_(services),
       id_(id),
       topology_(std::move(topology)),
+      rings_(make_rings(services.options(), topology_)),
+      stalls_(services),
       recorder_(services.options().plan_capacity),
+      plan_exchange_(services, id, topology_, rings_.get()),
       // Members create a group at different moments: some could tune before it, some after.
       chunk_bytes_((id >= kFirstMemberGroup ? services.options().tuning : services.tuning()).chunk_bytes) {
-  const Options& options = services_.options();
   if (topology_.me == 0)
     coordinator_ = std::make_unique<negotiate::Coordinator>(
-        topology_.ranks, negotiate::CoordinatorOptions{services_.tuning().fusion_threshold, options.fuse_bundles});
-  int locals = static_cast<int>(topology_.my_host().size());
-  if (locals > 1)
-    rings_ =
-        std::make_unique<link::Rings>(link::RingShape{locals, options.slot_bytes, options.slots}, topology_.my_local());
-  host_states_.resize(topology_.hosts.size());
+        topology_.ranks,
+        negotiate::CoordinatorOptions{services_.tuning().fusion_threshold, services_.options().fuse_bundles});
 }
 
 void Group::submit(const OperationPtr& operation, std::int64_t now) {
@@ -70,14 +73,13 @@ void Group::negotiate(const OperationPtr& operation, std::int64_t now) {
   }
   coordinator_->submit(0, request, now);
   services_.trace().negotiate_tick(request.name, topology_.ranks[0]);
-  if (next_stall_check_ == kNever) next_stall_check_ = now;
+  stalls_.submitted(now);
 }
 
 void Group::flush() {
   if (outbox_.empty()) return;
   for (negotiate::Bytes& message : negotiate::encode_requests(id_, epoch_, outbox_))
-    services_.messenger().control(topology_.ranks[0], static_cast<std::uint32_t>(Control::requests),
-                                  std::move(message));
+    services_.send_control(topology_.ranks[0], Control::requests, std::move(message));
   outbox_.clear();
 }
 
@@ -85,6 +87,12 @@ Failure Group::violation(int member, const std::string& what) const {
   if (member == topology_.me) return Failure(Code::internal, "this rank itself " + what);
   return control::violation(topology_.ranks[static_cast<std::size_t>(member)],
                             what + " (process set " + std::to_string(id_) + ")");
+}
+
+void Group::on_plan_state(int member, std::uint64_t bits) {
+  if (!plan_exchange_.receive(member, bits))
+    throw violation(member,
+                    "sent a plan state, which only the first rank of a host sends to the first rank of another");
 }
 
 void Group::on_requests(int member, std::uint32_t epoch, std::vector<Request> requests, std::int64_t now) {
@@ -106,7 +114,7 @@ void Group::on_requests(int member, std::uint32_t epoch, std::vector<Request> re
     coordinator_->submit(member, std::move(request), now);
     if (coordinator_->asks_too_much(member)) throw violation(member, kTooManyRequests);
   }
-  if (next_stall_check_ == kNever) next_stall_check_ = now;
+  stalls_.submitted(now);
 }
 
 // Answers everything that is ready. While two buckets wait to run, more tensors collect and are fused.
@@ -174,7 +182,7 @@ bool Group::agree(Bucket agreed) {
   for (const negotiate::Item& item : bucket.items) {
     const bool asked = bucket.kind != Kind::tune || coordinator_ != nullptr;
     operations.push_back(asked ? take_pending(item.name) : nullptr);
-    stall_reports_.erase(item.name);
+    stalls_.agreed(item.name);
     services_.trace().negotiate_end(item.name);
     if (operations.back() != nullptr) planned.requests.push_back(operations.back()->request);
   }
@@ -187,7 +195,7 @@ bool Group::agree(Bucket agreed) {
     throw failure;
   }
   ++progress_.agreed;
-  services_.counters()[static_cast<int>(Counter::negotiated)].fetch_add(1, std::memory_order_relaxed);
+  services_.counters().add(Counter::negotiated);
   bool complete = recorder_.record(std::move(planned));
   if (bucket.error.failed()) {
     for (const OperationPtr& operation : operations)
@@ -243,17 +251,16 @@ void Group::tune(const Bucket& bucket) {
   if (coordinator_ == nullptr) return;
   coordinator_->fuse_up_to(tuning.fusion_threshold);
   step_timer_.begin(measuring);
-  for (Counter counter : {Counter::steps, Counter::step_ns, Counter::step_bytes})
-    services_.counters()[static_cast<int>(counter)].store(0, std::memory_order_relaxed);
+  for (Counter counter : {Counter::steps, Counter::step_ns, Counter::step_bytes}) services_.counters().set(counter, 0);
 }
 
 void Group::note_pace(const Job& job) {
   const negotiate::Item& first = job.bucket->items.front();
   if (!step_timer_.reduced(first.unnamed ? "" : first.name, job.bucket->bytes())) return;
   Counters& counters = services_.counters();
-  counters[static_cast<int>(Counter::step_ns)].store(os::now_ns(), std::memory_order_relaxed);
-  counters[static_cast<int>(Counter::step_bytes)].store(step_timer_.bytes(), std::memory_order_relaxed);
-  counters[static_cast<int>(Counter::steps)].store(step_timer_.steps(), std::memory_order_release);
+  counters.set(Counter::step_ns, os::now_ns());
+  counters.set(Counter::step_bytes, step_timer_.bytes());
+  counters[Counter::steps].store(step_timer_.steps(), std::memory_order_release);
 }
 
 void Group::enqueue(std::shared_ptr<const Bucket> bucket, std::vector<OperationPtr> operations) {
@@ -321,8 +328,8 @@ bool Group::run_jobs() {
 void Group::complete(Job& job) {
   FARANDOLE_FAILPOINT(&services_, job.bucket->kind, "complete");
   progress_.completed = job.sequence;
-  services_.counters()[static_cast<int>(Counter::collectives)].fetch_add(1, std::memory_order_relaxed);
-  services_.counters()[static_cast<int>(Counter::in_place)].fetch_add(job.in_place, std::memory_order_relaxed);
+  services_.counters().add(Counter::collectives);
+  services_.counters().add(Counter::in_place, job.in_place);
   if (step_timer_.on() && job.bucket->kind == Kind::allreduce) note_pace(job);
   for (std::size_t i = 0; i < job.operations.size(); ++i) {
     Operation* operation = job.operations[i].get();
@@ -346,6 +353,10 @@ bool Group::advance(std::int64_t now) {
   return moved;
 }
 
+void Group::check_stalls(std::int64_t now) {
+  if (coordinator_ != nullptr) stalls_.check(*coordinator_, now);
+}
+
 bool Group::busy() const { return !queue_.empty() || !pending_.empty() || !planned_.empty() || !waiting_.empty(); }
 
 bool Group::expects_frames() const {
@@ -354,7 +365,7 @@ bool Group::expects_frames() const {
 }
 
 std::int64_t Group::deadline() const {
-  std::int64_t next = coordinator_ != nullptr && coordinator_->anything_pending() ? next_stall_check_ : kNever;
+  std::int64_t next = coordinator_ != nullptr && coordinator_->anything_pending() ? stalls_.next_check() : kNever;
   if (following() && !diverting_ && !planned_since_.empty()) {
     std::int64_t patience = follower_->anything_incomplete() ? services_.tuning().flush_ns : 1'000'000'000;
     next = std::min(next, planned_since_.front().second + patience);

@@ -2,89 +2,23 @@
 // Touches negotiate/, collective/, link/ and trace/. Used only by the driver.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <deque>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
 #include <unordered_map>
 #include <vector>
 
-#include "collective/collective.h"
-#include "engine/control.h"
-#include "engine/events.h"
 #include "engine/execute.h"
-#include "engine/operation.h"
-#include "engine/plan_state.h"
-#include "engine/tuning.h"
-#include "group/topology.h"
-#include "link/messenger.h"
+#include "engine/plan_exchange.h"
+#include "engine/services.h"
+#include "engine/stalls.h"
 #include "link/rings.h"
 #include "negotiate/coordinator.h"
 #include "negotiate/plan.h"
-#include "trace/trace.h"
 
 namespace farandole {
-
-struct Options {
-  int rank = 0;
-  int size = 1;
-  std::vector<int> hosts;  // by rank
-  std::uint32_t generation = 0;
-  collective::Algorithm algorithm = collective::Algorithm::automatic;
-  std::size_t plan_capacity = 1024;
-  std::int64_t stall_note_ns = 0;  // 0: never, here and below
-  std::int64_t stall_warning_ns = 0;
-  std::int64_t stall_shutdown_ns = 0;
-  std::size_t slot_bytes = 64 << 10;
-  int slots = 4;
-  bool fuse_bundles = true;
-  int tcp_streams = 1;  // between two ranks on different hosts
-  Tuning tuning;        // the first values
-};
-
-// The values are part of the C interface.
-enum class Counter {
-  sent,
-  received,
-  frames,
-  negotiated,
-  planned,
-  diverts,
-  in_place,
-  collectives,
-  wake_ups,
-  steps,
-  step_ns,
-  step_bytes,
-  waited_ns  // by threads of the user, for operations that were not done when they called
-};
-inline constexpr int kCounters = 13;
-using Counters = std::array<std::atomic<std::int64_t>, kCounters>;
-
-// What the groups of an engine share and need from it.
-class Services {
- public:
-  virtual ~Services() = default;
-  virtual const Options& options() const = 0;
-  virtual link::Messenger& messenger() = 0;
-  virtual const link::Regions& regions() const = 0;
-  virtual Counters& counters() = 0;
-  virtual Trace& trace() = 0;
-  virtual Results& results() = 0;
-  virtual void log(Level level, std::string text) = 0;
-  virtual void finish(Operation& operation, const Error& error) = 0;
-  virtual void revoke(const Error& error) = 0;  // takes effect at the end of the current pass
-  // Changes of groups that all ranks have agreed on. Returns the first new ID.
-  virtual std::int64_t add_groups(const std::vector<std::int64_t>& sets) = 0;
-  virtual void remove_group(std::uint32_t id) = 0;
-  virtual void restart_unnamed_numbers(std::uint32_t id) = 0;
-  virtual const Tuning& tuning() const = 0;
-  // Called by the first group, from its collective `sequence` on; groups that are created later start with it.
-  virtual void tune(const Tuning& tuning, std::uint64_t sequence) = 0;
-};
 
 class Group {
  public:
@@ -120,8 +54,6 @@ class Group {
   void close(const Error& error);
   const Error& closed() const { return closed_; }  // the reason
 
-  static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
-
  private:
   struct Held {
     int member;
@@ -145,9 +77,6 @@ class Group {
   void activate();
   void divert();
   void publish();
-  PlanState combined_state();  // the combined state of all members
-  PlanState exchange_host_states(const PlanState& local);
-  int find_inconsistent_member() const;
   bool follow(std::int64_t now);
   void leave_plan(std::uint64_t done, std::int64_t now);
   std::int64_t oldest_planned();
@@ -168,21 +97,18 @@ class Group {
   std::map<int, negotiate::PendingLoad> held_loads_;  // by member
   std::vector<negotiate::Bucket> held_answers_;       // answers of a coordinator that is one epoch ahead
   OperationPtr join_;                                 // set while this member has joined
-  std::int64_t next_stall_check_ = kNever;
-  std::unordered_map<std::string, int> stall_reports_;  // name -> 1 noted, 2 warned
+  Stalls stalls_;
 
   // The plan.
   negotiate::Recorder recorder_;
+  PlanExchange plan_exchange_;
   std::optional<negotiate::Follower> follower_;
   std::uint32_t epoch_ = 0;  // number of starts and ends of plans
   bool diverting_ = false;
-  std::uint64_t run_ = 0;  // planned buckets put into the queue in this epoch
-  std::uint64_t published_ = 0;
+  std::uint64_t run_ = 0;                                            // planned buckets put into the queue in this epoch
   std::unordered_map<std::int64_t, OperationPtr> planned_;           // ticket -> operation
   std::deque<std::pair<std::int64_t, std::int64_t>> planned_since_;  // (ticket, time), in order of submission
   std::vector<OperationPtr> waiting_;                                // submitted while the plan is being left
-  std::vector<std::uint64_t> host_states_;                           // on the first member of a host, by host
-  std::uint64_t sent_host_state_ = 0;
 
   // Execution.
   std::deque<std::unique_ptr<Job>> queue_;

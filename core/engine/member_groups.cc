@@ -1,81 +1,80 @@
 // Member groups: only their members create, leave and end them. Other ranks are not told, and nothing is negotiated.
-// Touches every room below it.
-#include "engine/engine.h"
+// Touches link/, negotiate/ and the parts of engine/ that it includes.
+#include "engine/groups.h"
 
 namespace farandole {
 
-void Engine::change_member_group(Operation& operation) {
+void Groups::change_member_group(Operation& operation) {
   try {
     if (operation.request.kind == Kind::add_group) {
       create_member_group(operation);
     } else {
       auto id = static_cast<std::uint32_t>(operation.request.splits.at(0));
-      if (groups_.count(id) == 0)
+      if (mine_.count(id) == 0)
         throw Failure(Code::invalid_argument,
                       "process set " + std::to_string(id) + " does not exist, so it cannot be removed");
       if (operation.tag == kAbandon)
-        abandon_group(id, {Code::revoked,
-                           "rank " + std::to_string(options_.rank) + " has aborted process set " + std::to_string(id),
-                           options_.rank});
+        abandon_group(
+            id, {Code::revoked,
+                 "rank " + std::to_string(services_.options().rank) + " has aborted process set " + std::to_string(id),
+                 services_.options().rank});
       else
         drop_group(id);
     }
   } catch (const Failure& failure) {
-    return finish(operation, failure.error());
+    return services_.finish(operation, failure.error());
   }
-  finish(operation, {});
+  services_.finish(operation, {});
 }
 
 // The members have agreed on the ID themselves. What faster members send is kept until the group is created here.
-void Engine::create_member_group(Operation& operation) {
+void Groups::create_member_group(Operation& operation) {
   std::vector<Topology> sets = read_sets(operation.request.splits);
   if (sets.size() != 1 || sets[0].me < 0)
     throw Failure(Code::invalid_argument, "only a member can create a process set by its ID, and only one at a time");
   auto id = static_cast<std::uint32_t>(operation.tag);
-  if (all_groups_.count(id) != 0 || dropped_.count(id) != 0)
+  if (all_.count(id) != 0 || dropped_.count(id) != 0)
     throw Failure(Code::invalid_argument,
                   "the process set ID " + std::to_string(id) + " is or was in use: choose a new one");
   std::vector<int> members = sets[0].ranks;
   try {
-    create_group(id, std::move(sets[0]));
+    create(id, std::move(sets[0]));
   } catch (const Failure& failure) {
     // The other members may have created theirs and must not wait for one that does not exist.
-    all_groups_.erase(id);
-    groups_.erase(id);
+    all_.erase(id);
+    mine_.erase(id);
     dropped_.insert(id);
-    {
-      std::lock_guard lock(commands_.mutex);
-      commands_.members.erase(static_cast<std::int32_t>(id));
-    }
+    commands_.remove_group(static_cast<std::int32_t>(id));
     send_abandon(id, members,
-                 "rank " + std::to_string(options_.rank) + " could not make process set " + std::to_string(id) + ": " +
-                     failure.error().message);
+                 "rank " + std::to_string(services_.options().rank) + " could not make process set " +
+                     std::to_string(id) + ": " + failure.error().message);
     throw;
   }
   operation.value = id;
 }
 
 // Other members may still run what this rank has finished: their memory is their own.
-void Engine::drop_group(std::uint32_t id) {
-  end_transfers(static_cast<std::int32_t>(id),
-                {Code::invalid_argument, "process set " + std::to_string(id) + " was removed"});
-  remove_group(id);
+void Groups::drop_group(std::uint32_t id) {
+  transfers_.end(static_cast<std::int32_t>(id),
+                 {Code::invalid_argument, "process set " + std::to_string(id) + " was removed"});
+  remove(id);
   dropped_.insert(id);
-  forget_early(id);
+  early_.forget(id);
 }
 
 // Ends every operation of the group with the error, on every member, now and later; other groups continue.
-void Engine::abandon_group(std::uint32_t id, const Error& error) {
-  Group& group = *groups_.at(id);
+void Groups::abandon_group(std::uint32_t id, const Error& error) {
+  Group& group = *mine_.at(id);
   send_abandon(id, group.topology().ranks, error.message);
   group.close(error);
-  end_transfers(static_cast<std::int32_t>(id), error);
+  transfers_.end(static_cast<std::int32_t>(id), error);
 }
 
-void Engine::send_abandon(std::uint32_t id, const std::vector<int>& members, const std::string& why) {
+void Groups::send_abandon(std::uint32_t id, const std::vector<int>& members, const std::string& why) {
   const control::Bytes message = control::encode(control::Abandon{id, why});
   for (int rank : members)
-    if (rank != options_.rank && messenger_->has(rank)) send_control(rank, Control::abandon, message);
+    if (rank != services_.options().rank && services_.messenger().has(rank))
+      services_.send_control(rank, Control::abandon, message);
 }
 
 }  // namespace farandole

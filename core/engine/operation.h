@@ -63,6 +63,18 @@ struct Operation {
 };
 using OperationPtr = std::shared_ptr<Operation>;
 
+constexpr int kAnySource = -1;
+// The tag of remove_group that ends a member group on all its members, with an error; with others this rank alone
+// leaves it.
+constexpr std::int64_t kAbandon = 2;
+// Sends and receives.
+inline bool point_to_point(Kind kind) { return kind == Kind::send || kind == Kind::receive; }
+// Transfers, and changes of member groups, bypass negotiation.
+inline bool bypasses_negotiation(const Operation& operation) {
+  const Kind kind = operation.request.kind;
+  return point_to_point(kind) || ((kind == Kind::add_group || kind == Kind::remove_group) && operation.tag != 0);
+}
+
 // All operations that have not been released, and the completion queues. Safe from any thread.
 class Handles {
  public:

@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kMinKept = 1 << 20;
 constexpr std::size_t kMaxKept = 64 << 20;
 // Shared memory takes longest to allocate: it is for callers that need it repeatedly.
-constexpr int kWishesInVain = 2;
+constexpr int kRequestsBeforeSharedMemory = 2;
 
 }  // namespace
 
@@ -47,12 +47,12 @@ Memory Results::allocate(std::size_t bytes) {
 }
 
 Memory Results::allocate_shared(std::size_t bytes) {
-  if (shared_wishes_ < kWishesInVain) {
-    ++shared_wishes_;
+  if (shared_requests_ < kRequestsBeforeSharedMemory) {
+    ++shared_requests_;
   } else {
     std::unique_lock lock(mutex_);
-    if (arena_ == nullptr && shared_wishes_ == kWishesInVain) {
-      ++shared_wishes_;
+    if (arena_ == nullptr && shared_requests_ == kRequestsBeforeSharedMemory) {
+      ++shared_requests_;
       try {
         arena_ = std::make_unique<os::Arena>();
         share_(arena_->memory());

@@ -47,7 +47,7 @@ class Results : public std::enable_shared_from_this<Results> {
   void release(std::byte* memory, std::size_t bytes, bool retired);
 
   const Share share_;
-  int shared_wishes_ = 0;
+  int shared_requests_ = 0;
   std::unique_ptr<os::Arena> arena_;
 
   std::mutex mutex_;

@@ -5,25 +5,15 @@
 namespace farandole {
 
 std::uint64_t Engine::share(os::Descriptor file, std::byte* data, std::size_t bytes, link::RegionUse use) {
-  std::uint64_t region = 0;
-  {
-    std::lock_guard lock(commands_.mutex);
-    region = ++commands_.regions;
-    commands_.sharings.push_back({region, std::move(file), data, bytes, use});
-    commands_.pending.store(true, std::memory_order_release);
-  }
-  wake();
+  const std::uint64_t region = commands_.share(std::move(file), data, bytes, use);
+  driver_.wake();
   return region;
 }
 
 // The memory may be freed as soon as this returns, so what is queued and not yet sent is dropped.
 void Engine::unshare(std::uint64_t region) {
-  {
-    std::lock_guard lock(commands_.mutex);
-    commands_.sharings.push_back({region, os::Descriptor(), nullptr, 0});
-    commands_.pending.store(true, std::memory_order_release);
-  }
-  wake();
+  commands_.unshare(region);
+  driver_.wake();
 }
 
 void Engine::send_sharing(Commands::Sharing& sharing) {

@@ -107,7 +107,7 @@ void Coordinator::submit(int member, Request request, std::int64_t now_ns) {
     has_joined_[index] = true;
     ++joined_;
     last_joined_ = ranks_[index];
-    settle_everything();
+    check_all();
     return;
   }
   if (request.kind == Kind::tune) {
@@ -131,7 +131,7 @@ void Coordinator::submit(int member, Request request, std::int64_t now_ns) {
   weigh(pending, index, -1);
   pending.said.put(index, std::move(request));
   weigh(pending, index, 1);
-  settle(name);
+  check_ready(name);
 }
 
 // Adds the member's request to its load, or removes it.
@@ -155,7 +155,7 @@ bool Coordinator::covered(const Pending& pending) const {
   return true;
 }
 
-void Coordinator::settle(const std::string& name) {
+void Coordinator::check_ready(const std::string& name) {
   Pending& pending = pending_.at(name);
   if (pending.complete || !covered(pending)) return;
   const Request& first = pending.said.about(pending.said.first());
@@ -167,14 +167,14 @@ void Coordinator::settle(const std::string& name) {
     pending.complete = true;
     pending.bundle = first.bundle;
     bundles_[first.bundle].push_back(name);
-    settle_bundle(first.bundle);
+    check_bundle(first.bundle);
   } else {
     ready_.push_back({single(pending), 0});
     erase(name);
   }
 }
 
-void Coordinator::settle_bundle(const std::string& name) {
+void Coordinator::check_bundle(const std::string& name) {
   const auto entry = bundles_.find(name);
   const Submitted& leader = pending_.at(entry->second.front()).said;
   if (entry->second.size() < leader.about(leader.first()).bundle_size) return;
@@ -203,12 +203,12 @@ void Coordinator::settle_bundle(const std::string& name) {
 }
 
 // A joining member completes everything that waited for it alone, in order of arrival.
-void Coordinator::settle_everything() {
+void Coordinator::check_all() {
   std::vector<std::pair<std::uint64_t, std::string>> names;
   for (const auto& [name, pending] : pending_) names.emplace_back(pending.order, name);
   std::sort(names.begin(), names.end());
   for (const auto& [order, name] : names) {
-    if (pending_.contains(name)) settle(name);
+    if (pending_.contains(name)) check_ready(name);
   }
 }
 

@@ -63,9 +63,9 @@ class Coordinator {
   };
 
   bool covered(const Pending& pending) const;
-  void settle(const std::string& name);  // it may have become ready
-  void settle_bundle(const std::string& name);
-  void settle_everything();
+  void check_ready(const std::string& name);  // it may have become ready
+  void check_bundle(const std::string& name);
+  void check_all();
   std::vector<std::string> companions(const std::string& name) const;
   void fail_bundle(const std::vector<std::string>& names, Error error);
   Bucket single(const Pending& pending) const;

@@ -19,7 +19,7 @@ constexpr std::int64_t kSliceMs = 100;  // so that Python's signal handlers run 
 constexpr int kOk = FARANDOLE_CODE_OK, kInProgress = FARANDOLE_CODE_IN_PROGRESS,
               kInvalidArgument = FARANDOLE_CODE_INVALID_ARGUMENT, kTimedOut = FARANDOLE_CODE_TIMED_OUT,
               kInternal = FARANDOLE_CODE_INTERNAL;
-constexpr int kTold = -1;  // farandole_run returns it when the outcome is filled in
+constexpr int kReported = -1;  // farandole_run returns it when the outcome is filled in
 // Kinds whose results depend on all ranks.
 inline bool rows_vary(int kind) { return kind == FARANDOLE_KIND_ALLGATHER || kind == FARANDOLE_KIND_ALLTOALL; }
 // Bytes of an element; 0: no such data type.
@@ -30,6 +30,7 @@ struct Package {
   PyObject* span = nullptr;         // engine.Span
   PyObject* outcome = nullptr;      // engine.Outcome
   PyObject* array_over = nullptr;   // engine.array_over
+  PyObject* new_array = nullptr;    // engine.new_array
   PyObject* with_memory = nullptr;  // engine.with_memory
   PyObject* translate = nullptr;    // errors.translate
   PyObject* shut_down = nullptr;    // errors.ShutDown
@@ -76,12 +77,12 @@ struct Engine {
 };
 
 // A call of the core while it is under way; close() waits for the last one. Created and ended with the GIL.
-class Visit {
+class ActiveCall {
  public:
-  explicit Visit(Engine* engine) { enter(engine); }
-  ~Visit() { leave(); }
-  Visit(const Visit&) = delete;
-  Visit& operator=(const Visit&) = delete;
+  explicit ActiveCall(Engine* engine) { enter(engine); }
+  ~ActiveCall() { leave(); }
+  ActiveCall(const ActiveCall&) = delete;
+  ActiveCall& operator=(const ActiveCall&) = delete;
   explicit operator bool() const { return engine_ != nullptr; }
   bool enter(Engine* engine);  // refused, with an error set, when the engine is closed or belongs to another process
   void leave();
@@ -153,7 +154,7 @@ bool read_memory(PyObject* object, bool writable, Words& words, Memory& memory);
 PyObject* lend(Engine* engine, std::int64_t handle, void* memory, std::int64_t bytes);
 
 // The outcome of `handle` as a Python object. The handle is released, unless its memory is lent to an array.
-PyObject* tell(Engine* self, std::int64_t handle, PyObject* request, const farandole_outcome& found);
+PyObject* take_outcome(Engine* self, std::int64_t handle, PyObject* request, const farandole_outcome& found);
 // Raises `type(text, **named)`; returns null.
 PyObject* raise(PyObject* type, Ref words, Ref named);
 // Sets the exception for a caller that was compiled against another header; `theirs` is 0 when it does not say.
@@ -166,7 +167,7 @@ PyTypeObject* make_library_type(PyObject* module);
 PyTypeObject* make_engine_type(PyObject* module);
 PyTypeObject* make_prepared_type(PyObject* module);
 PyTypeObject* make_loan_type(PyObject* module);
-PyTypeObject* make_pulse_type(PyObject* module);
+PyTypeObject* make_heartbeat_type(PyObject* module);
 PyTypeObject* make_operations_type(PyObject* module);
 extern PyTypeObject* library_type;
 extern PyTypeObject* engine_type;

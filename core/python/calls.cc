@@ -17,8 +17,8 @@ PyObject* no_such_handle(std::int64_t handle) {
 enum class Ended { yes, no, error };
 
 // Whether the operation has ended before `deadline` (none when it is negative). Python's signal handlers may run.
-Ended ended(Engine* self, Visit& visit, std::int64_t handle, double deadline, bool aside) {
-  auto* wait = aside ? self->core->wait_aside : self->core->wait;
+Ended ended(Engine* self, ActiveCall& active, std::int64_t handle, double deadline, bool passive) {
+  auto* wait = passive ? self->core->wait_passive : self->core->wait;
   while (true) {
     std::int64_t slice = kSliceMs;
     if (deadline >= 0)
@@ -29,7 +29,7 @@ Ended ended(Engine* self, Visit& visit, std::int64_t handle, double deadline, bo
     Py_END_ALLOW_THREADS;
     if (code == kOk) return Ended::yes;
     if (code == kInvalidArgument) no_such_handle(handle);
-    if (code == kInvalidArgument || !visit.signals(self)) return Ended::error;
+    if (code == kInvalidArgument || !active.signals(self)) return Ended::error;
     if (deadline >= 0 && now() >= deadline) return Ended::no;
   }
 }
@@ -44,7 +44,7 @@ PyObject* take(Engine* self, std::int64_t handle) {
   if (PyDict_DelItem(self->pending, key.get()) != 0) return nullptr;
   farandole_outcome found{};
   if (self->core->outcome_of(self->engine, handle, &found) != kOk) return no_such_handle(handle);
-  return tell(self, handle, request_in(kept.get()), found);
+  return take_outcome(self, handle, request_in(kept.get()), found);
 }
 
 PyObject* not_done(const Engine* self, std::int64_t handle, double seconds) {
@@ -64,10 +64,10 @@ PyObject* not_done(const Engine* self, std::int64_t handle, double seconds) {
   return raise(package.timeout, std::move(words), Ref(Py_BuildValue("{s:d}", "seconds", seconds)));
 }
 
-PyObject* wait_for(Engine* self, std::int64_t handle, double seconds, bool aside) {
-  Visit visit(self);
-  if (!visit) return nullptr;
-  switch (ended(self, visit, handle, seconds < 0 ? -1 : now() + seconds, aside)) {
+PyObject* wait_for(Engine* self, std::int64_t handle, double seconds, bool passive) {
+  ActiveCall active(self);
+  if (!active) return nullptr;
+  switch (ended(self, active, handle, seconds < 0 ? -1 : now() + seconds, passive)) {
     case Ended::yes:
       return take(self, handle);
     case Ended::no:
@@ -114,16 +114,16 @@ Ref keep(Engine* self, std::int64_t handle, PyObject* kept) {
   return Ref();
 }
 
-PyObject* go_on(Engine* self, Visit& visit, std::int64_t handle, PyObject* kept) {
+PyObject* wait_longer(Engine* self, ActiveCall& active, std::int64_t handle, PyObject* kept) {
   if (!keep(self, handle, kept)) return nullptr;
-  visit.leave();
+  active.leave();
   if (PyErr_CheckSignals() != 0) return nullptr;
   return wait_for(self, handle, -1, false);
 }
 
 PyObject* wait(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named) {
   Arguments<3> arguments;
-  if (!arguments.read("wait", {"handle", "timeout", "aside"}, 1, given, places, named)) return nullptr;
+  if (!arguments.read("wait", {"handle", "timeout", "passive"}, 1, given, places, named)) return nullptr;
   long long handle = 0;
   double seconds = -1;
   if (!read_number(arguments[0], handle)) return nullptr;
@@ -131,8 +131,8 @@ PyObject* wait(PyObject* object, PyObject* const* given, Py_ssize_t places, PyOb
     if (!read_real(arguments[1], seconds)) return nullptr;
     seconds = std::max(seconds, 0.0);
   }
-  const int aside = arguments[2] == nullptr ? 0 : PyObject_IsTrue(arguments[2]);
-  return aside < 0 ? nullptr : wait_for(engine_of(object), handle, seconds, aside != 0);
+  const int passive = arguments[2] == nullptr ? 0 : PyObject_IsTrue(arguments[2]);
+  return passive < 0 ? nullptr : wait_for(engine_of(object), handle, seconds, passive != 0);
 }
 
 PyObject* poll(PyObject* object, PyObject* const* given, Py_ssize_t places, PyObject* named) {
@@ -143,9 +143,9 @@ PyObject* poll(PyObject* object, PyObject* const* given, Py_ssize_t places, PyOb
   double seconds = 0;
   if (!read_number(arguments[0], handle) || (arguments[1] != nullptr && !read_real(arguments[1], seconds)))
     return nullptr;
-  Visit visit(self);
-  if (!visit) return nullptr;
-  if (seconds > 0 && ended(self, visit, handle, now() + seconds, false) == Ended::error) return nullptr;
+  ActiveCall active(self);
+  if (!active) return nullptr;
+  if (seconds > 0 && ended(self, active, handle, now() + seconds, false) == Ended::error) return nullptr;
   int state = 0;
   Py_BEGIN_ALLOW_THREADS;
   state = self->core->poll(self->engine, handle);
@@ -167,14 +167,14 @@ PyObject* submit(PyObject* object, PyObject* const* given, Py_ssize_t places, Py
   if (bundle < 0 || prompt < 0) return nullptr;
   const Py_ssize_t count = PyTuple_Size(requests.get());
   if (count == 0) return PyList_New(0);
-  Visit visit(engine_of(object));
-  return visit ? submit_all(engine_of(object), requests.get(), count, bundle + 2 * prompt) : nullptr;
+  ActiveCall active(engine_of(object));
+  return active ? submit_all(engine_of(object), requests.get(), count, bundle + 2 * prompt) : nullptr;
 }
 
 PyObject* run(PyObject* object, PyObject* request) {
   Engine* self = engine_of(object);
-  Visit visit(self);
-  if (!visit) return nullptr;
+  ActiveCall active(self);
+  if (!active) return nullptr;
   Packed packed;
   if (!packed.read(request)) return nullptr;
   char error[kErrorBytes] = "";
@@ -184,8 +184,8 @@ PyObject* run(PyObject* object, PyObject* request) {
   Py_BEGIN_ALLOW_THREADS;
   code = self->core->run(&call);
   Py_END_ALLOW_THREADS;
-  if (code == kTold) return tell(self, call.handle, request, found);
-  if (code == kInProgress) return go_on(self, visit, call.handle, packed.kept());
+  if (code == kReported) return take_outcome(self, call.handle, request, found);
+  if (code == kInProgress) return wait_longer(self, active, call.handle, packed.kept());
   if (code != kOk) return fail(self, code, error);
   Ref output(PyObject_GetAttr(request, names.output));
   return output ? PyObject_CallFunctionObjArgs(package.outcome, output.get(), nullptr) : nullptr;

@@ -18,6 +18,6 @@ Ref keep(Engine* self, std::int64_t handle, PyObject* kept);
 // The request in what is kept: the first entry of a tuple, or the object itself.
 inline PyObject* request_in(PyObject* kept) { return PyTuple_CheckExact(kept) ? PyTuple_GetItem(kept, 0) : kept; }
 // Waits for an operation under way; its memory is kept, whatever a signal handler does.
-PyObject* go_on(Engine* self, Visit& visit, std::int64_t handle, PyObject* kept);
+PyObject* wait_longer(Engine* self, ActiveCall& active, std::int64_t handle, PyObject* kept);
 
 }  // namespace farandole::python

@@ -1,5 +1,5 @@
 // An engine of the core as a Python class: creation, links, counters and closing; calls.cc has the requests.
-// Touches core/api/farandole.h, Python, and what the process is told of a fork.
+// Touches core/api/farandole.h, Python, and what the process is reported of a fork.
 #include <pthread.h>
 #include <unistd.h>
 
@@ -122,8 +122,8 @@ PyObject* start(PyObject* object, PyObject* given) {
   if (!read_real(given, seconds)) return nullptr;
   const double deadline = now() + seconds;
   while (true) {
-    Visit visit(self);
-    if (!visit) return nullptr;
+    ActiveCall active(self);
+    if (!active) return nullptr;
     const auto left = std::max<std::int64_t>(0, static_cast<std::int64_t>(std::lround((deadline - now()) * 1e3)));
     char error[kErrorBytes] = "";
     int code = 0;
@@ -132,7 +132,7 @@ PyObject* start(PyObject* object, PyObject* given) {
     Py_END_ALLOW_THREADS;
     if (code == kOk) Py_RETURN_NONE;
     if (code != kInProgress || left == 0) return fail(self, code == kInProgress ? kTimedOut : code, error);
-    visit.leave();
+    active.leave();
     if (PyErr_CheckSignals() != 0) return nullptr;
   }
 }
@@ -145,15 +145,15 @@ PyObject* leave(PyObject* object, PyObject* const* given, Py_ssize_t places, PyO
   Engine* self = engine_of(object);
   const double deadline = now() + std::max(0.0, linger);
   for (;;) {
-    Visit visit(self);
-    if (!visit) return nullptr;
+    ActiveCall active(self);
+    if (!active) return nullptr;
     const auto left = static_cast<std::int64_t>(std::lround(std::max(0.0, deadline - now()) * 1e3));
     int code = 0;
     Py_BEGIN_ALLOW_THREADS;
     code = self->core->leave(self->engine, left);
     Py_END_ALLOW_THREADS;
     if (code != kInProgress) return checked(self, "leaving", code);
-    visit.leave();
+    active.leave();
     if (PyErr_CheckSignals() != 0) return nullptr;
   }
 }
@@ -183,16 +183,16 @@ PyObject* revoke(PyObject* object, PyObject* arguments) {
   int code = 0, rank = -1;
   const char* message = nullptr;
   if (!PyArg_ParseTuple(arguments, "iis", &code, &rank, &message)) return nullptr;
-  Visit visit(self);
-  return visit ? checked(self, "revoking", self->core->revoke(self->engine, code, rank, message)) : nullptr;
+  ActiveCall active(self);
+  return active ? checked(self, "revoking", self->core->revoke(self->engine, code, rank, message)) : nullptr;
 }
 
 PyObject* add_link(PyObject* object, PyObject* arguments) {
   Engine* self = engine_of(object);
   int peer = -1, descriptor = -1, kind = 0;
   if (!PyArg_ParseTuple(arguments, "iii", &peer, &descriptor, &kind)) return nullptr;
-  Visit visit(self);
-  if (!visit) {
+  ActiveCall active(self);
+  if (!active) {
     close(descriptor);  // the core will never see it
     return nullptr;
   }
@@ -207,8 +207,8 @@ PyObject* share(PyObject* object, PyObject* arguments) {
   unsigned long long address = 0;
   Py_ssize_t bytes = 0;
   if (!PyArg_ParseTuple(arguments, "iKn", &descriptor, &address, &bytes)) return nullptr;
-  Visit visit(self);
-  if (!visit) return nullptr;
+  ActiveCall active(self);
+  if (!active) return nullptr;
   const int copy = dup(descriptor);  // the core takes ownership
   if (copy < 0) return PyErr_SetFromErrno(PyExc_OSError);
   return PyLong_FromUnsignedLongLong(
@@ -219,8 +219,8 @@ PyObject* unshare(PyObject* object, PyObject* region) {
   Engine* self = engine_of(object);
   long long number = 0;
   if (!read_number(region, number)) return nullptr;
-  Visit visit(self);
-  if (!visit) return nullptr;
+  ActiveCall active(self);
+  if (!active) return nullptr;
   self->core->unshare(self->engine, static_cast<std::uint64_t>(number));
   Py_RETURN_NONE;
 }
@@ -247,14 +247,14 @@ PyObject* count(PyObject* object, PyObject* which) {
   Engine* self = engine_of(object);
   int number = 0;
   if (!read_number(which, number)) return nullptr;
-  Visit visit(self);
-  return visit ? PyLong_FromLongLong(self->core->counter(self->engine, number)) : nullptr;
+  ActiveCall active(self);
+  return active ? PyLong_FromLongLong(self->core->counter(self->engine, number)) : nullptr;
 }
 
 PyObject* tuning(PyObject* object, PyObject*) {
   Engine* self = engine_of(object);
-  Visit visit(self);
-  if (!visit) return nullptr;
+  ActiveCall active(self);
+  if (!active) return nullptr;
   std::int64_t values[5] = {};
   const int code = self->core->tuning(self->engine, values);
   if (code != kOk) return checked(self, "reading the tuning", code);
@@ -268,15 +268,15 @@ PyObject* trace(PyObject* object, PyObject* const* given, Py_ssize_t places, PyO
   if (!arguments.read("trace", {"on", "mark_plans"}, 1, given, places, named)) return nullptr;
   const int on = PyObject_IsTrue(arguments[0]), mark = arguments[1] == nullptr ? 0 : PyObject_IsTrue(arguments[1]);
   Engine* self = engine_of(object);
-  Visit visit(self);
-  if (!visit || on < 0 || mark < 0) return nullptr;
+  ActiveCall active(self);
+  if (!active || on < 0 || mark < 0) return nullptr;
   return checked(self, "switching the trace", self->core->trace(self->engine, on, mark));
 }
 
 PyObject* trace_drain(PyObject* object, PyObject*) {
   Engine* self = engine_of(object);
-  Visit visit(self);
-  if (!visit) return nullptr;
+  ActiveCall active(self);
+  if (!active) return nullptr;
   constexpr std::int64_t kBytes = 1 << 20;
   Ref all(PyByteArray_FromStringAndSize(nullptr, 0));
   std::int64_t bytes = 0;
@@ -303,8 +303,8 @@ PyObject* chaos_set(PyObject* object, PyObject* arguments) {
   const char *point = nullptr, *action = nullptr;
   int skip = 0;
   if (!PyArg_ParseTuple(arguments, "ss|i", &point, &action, &skip)) return nullptr;
-  Visit visit(self);
-  if (!visit || !has_chaos(self)) return nullptr;
+  ActiveCall active(self);
+  if (!active || !has_chaos(self)) return nullptr;
   return checked(self, point, self->core->chaos_set(self->engine, point, action, skip));
 }
 
@@ -312,8 +312,8 @@ PyObject* chaos_fired(PyObject* object, PyObject* arguments) {
   Engine* self = engine_of(object);
   const char* point = nullptr;
   if (!PyArg_ParseTuple(arguments, "s", &point)) return nullptr;
-  Visit visit(self);
-  if (!visit || !has_chaos(self)) return nullptr;
+  ActiveCall active(self);
+  if (!active || !has_chaos(self)) return nullptr;
   return PyLong_FromLongLong(self->core->chaos_fired(self->engine, point));
 }
 
@@ -330,7 +330,7 @@ PyMethodDef methods[] = {
     {"prepare", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(prepare)), METH_FASTCALL,
      "prepare(request, tensor_type, spans): what runs it again and again; None where tensors of that type hide."},
     {"wait", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(wait)), METH_FASTCALL | METH_KEYWORDS,
-     "wait(handle, timeout=None, aside=False): the outcome; the handle goes."},
+     "wait(handle, timeout=None, passive=False): the outcome; the handle goes."},
     {"poll", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(poll)), METH_FASTCALL | METH_KEYWORDS,
      "poll(handle, seconds=0.0): whether the operation is done within that time."},
     {"next_event", next_event, METH_NOARGS, "(kind, peer, level, text) of what the core has to say; None at the end."},
@@ -369,7 +369,7 @@ PyObject* shut_down(const Engine* self) {
                Ref(Py_BuildValue("{s:i}", "rank", self->rank)));
 }
 
-bool Visit::enter(Engine* engine) {
+bool ActiveCall::enter(Engine* engine) {
   if (forked(engine)) {
     PyErr_Format(package.internal, "this process was forked from rank %d; the engine belongs to the parent process",
                  engine->rank);
@@ -382,12 +382,12 @@ bool Visit::enter(Engine* engine) {
   return engine_ != nullptr;
 }
 
-bool Visit::signals(Engine* engine) {
+bool ActiveCall::signals(Engine* engine) {
   leave();
   return PyErr_CheckSignals() == 0 && enter(engine);
 }
 
-void Visit::leave() {
+void ActiveCall::leave() {
   if (engine_ != nullptr) --engine_->calls;
   engine_ = nullptr;
 }

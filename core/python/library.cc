@@ -86,12 +86,12 @@ PyObject* add(PyObject* self, PyObject* arguments) {
   return fail(nullptr, code, "the kernel refused the addition");
 }
 
-PyObject* settle(PyObject* self, PyObject* arguments) {
+PyObject* use_huge_pages(PyObject* self, PyObject* arguments) {
   unsigned long long address = 0;
   Py_ssize_t bytes = 0;
   if (!PyArg_ParseTuple(arguments, "Kn", &address, &bytes)) return nullptr;
   Py_BEGIN_ALLOW_THREADS;
-  core_of(self).settle(reinterpret_cast<void*>(address), static_cast<std::size_t>(bytes));
+  core_of(self).use_huge_pages(reinterpret_cast<void*>(address), static_cast<std::size_t>(bytes));
   Py_END_ALLOW_THREADS;
   Py_RETURN_NONE;
 }
@@ -101,7 +101,8 @@ PyObject* settle(PyObject* self, PyObject* arguments) {
 PyTypeObject* make_library_type(PyObject* module) {
   static PyMethodDef methods[] = {
       {"add", add, METH_VARARGS, "add(dtype, left, right, out): out = left + right by the core's kernel alone."},
-      {"settle", settle, METH_VARARGS, "settle(address, bytes): that memory is used again and again."},
+      {"use_huge_pages", use_huge_pages, METH_VARARGS,
+       "use_huge_pages(address, bytes): for memory that is used repeatedly."},
       {nullptr, nullptr, 0, nullptr},
   };
   static PyGetSetDef members[] = {

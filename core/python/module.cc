@@ -48,6 +48,7 @@ bool find_package() {
   package.span = attribute("farandole.engine.interface", "Span");
   package.outcome = attribute("farandole.engine.interface", "Outcome");
   package.array_over = attribute("farandole.engine.interface", "array_over");
+  package.new_array = attribute("farandole.engine.interface", "new_array");
   package.with_memory = attribute("farandole.engine.interface", "with_memory");
   package.translate = attribute("farandole.base.errors", "translate");
   package.shut_down = attribute("farandole.base.errors", "ShutDown");
@@ -85,7 +86,7 @@ PyMODINIT_FUNC PyInit_bridge(void) {
       !add_type(module.get(), make_prepared_type(module.get())) ||
       !add_type(module.get(), make_loan_type(module.get())) ||
       !add_type(module.get(), make_operations_type(module.get())) ||
-      !add_type(module.get(), make_pulse_type(module.get())))
+      !add_type(module.get(), make_heartbeat_type(module.get())))
     return nullptr;
   return module.give();
 }

@@ -52,8 +52,8 @@ PyObject* operations_new(PyTypeObject* type, PyObject* arguments, PyObject* name
   Ref owner(reinterpret_cast<PyObject*>(self));
   self->engine = Ref::borrowed(engine).give();
   auto* lent = reinterpret_cast<Engine*>(engine);
-  Visit visit(lent);
-  if (!visit || !attach(self, path, lent, ranks)) return nullptr;
+  ActiveCall active(lent);
+  if (!active || !attach(self, path, lent, ranks)) return nullptr;
   if (self->serve != nullptr) ++lent->calls;  // until it has been served
   return owner.give();
 }

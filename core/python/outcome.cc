@@ -1,5 +1,7 @@
 // Results and errors of the core as Python objects and exceptions; results in the core's memory are lent to arrays.
 // Touches core/api/farandole.h and Python.
+#include <cstring>
+
 #include "python/bridge.h"
 
 namespace farandole::python {
@@ -75,16 +77,28 @@ PyObject* raise_outcome(const Engine* self, PyObject* request, const farandole_o
   return raise(PyObject_Call(package.translate, arguments.get(), named.get()));
 }
 
+// A copy of the result in an array of its own.
+Ref copied(PyObject* shape, PyObject* dtype, const farandole_outcome& found) {
+  Ref array(PyObject_CallFunctionObjArgs(package.new_array, shape, dtype, nullptr));
+  Py_buffer view;
+  if (!array || PyObject_GetBuffer(array.get(), &view, PyBUF_WRITABLE) != 0) return Ref();
+  const bool fits = view.len == found.output_bytes;
+  if (fits && view.len > 0) std::memcpy(view.buf, found.output, static_cast<std::size_t>(view.len));
+  PyBuffer_Release(&view);
+  if (!fits) PyErr_SetString(PyExc_SystemError, "the result has another size than its shape says");
+  return fits ? std::move(array) : Ref();
+}
+
 // The result in the core's memory as an array; small ones are copied.
 Ref received(Engine* self, std::int64_t handle, PyObject* request, const farandole_outcome& found, bool& on_loan) {
   Ref dtype(PyObject_CallMethodObjArgs(request, names.elements, nullptr));
   Ref shape = numbers(found.shape, found.dimensions, true);
   if (!dtype || !shape) return Ref();
+  if (found.output_bytes <= kCopiedBytes) return copied(shape.get(), dtype.get(), found);
   Ref loan(lend(self, handle, found.output, found.output_bytes));
   if (!loan) return Ref();
   on_loan = true;  // from now on the array releases the handle
-  PyObject* copied = found.output_bytes <= kCopiedBytes ? Py_True : Py_False;
-  return Ref(PyObject_CallFunctionObjArgs(package.array_over, loan.get(), shape.get(), dtype.get(), copied, nullptr));
+  return Ref(PyObject_CallFunctionObjArgs(package.array_over, loan.get(), shape.get(), dtype.get(), nullptr));
 }
 
 PyObject* succeed(Engine* self, std::int64_t handle, PyObject* request, const farandole_outcome& found, bool& on_loan) {
@@ -119,7 +133,7 @@ PyObject* lend(Engine* engine, std::int64_t handle, void* memory, std::int64_t b
   return reinterpret_cast<PyObject*>(self);
 }
 
-PyObject* tell(Engine* self, std::int64_t handle, PyObject* request, const farandole_outcome& found) {
+PyObject* take_outcome(Engine* self, std::int64_t handle, PyObject* request, const farandole_outcome& found) {
   bool on_loan = false;
   PyObject* outcome =
       found.code == kOk ? succeed(self, handle, request, found, on_loan) : raise_outcome(self, request, found);

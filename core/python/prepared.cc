@@ -69,21 +69,21 @@ Ref kept_with(PyObject* request, PyObject* prepared, PyObject* owners) {
 }
 
 // The outcome of a prepared call that is not done yet or has failed.
-PyObject* look_closer(Engine* self, Visit& visit, const farandole_call& call, bool told, Prepared* prepared,
-                      PyObject* owners) {
+PyObject* finish_slow_call(Engine* self, ActiveCall& active, const farandole_call& call, bool reported,
+                           Prepared* prepared, PyObject* owners) {
   PyObject* const request = request_in(prepared->packed->kept());
   PyObject* const itself = reinterpret_cast<PyObject*>(prepared);
   // Python's signal handlers may raise in the next call, so the memory of what is under way is kept first.
-  if (!told) {
+  if (!reported) {
     Ref kept = kept_with(request, itself, owners);
     if (!kept || !keep(self, call.handle, kept.get())) return nullptr;
   }
   Ref whole = with_spans(request, prepared->spans, owners);
-  if (whole && told) return tell(self, call.handle, whole.get(), *call.outcome);
-  if (told) self->core->release(self->engine, call.handle);
+  if (whole && reported) return take_outcome(self, call.handle, whole.get(), *call.outcome);
+  if (reported) self->core->release(self->engine, call.handle);
   if (!whole) return nullptr;
   Ref kept = kept_with(whole.get(), itself, owners);
-  return kept ? go_on(self, visit, call.handle, kept.get()) : nullptr;
+  return kept ? wait_longer(self, active, call.handle, kept.get()) : nullptr;
 }
 
 void dealloc(PyObject* object) {
@@ -123,8 +123,8 @@ PyObject* run_on(Prepared* self, void* input, void* output, PyObject* tensor, Py
   farandole_request request = self->packed->request;
   request.input = input;
   request.output = output;
-  Visit visit(engine);
-  if (!visit) return nullptr;
+  ActiveCall active(engine);
+  if (!active) return nullptr;
   char error[kErrorBytes];
   error[0] = 0;
   farandole_outcome found{};
@@ -134,9 +134,9 @@ PyObject* run_on(Prepared* self, void* input, void* output, PyObject* tensor, Py
   code = engine->core->run(&call);
   Py_END_ALLOW_THREADS;
   if (code == kOk) Py_RETURN_NONE;
-  if (code != kTold && code != kInProgress) return fail(engine, code, error);
+  if (code != kReported && code != kInProgress) return fail(engine, code, error);
   Ref owners(PyTuple_Pack(2, tensor, result));
-  if (owners) return look_closer(engine, visit, call, code == kTold, self, owners.get());
+  if (owners) return finish_slow_call(engine, active, call, code == kReported, self, owners.get());
   Py_INCREF(tensor);  // for ever: the core uses its memory
   Py_INCREF(result);
   return nullptr;

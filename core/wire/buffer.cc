@@ -3,6 +3,7 @@
 #include "wire/buffer.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <limits>
 
@@ -12,15 +13,19 @@ namespace farandole::wire {
 
 namespace {
 
+// The compiler makes one store of it, and one load of the loop below.
 template <class Integer>
 void put(std::vector<std::byte>& bytes, Integer value) {
-  for (std::size_t i = 0; i < sizeof(Integer); ++i) bytes.push_back(static_cast<std::byte>(value >> (8 * i)));
+  std::array<std::byte, sizeof(Integer)> little;
+  for (std::size_t i = 0; i < sizeof(Integer); ++i) little[i] = static_cast<std::byte>(value >> (8 * i));
+  bytes.insert(bytes.end(), little.begin(), little.end());
 }
 
 template <class Integer>
 Integer load(std::span<const std::byte> bytes) {
+  if (bytes.size() != sizeof(Integer)) return 0;  // there were too few
   Integer value = 0;
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
+  for (std::size_t i = 0; i < sizeof(Integer); ++i) {
     value = static_cast<Integer>(value | static_cast<Integer>(static_cast<Integer>(bytes[i]) << (8 * i)));
   }
   return value;

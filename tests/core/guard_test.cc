@@ -4,11 +4,7 @@
 #include "engine/events.h"
 #include "job.h"
 
-using job::finish;
-using job::Job;
-using job::request;
-using job::submit;
-using job::Tensor;
+using namespace job;
 
 namespace {
 
@@ -50,7 +46,7 @@ TEST(no_memory_inside_a_collective_names_the_rank_without_memory) {
 TEST(an_exception_while_driving_ends_does_not_keep_the_driver_lock) {
   for (const char* action : {"error", "no_memory"}) {
     Job job({0, 0});
-    Fault fault(job.engine(0), "allreduce.settle", action);
+    Fault fault(job.engine(0), "allreduce.sleep", action);
     Tensor tensor(1000, 1);
     const int code = finish(job.engine(0), submit(job.engine(0), request(kAllreduce, "x", tensor)));
     CHECK(code == kInternal || code == kNoMemory);

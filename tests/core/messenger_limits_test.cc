@@ -34,7 +34,7 @@ TEST(row_40_too_many_small_messages) {
     std::vector<char> in(out.size());
     std::vector<TransferPtr> sends;
     for (std::uint64_t i = 0; i < 90; ++i) sends.push_back(pair.a.messenger.send(1, {1, one_tag ? 0 : i, 0}, all(out)));
-    pair.settle();
+    pair.run_until_idle();
     CHECK(pair.b.lost.empty());
     for (std::uint64_t i = 0; i < 90; ++i) {  // all are there; receiving them makes room again
       CHECK(pair.b.messenger.receive(0, {1, one_tag ? 0 : i, 0}, all(in))->done());
@@ -68,7 +68,7 @@ TEST(row_40_received_messages_no_longer_count) {
     auto granted = pair.a.messenger.receive(1, {1, i, 2}, all(large_in));
     auto dropped = pair.a.messenger.receive(1, {1, i, 3}, all(small_in));
     auto wrong = pair.a.messenger.send(1, {1, i, 4}, all(other));
-    pair.settle();
+    pair.run_until_idle();
     dropped.reset();
     auto in = pair.b.messenger.receive(0, {1, i, 0}, all(small_in));
     auto all_in = pair.b.messenger.receive(0, {1, i, 1}, all(large_in));
@@ -91,7 +91,7 @@ TEST(row_40_a_large_message_may_use_a_cancelled_grant) {
   pair.a.step();  // the small one is sent, the grant has arrived
   auto send = pair.a.messenger.send(1, {1, 0, 0}, all(large));
   pair.until([&] { return send->done(); });
-  pair.settle();
+  pair.run_until_idle();
   CHECK_EQUAL(code_of(refused), Code::precondition);
   CHECK(pair.b.lost.empty());
   CHECK(pair.b.messenger.receive(0, {1, 0, 0}, all(second))->done());

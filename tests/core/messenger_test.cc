@@ -26,7 +26,7 @@ TEST(messages_of_all_sizes_on_both_kinds_of_stream) {
         if (receive_first) receive = pair.b.messenger.receive(0, {1, 2, 3}, crumbs(in, 5000));
         auto send = pair.a.messenger.send(1, {1, 2, 3}, crumbs(out, 700));
         auto send_back = pair.b.messenger.send(0, {1, 2, 3}, all(back));
-        if (!receive_first) pair.settle();
+        if (!receive_first) pair.run_until_idle();
         if (!receive_first) receive = pair.b.messenger.receive(0, {1, 2, 3}, crumbs(in, 5000));
         receive_back = pair.a.messenger.receive(1, {1, 2, 3}, all(in_back));
         pair.until([&] { return send->done() && receive->done() && send_back->done() && receive_back->done(); });
@@ -44,7 +44,7 @@ TEST(a_large_message_waits_for_its_receive) {
   auto out = pattern(kLarge);
   std::vector<char> in(kLarge);
   auto send = pair.a.messenger.send(1, {0, 1, 0}, all(out));
-  pair.settle();
+  pair.run_until_idle();
   CHECK(!send->done());
   CHECK_EQUAL(pair.a.messenger.traffic().sent, 0u);
   auto receive = pair.b.messenger.receive(0, {0, 1, 0}, all(in));
@@ -74,10 +74,10 @@ TEST(messages_of_one_tag_keep_their_order) {
   for (std::size_t size : sizes) out.push_back(pattern(size, static_cast<unsigned>(size + 1)));
   for (std::size_t size : sizes) in.emplace_back(size);
   for (auto& data : out) transfers.push_back(pair.a.messenger.send(1, {4, 4, 4}, all(data)));
-  pair.settle();
+  pair.run_until_idle();
   for (auto& data : in) {
     transfers.push_back(pair.b.messenger.receive(0, {4, 4, 4}, all(data)));
-    pair.settle();
+    pair.run_until_idle();
   }
   for (const auto& transfer : transfers) CHECK(transfer->done());
   CHECK(in == out);
@@ -103,11 +103,11 @@ TEST(different_sizes_fail_on_the_sides_that_know_both) {
     std::vector<char> in(now.expected);
     TransferPtr receive;
     if (now.receive_first) receive = pair.b.messenger.receive(0, {1, 1, 1}, all(in));
-    pair.settle();
+    pair.run_until_idle();
     auto send = pair.a.messenger.send(1, {1, 1, 1}, all(out));
-    pair.settle();
+    pair.run_until_idle();
     if (!now.receive_first) receive = pair.b.messenger.receive(0, {1, 1, 1}, all(in));
-    pair.settle();
+    pair.run_until_idle();
     CHECK_EQUAL(text_of(receive), "receive expected " + std::to_string(now.expected) +
                                       " bytes from rank 0, but the message has " + std::to_string(now.sent));
     CHECK_EQUAL(code_of(receive), Code::precondition);
@@ -147,7 +147,7 @@ TEST(many_messages_of_one_tag_in_any_order_of_posting) {
       }
       for (std::size_t steps = draw(4); steps > 0; --steps) draw(2) == 0 ? pair.a.step() : pair.b.step();
     }
-    pair.settle();
+    pair.run_until_idle();
     for (std::size_t i = 0; i < count; ++i) {
       const bool same = in[i].size() == out[i].size();
       CHECK_EQUAL(code_of(receives[i]), same ? Code::ok : Code::precondition);
@@ -157,10 +157,10 @@ TEST(many_messages_of_one_tag_in_any_order_of_posting) {
     auto last = pattern(70'000);
     std::vector<char> last_in(last.size());
     auto send = pair.a.messenger.send(1, {4, 4, 4}, all(last));
-    pair.settle();
+    pair.run_until_idle();
     CHECK(!send->done());  // no grant is left
     auto receive = pair.b.messenger.receive(0, {4, 4, 4}, all(last_in));
-    pair.settle();
+    pair.run_until_idle();
     CHECK(send->done() && receive->done() && last == last_in);
   }
 }
@@ -265,9 +265,9 @@ TEST(a_dropped_receive_leaves_its_memory_alone) {
   receive.reset();
   in.reset();  // the address sanitizer would see a later write
   pair.until([&] { return send->done(); });
-  pair.settle();
+  pair.run_until_idle();
   pair.a.send_control(1, 1, "still here");
-  pair.settle();
+  pair.run_until_idle();
   CHECK_EQUAL(pair.b.controls.size(), 1u);
   CHECK_EQUAL(pair.b.messenger.traffic().received, out.size());
 }
@@ -285,16 +285,16 @@ TEST(a_dropped_send_leaves_the_link_whole) {
     send.reset();
     out.reset();
     pair.a.send_control(1, 1, "still here");
-    pair.settle();
+    pair.run_until_idle();
     CHECK_EQUAL(pair.b.controls.size(), 1u);
     CHECK(pair.b.lost.empty());
     CHECK(!receive->done());
     std::vector<char> again(10);
     CHECK_EQUAL(code_of(pair.a.messenger.send(1, {0, 1, 0}, all(again))), Code::aborted);
     auto ungranted = pair.a.messenger.send(1, {0, 2, 0}, all(in));
-    pair.settle();
+    pair.run_until_idle();
     ungranted.reset();
-    pair.settle();
+    pair.run_until_idle();
   }
 }
 
@@ -312,7 +312,7 @@ TEST(fail_all_ends_transfers_but_not_control) {
   CHECK_EQUAL(code_of(receive), Code::revoked);
   CHECK_EQUAL(code_of(other), Code::revoked);
   pair.a.send_control(1, 1, "bye");
-  pair.settle();
+  pair.run_until_idle();
   CHECK_EQUAL(pair.b.controls.size(), 1u);
 }
 
@@ -342,7 +342,7 @@ TEST(a_peer_leaves) {
     b.messenger.peer_died(0, {Code::peer_lost, "its process died", 0});
     b.messenger.leave();
     CHECK(b.messenger.flushed());
-    pair->settle();
+    pair->run_until_idle();
     CHECK(b.left == std::vector<int>{0});
     CHECK(b.lost.empty());
   }

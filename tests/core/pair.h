@@ -104,7 +104,7 @@ struct Pair {
     b.messenger.add(0, std::move(two), kind);
   }
   // Until nothing moves any more.
-  void settle() {
+  void run_until_idle() {
     for (int idle = 0; idle < 3;) {
       const bool moved = a.step() | b.step(1);
       idle = moved ? 0 : idle + 1;

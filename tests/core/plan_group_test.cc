@@ -10,29 +10,10 @@
 #include "check.h"
 #include "negotiate/coordinator.h"
 #include "negotiate/plan.h"
+#include "requests.h"
 
 namespace farandole::negotiate {
 namespace {
-
-Request named(const std::string& name, std::int64_t rows = 4) {
-  Request request;
-  request.name = name;
-  request.shape = {rows};
-  return request;
-}
-
-Request unnamed(int number, std::int64_t rows = 4) {
-  Request request = named("allreduce.noname." + std::to_string(number), rows);
-  request.unnamed = true;
-  return request;
-}
-
-Request bundled(const std::string& name, const std::string& bundle, std::uint32_t size) {
-  Request request = named(name);
-  request.bundle = bundle;
-  request.bundle_size = size;
-  return request;
-}
 
 using Match = Follower::Match;
 

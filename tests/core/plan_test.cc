@@ -5,29 +5,10 @@
 #include <functional>
 
 #include "check.h"
+#include "requests.h"
 
 namespace farandole::negotiate {
 namespace {
-
-Request named(const std::string& name, std::int64_t rows = 4) {
-  Request request;
-  request.name = name;
-  request.shape = {rows};
-  return request;
-}
-
-Request unnamed(int number, std::int64_t rows = 4) {
-  Request request = named("allreduce.noname." + std::to_string(number), rows);
-  request.unnamed = true;
-  return request;
-}
-
-Request bundled(const std::string& name, const std::string& bundle, std::uint32_t size) {
-  Request request = named(name);
-  request.bundle = bundle;
-  request.bundle_size = size;
-  return request;
-}
 
 Planned planned(const std::vector<Request>& requests) {
   Bucket bucket;

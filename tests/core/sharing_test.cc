@@ -15,11 +15,7 @@
 #include "engine/results.h"
 #include "job.h"
 
-using job::finish;
-using job::Job;
-using job::request;
-using job::submit;
-using job::Tensor;
+using namespace job;
 
 namespace {
 

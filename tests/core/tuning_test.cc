@@ -8,11 +8,7 @@
 #include "check.h"
 #include "job.h"
 
-using job::finish;
-using job::Job;
-using job::request;
-using job::submit;
-using job::Tensor;
+using namespace job;
 
 namespace {
 

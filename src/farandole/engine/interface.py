@@ -194,10 +194,14 @@ def with_memory(request: Request, first: Memory, output: Memory) -> Request:
     return replace(request, input=first, output=output)
 
 
-def array_over(memory: Any, shape: tuple[int, ...], dtype: int, copied: bool) -> Array:
-    """An array over the bytes of `memory`, which it keeps alive; or a copy of them."""
-    array: Array = np.ndarray(shape, STORAGE[DType(dtype)], memory)
-    return array.copy() if copied else array
+def array_over(memory: Any, shape: tuple[int, ...], dtype: DType) -> Array:
+    """An array over the bytes of `memory`, which it keeps alive."""
+    return np.ndarray(shape, STORAGE[dtype], memory)
+
+
+def new_array(shape: tuple[int, ...], dtype: DType) -> Array:
+    """An array in new memory."""
+    return np.empty(shape, STORAGE[dtype])
 
 
 @dataclass(slots=True)
@@ -256,15 +260,15 @@ class Engine(Protocol):
         """Whether the operation is done (or has failed) within `seconds`; ValueError for an unknown handle."""
         ...
 
-    def wait(self, handle: int, timeout: float | None = None, aside: bool = False) -> Outcome:
+    def wait(self, handle: int, timeout: float | None = None, passive: bool = False) -> Outcome:
         """Waits and releases the handle. After `timeout` seconds it raises FarandoleTimeout and keeps the handle.
 
-        `aside`: this thread only waits and the engine's own thread does the work, because other threads compute.
+        `passive`: other threads compute meanwhile, so this thread leaves the work to the engine's own thread.
         """
         ...
 
-    def settle(self, memory: Span) -> None:
-        """Moves a tensor's memory into huge pages if possible, because operations use it often."""
+    def use_huge_pages(self, memory: Span) -> None:
+        """Tells the engine that a tensor's memory is used often, so it is moved into huge pages where possible."""
         ...
 
     def share(self, fd: int, address: int, size: int) -> int:

@@ -75,6 +75,6 @@ def load(path: str | None = None) -> bridge.Library:
     return library
 
 
-def start_pulse(mine: int, theirs: int | None, beat_ms: int, library: str | None = None) -> bridge.Pulse:
+def start_heartbeat(mine: int, theirs: int | None, beat_ms: int, library: str | None = None) -> bridge.Heartbeat:
     """Starts a native thread that writes heartbeats into one memory file and watches the agent's in another."""
-    return bridge.Pulse(load(library), mine, -1 if theirs is None else theirs, beat_ms)
+    return bridge.Heartbeat(load(library), mine, -1 if theirs is None else theirs, beat_ms)

@@ -67,9 +67,9 @@ class NativeEngine(_Engine):
             tcp_streams=config.tcp_streams,
         )
 
-    def settle(self, memory: Span) -> None:
+    def use_huge_pages(self, memory: Span) -> None:
         owner = memory.owner
-        self.library.settle(memory.address, owner.numel() * owner.element_size())
+        self.library.use_huge_pages(memory.address, owner.numel() * owner.element_size())
 
     def watch_links(self, wanted: Callable[[int], None]) -> None:
         self._events.watch_links(wanted)

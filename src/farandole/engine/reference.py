@@ -283,7 +283,7 @@ class ReferenceEngine:
             pending.seen = self.monitor.wait_for(lambda: pending.done, seconds)
             return pending.seen
 
-    def settle(self, memory: Span) -> None:
+    def use_huge_pages(self, memory: Span) -> None:
         """Does nothing in this engine."""
 
     def share(self, fd: int, address: int, size: int) -> int:
@@ -293,7 +293,7 @@ class ReferenceEngine:
     def unshare(self, region: int) -> None:
         """Does nothing."""
 
-    def wait(self, handle: int, timeout: float | None = None, aside: bool = False) -> Outcome:
+    def wait(self, handle: int, timeout: float | None = None, passive: bool = False) -> Outcome:
         with self.monitor:
             if handle not in self.handles:
                 raise ValueError(f"there is no handle {handle}")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from ..base import errors
-from ..engine.interface import FLOATING, DType, Kind, Outcome, ReduceOp, Request
+from ..engine.interface import FLOATING, STORAGE, DType, Kind, Memory, Outcome, ReduceOp, Request
 from ..world.groups import ProcessSet
 from ..world.runtime import runtime
-from .arrays import incoming
+from .arrays import Buffer, incoming
 from .pending import Submission, checked_scales, chosen_op, finisher, names_of, output_of, refuse_scalar
 from .reductions import Adasum, Average, Sum
+
+_SMALL_RESULT = 64 << 10  # bytes; the engine keeps the memory of large results, which is faster than new memory
 
 
 def begin_allreduce(
@@ -99,17 +102,27 @@ def begin_allgather(
     tensors: Sequence[Any], name: str | None, process_set: ProcessSet, dtype: DType | None, grouped: bool
 ) -> Submission:
     world = runtime.world
-    group, _ = world.groups.members(process_set)
+    group, ranks = world.groups.members(process_set)
     buffers = [incoming(tensor, dtype) for tensor in tensors]
     for buffer in buffers:
         refuse_scalar(buffer, "allgather")
     requests = [
-        Request(Kind.ALLGATHER, full_name, buffer.array, None, buffer.dtype, group=group)
+        Request(Kind.ALLGATHER, full_name, buffer.array, _likely_output(buffer, len(ranks)), buffer.dtype, group=group)
         for full_name, buffer in zip(
             names_of("allgather", name, len(tensors) if grouped else None), buffers, strict=True
         )
     ]
     return Submission(world, requests, finisher(buffers, grouped, None), grouped)
+
+
+def _likely_output(buffer: Buffer, members: int) -> Memory:
+    """Memory for a small result, for the usual case that all members have as many rows; None: the engine allocates it.
+
+    The engine also allocates it if the result has another size.
+    """
+    shape = buffer.array.shape
+    size = math.prod(shape) * members * STORAGE[buffer.dtype].itemsize
+    return buffer.empty_like(shape[0] * members) if 0 < size <= _SMALL_RESULT else None
 
 
 def begin_broadcast(

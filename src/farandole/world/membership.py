@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..base import errors
 from ..base.config import Config
 from ..engine.interface import Engine
-from ..engine.library import start_pulse
+from ..engine.library import start_heartbeat
 from ..rendezvous.elastic.policy import Times
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Membership:
         self.notifications = Notifications()
         self.active = False  # this process is in a generation, and is not leaving it
         self._config: Config | None = None  # from init to shutdown
-        self._pulse: bridge.Pulse | None = None
+        self._heartbeat: bridge.Heartbeat | None = None
         self._saving = False  # something must be saved before this process leaves
         self._asked_to_leave = False  # by SIGTERM
         self._saved = False  # all ranks have saved since then
@@ -88,27 +88,27 @@ class Membership:
     def closed(self) -> None:
         """shutdown has ended; the heartbeat stops."""
         self._config = None
-        if self._pulse is not None:
-            self._pulse.stop()
-            self._pulse = None
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat = None
 
     def begin(self, config: Config) -> None:
         """This process tries to join a generation: its heartbeat starts."""
         self.notifications.clear()
-        if config.pulse_fd is not None and self._pulse is None:
+        if config.pulse_fd is not None and self._heartbeat is None:
             beat = int(Times(config.suspect_seconds).heartbeat * 1000)
-            self._pulse = start_pulse(config.pulse_fd, config.agent_pulse_fd, beat, config.library)
+            self._heartbeat = start_heartbeat(config.pulse_fd, config.agent_pulse_fd, beat, config.library)
             os.pwrite(config.pulse_fd, bytes([self._saving]), SAVING_OFFSET)
 
     def guard(self, engine: Engine, config: Config) -> None:
         """From now on the heartbeat's thread revokes the generation when the agent is silent."""
-        if self._pulse is not None:
-            self._pulse.guard(engine, int(Times(config.suspect_seconds).revoke * 1000))
+        if self._heartbeat is not None:
+            self._heartbeat.guard(engine, int(Times(config.suspect_seconds).revoke * 1000))
 
     def unguard(self) -> None:
         """The engine is about to be closed."""
-        if self._pulse is not None:
-            self._pulse.guard(None)
+        if self._heartbeat is not None:
+            self._heartbeat.guard(None)
 
     def joined(self) -> None:
         """The generation has started for this rank."""

@@ -19,7 +19,7 @@ import pytest
 from farandole.base.config import Config
 from farandole.base.errors import ShutDown
 from farandole.engine.interface import Kind, ReduceOp, Request
-from farandole.engine.library import LIBRARY, start_pulse
+from farandole.engine.library import LIBRARY, start_heartbeat
 from farandole.engine.native import NativeEngine
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the native library is not built")
@@ -86,23 +86,23 @@ def test_a_signal_handler_may_close_the_engine_in_the_middle_of_a_call(call: str
 
 @pytest.mark.parametrize("way", ["nobody", "another", "stop"])
 def test_a_guarded_engine_is_freed_when_nobody_guards_it(way: str) -> None:
-    mine = os.memfd_create("pulse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    mine = os.memfd_create("heartbeat", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(mine, 4096)
     fcntl.fcntl(mine, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     engine, other = NativeEngine(Config(), 0, [0]), NativeEngine(Config(), 0, [0])
     try:
-        pulse = start_pulse(mine, None, 1000)
-        pulse.guard(engine, 1000)
+        heartbeat = start_heartbeat(mine, None, 1000)
+        heartbeat.guard(engine, 1000)
         alive = weakref.ref(engine)
         engine.close()
-        assert not engine.freed  # the pulse may be about to revoke it
+        assert not engine.freed  # the heartbeat may be about to revoke it
         del engine
         gc.collect()
         kept = alive()
         assert kept is not None
-        pulse.stop() if way == "stop" else pulse.guard(other if way == "another" else None)
+        heartbeat.stop() if way == "stop" else heartbeat.guard(other if way == "another" else None)
         assert kept.freed
-        pulse.stop()
+        heartbeat.stop()
         other.close()
         assert other.freed
     finally:

@@ -88,7 +88,7 @@ class Operations:
             self._coalescing.append(work)
         return work
 
-    def _settle(self, memory: Any) -> None:
+    def _use_huge_pages(self, memory: Any) -> None:
         """A tensor that comes for the third time, such as a bucket of DDP, will come again: huge pages are worth it
         then.
         """
@@ -96,7 +96,7 @@ class Operations:
             return
         self._seen[memory.address, memory.shape[0]] += 1
         if self._seen[memory.address, memory.shape[0]] == 3:
-            self.world.engine.settle(memory)
+            self.world.engine.use_huge_pages(memory)
         elif len(self._seen) > 256:
             self._seen.clear()
 
@@ -124,7 +124,7 @@ class Operations:
         shared = large and sharing.share(self.world, tensor, move=self._backward.was_bucket(tensor))
         plan = collectives.allreduce(tensor, reduction_of(_op(opts)), self.members)
         if large and not shared:
-            self._settle(plan.requests[0].output)
+            self._use_huge_pages(plan.requests[0].output)
         work = self._begin("allreduce", plan, opts)
         self._backward.watch(work, tensor)
         return work

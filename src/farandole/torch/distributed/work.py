@@ -62,7 +62,7 @@ class Operation:
             self._lock.release()
         return self.done
 
-    def wait(self, seconds: float | None, aside: bool = False) -> None:
+    def wait(self, seconds: float | None, passive: bool = False) -> None:
         """Waits until it has ended. FarandoleTimeout leaves it pending. An error is stored in `failure`."""
         if self.done:
             return
@@ -70,15 +70,15 @@ class Operation:
             raise errors.FarandoleTimeout(f"{self.what} was not done after {seconds:g} s", seconds=seconds)
         try:
             if not self.done:
-                self._complete(seconds, aside)
+                self._complete(seconds, passive)
         finally:
             self._lock.release()
 
-    def _complete(self, seconds: float | None, aside: bool = False) -> None:
+    def _complete(self, seconds: float | None, passive: bool = False) -> None:
         engine = self._world.engine
         while len(self.outcomes) < len(self._handles):
             try:
-                outcome = engine.wait(self._handles[len(self.outcomes)], seconds, aside)
+                outcome = engine.wait(self._handles[len(self.outcomes)], seconds, passive)
             except errors.FarandoleTimeout as error:
                 if error.seconds is not None:
                     raise
@@ -166,13 +166,13 @@ class Work(dist.Work):  # type: ignore[misc]
         self.for_cpp = False  # C++ code reads the future
         self.awaited = False  # `deliver` is called before anyone waits for the future
 
-    def wait(self, timeout: timedelta | None = None, aside: bool = False) -> bool:
+    def wait(self, timeout: timedelta | None = None, passive: bool = False) -> bool:
         """Waits until it is done. DistBackendError if it failed or took too long."""
         operation = self._operation
         chosen = timeout if timeout is not None and timeout > timedelta(0) else self._timeout
         if not operation.done:
             try:
-                operation.wait(None if chosen is None else chosen.total_seconds(), aside)
+                operation.wait(None if chosen is None else chosen.total_seconds(), passive)
             except errors.FarandoleTimeout as error:
                 raise failures.late(self._group, operation.what, error) from None
         if operation.failure is not None:
@@ -218,7 +218,7 @@ class Work(dist.Work):  # type: ignore[misc]
 
             def complete() -> None:
                 try:
-                    Work(operation, group, timeout).wait(aside=True)
+                    Work(operation, group, timeout).wait(passive=True)
                 except BaseException as error:
                     future.set_exception(error)
                 else:

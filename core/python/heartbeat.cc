@@ -8,15 +8,15 @@ namespace farandole::python {
 
 namespace {
 
-struct Pulse {
+struct Heartbeat {
   PyObject_HEAD PyObject* library;
   const farandole_functions* core;
-  farandole_pulse* pulse;  // null when it has ended
-  PyObject* guarded;       // an engine that must not be destroyed meanwhile; null: none
+  farandole_heartbeat* heartbeat;  // null when it has ended
+  PyObject* guarded;               // an engine that must not be destroyed meanwhile; null: none
   pid_t process;
 };
 
-PyObject* pulse_new(PyTypeObject* type, PyObject* arguments, PyObject* named) {
+PyObject* heartbeat_new(PyTypeObject* type, PyObject* arguments, PyObject* named) {
   static const char* const keywords[] = {"library", "mine", "theirs", "beat_ms", nullptr};
   PyObject* library = nullptr;
   int mine = -1, theirs = -1;
@@ -25,7 +25,7 @@ PyObject* pulse_new(PyTypeObject* type, PyObject* arguments, PyObject* named) {
                                    &mine, &theirs, &beat_ms))
     return nullptr;
   auto make = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
-  auto* self = reinterpret_cast<Pulse*>(make(type, 0));
+  auto* self = reinterpret_cast<Heartbeat*>(make(type, 0));
   if (self == nullptr) return nullptr;
   Ref owner(reinterpret_cast<PyObject*>(self));
   self->library = Ref::borrowed(library).give();
@@ -33,32 +33,32 @@ PyObject* pulse_new(PyTypeObject* type, PyObject* arguments, PyObject* named) {
   self->process = getpid();
   char error[kErrorBytes] = "";
   // The core takes ownership, so it gets copies.
-  const int code =
-      self->core->pulse_start(dup(mine), theirs < 0 ? -1 : dup(theirs), beat_ms, &self->pulse, error, sizeof error);
+  const int code = self->core->heartbeat_start(dup(mine), theirs < 0 ? -1 : dup(theirs), beat_ms, &self->heartbeat,
+                                               error, sizeof error);
   return code == kOk ? owner.give() : fail(nullptr, code, error);
 }
 
 // The engine that was guarded may be destroyed.
-void let_go(Pulse* self) {
+void let_go(Heartbeat* self) {
   Ref engine(std::exchange(self->guarded, nullptr));
   if (!engine) return;
   --engine_of(engine.get())->guards;
   destroy_if_unused(engine_of(engine.get()));
 }
 
-bool ours(const Pulse* self) { return self->pulse != nullptr && self->process == getpid(); }
+bool ours(const Heartbeat* self) { return self->heartbeat != nullptr && self->process == getpid(); }
 
-void end(Pulse* self) {
-  farandole_pulse* pulse = std::exchange(self->pulse, nullptr);
-  if (pulse == nullptr || self->process != getpid()) return;
+void end(Heartbeat* self) {
+  farandole_heartbeat* heartbeat = std::exchange(self->heartbeat, nullptr);
+  if (heartbeat == nullptr || self->process != getpid()) return;
   Py_BEGIN_ALLOW_THREADS;
-  self->core->pulse_stop(pulse);
+  self->core->heartbeat_stop(heartbeat);
   Py_END_ALLOW_THREADS;
   let_go(self);
 }
 
-void pulse_dealloc(PyObject* object) {
-  auto* self = reinterpret_cast<Pulse*>(object);
+void heartbeat_dealloc(PyObject* object) {
+  auto* self = reinterpret_cast<Heartbeat*>(object);
   PyTypeObject* type = Py_TYPE(object);
   end(self);
   let_go(self);
@@ -68,7 +68,7 @@ void pulse_dealloc(PyObject* object) {
 }
 
 PyObject* guard(PyObject* object, PyObject* arguments) {
-  auto* self = reinterpret_cast<Pulse*>(object);
+  auto* self = reinterpret_cast<Heartbeat*>(object);
   PyObject* engine = nullptr;
   long long lease_ms = 0;
   if (!PyArg_ParseTuple(arguments, "O|L", &engine, &lease_ms)) return nullptr;
@@ -77,7 +77,7 @@ PyObject* guard(PyObject* object, PyObject* arguments) {
   Engine* next = native && engine_of(engine)->engine != nullptr ? engine_of(engine) : nullptr;
   // With the GIL, so that the guarded engine and the held one are always the same; the heartbeat's lock is held
   // briefly.
-  self->core->pulse_guard(self->pulse, next == nullptr ? nullptr : next->engine, lease_ms);
+  self->core->heartbeat_guard(self->heartbeat, next == nullptr ? nullptr : next->engine, lease_ms);
   if (next != nullptr) ++next->guards;
   let_go(self);
   if (next != nullptr) self->guarded = Ref::borrowed(engine).give();
@@ -85,18 +85,19 @@ PyObject* guard(PyObject* object, PyObject* arguments) {
 }
 
 PyObject* silence(PyObject* object, void*) {
-  auto* self = reinterpret_cast<Pulse*>(object);
-  return PyFloat_FromDouble(ours(self) ? static_cast<double>(self->core->pulse_silence(self->pulse)) / 1000 : 0.0);
+  auto* self = reinterpret_cast<Heartbeat*>(object);
+  return PyFloat_FromDouble(ours(self) ? static_cast<double>(self->core->heartbeat_silence(self->heartbeat)) / 1000
+                                       : 0.0);
 }
 
 PyObject* stop(PyObject* object, PyObject*) {
-  end(reinterpret_cast<Pulse*>(object));
+  end(reinterpret_cast<Heartbeat*>(object));
   Py_RETURN_NONE;
 }
 
 }  // namespace
 
-PyTypeObject* make_pulse_type(PyObject* module) {
+PyTypeObject* make_heartbeat_type(PyObject* module) {
   static PyMethodDef methods[] = {
       {"guard", guard, METH_VARARGS,
        "guard(engine, lease_ms=0): revokes all in `engine` when the agent has been silent for so long; None before the "
@@ -111,13 +112,13 @@ PyTypeObject* make_pulse_type(PyObject* module) {
   static PyType_Slot slots[] = {
       {Py_tp_doc, const_cast<char*>("A native thread that shows signs of life in one memory file, and looks for the "
                                     "agent's in another (-1: there is none).")},
-      {Py_tp_new, reinterpret_cast<void*>(pulse_new)},
-      {Py_tp_dealloc, reinterpret_cast<void*>(pulse_dealloc)},
+      {Py_tp_new, reinterpret_cast<void*>(heartbeat_new)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(heartbeat_dealloc)},
       {Py_tp_methods, methods},
       {Py_tp_getset, members},
       {0, nullptr},
   };
-  static PyType_Spec spec = {"farandole.engine.bridge.Pulse", sizeof(Pulse), 0, Py_TPFLAGS_DEFAULT, slots};
+  static PyType_Spec spec = {"farandole.engine.bridge.Heartbeat", sizeof(Heartbeat), 0, Py_TPFLAGS_DEFAULT, slots};
   return reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
 }
 

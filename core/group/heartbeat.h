@@ -16,15 +16,15 @@ namespace farandole {
 // it. The agent writes the time (monotonic clock in ms, which all processes of a host share) of its last message from
 // the launcher. If this process itself did not run for two beats, the silence is counted from now: the agent may not
 // have run either.
-class Pulse {
+class Heartbeat {
  public:
   static constexpr std::size_t kBytes = 4096;
 
   // `theirs` may be empty: then no agent is watched.
-  Pulse(os::Descriptor mine, os::Descriptor theirs, std::int64_t beat_ms);
-  ~Pulse();
-  Pulse(const Pulse&) = delete;
-  Pulse& operator=(const Pulse&) = delete;
+  Heartbeat(os::Descriptor mine, os::Descriptor theirs, std::int64_t beat_ms);
+  ~Heartbeat();
+  Heartbeat(const Heartbeat&) = delete;
+  Heartbeat& operator=(const Heartbeat&) = delete;
 
   // `act` is called once, on the heartbeat's thread, when the agent has had no message for `lease_ms`. An empty
   // function removes the former one; when guard() returns, the former one is not running.

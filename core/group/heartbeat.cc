@@ -1,6 +1,6 @@
 // The thread of a heartbeat.
 // Touches os/ alone.
-#include "group/pulse.h"
+#include "group/heartbeat.h"
 
 #include <algorithm>
 #include <utility>
@@ -9,28 +9,28 @@
 
 namespace farandole {
 
-Pulse::Pulse(os::Descriptor mine, os::Descriptor theirs, std::int64_t beat_ms)
+Heartbeat::Heartbeat(os::Descriptor mine, os::Descriptor theirs, std::int64_t beat_ms)
     : mine_(os::SharedMemory::open_writable(std::move(mine), kBytes)), beat_ms_(beat_ms) {
   if (theirs) theirs_ = os::SharedMemory::open_read_only(std::move(theirs), kBytes);
   mine_.close_file();
   theirs_.close_file();
-  thread_ = os::start_thread("farandole-pulse", [this] { run(); });
+  thread_ = os::start_thread("farandole-heartbeat", [this] { run(); });
 }
 
-Pulse::~Pulse() {
+Heartbeat::~Heartbeat() {
   stop_.store(1, std::memory_order_release);
   os::futex_wake_all(&stop_);
   thread_.join();
   word(mine_)->store(0, std::memory_order_release);  // from now on nobody needs to watch this process
 }
 
-void Pulse::guard(std::int64_t lease_ms, std::function<void()> act) {
+void Heartbeat::guard(std::int64_t lease_ms, std::function<void()> act) {
   std::lock_guard lock(mutex_);
   lease_ms_ = lease_ms;
   act_ = std::move(act);
 }
 
-void Pulse::run() {
+void Heartbeat::run() {
   last_ms_ = awake_ms_ = os::now_ns() / 1'000'000;
   while (stop_.load(std::memory_order_acquire) == 0) {
     beat(os::now_ns() / 1'000'000);
@@ -38,7 +38,7 @@ void Pulse::run() {
   }
 }
 
-void Pulse::beat(std::int64_t now_ms) {
+void Heartbeat::beat(std::int64_t now_ms) {
   word(mine_)->fetch_add(1, std::memory_order_release);
   if (!theirs_) return;
   if (now_ms - std::exchange(last_ms_, now_ms) > 2 * beat_ms_) awake_ms_ = now_ms;
