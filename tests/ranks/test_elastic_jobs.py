@@ -372,6 +372,23 @@ def always_wrong() -> None:
     raise KeyError("mine")
 
 
+def slow_to_end() -> int:
+    import ctypes
+
+    import farandole as hvd
+
+    hvd.init()
+    libc = ctypes.CDLL(None)  # large libraries take long to end, when Python and its sockets have ended already
+    libc.__cxa_atexit(ctypes.cast(libc.sleep, ctypes.c_void_p), ctypes.c_void_p(4), None)
+    return hvd.rank()
+
+
+def test_run_waits_for_ranks_that_have_answered() -> None:
+    import farandole
+
+    assert farandole.run(slow_to_end, num_proc=2, min_num_proc=2) == [0, 1]
+
+
 def test_run_with_ranks_that_come_and_go() -> None:
     import farandole
 
