@@ -82,7 +82,8 @@ def _class_over(base: Any, methods: type) -> Any:
 
 def with_methods(optimizer: Any, methods: type, reduction: Any) -> Any:
     """An object with all attributes of the optimizer; its class has the methods of `methods` before the optimizer's."""
-    twin: Any = object.__new__(_class_over(type(optimizer), methods))
+    kind: Any = type(optimizer)
+    twin: Any = object.__new__(_class_over(kind, methods))
     object.__setattr__(twin, "__dict__", optimizer.__dict__)  # Keras tracks assignments
     twin.__dict__["_farandole_reduction"] = reduction
     return twin
