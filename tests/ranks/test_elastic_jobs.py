@@ -294,7 +294,7 @@ def test_row_23_sigterm_to_an_agent_drains_its_host_and_the_others_go_on(tmp_pat
 
 
 def test_row_23_sigterm_to_one_rank_and_to_all_of_them(tmp_path: Path) -> None:
-    """Every rank saves once, at one step; the rank that got the signal exits with 0 and is replaced. Then the whole job."""
+    """All ranks save once, at one step; the rank that got the signal exits with 0 and is replaced. Then the whole job."""
     folder = tmp_path / "saves"
     folder.mkdir()
     with ElasticJob(["-np", "3", "--min-np", "1"], tmp_path, {"JOB_SAVES": str(folder), "JOB_CHILDREN": "1"}) as job:
@@ -315,7 +315,7 @@ def test_row_23_sigterm_to_one_rank_and_to_all_of_them(tmp_path: Path) -> None:
 
 
 def test_row_12_ranks_that_hear_no_launcher_stop_at_the_end_of_their_lease(tmp_path: Path) -> None:
-    """The launcher is frozen: ranks cannot know whether others continue, so all stop; then the same ranks join again."""
+    """The launcher is frozen: ranks cannot know if others continue, so all stop; then the same ranks join again."""
     with ElasticJob(["-np", "2", "--min-np", "1"], tmp_path) as job:
         full = job.world(2)
         moment = kill(job.process.pid, signal.SIGSTOP)
@@ -370,6 +370,23 @@ def count_to(target: int) -> tuple[int, int, int]:
 
 def always_wrong() -> None:
     raise KeyError("mine")
+
+
+def slow_to_end() -> int:
+    import ctypes
+
+    import farandole as hvd
+
+    hvd.init()
+    libc = ctypes.CDLL(None)  # large libraries take long to end, when Python and its sockets have ended already
+    libc.__cxa_atexit(ctypes.cast(libc.sleep, ctypes.c_void_p), ctypes.c_void_p(4), None)
+    return hvd.rank()
+
+
+def test_run_waits_for_ranks_that_have_answered() -> None:
+    import farandole
+
+    assert farandole.run(slow_to_end, num_proc=2, min_num_proc=2) == [0, 1]
 
 
 def test_run_with_ranks_that_come_and_go() -> None:

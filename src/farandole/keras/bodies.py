@@ -182,3 +182,19 @@ class Warmup(Schedule):
             optimizer: Any = self.model.optimizer  # type: ignore[attr-defined]
             rate = float(array_of(optimizer.learning_rate))
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.", flush=True)
+
+
+class SavesOnRoot:
+    """For a callback that saves files: it saves on rank 0 only, during an epoch or at the end of one."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Like the wrapped callback's, on rank 0."""
+        base: Any = super()
+        if rank() == 0:
+            base.on_train_batch_end(batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Like the wrapped callback's, on rank 0."""
+        base: Any = super()
+        if rank() == 0:
+            base.on_epoch_end(epoch, logs)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..world.basics import rank
 from . import bodies
 from .framework import require
 
@@ -31,7 +30,7 @@ class LearningRateWarmupCallback(bodies.Warmup, _Callback):  # type: ignore[misc
     """Raises the learning rate in each batch, from the rate of one process to the rate of the job."""
 
 
-class BestModelCheckpoint(_Checkpoint):  # type: ignore[misc]
+class BestModelCheckpoint(bodies.SavesOnRoot, _Checkpoint):  # type: ignore[misc]
     """Saves the best model so far, on rank 0 only. Set `filepath` before training: the default is best.keras."""
 
     def __init__(
@@ -45,13 +44,3 @@ class BestModelCheckpoint(_Checkpoint):  # type: ignore[misc]
         super().__init__(
             filepath, monitor=monitor, verbose=verbose, save_best_only=True, mode=mode, save_freq=save_freq
         )
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Saves on rank 0 only, if it saves during an epoch."""
-        if rank() == 0:
-            super().on_train_batch_end(batch, logs)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Saves on rank 0 only, if it saves at the end of an epoch."""
-        if rank() == 0:
-            super().on_epoch_end(epoch, logs)

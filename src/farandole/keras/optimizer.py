@@ -75,9 +75,18 @@ def _wrapped_class(kind: type) -> type:
 
 
 @functools.cache
-def _class_over(base: Any) -> Any:
+def _class_over(base: Any, methods: type) -> Any:
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    return type(base.__name__, (ReducedUpdates, base), names)
+    return type(base.__name__, (methods, base), names)
+
+
+def with_methods(optimizer: Any, methods: type, reduction: Any) -> Any:
+    """An object with all attributes of the optimizer; its class has the methods of `methods` before the optimizer's."""
+    kind: Any = type(optimizer)
+    twin: Any = object.__new__(_class_over(kind, methods))
+    object.__setattr__(twin, "__dict__", optimizer.__dict__)  # Keras tracks assignments
+    twin.__dict__["_farandole_reduction"] = reduction
+    return twin
 
 
 def wrapped(optimizer: Any, reduction: Any, passes: int, average: bool) -> Any:
@@ -88,9 +97,7 @@ def wrapped(optimizer: Any, reduction: Any, passes: int, average: bool) -> Any:
     look_at_variables(optimizer)
     if passes > 1 or optimizer.gradient_accumulation_steps:
         check_sums(kind)
-    twin: Any = object.__new__(_class_over(kind))
-    object.__setattr__(twin, "__dict__", optimizer.__dict__)  # Keras tracks assignments
-    twin.__dict__["_farandole_reduction"] = reduction
+    twin = with_methods(optimizer, ReducedUpdates, reduction)
     twin.__dict__["_farandole_factor"] = 1
     if passes > 1:
         if optimizer.gradient_accumulation_steps:
@@ -118,18 +125,10 @@ def reduction_for(backend: str, **options: Any) -> Any:
 
 
 def make(
-    optimizer: Any,
-    compression: Any,
-    sparse_as_dense: bool,
-    gradient_predivide_factor: float,
-    op: Any,
-    backward_passes_per_step: int,
-    average_aggregated_gradients: bool,
-    groups: Any,
-    process_set: ProcessSet,
-    scale_local_gradients: bool,
-    local_layers: Any = None,
-) -> Any:
+    optimizer: Any, compression: Any, sparse_as_dense: bool, gradient_predivide_factor: float, op: Any,
+    backward_passes_per_step: int, average_aggregated_gradients: bool, groups: Any, process_set: ProcessSet,
+    scale_local_gradients: bool, local_layers: Any = None,
+) -> Any:  # fmt: skip
     """A DistributedOptimizer for an optimizer of Keras 3."""
     if chosen_op(op, None) == Adasum:
         raise ValueError("op=Adasum does not go with Keras optimizers")
@@ -157,63 +156,28 @@ def make(
 
 
 def DistributedOptimizer(
-    optimizer: Any,
-    name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: Any = Average,
-    num_groups: int = 0,
-    groups: Any = None,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    process_set: ProcessSet = global_process_set,
+    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = Compression.none, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
+    op: Any = Average, num_groups: int = 0, groups: Any = None, backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False, process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> Any:  # fmt: skip
     """An optimizer that applies the average of all ranks' gradients. Do not use the given `optimizer` afterwards."""
     return make(
-        optimizer,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        groups or num_groups or None,
-        process_set,
-        scale_local_gradients,
-    )
+        optimizer, compression, sparse_as_dense, gradient_predivide_factor, op, backward_passes_per_step,
+        average_aggregated_gradients, groups or num_groups or None, process_set, scale_local_gradients,
+    )  # fmt: skip
 
 
 def PartialDistributedOptimizer(
-    optimizer: Any,
-    name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: Any = Average,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    groups: Any = None,
-    process_set: ProcessSet = global_process_set,
-    local_layers: Any = None,
+    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = Compression.none, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
+    op: Any = Average, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
+    groups: Any = None, process_set: ProcessSet = global_process_set, local_layers: Any = None,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> Any:  # fmt: skip
     """A DistributedOptimizer that does not reduce the gradients of `local_layers`."""
     return make(
-        optimizer,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        groups,
-        process_set,
-        scale_local_gradients,
-        local_layers,
-    )
+        optimizer, compression, sparse_as_dense, gradient_predivide_factor, op, backward_passes_per_step,
+        average_aggregated_gradients, groups, process_set, scale_local_gradients, local_layers,
+    )  # fmt: skip

@@ -33,6 +33,7 @@ CHUNK_BYTES = 64 << 10
 # unsent bytes to the launcher above which the ranks' output and results have to wait
 MAX_UNSENT_BYTES = 1 << 20
 EXIT_SECONDS = 2.0  # for a worker without a channel for calls to end by itself
+LAST_EXIT_SECONDS = 60.0  # the same for a worker that was told to end: its exit may save files
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -46,6 +47,7 @@ class _Rank:
         self.early: list[
             agent_messages.Call
         ] = []  # what came before it had said hello; the launcher sends no more than a few
+        self.told_to_end = False
         self.complaint = ""  # why the agent killed it
         self.streams = {worker.stdout: agent_messages.STDOUT, worker.stderr: agent_messages.STDERR}
 
@@ -348,7 +350,8 @@ class Agent:
                 rank.worker.send(signal.SIGKILL, True)
 
             if number in self._ranks:  # usually it is ending; if it runs on it would never answer
-                self._loop.at(rank, time.monotonic() + EXIT_SECONDS, part)
+                seconds = LAST_EXIT_SECONDS if rank.told_to_end else EXIT_SECONDS
+                self._loop.at(rank, time.monotonic() + seconds, part)
 
         def heard(order: Any) -> None:
             if (
@@ -374,9 +377,12 @@ class Agent:
 
     def _pass_on(self, order: agent_messages.Call) -> None:
         rank = self._ranks.get(order.rank)
-        if rank is not None and rank.calls is None:
+        if rank is None:
+            return
+        rank.told_to_end = rank.told_to_end or order.kind == agent_messages.END
+        if rank.calls is None:
             rank.early.append(order)
-        elif rank is not None and rank.calls is not None:
+        else:
             rank.calls.send(order)
 
 

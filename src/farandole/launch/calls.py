@@ -14,10 +14,11 @@ import cloudpickle
 from farandole.base.ending import blames
 from farandole.base.errors import RankFailed
 from farandole.launch import blame
-from farandole.rendezvous.agent_messages import Call
+from farandole.rendezvous.agent_messages import END, Call
 
 PIECE_BYTES = 256 << 10
-FUNCTION, RESULT, ERROR, END = 0, 1, 2, 3  # END: the worker ends with code 0, or with code 1 if the piece has bytes
+FUNCTION, RESULT, ERROR = 0, 1, 2  # and END: the worker ends with code 0, or with code 1 if the piece has bytes
+assert END not in (FUNCTION, RESULT, ERROR)
 
 
 class RemoteTraceback(Exception):
@@ -51,17 +52,40 @@ def unpack(data: bytes) -> Any:
 
 
 def pack_error(error: BaseException) -> bytes:
-    """An exception with its traceback. It becomes text if it cannot be pickled or is SystemExit."""
+    """An exception with its traceback. It becomes text if nothing of it can be pickled or if it is SystemExit."""
     # The first frame is our own loop, which does not help the user.
     shown = error.with_traceback(error.__traceback__.tb_next if error.__traceback__ is not None else None)
     text = "".join(traceback.format_exception(shown))
-    try:
-        data = b"" if isinstance(error, SystemExit) else pack(error)
-        if data:
-            unpack(data)  # some exceptions can be pickled but not unpickled
-    except Exception:
-        data = b""
+    data = b"" if isinstance(error, SystemExit) else _packed(error) or _packed(_Parts.of(error))
     return pack((data, f"{type(error).__name__}: {error}", text, blames(error)))
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """An exception whose class cannot be called with `args` alone, as pickle would call it."""
+
+    kind: type[BaseException]
+    args: tuple[Any, ...]
+    attributes: dict[str, Any]
+
+    @classmethod
+    def of(cls, error: BaseException) -> _Parts:
+        return cls(type(error), error.args, vars(error))
+
+    def together(self) -> BaseException:
+        error = self.kind.__new__(self.kind, *self.args)
+        vars(error).update(self.attributes)
+        return error
+
+
+def _packed(value: BaseException | _Parts) -> bytes:
+    """The bytes from which it can be made again, or none."""
+    try:
+        data = pack(value)
+        unpack(data)  # some exceptions can be pickled but not unpickled
+    except Exception:
+        return b""
+    return data
 
 
 def unpack_error(rank: int, data: bytes) -> Failure:
@@ -69,6 +93,7 @@ def unpack_error(rank: int, data: bytes) -> Failure:
     pickled, summary, text, blamed = unpack(data)
     try:
         error = unpack(pickled) if pickled else None
+        error = error.together() if isinstance(error, _Parts) else error
     except Exception:
         error = None
     if not isinstance(error, BaseException):

@@ -11,6 +11,7 @@ from farandole.rendezvous.codec import Codec
 
 MARK = b"\n#farandole-agent "  # an agent's first bytes; the launcher skips what a login shell prints before them
 STDOUT, STDERR = 0, 1
+END = 3  # a kind of call: the worker ends; launch/calls.py has the other kinds
 ALL = -1  # every rank of the host
 
 

@@ -21,22 +21,12 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     """A tf.compat.v1 optimizer that contains another one and reduces gradients when they are computed."""
 
     def __init__(
-        self,
-        optimizer: Any,
-        name: str | None = None,
-        use_locking: bool = False,
-        device_dense: str = "",
-        device_sparse: str = "",
-        compression: Any = Compression.none,
-        sparse_as_dense: bool = False,
-        op: Any = Average,
-        gradient_predivide_factor: float = 1.0,
-        backward_passes_per_step: int = 1,
-        average_aggregated_gradients: bool = False,
-        groups: Any = None,
-        process_set: ProcessSet = global_process_set,
-        scale_local_gradients: bool = True,
-    ) -> None:
+        self, optimizer: Any, name: str | None = None, use_locking: bool = False, device_dense: str = "",
+        device_sparse: str = "", compression: Any = Compression.none, sparse_as_dense: bool = False, op: Any = Average,
+        gradient_predivide_factor: float = 1.0, backward_passes_per_step: int = 1,
+        average_aggregated_gradients: bool = False, groups: Any = None,
+        process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__(name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
         self._optimizer = optimizer
         self._reduction = Reduction(
@@ -86,16 +76,9 @@ class _DistributedAdasumOptimizer(_DistributedOptimizer):
     """The wrapped optimizer steps alone; Adasum combines the changes of the last steps."""
 
     def __init__(
-        self,
-        optimizer: Any,
-        name: str | None = None,
-        use_locking: bool = False,
-        device_dense: str = "",
-        device_sparse: str = "",
-        compression: Any = Compression.none,
-        backward_passes_per_step: int = 1,
-        **more: Any,
-    ) -> None:
+        self, optimizer: Any, name: str | None = None, use_locking: bool = False, device_dense: str = "",
+        device_sparse: str = "", compression: Any = Compression.none, backward_passes_per_step: int = 1, **more: Any,
+    ) -> None:  # fmt: skip
         super().__init__(
             optimizer, name, use_locking, compression=compression, op=Adasum,
             backward_passes_per_step=backward_passes_per_step, **more,
@@ -148,22 +131,12 @@ def _flagged(done: list[Any]) -> Any:
 
 
 def DistributedOptimizer(
-    optimizer: Any,
-    name: str | None = None,
-    use_locking: bool = False,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    backward_passes_per_step: int = 1,
-    op: Any = Average,
-    gradient_predivide_factor: float = 1.0,
-    average_aggregated_gradients: bool = False,
-    num_groups: int = 0,
-    groups: Any = None,
-    process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
-) -> Any:
+    optimizer: Any, name: str | None = None, use_locking: bool = False, device_dense: str = "",
+    device_sparse: str = "", compression: Any = Compression.none, sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1, op: Any = Average, gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False, num_groups: int = 0, groups: Any = None,
+    process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
+) -> Any:  # fmt: skip
     """An optimizer that applies the average of all ranks' gradients; for Keras and tf.compat.v1 optimizers."""
     if backward_passes_per_step <= 0:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: expected at least 1")
@@ -189,18 +162,6 @@ def DistributedOptimizer(
     from .keras.optimizer import DistributedOptimizer as of_keras  # importing Keras takes long
 
     return of_keras(
-        optimizer,
-        name,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        0,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+        optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
+        backward_passes_per_step, average_aggregated_gradients, 0, groups, process_set, scale_local_gradients,
+    )  # fmt: skip

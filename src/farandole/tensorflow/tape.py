@@ -61,20 +61,11 @@ class _DistributedGradientTape(_ReducedGradients, tf.GradientTape):  # type: ign
     """The class for `isinstance` and for subclasses. `tape` is the tape to wrap, or None for a new one."""
 
     def __init__(
-        self,
-        tape: Any,
-        device_dense: str = "",
-        device_sparse: str = "",
-        compression: Any = Compression.none,
-        sparse_as_dense: bool = False,
-        op: Any = Average,
-        gradient_predivide_factor: float = 1.0,
-        groups: Any = None,
-        persistent: bool = False,
-        watch_accessed_variables: bool = True,
-        process_set: ProcessSet = global_process_set,
-        scale_local_gradients: bool = True,
-    ) -> None:
+        self, tape: Any, device_dense: str = "", device_sparse: str = "", compression: Any = Compression.none,
+        sparse_as_dense: bool = False, op: Any = Average, gradient_predivide_factor: float = 1.0, groups: Any = None,
+        persistent: bool = False, watch_accessed_variables: bool = True,
+        process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__(persistent=persistent, watch_accessed_variables=watch_accessed_variables)
         if tape is not None:
             self.__dict__.update(tape.__dict__)
@@ -93,47 +84,24 @@ def _wrap(gradtape: Any, reduction: Reduction) -> Any:
 
 
 def DistributedGradientTape(
-    gradtape: Any,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    op: Any = Average,
-    gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0,
-    groups: Any = None,
-    process_set: ProcessSet = global_process_set,
-    scale_local_gradients: bool = True,
-) -> Any:
+    gradtape: Any, device_dense: str = "", device_sparse: str = "", compression: Any = Compression.none,
+    sparse_as_dense: bool = False, op: Any = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
+    groups: Any = None, process_set: ProcessSet = global_process_set, scale_local_gradients: bool = True,
+) -> Any:  # fmt: skip
     """A tape whose `gradient()` gives the average of all ranks' gradients."""
-    return _wrap(
-        gradtape,
-        Reduction(
-            compression,
-            sparse_as_dense,
-            op,
-            gradient_predivide_factor,
-            chosen_groups(num_groups, groups),
-            process_set,
-            scale_local_gradients,
-        ),
+    groups = chosen_groups(num_groups, groups)
+    reduction = Reduction(
+        compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set, scale_local_gradients
     )
+    return _wrap(gradtape, reduction)
 
 
 def PartialDistributedGradientTape(
-    gradtape: Any,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    op: Any = Average,
-    gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0,
-    groups: Any = None,
-    process_set: ProcessSet = global_process_set,
-    local_layers: Any = None,
+    gradtape: Any, device_dense: str = "", device_sparse: str = "", compression: Any = Compression.none,
+    sparse_as_dense: bool = False, op: Any = Average, gradient_predivide_factor: float = 1.0, num_groups: int = 0,
+    groups: Any = None, process_set: ProcessSet = global_process_set, local_layers: Any = None,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> Any:  # fmt: skip
     """A DistributedGradientTape that does not reduce the gradients of `local_layers`."""
     tape = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor,

@@ -96,12 +96,23 @@ def broadcast_optimizer_state(
         _keep_types(optimizer.state_dict()["state"], given["state"])
 
 
-def _keep_types(state: dict[Any, dict[str, Any]], given: dict[Any, dict[str, Any]]) -> None:
-    """load_state_dict gives most tensors the type of their parameter. The root's optimizer may use another type."""
-    for number, values in given.items():
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor) and value.dtype != state[number][name].dtype:
-                state[number][name] = value.to(state[number][name].device)
+def _keep_types(state: dict[Any, Any], given: dict[Any, Any]) -> None:
+    """Undoes the conversions of load_state_dict: it gives tensors, also those inside of lists and dicts, the type of
+    their parameter, and loses strings. The root's optimizer may use another type."""
+    for key, value in given.items():
+        if isinstance(value, dict):  # the state of one parameter; an optimizer may have other entries
+            state[key].update(_as_given(value, state[key]))
+
+
+def _as_given(value: Any, loaded: Any) -> Any:
+    """The value of the root, with tensors on the devices that load_state_dict has chosen."""
+    if isinstance(value, torch.Tensor):
+        return loaded if value.dtype == loaded.dtype else value.to(loaded.device)
+    if isinstance(value, dict):
+        return {key: _as_given(one, loaded[key]) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_as_given(one, other) for one, other in zip(value, loaded, strict=True))
+    return value
 
 
 def _numbered(tensors: list[torch.Tensor]) -> list[tuple[str | None, torch.Tensor]]:

@@ -67,7 +67,13 @@ class World:
     def trace(self, path: str, mark_cycles: bool) -> None:
         """Writes the timeline to `path` from now on."""
         self.stop_trace()
-        self.timeline = Timeline(self.engine, path, mark_cycles)
+        try:
+            self.timeline = Timeline(self.engine, path, mark_cycles)
+        except OSError as error:
+            if self.engine.rank == 0:
+                raise
+            # Only rank 0 opens the file in Horovod, so scripts may make its folder there alone.
+            _log.warning("rank %d writes no timeline: %s", self.engine.rank, error)
 
     def begin_timeline(self) -> None:
         """Starts the timeline that the settings ask for, on rank 0."""

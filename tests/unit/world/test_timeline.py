@@ -52,6 +52,38 @@ def test_the_file_is_json_after_every_append(tmp_path: Path) -> None:
     file.close()
 
 
+def numbers(path: Path) -> list[int]:
+    return [entry["ts"] for entry in json.loads(path.read_text())]
+
+
+@pytest.mark.parametrize("order", ["first, others", "others, first"])
+def test_several_ranks_with_one_path_leave_the_file_to_rank_0(order: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    files = {}
+    for name in order.split(", "):
+        files[name] = TraceFile(path, first=name == "first")
+    if order == "others, first":
+        files["others"].append(event(7))
+    files["first"].append(event(1))
+    files["others"].append(event(8))
+    files["first"].append(event(2))
+    assert numbers(path) == [1, 2]
+    files["first"].close()
+    files["others"].append(event(9))  # the file is complete
+    assert numbers(path) == [1, 2]
+    files["others"].close()
+
+
+def test_a_rank_alone_with_a_path_writes_over_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    for _ in range(2):
+        file = TraceFile(path, first=False)
+        file.append(event(1))
+        file.append(event(2))
+        assert numbers(path) == [1, 2]
+        file.close()
+
+
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = TraceFile(tmp_path / "t.json")
     file.append(event(0))

@@ -10,6 +10,7 @@ from typing import Any
 from ...world.groups import ProcessSet, global_process_set
 from .. import values
 from ..framework import require
+from ..models import loaded
 from ..optimizer import make
 
 
@@ -66,9 +67,8 @@ def load_model(
     """A saved model. `wrap_optimizer` gets a function that makes its optimizer and gives one that makes the distributed
     one.
     """
-    known = {kind.__name__: kind for kind in custom_optimizers or ()}
-    model = keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
-    if getattr(model, "optimizer", None) is not None:
-        loaded = model.optimizer  # including its state
-        model.optimizer = wrap_optimizer(lambda **_: loaded)()
-    return model
+
+    def distributed(optimizer: Any) -> Any:  # with its state
+        return wrap_optimizer(lambda **_: optimizer)()
+
+    return loaded(keras, filepath, custom_optimizers, custom_objects, distributed)

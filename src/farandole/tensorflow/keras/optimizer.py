@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-from ...keras.optimizer import make
+from ...keras.models import loaded
+from ...keras.optimizer import make, with_methods
 from ...operations.pending import chosen_op
 from ...operations.reductions import Adasum, Average
 from ...world.groups import ProcessSet, global_process_set
@@ -55,18 +55,9 @@ class ReducedGradients:
         return aggregation.apply_gradients(lambda: base.apply_gradients(pairs, *args, **kwargs))
 
 
-@functools.cache
-def _class_over(base: Any) -> Any:
-    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
-    return type(base.__name__, (ReducedGradients, base), names)
-
-
 def over_legacy(optimizer: Any, reduction: Reduction, passes: int, average: bool) -> Any:
     """A DistributedOptimizer for an optimizer of tf_keras, with all its attributes."""
-    kind: Any = type(optimizer)
-    twin: Any = object.__new__(_class_over(kind))
-    object.__setattr__(twin, "__dict__", optimizer.__dict__)  # Keras tracks assignments
-    twin.__dict__["_farandole_reduction"] = reduction
+    twin = with_methods(optimizer, ReducedGradients, reduction)
     twin.__dict__["_farandole_aggregation"] = LocalGradientAggregationHelper(
         passes, twin._reduced, average_aggregated_gradients=average
     )
@@ -74,21 +65,12 @@ def over_legacy(optimizer: Any, reduction: Reduction, passes: int, average: bool
 
 
 def DistributedOptimizer(
-    optimizer: Any,
-    name: str | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    gradient_predivide_factor: float = 1.0,
-    op: Any = Average,
-    backward_passes_per_step: int = 1,
-    average_aggregated_gradients: bool = False,
-    num_groups: int = 0,
-    groups: Any = None,
-    process_set: ProcessSet = global_process_set,
+    optimizer: Any, name: str | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = Compression.none, sparse_as_dense: bool = False, gradient_predivide_factor: float = 1.0,
+    op: Any = Average, backward_passes_per_step: int = 1, average_aggregated_gradients: bool = False,
+    num_groups: int = 0, groups: Any = None, process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> Any:  # fmt: skip
     """An optimizer that applies the average of all ranks' gradients. Do not use the given `optimizer` afterwards."""
     groups = chosen_groups(num_groups, groups)
     if chosen_op(op, None) == Adasum:
@@ -99,32 +81,21 @@ def DistributedOptimizer(
         )
         return over_legacy(optimizer, reduction, backward_passes_per_step, average_aggregated_gradients)
     return make(
-        optimizer,
-        compression,
-        sparse_as_dense,
-        gradient_predivide_factor,
-        op,
-        backward_passes_per_step,
-        average_aggregated_gradients,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
+        optimizer, compression, sparse_as_dense, gradient_predivide_factor, op, backward_passes_per_step,
+        average_aggregated_gradients, groups, process_set, scale_local_gradients,
+    )  # fmt: skip
 
 
 def load_model(
-    filepath: Any,
-    custom_optimizers: Any = None,
-    custom_objects: Any = None,
-    compression: Any = Compression.none,
+    filepath: Any, custom_optimizers: Any = None, custom_objects: Any = None, compression: Any = Compression.none,
     legacy_opts: bool = False,
-) -> Any:
+) -> Any:  # fmt: skip
     """A saved model whose optimizer reduces the gradients of all ranks and has the saved state.
 
     `custom_optimizers`: classes that Keras does not know. `legacy_opts` is accepted for compatibility.
     """
-    known = {kind.__name__: kind for kind in custom_optimizers or ()}
-    model = tf.keras.models.load_model(filepath, custom_objects={**known, **(custom_objects or {})})
-    if getattr(model, "optimizer", None) is not None:
-        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
-    return model
+
+    def distributed(optimizer: Any) -> Any:
+        return DistributedOptimizer(optimizer, compression=compression)
+
+    return loaded(tf.keras, filepath, custom_optimizers, custom_objects, distributed)

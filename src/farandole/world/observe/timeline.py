@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from farandole.base.errors import HorovodInternalError
@@ -19,13 +22,22 @@ _log = logging.getLogger("farandole")
 
 
 class TraceFile:
-    """A JSON array of events that grows; each write moves its closing bracket."""
+    """A JSON array of events that grows; each write moves its closing bracket.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    Scripts call start_timeline with one path on all ranks of a host. Rank 0 then writes the file, as in Horovod: it
+    holds a shared lock on it. The others (`first=False`) lock it for each write, and stop if it is no longer theirs.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], first: bool = True) -> None:
         self.path = Path(path)
-        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        self._end = 0  # the position of the closing bracket
+        self._first = first
+        self._lost = False  # another process writes the file
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._end: int | None = None  # where the closing bracket stands
         self._empty = True
+        if first:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(self._descriptor, fcntl.LOCK_SH)
         self._write(b"[")
 
     def append(self, lines: bytes) -> None:
@@ -40,19 +52,49 @@ class TraceFile:
         os.close(self._descriptor)
 
     def _write(self, text: bytes) -> None:
+        with self._locked():
+            if self._lost:
+                return
+            if self._end is None:
+                with contextlib.suppress(OSError):  # a device, such as /dev/null
+                    os.ftruncate(self._descriptor, 0)
+                self._end = 0
+            self._replace_end(text, self._end)
+            self._end += len(text)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Finds out whether another process writes the file; until the end of the block none begins to."""
+        if self._first or self._lost:
+            yield
+            return
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lost = True
+        except OSError:
+            pass  # a file system without locks
+        if self._end is not None and os.fstat(self._descriptor).st_size != self._end + len(_END):
+            self._lost = True
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _replace_end(self, text: bytes, end: int) -> None:
         # One write replaces the old bracket with the new text and bracket, so a reader never sees half of it.
         left = memoryview(text + _END)
-        place = self._end
+        place = end
         try:
             while left:
                 written = os.pwrite(self._descriptor, left, place)
                 left, place = left[written:], place + written
         except OSError:
             # The disk is full: the earlier content stays readable.
-            os.ftruncate(self._descriptor, self._end)
-            os.pwrite(self._descriptor, _END, self._end)
+            os.ftruncate(self._descriptor, end)
+            os.pwrite(self._descriptor, _END, end)
             raise
-        self._end += len(text)
 
 
 class Timeline:
@@ -60,7 +102,7 @@ class Timeline:
 
     def __init__(self, engine: Engine, path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
         self._engine = engine
-        self._file = TraceFile(path)
+        self._file = TraceFile(path, first=engine.rank == 0)
         self._stopped = threading.Event()
         try:
             engine.trace(True, mark_cycles)
