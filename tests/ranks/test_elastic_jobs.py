@@ -294,7 +294,7 @@ def test_row_23_sigterm_to_an_agent_drains_its_host_and_the_others_go_on(tmp_pat
 
 
 def test_row_23_sigterm_to_one_rank_and_to_all_of_them(tmp_path: Path) -> None:
-    """All ranks save once, at one step; the rank that got the signal exits with 0 and is replaced. Then the whole job."""
+    """All ranks save once, at one step. The rank that got the signal exits with 0 and is replaced; then the job."""
     folder = tmp_path / "saves"
     folder.mkdir()
     with ElasticJob(["-np", "3", "--min-np", "1"], tmp_path, {"JOB_SAVES": str(folder), "JOB_CHILDREN": "1"}) as job:

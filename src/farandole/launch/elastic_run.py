@@ -12,7 +12,7 @@ from farandole.launch.agent_connection import StartError
 from farandole.launch.job import Job
 from farandole.launch.output import Sink
 from farandole.launch.plan import ElasticOptions, Plan
-from farandole.rendezvous.agent_messages import Call
+from farandole.rendezvous.agent_messages import END, Call
 
 FUNCTION_CALL, LAST_CALL = 1, 2
 
@@ -61,7 +61,7 @@ class ElasticRun:
         else:
             self._failures.append(calls.unpack_error(self._job.rank_of(piece.rank), data))
         code = b"" if piece.kind == calls.RESULT else b"1"
-        self._job.send_call(piece.rank, calls.cut(piece.rank, LAST_CALL, calls.END, code))
+        self._job.send_call(piece.rank, calls.cut(piece.rank, LAST_CALL, END, code))
 
     def _raise(self, job: Job, code: int) -> None:
         root_cause = sorted(self._failures, key=lambda one: one.blames is not None)

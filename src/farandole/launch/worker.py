@@ -55,7 +55,7 @@ class Worker:
     def _heard(self, piece: agent_messages.Call) -> None:
         self._channel.send(agent_messages.CallCredit(self.rank))
         data = self._parts.add(piece)
-        if data is not None and piece.kind == calls.END:
+        if data is not None and piece.kind == agent_messages.END:
             self._dismissed = int(bool(data))
         elif data is not None:
             self._calls.append((piece.call, data))
