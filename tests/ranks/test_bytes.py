@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif("native" not in ENGINES, reason="the native libr
 
 
 def sent(hosts: list[int], kind: Kind, count: int = BYTES, **settings: Any) -> list[int]:
-    """What each rank sends for one collective of `count` bytes. It is the second of two, so that links and plans exist."""
+    """What each rank sends for one collective of `count` bytes: the second of two, so that links and plans exist."""
 
     def body(engine: Engine, rank: int) -> int:
         before = 0
