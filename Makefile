@@ -37,7 +37,7 @@ help:
 	@echo "make bench     everything beside Gloo, MPI and memcpy, with the targets; BENCH=--quick: a minute"
 	@echo "make chaos     kill ranks everywhere, N=10 times each; random faults in elastic jobs, SEED=... replays"
 	@echo "make fuzz      an hour of fuzzing, of the wire and of whole engines with a hostile rank; FUZZ=60: a minute"
-	@echo "make lint      style, types, and the rules of the house: a part of make check"
+	@echo "make lint      style, types, and the rules of the repository: a part of make check"
 	@echo "make sanitize  C++ tests under address, undefined behaviour and thread sanitizers"
 	@echo "make coverage  how much of Python and of C++ the tests run"
 	@echo "make wheel     wheels for x86_64 and aarch64, and one tried in a bare environment"

@@ -1,4 +1,4 @@
-"""`fuzz.py SECONDS`: fuzzing of everything that reads bytes from another rank, and of whole engines beside a hostile
+"""`fuzz.py SECONDS`: fuzzing of everything that reads bytes from another rank, and of whole engines with a hostile
 rank, from the saved inputs on; `build` for SECONDS builds it alone. libFuzzer where Clang has it, else a driver of our
 own with GCC (tests/fuzz/driver.h). What is found lies in build/fuzz/found and fails the run. Starts CMake and the
 fuzzers."""

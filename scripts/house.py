@@ -1,4 +1,4 @@
-"""Checks the rules of the house: which room may use which, and which may make system calls, sockets and processes.
+"""Checks the rules of the repository: which room may use which, and which may make system calls, sockets, processes.
 Reads files and imports nothing of the product. `check(root)` returns one line per broken rule."""
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def python_arrows(path: str, tree: ast.Module) -> Iterator[Finding]:
 
 
 def circles(sources: dict[str, str]) -> Iterator[Finding]:
-    """Finds files that import each other, at the start or later. Reports one circle at a time."""
+    """Finds files that import each other, at the start or later. Reports one cycle at a time."""
     names = {}
     for path in sources:
         parts = Path(path).with_suffix("").parts[1:]

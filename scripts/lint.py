@@ -1,4 +1,4 @@
-"""`make lint`: ruff, mypy, clang-format and the rules of the house.
+"""`make lint`: ruff, mypy, clang-format and the rules of the repository.
 Starts the tools and changes no file."""
 
 from __future__ import annotations

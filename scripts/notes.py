@@ -1,4 +1,4 @@
-"""The documents of a release: notes from CHANGELOG.md, bill of materials, checksums, reasons not to publish it.
+"""The documents of a release: notes from CHANGELOG.md, bill of materials, checksums; and reasons not to publish it.
 Pure: text and data in, text and data out. scripts/release.py reads, writes and starts programs."""
 
 from __future__ import annotations

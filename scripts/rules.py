@@ -1,4 +1,4 @@
-"""The rules of the house as tables: rooms and what they may use, and every exception with its reason.
+"""The rules of the repository as tables: rooms and what they may use, and every exception with its reason.
 Only data; scripts/house.py applies it."""
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ FORBIDDEN_CALLS: dict[str, str] = {
 }
 
 # Python: a room (a folder or a file of src/farandole, or one inside a room) and the rooms it may import. A line for
-# something inside a room is a room of its own: "engine" does not mean "engine/interface". Not import-linter: its layers
-# are one order, and a set for each room would be as many contracts, each with all the rooms that are not in the set.
+# something inside a room is a separate room: "engine" does not mean "engine/interface". Not import-linter: its layers
+# are one order. A set for each room would need as many contracts, each with all the rooms that are not in the set.
 _WORDS = {"base", "engine/interface"}
 _WORLD = _WORDS | {"engine", "rendezvous", "world", "world/groups"}
 _OPERATIONS = _WORLD | {"operations"}

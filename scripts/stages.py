@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Stage:
-    """`needed`: if this stage fails, the next ones do not run. `background`: it runs beside other stages, one
+    """`needed`: if this stage fails, the next ones do not run. `background`: it runs while other stages run, one
     background stage at a time. `after`: it waits for all background stages before it."""
 
     title: str

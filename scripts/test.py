@@ -19,8 +19,8 @@ FUZZ_SECONDS = 60
 WITH_RANKS = ("ranks", "bed", "clusters", "security", "chaos")
 
 
-# On x86_64 the newest torch brings 5 GB of CUDA libraries and is in build/other-torch; elsewhere that has 2.13.0, which
-# is for `make nightly`.
+# On x86_64 the newest torch brings 5 GB of CUDA libraries and is in build/other-torch. On Arm build/other-torch has
+# torch 2.13.0, for `make nightly`.
 NEWEST_IS_APART = platform.machine() == "x86_64"
 # Tests that run again with another release of torch: torch.distributed, the optimizer, Lightning and Accelerate,
 # and the names by which torch and Lightning find this package.
@@ -42,7 +42,7 @@ def again(place: str, files: dict[str, str]) -> Stage:
 
 
 def stages(packages: list[str]) -> list[Stage]:
-    """All stages. At the start the environment can only build the core; other packages are installed meanwhile."""
+    """All stages. At first the environment can only build the core; other packages are installed in the background."""
     rest = f"not ({QUICK}) and not nightly"
     environment: list[str | Path] = [PYTHON, SCRIPTS / "environment.py"]
     apart = [name for name in packages if name == "other-torch"]  # gigabytes on x86_64, and only needed at the end

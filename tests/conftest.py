@@ -152,7 +152,7 @@ def sweep() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def private_directories() -> Iterator[None]:
-    """Gives this run its own directories. Whatever is left there is ours; files of other programs are not checked."""
+    """Gives this run its own directories: all files left there are ours; files of other programs are not checked."""
     before = dict(os.environ)
     sweep()
     place = tempfile.mkdtemp(prefix=PREFIX)  # a short name: Ray has sockets far below it

@@ -24,7 +24,7 @@ ROOT = HERE.parents[1]
 PLACE = Path("/run/farandole-beds")
 HOME = "/run/home"  # of root, in every host
 PYTHON = [sys.executable, "-S", "-E"]
-# Where `ip`, `tc` and `sshd` live is not always on the path of root.
+# The folders of `ip`, `tc` and `sshd` are not always in root's PATH.
 PATH = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # What a bed needs, and Debian's packages for it.
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
@@ -68,12 +68,12 @@ class Host:
         self._sshd: subprocess.Popen[bytes] | None = None
         self.name = f"host{index + 1}"
         self.addresses = [network.address(index) for network in bed.networks]
-        self.files = bed.files / self.name  # seen as /run/host inside
+        self.files = bed.files / self.name  # inside the host it is /run/host
         self._holder, self.pid = bed.hold(self._spec())
 
     @property
     def address(self) -> str:
-        """On the first network."""
+        """The host's address on the first network."""
         return self.addresses[0]
 
     def start(
@@ -96,7 +96,7 @@ class Host:
         timeout: float = 60.0,
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command to its end. With `check` a failure is an AssertionError with what it said."""
+        """Runs a command to its end. With `check` a failure is an AssertionError with its output."""
         process = self.start(command, env, cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         with process:
             try:
@@ -109,7 +109,7 @@ class Host:
         return done
 
     def processes(self) -> dict[int, str]:
-        """The living processes of this host by their number outside; not its first one and not its sshd."""
+        """The living processes of this host, by their ids outside; without its first process and its sshd."""
         own = {self.pid, *self._sshd_pids()}
         found = {}
         inode = os.stat(f"/proc/{self.pid}/ns/pid").st_ino
@@ -120,7 +120,7 @@ class Host:
         return found
 
     def own_files(self) -> list[Path]:
-        """All that lies in this host's own /tmp, /run, /dev/shm and home, as paths for this process to open; without
+        """All files in this host's own /tmp, /run, /dev/shm and home, as paths that this process can open; without
         the machine's directories that are shown there (the checkout may lie in /tmp)."""
         top = Path(f"/proc/{self.pid}/root")
         shown = [Path(path) for path in (*self._visible(), "/run/host", HOME)]
@@ -134,7 +134,7 @@ class Host:
         return [path for path in found if path not in given]
 
     def outside(self, pid: int) -> int:
-        """The number outside of a process that calls itself `pid`."""
+        """The id outside of a process whose id inside is `pid`."""
         for number in self.processes():
             with contextlib.suppress(OSError):
                 line = Path(f"/proc/{number}/status").read_text().partition("NSpid:")[2].partition("\n")[0]
@@ -143,7 +143,7 @@ class Host:
         raise ProcessLookupError(f"{self.name} has no process {pid}")
 
     def counters(self, network: int = 0) -> Counters:
-        """What has gone over the interface so far."""
+        """The bytes that the interface has sent and received so far."""
         for line in Path(f"/proc/{self.pid}/net/dev").read_text().splitlines():
             name, _, rest = line.partition(":")
             if name.strip() == f"eth{network}":
@@ -152,8 +152,8 @@ class Host:
         raise AssertionError(f"{self.name} has no eth{network}")
 
     def shape(self, rate: str, network: int = 0, queue: str = "burst 256kb latency 20ms") -> None:
-        """Limits the link to a rate such as "1gbit", each way. What the queue before it cannot hold is lost, as on a
-        real wire."""
+        """Limits the link to a rate such as "1gbit" in each direction. Packets that do not fit into its queue are lost,
+        as on a real network."""
         for pid, interface in ((self.pid, f"eth{network}"), (self._bed.switch, self._port(network))):
             line = f"qdisc replace dev {interface} root tbf rate {rate} {queue}"
             self._bed.call(pid, "tc", line)
@@ -228,7 +228,7 @@ class Host:
         }
 
     def _visible(self) -> list[str]:
-        """By the names that are used and by those that links in them stand for."""
+        """The paths as written, and the paths that their symbolic links lead to."""
         paths = [ROOT, Path(sys.prefix), Path(sys.base_prefix), *self._bed.visible]
         return sorted({str(name) for path in paths for name in (path, path.resolve())})
 
@@ -303,7 +303,7 @@ class Bed:
             self._holder.stdout.close()
         shutil.rmtree(self.files, ignore_errors=True)
         with contextlib.suppress(OSError):
-            PLACE.rmdir()  # when no other bed is there
+            PLACE.rmdir()  # works only if there is no other bed
 
     def hold(self, spec: dict[str, Any] | None) -> tuple[subprocess.Popen[bytes], int]:
         """Starts the process that holds a host (or the switch); it, and the number of the host's first process."""
@@ -362,7 +362,7 @@ class Bed:
 
     def _write_files(self) -> None:
         """Writes names, users, and for ssh the keys, configurations and known hosts."""
-        # Names stand for the first network that connects.
+        # A name is the host's address on the first network that connects both hosts.
         network = next((one for one in self.networks if one.connects), self.networks[0])
         names = [(f"host{index + 1}", network.address(index)) for index in range(self.count)]
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in names)]
@@ -407,7 +407,7 @@ def _keygen(path: Path) -> None:
 
 
 def _device(path: Path) -> int | None:
-    """The file system that a path lies on; None when it is gone."""
+    """The file system of a path; None if the path does not exist any more."""
     with contextlib.suppress(OSError):
         return path.lstat().st_dev
     return None
@@ -418,7 +418,7 @@ def _lives(pid: str) -> bool:
 
 
 def sweep() -> list[str]:
-    """Removes what beds of dead test processes left; their names. Only files can be left: the kernel does the rest."""
+    """Removes the files of beds whose test process died. Returns their names. The kernel removes everything else."""
     found = []
     for place in PLACE.glob("*-*-*"):
         if not lives(place.name.rpartition("-")[0]):

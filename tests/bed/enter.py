@@ -1,5 +1,5 @@
 # Runs one command inside a host of the bed: python enter.py PID DIRECTORY COMMAND...
-# Touches namespaces; stands between the test and the command: passes signals in, and the exit code or signal out.
+# Touches namespaces; connects the test and the command: passes signals in, and the exit code or signal out.
 """The command is a process of the host's PID namespace; it dies with this one."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def become(command: list[str], directory: str, mask: set[signal.Signals]) -> Non
     """The child: the command itself."""
     system.die_with_parent()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores them; the command shall not
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them; the command must not
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         os.chdir(directory)
@@ -48,7 +48,7 @@ def main() -> None:
         become(command, directory, mask)  # type: ignore[arg-type]
     null = os.open("/dev/null", os.O_RDWR)
     for fd in range(3):
-        os.dup2(null, fd)  # the ends of the command's pipes are the command's alone
+        os.dup2(null, fd)  # only the command must hold the ends of its pipes
     os.closerange(3, 4096)
     while (number := signal.sigwait(PASSED | {signal.SIGCHLD})) != signal.SIGCHLD or not (
         ended := os.waitpid(child, os.WNOHANG)

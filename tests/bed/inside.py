@@ -1,4 +1,4 @@
-# The first process of a host of the bed: makes the host's namespaces and holds them as long as the test lives.
+# The first process of a host of the bed: makes the host's namespaces and holds them until the test ends.
 # Touches namespaces and mounts of its own; runs alone: python inside.py JSON
 """Reads commands from its standard input: `k` kills everything in the host; the end of the input ends the host.
 
@@ -22,7 +22,7 @@ HIDDEN = {"/run": "mode=755", "/tmp": "mode=1777", "/dev/shm": "mode=1777"}
 
 
 def mounts(spec: dict[str, Any]) -> None:
-    """The host's own view of the file system; what `visible` names stays where it is."""
+    """The host's own view of the file system; the paths in `visible` stay unchanged."""
     system.mount("none", "/", flags=system.MS_REC | system.MS_PRIVATE)
     system.mount("proc", "/proc", "proc")
     kept = [(path, os.open(path, os.O_PATH)) for path in spec["visible"] if is_hidden(path)]
@@ -81,7 +81,7 @@ def main() -> int:
     system.die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the test, which then removes the bed
     spec = json.loads(sys.argv[1])
-    if spec is None:  # the switch: a network and nothing else
+    if spec is None:  # the switch: only a network
         system.unshare(system.NEWNET)
         print(f"{os.getpid()}\nready", flush=True)
         serve()
@@ -104,5 +104,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except OSError as error:  # no rights for namespaces: whoever started us reads it
+    except OSError as error:  # no rights for namespaces: the parent process reads the error
         print(error, flush=True)

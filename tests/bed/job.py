@@ -1,6 +1,6 @@
-# A job over the hosts of a bed without a launcher: one hub, and ranks started by hand, each in its host.
+# A job on the hosts of a bed without a launcher: one hub, and ranks started by the test, each in its host.
 # Touches the bed, the hub's room, and memory files.
-"""`with job.start(places, body) as ranks: ranks.results()`: what tests of the wire need, and nothing of ssh."""
+"""`with job.start(places, body) as ranks: ranks.results()`: for tests of the network that need no ssh."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Ranks:
 
 @contextlib.contextmanager
 def start(places: Sequence[Host], body: str, env: Mapping[str, str] | None = None, network: int = 0) -> Iterator[Ranks]:
-    """Ranks that run `body` after the prelude of tests/ranks/jobs.py; they meet on this network of the bed."""
+    """Ranks that run `body` after the prelude of tests/ranks/jobs.py; they connect over this network of the bed."""
     ranks = Ranks(places, body, env or {}, network)
     try:
         yield ranks

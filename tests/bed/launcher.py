@@ -1,4 +1,4 @@
-# The words that start a job over the hosts of a bed with the real launcher, to be run inside its first host.
+# The command that starts a job on the hosts of a bed with the real launcher; it runs inside the first host.
 # Touches nothing.
 """`hosts[0].run(launch(["host1", "host2"], code), ENVIRONMENT)`: `code` is Python that each rank runs."""
 

@@ -1,5 +1,5 @@
-# The bed itself: hosts are apart, reach each other as told, and leave nothing, whatever happens to the test.
-# Touches the bed alone.
+# The bed itself: hosts are separate, reach each other as configured, and leave nothing, even if the test is killed.
+# Touches only the bed.
 from __future__ import annotations
 
 import os
@@ -24,7 +24,7 @@ def test_hosts_have_names_files_and_processes_of_their_own_and_reach_each_other_
     with bed.hosts(3, ssh=True) as (one, two, three):
         names = [one.run(["ssh", other.name, "hostname"]).stdout.strip() for other in (one, two, three)]
         assert names == ["host1", "host2", "host3"]
-        name = secrets.token_hex(8)  # nobody else on this machine has it
+        name = secrets.token_hex(8)  # no other process on this machine has this name
         for place in (f"/tmp/{name}", f"/dev/shm/{name}", f"{bed.HOME}/{name}"):
             one.run(["touch", place])
             assert not os.path.exists(place), "nor does the machine see it"

@@ -1,6 +1,6 @@
 # Row 1 of the table of faults: SIGKILL at named points of every collective, on one host and between hosts.
 # Touches the real launcher through tests/ranks/elastic.py, the library with failpoints, and tests/bed.
-"""A job replaces its lost rank after each cell, and goes on with the next. The test checks that the process died."""
+"""A job replaces its lost rank after each cell, and continues with the next. The test checks that the process died."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINKS = {"shm": f"localhost:{RANKS}", "tcp": f"localhost:1,127.0.0.1:1,{socket.g
 CHAOS = Path(__file__).parents[2] / "src" / "farandole" / "engine" / "_native" / "libfarandole_chaos.so"
 ENVIRONMENT = {"FARANDOLE_LIBRARY": str(CHAOS), "JOB_SECONDS": "7200"}
 
-Cell: TypeAlias = tuple[str, str, int, bool]  # kind, phase, rank, whether the operation is one of a plan
+Cell: TypeAlias = tuple[str, str, int, bool]  # kind, phase, rank, whether the operation is planned
 
 # A cell: all ranks run one operation, and one rank is killed at a point of it.
 OPERATE = """
@@ -145,7 +145,7 @@ def kills(
             assert time.monotonic() < deadline, f"{record.what}: neither died nor passed\n{job.tail()}"
         if moment is None:
             continue  # this rank does not reach this point
-        [armed] = job.wait(  # the launcher may print it a moment after the death was seen
+        [armed] = job.wait(  # the launcher may print it a moment after the death was detected
             lambda: [e["t"] for e in job.of(victim, "armed", by="worker") if e["number"] == number]  # noqa: B023
         )
         follow(job, record, full, moment, {rank}, RANKS, armed)

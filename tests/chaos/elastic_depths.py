@@ -1,6 +1,6 @@
-# Row 2 (deaths inside the recovery from a death) and row 23 (a thousand saves before ranks leave), in jobs that regrow.
+# Row 2 (deaths during the recovery from a death) and row 23 (a thousand saves before ranks leave), in jobs that grow.
 # Touches the real launcher through tests/ranks/elastic.py.
-"""`nested` and `saves` are parts of elastic_faults.py. A victim in a chain kills itself when its turn has come."""
+"""`nested` and `saves` are parts of elastic_faults.py. Each victim in a chain kills itself at its point."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from elastic_records import Record
 from elastic import PROGRAM, ElasticJob, alive, discover, kill, looks, parent_of  # isort: skip
 
 WORLD = 7
-DEPTH = 5  # deaths during recovery, after the one that it recovers from
+DEPTH = 5  # deaths during recovery, after the first death
 SAVERS = 8
-SLOTS = ("--blacklist", "slot", "--host-discovery-script")  # the hosts stay, whatever their ranks suffer
+SLOTS = ("--blacklist", "slot", "--host-discovery-script")  # the hosts stay, even if their ranks fail
 
-# Who is in the chain dies as soon as the one before it has: when it hears of that death ("told"), inside of `reset`
-# (by a clock that is set then), or in the new world before its first collective ("joined"). So no world between the
-# first and the last death is ever complete.
+# Each rank in the chain dies soon after the one before it: when it detects that death ("told"), inside `reset` (after
+# a delay that starts then), or in the new world before its first collective ("joined"). So no world between the first
+# and the last death is ever complete.
 FATE = """
 def fate(point):
     text = open(os.environ["JOB_ORDERS"]).read()
@@ -54,7 +54,7 @@ CHAINS = CHAINS.replace(
 
 
 def nested(count: int, seed: int, folder: Path, least: int = 3) -> list[Record]:
-    """Row 2: chains of deaths, each inside the recovery from the one before; `least` to DEPTH of them in recovery."""
+    """Row 2: chains of deaths, each during the recovery from the one before; `least` to DEPTH of them in recovery."""
     draw = random.Random(seed)
     place = folder / "nested"
     place.mkdir()
@@ -105,7 +105,7 @@ def _chain(
 
 
 def saves(count: int, seed: int, folder: Path) -> list[Record]:
-    """Row 23: SIGTERM to a rank, and now and then to an agent, until so many saves are there: each rank once, at one
+    """Row 23: SIGTERM to a rank, and sometimes to an agent, until there are enough saves: each rank once, at one
     step; then the world is full again."""
     draw = random.Random(seed)
     place = folder / "saves"
@@ -128,12 +128,12 @@ def saves(count: int, seed: int, folder: Path) -> list[Record]:
             generation = full[0]["generation"]
             rank = draw.randrange(SAVERS)
             agent = draw.random() < 0.1
-            time.sleep(draw.uniform(0.0, 0.05))  # sleep: the fault comes anywhere in a step
+            time.sleep(draw.uniform(0.0, 0.05))  # sleep: the fault happens at any point of a step
             record = Record(f"SIGTERM to {'the agent of' * agent} rank {rank}".replace("  ", " "))
             moment = kill(parent_of(full[rank]["pid"]) if agent else full[rank]["pid"], signal.SIGTERM)
             if agent:
                 small = job.world(SAVERS // 2, generation)
-                offer(small[0]["host"])  # it is gone for the scheduler as well, and comes back as a new one
+                offer(small[0]["host"])  # the scheduler removes this host too, and offers it again as a new one
                 job.wait(lambda: not alive(full[rank]["pid"]), 20.0)  # noqa: B023
                 seen = looks(place)
                 job.wait(lambda: looks(place) >= seen + 2)  # noqa: B023 (one may have begun before the change)
@@ -148,7 +148,7 @@ def saves(count: int, seed: int, folder: Path) -> list[Record]:
             record.recover = max(event["t"] for event in leave.values()) - moment
             full = job.world(SAVERS, leave[0]["generation"], 60)
             records.append(record)
-        assert not job.said("has ended"), job.tail()  # nobody was killed
+        assert not job.said("has ended"), job.tail()  # no rank was killed
         job.finish()
     records[-1].note = f"{len(known)} saves"
     return records

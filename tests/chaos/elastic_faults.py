@@ -1,5 +1,5 @@
 # The driver of faults in elastic jobs: kills at named points, random faults, partitions; a table and raw JSON.
-# Touches the real launcher through tests/ranks/elastic.py, and tests/bed for what needs several hosts.
+# Touches the real launcher through tests/ranks/elastic.py, and tests/bed for faults that need several hosts.
 """`python tests/chaos/elastic_faults.py --cells 300 --hosts 60 --partitions 30 --seed 7 --json out.json`.
 
 Each part has its count, and 0 leaves it out: kills on one host (`cells`) and between hosts (`hosts`), random faults,
@@ -47,7 +47,7 @@ SOAK = PROGRAM.replace("def pause():", FEATURES, 1).replace(
 
 
 def faults(count: int, seed: int, folder: Path) -> list[Record]:
-    """Random faults of all kinds, one after the other, in one job that goes on."""
+    """Random faults of all kinds, one after the other, in one job that continues."""
     draw = random.Random(seed)
     place = folder / "faults"
     (place / "ledger").mkdir(parents=True)
@@ -117,7 +117,7 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
                     moment = [kill(pid) for pid in doomed][-1]
                 lost = {rank for rank in ranks if full[rank]["pid"] in doomed}
                 follow(job, record, full, moment, lost, sum(sizes.values()))
-                if kind == "kill agent":  # the host is tried again later each time: it is not a worker's replacement
+                if kind == "kill agent":  # the host is tried again after a growing delay; no worker is replaced
                     record.note = f"the host was back after {record.replace:.2f} s"
                     record.replace = record.imports = math.nan
             records.append(record)
@@ -129,7 +129,7 @@ def faults(count: int, seed: int, folder: Path) -> list[Record]:
 
 
 def partitions(count: int, seed: int, folder: Path) -> list[Record]:
-    """Rows 12 and 13: hosts apart for 8 s, both ways and one way; never two sides that commit."""
+    """Rows 12 and 13: the network is cut for 8 s, in both directions or in one; the two sides never both commit."""
     import bed
 
     draw = random.Random(seed)
@@ -165,7 +165,7 @@ def partitions(count: int, seed: int, folder: Path) -> list[Record]:
                 full = job.world(4, small[0]["generation"], 40)
                 record.replace = max(event["t"] for event in full.values()) - moment
                 records.append(record)
-                time.sleep(draw.uniform(0.0, 6.0))  # sleep: nobody parts while nothing happens
+                time.sleep(draw.uniform(0.0, 6.0))  # sleep: the ranks must stay together if there is no fault
                 assert job.generation == full[0]["generation"], "they parted by themselves\n" + job.tail()
             job.finish()
     twice, steps = split_brains(place / "ledger")
@@ -174,7 +174,7 @@ def partitions(count: int, seed: int, folder: Path) -> list[Record]:
 
 
 def belongings(pid: int) -> dict[str, int]:
-    """What a process holds: descriptors, threads, and kilobytes."""
+    """The resources of a process: descriptors, threads, and kilobytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     memory = int(status.partition("VmRSS:")[2].split()[0])
     return {
@@ -185,13 +185,13 @@ def belongings(pid: int) -> dict[str, int]:
 
 
 def pauses(folder: Path) -> float:
-    """Seconds in which nobody took a step because the ranks changed; other programs make them longer, not shorter."""
+    """Seconds without a step because the set of ranks changed; other programs make them longer, not shorter."""
     taken = sorted((float(line.split()[3]), int(line.split()[0])) for path in folder.iterdir() for line in path.open())
     return sum(later - before for (before, old), (later, new) in itertools.pairwise(taken) if new > old)
 
 
 def soak(count: int, seed: int, folder: Path) -> list[Record]:
-    """Faults 15 s apart in a job that uses everything: no hang, no leak, at least 90 % of the undisturbed speed."""
+    """Faults 15 s apart in a job that uses everything: no hang, no leak, at least 90 % of the speed without faults."""
     draw = random.Random(seed)
     place = folder / "soak"
     (place / "ledger").mkdir(parents=True)
@@ -224,7 +224,7 @@ def soak(count: int, seed: int, folder: Path) -> list[Record]:
             follow(job, records[-1], full, kill(full[rank]["pid"]), {rank}, 3)
 
         for number in range(count):
-            if number % 4 == 0:  # again and again: other programs may come and go
+            if number % 4 == 0:  # several times, because the load of other programs changes
                 note(False, 10.0)
             note(True, 15.0, fault)
             full = job.world(3)

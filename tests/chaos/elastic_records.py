@@ -18,7 +18,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("ranks", "")]
 from elastic import ElasticJob  # noqa: E402
 
 LIMITS = {"detect": 0.1, "recover": 1.0, "replace beside imports": 3.0, "evict": 5.5}
-# Of the parts that have their own: between hosts detection takes longer; hosts that are apart are silent first.
+# Parts with their own limits: detection takes longer between hosts, and longest if their network is cut.
 LIMITS_OF = {
     "hosts": {**LIMITS, "detect": 0.25},
     "partitions": {"recover": 6.0, "replace": 3.0},
@@ -34,10 +34,10 @@ class Record:
     what: str
     fired: bool = True
     detect: list[float] = field(default_factory=list)
-    latest: list[float] = field(default_factory=list)  # as `detect`, from a moment that was surely before the death
+    latest: list[float] = field(default_factory=list)  # like `detect`, from a moment that was surely before the death
     recover: float = math.nan
     replace: float = math.nan
-    imports: float = math.nan  # the part of it that a new process took from its start to its `init`
+    imports: float = math.nan  # the part of it in which a new process starts, until its `init`
     redone: int = 0  # steps that a survivor had done and does again
     note: str = ""
 
@@ -64,7 +64,7 @@ def follow(
     size: int,
     armed: float = math.nan,
 ) -> None:
-    """Waits until the survivors go on and the world is full again, and notes how long it took; `lost` are ranks.
+    """Waits until the survivors continue and the world is full again, and records the times; `lost` are ranks.
 
     `moment`: when the death was seen from outside, a little late where cores are busy; `armed`: surely before it.
     """

@@ -1,6 +1,6 @@
 # Launcher, guard, agent and ranks are killed at random moments: two seconds later nothing of the job is left.
-# Touches processes of its own jobs.
-"""Rows 21 and 22 of the table of faults, on one host. Each job has children that a careless ending would leave.
+# Touches only processes of its own jobs.
+"""Rows 21 and 22 of the table of faults, on one host. Each job has children that an incomplete cleanup would leave.
 
 Of each 30 jobs (10 in `make test`) one trains from a DataLoader of torch with workers and is killed after its first
 steps. Importing torch takes longer than all else here, so the others have plain children instead and are killed from
@@ -31,9 +31,9 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs the l
 pytestmark = [pytest.mark.chaos, pytest.mark.ranks]
 EACH = 30 if "CHAOS_N" in os.environ else 10
 MOMENTS = EACH * int(os.environ.get("CHAOS_N", "1"))
-SPAN_S = 1.0  # from the start of the launcher to well into training; with a DataLoader: of training
+SPAN_S = 1.0  # from the start of the launcher until training runs for some time; with a DataLoader: only training
 LIMIT_S = 2.0
-# Children that stay, one that left for a session of its own, and a grandchild that did so twice.
+# Children in the same session, one that called setsid, and a grandchild that called it twice.
 CHILDREN = """
 import os, sys, time
 for kind in sys.argv[1:]:

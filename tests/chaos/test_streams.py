@@ -53,7 +53,7 @@ def test_rows_15_and_16_a_damaged_stream_ends_the_job_and_never_a_wrong_sum(acti
         with chaotic(TCP) as world:
             victim = world.engines[number % world.size]
             world.run(lambda engine, rank: barrier(engine))
-            victim.chaos_set(f"stream.{action}", "off")  # type: ignore[attr-defined]  # of an engine that lay here before
+            victim.chaos_set(f"stream.{action}", "off")  # type: ignore[attr-defined]  # of an earlier engine at the same address
             victim.chaos_set(f"stream.{action}", action, 7 * number)  # type: ignore[attr-defined]
             world.run(sum_until_it_fails)
             assert victim.chaos_fired(f"stream.{action}") == 1  # type: ignore[attr-defined]
@@ -63,7 +63,7 @@ class Flipper:
     """Forwards the bytes of all links, and flips one bit after `left` bits."""
 
     def __init__(self) -> None:
-        self.left = 1 << 62  # until the links stand
+        self.left = 1 << 62  # until the links exist
         self.fired = 0
         self._selector = selectors.DefaultSelector()
         self._ends: dict[socket.socket, socket.socket] = {}
@@ -151,7 +151,7 @@ def sums_of_any_size(engine: Engine, rank: int) -> int:
 
 @pytest.mark.timeout(60 + COLLECTIVES // 50)
 def test_row_15_one_bit_in_a_million_never_gives_a_wrong_sum() -> None:
-    """In headers and in payloads, wherever it falls: the ranks get an error or the right sum. A hundred thousand sums
+    """The bit is anywhere in headers or payloads: the ranks get an error or the right sum. A hundred thousand sums
     with `make chaos`."""
     seed = int(os.environ.get("CHAOS_SEED", "15"))
     draw, done, worlds = random.Random(seed), 0, 0
@@ -179,7 +179,7 @@ def test_row_16_streams_that_move_few_bytes_at_a_time_are_slow_and_right(hosts: 
 
 @pytest.mark.parametrize("kind", [Kind.ALLREDUCE, Kind.SEND])
 def test_operations_beside_one_that_fails_in_the_engine_end_with_it(kind: Kind) -> None:
-    """What the engine throws while it takes requests in ends them all, those it had not come to included."""
+    """If the engine throws while it accepts requests, all of them end, also those that it has not accepted yet."""
 
     def body(engine: Engine, rank: int) -> None:
         if rank != 0:

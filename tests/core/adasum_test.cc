@@ -86,7 +86,7 @@ TEST(adasum_everywhere) {
   }
 }
 
-// A tensor's bits do not depend on its company in the bucket.
+// A tensor's bits do not depend on the other tensors in its bucket.
 TEST(adasum_with_one_member) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 0}, {0, 1}, {0, 0, 1}}) {
     World all(hosts, {});

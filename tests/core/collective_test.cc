@@ -376,7 +376,7 @@ TEST(barrier_waits_for_all) {
     all.run([&](Member& member) {
       for (int round = 1; round <= 5; ++round) {
         if (member.rank == round % member.topology.size()) {
-          std::this_thread::sleep_for(std::chrono::milliseconds(2));  // sleep: who does not wait for it goes on now
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));  // sleep: who does not wait for it continues now
         }
         ++entered;
         member.finish(collective::barrier(member.context(Kind::barrier)));

@@ -1,4 +1,4 @@
-// What the coordinator keeps of requests that wait: little for each member, and of no member without bound.
+// What the coordinator stores for pending requests: little for each member, and never without limit.
 // Touches negotiate/.
 #include <malloc.h>
 
@@ -102,7 +102,7 @@ TEST(a_mismatch_names_the_member_that_differs) {
       "Mismatched ALLGATHER tensor shapes: One rank sent a tensor with dimension 1 equal to 16, but another rank "
       "sent a tensor with dimension 1 equal to 17. Tensor 'gradient.layer.1': [7, 16] on rank 10; [5, 17] on "
       "rank 11; [128, 16] on rank 12.");
-  // Who asks again is taken by his last word, also when he came first.
+  // If a member repeats a request, the last one counts, also if this member was the first.
   coordinator.submit(2, gathered, 0);
   coordinator.submit(0, odd, 0);
   coordinator.submit(0, other, 0);

@@ -204,7 +204,7 @@ TEST(a_name_is_taken_until_its_completion_was_seen) {
         CHECK_THROWS(submit(engine, request(kAllreduce, "x", b)), std::runtime_error);
       CHECK_EQUAL(finish(engine, first), 0);
     }
-    // Whoever has seen it end may use the name again, and so may who has seen a later one end.
+    // A user that has seen this request end may use the name again, also one that has seen a later request end.
     int64_t polled = submit(engine, request(kAllreduce, "x", a));
     while (farandole_poll(engine, polled) == 0) std::this_thread::yield();
     int64_t forgotten = submit(engine, request(kAllreduce, "x", b));
@@ -236,7 +236,7 @@ TEST(a_name_is_free_after_release_or_a_transfer_or_one_second) {
       char error[512];
       int64_t first = 0;
       CHECK_EQUAL(farandole_submit(engine, &x, 1, 0, queue, &first, error, sizeof error), 0);
-      // That it has ended is known here by the queue alone, which is not the user's look at it.
+      // Only the queue of events says here that it has ended; the user has not polled it.
       CHECK_EQUAL(farandole_next_completion(engine, queue, 20'000), first);
       if (rule == Rule::released) farandole_release(engine, first);
       if (rule == Rule::sent || rule == Rule::received) {
@@ -273,7 +273,7 @@ TEST(waiting_keeps_the_affinity_of_the_users_thread) {
     cpu_set_t now;
     return sched_getaffinity(thread, sizeof now, &now) == 0 && CPU_EQUAL(&now, &all);
   };
-  // Waits for what another thread completes, driving meanwhile.
+  // Drives the engine while it waits for an operation that another thread completes.
   const auto user = [&](int rank) {
     CHECK_EQUAL(sched_setaffinity(0, sizeof one, &one), 0);
     CHECK_EQUAL(sched_setaffinity(0, sizeof all, &all), 0);
@@ -426,7 +426,7 @@ TEST(completions_go_to_their_own_queue) {
         farandole_release(engine, handle);
       }
       std::sort(told.begin(), told.end());
-      CHECK(told == asked[queue]);  // each once, and nobody else's
+      CHECK(told == asked[queue]);  // each once, and none of another queue
     }
     CHECK_EQUAL(farandole_next_completion(engine, queues[0], 0), 0);
     CHECK_EQUAL(farandole_next_completion(engine, 99, 0), -1);

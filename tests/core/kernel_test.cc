@@ -1,5 +1,5 @@
 // Every vector set against the scalar kernels, bit for bit; the scalar kernels against plain arithmetic; CRC32C.
-// Touches kernel/ and base/ alone.
+// Touches only kernel/ and base/.
 #include "kernel/kernel.h"
 
 #include <bit>

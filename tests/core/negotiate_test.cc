@@ -1,4 +1,4 @@
-// Negotiation: requests and buckets on the wire, agreement and the contract's messages, bundles, join, fusion, stalls.
+// Negotiation: requests and buckets on the wire, agreement and error messages, bundles, join, fusion, stalls.
 // Touches negotiate/ and wire/.
 #include <limits>
 #include <random>
@@ -245,7 +245,7 @@ TEST(a_bundle_fails_as_a_whole) {
   CHECK_EQUAL(buckets.size(), 1u);
   CHECK(starts(buckets[0].error.message, "Mismatched data types"));
   CHECK_EQUAL(buckets[0].items.size(), 2u);
-  // A bundle on one rank only: its other tensors, which nobody else may submit, fail with it.
+  // A bundle on one rank only: its other tensors, which no other rank may submit, fail with it.
   coordinator.submit(0, bundled("x", "b", 2), 0);
   coordinator.submit(0, bundled("y", "b", 2), 0);
   for (int m = 1; m < 3; ++m) coordinator.submit(m, request("x"), 0);
@@ -253,7 +253,7 @@ TEST(a_bundle_fails_as_a_whole) {
   CHECK_EQUAL(buckets.size(), 1u);
   CHECK_EQUAL(buckets[0].items.size(), 2u);
   CHECK(starts(buckets[0].error.message, "Mismatched ALLREDUCE groups"));
-  // Equal sizes, other company.
+  // Equal sizes, other tensors in the bundle.
   for (int m = 0; m < 3; ++m) {
     coordinator.submit(m, bundled("a", "p", 2), 0);
     coordinator.submit(m, bundled("b", m == 2 ? "q" : "p", 2), 0);

@@ -1,5 +1,5 @@
 // A simulated group: plans, negotiation and joins with every delay random; all members must run the same buckets and
-// end. Touches negotiate/ alone.
+// end. Touches only negotiate/.
 #include <algorithm>
 #include <deque>
 #include <map>

@@ -1,5 +1,5 @@
 // Plans: recognising a step, following it, leaving it.
-// Touches negotiate/ alone.
+// Touches only negotiate/.
 #include "negotiate/plan.h"
 
 #include <functional>

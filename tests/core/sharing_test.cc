@@ -1,4 +1,4 @@
-// Memory that the ranks of a host share, through the C interface: the bits are those of memory that nobody shares.
+// Memory that the ranks of a host share, through the C interface: results have the same bits as with private memory.
 // Touches api/ through job.h, and the engine's memory for results.
 #include <sys/mman.h>
 #include <unistd.h>
@@ -23,7 +23,7 @@ enum { kAllreduce = 0, kAlltoall = 3, kBarrier = 5 };
 enum { kInPlaceBytes = 6 };
 constexpr std::size_t kElements = (1 << 20) + 37;
 
-// A tensor in a file of its own, which local peers may have.
+// A tensor in its own file, which local peers may map.
 class Shared {
  public:
   Shared(farandole_engine* engine, std::size_t elements, std::size_t announced = 0)
@@ -59,7 +59,7 @@ std::vector<float> contribution(int rank, std::size_t elements) {
   return values;
 }
 
-// What memory of its own gives.
+// The result with private memory.
 std::vector<float> expected(const Job& job, int rank, std::size_t elements) {
   Tensor tensor(elements, 0);
   tensor.data = contribution(rank, elements);

@@ -1,5 +1,5 @@
-// The timeline: event names and order of the contract, balance at every cut, bounded memory, whole lines.
-// Touches trace/ alone.
+// The timeline: names and order of events, balance at every cut, bounded memory, whole lines.
+// Touches only trace/.
 #include "trace/trace.h"
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// Tuning while a job runs: rank 0 switches, everybody follows at the same place, and no result notices.
+// Tuning while a job runs: rank 0 changes a value, all ranks apply it at the same point, and no result changes.
 // Touches api/ through job.h, and engine/tuning.h.
 #include "engine/tuning.h"
 
@@ -80,7 +80,7 @@ TEST(a_switch_between_any_two_steps_changes_no_sum) {
   }
 }
 
-// A thread beside the one that trains: the switch falls into the middle of steps, wherever the others happen to be.
+// A second thread makes the change: it happens in the middle of steps, at any point of the other ranks.
 TEST(a_switch_within_a_step_changes_no_sum) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0}, {0, 1}, {0, 0, 1}}) {
     Job job(hosts);

@@ -1,4 +1,4 @@
-// Buckets beside the requests they answer: every field that a coordinator could get wrong, and the sizes of answers.
+// Compares buckets with their requests: every field that a coordinator could get wrong, and the sizes of answers.
 // Touches negotiate/.
 #include "negotiate/verify.h"
 

@@ -1,5 +1,5 @@
-# A checkout after `make demo` is what a wheel gives: commands, and entry points that need no import of ours.
-# Touches the environment that runs the tests, in processes of their own, without a search path of ours.
+# A checkout after `make demo` works like a wheel: it has the commands, and entry points that need no import.
+# Touches the environment that runs the tests, in separate processes with the default search path.
 """`init_process_group("farandole")` and `Trainer(strategy="farandole")` in scripts that do not name this package."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ os.write(1, f"{who}: {trainer.global_step} steps with {how}\\n".encode())
 
 
 def launch(script: str, folder: Path) -> str:
-    """Runs it with two ranks by the installed command; what they printed."""
+    """Runs a script with two ranks by the installed command. Returns the output."""
     assert "import farandole" not in script
     (folder / "script.py").write_text(script)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

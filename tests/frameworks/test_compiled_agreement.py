@@ -1,6 +1,6 @@
-# TensorFlow and JAX where one rank has no compiler: all ranks take callbacks, until all can have compiled operations.
+# TensorFlow and JAX if one rank has no compiler: all ranks use callbacks, until all can use compiled operations.
 # Touches farandole.tensorflow, farandole.jax and the harness of tests/ranks.
-"""Both frameworks in one job, which changes what its ranks find between one init and the next."""
+"""Both frameworks in one job; between two calls of init the test changes which files the ranks find."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Lightning and JAX on GPUs, with ranks that may share one.
 # Touches the launcher and the two programs.
-"""Skipped where there is no GPU; test_torch_cuda.py has the operations, and everything else is tested without one."""
+"""Skipped without a GPU. test_torch_cuda.py tests the operations; everything else is tested without a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 def shown(program: str, scratch: Path) -> list[list[str]]:
-    """What each rank has shown."""
+    """What each rank printed."""
     command = [sys.executable, "-m", "farandole", "run", "-np", str(RANKS), sys.executable, str(HERE / program)]
     environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src"), "OMP_NUM_THREADS": "1"}
     environment["TMPDIR"] = str(scratch)  # torch leaves its cache there

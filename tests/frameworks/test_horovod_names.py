@@ -1,4 +1,4 @@
-# Every public name of Horovod's Python packages: is it here with its arguments, or in the table of those that are not?
+# Every public name of Horovod's Python packages must exist with its arguments, or be in the table of absent names.
 # Starts horovod_names_look.py once per framework; reads the table of docs/horovod-names.md.
 """horovod_names.json has the facts: values, functions with their arguments, classes with those of their methods."""
 
@@ -44,10 +44,10 @@ def rows() -> tuple[str, ...]:
 
 
 def part_of(name: str) -> str:
-    """Which part a name, or a pattern of names, belongs to."""
+    """The part to which a name, or a pattern of names, belongs."""
     module = re.sub(r"\*.*", "", name.split()[0])
     owners = [part for part in PARTS if any(f"{module}.".startswith(f"{one}.") for one in PARTS[part])]
-    return owners[-1]  # everything belongs to `horovod`; the last one says it best
+    return owners[-1]  # everything belongs to `horovod`; the last one is the most exact
 
 
 def environment_of(part: str) -> tuple[str, dict[str, str]]:
@@ -58,7 +58,7 @@ def environment_of(part: str) -> tuple[str, dict[str, str]]:
 
 @functools.cache
 def differences(parts: tuple[str, ...]) -> dict[str, str]:
-    """What is missing or other than Horovod has it."""
+    """What is missing, or different from Horovod."""
     python, variables = environment_of(parts[0])
     modules = [module for part in parts for module in PARTS[part]]
     done = subprocess.run(
@@ -74,7 +74,7 @@ def differences(parts: tuple[str, ...]) -> dict[str, str]:
 
 
 def here(part: str) -> str:
-    """Why a part cannot be looked at; nothing if it can."""
+    """Why a part cannot be checked; nothing if it can."""
     if part == "mxnet":
         return test_mxnet.missing()
     if part != "common" and importlib.util.find_spec(part) is None:

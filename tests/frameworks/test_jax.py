@@ -1,6 +1,6 @@
 # JAX on 2 and 3 ranks: the battery, training, a rank that is killed, examples; compiled calls and callbacks.
 # Touches the battery, its binding to JAX, jax_cases.py, the examples, the docs and the harness of tests/ranks.
-"""Few jobs with many cases each: starting JAX takes longer than most of them."""
+"""A few jobs with many cases each: starting JAX takes longer than most cases."""
 
 from __future__ import annotations
 

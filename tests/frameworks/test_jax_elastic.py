@@ -1,6 +1,6 @@
 # Elastic training with JAX while ranks are killed inside compiled steps: real processes, real losses.
 # Touches tests/ranks/elastic_runs.py and jax_elastic_training.py.
-"""The survivor goes on from its last commit, a new rank joins it, and the weights are those of so many steps."""
+"""The survivor continues from its last commit, a new rank joins, and the weights fit the number of steps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TRAINING = str(Path(__file__).with_name("jax_elastic_training.py"))
 START_S = 150.0
 
 
-# How it trains, the ways of the first processes and of the later ones, whom to kill. In an elastic job each rank takes
-# the way that it can have: a host without a compiler may come to one that has a compiler.
+# How it trains; compiled calls or callbacks in the first processes and in later ones; which rank to kill. In an elastic
+# job each rank uses compiled calls if it can: a host without a compiler may join a host with one.
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(
     ("mode", "first", "later", "victim"),

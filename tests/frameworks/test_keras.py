@@ -1,6 +1,6 @@
 # Keras on its backends, and tf_keras: training, callbacks, files; scripts as Horovod's users have them.
 # Touches keras_cases.py, the scripts beside it and the launcher.
-"""One job per backend; the scripts run under horovodrun, as they are."""
+"""One job per backend; the scripts run unchanged under horovodrun."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-# Lightning on our strategy: the same results as on its own DDP with Gloo, what only ours does, and ranks that die.
-# Touches farandole.launch and Lightning, in processes of their own: importing Lightning takes seconds.
+# Lightning with our strategy: the same results as its own DDP with Gloo, features that only ours has, ranks that die.
+# Touches farandole.launch and Lightning, in separate processes: importing Lightning takes seconds.
 """Many cases run in few jobs (lightning_cases.py, lightning_own_cases.py); each is a test here."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def names(file: str, mark: str) -> list[str]:
 
 
 def job(kind: str, ranks: int, scratch: Path) -> list[dict[str, Any]]:
-    """What the cases said, by rank."""
+    """The results of the cases, by rank."""
     environment = {"PYTHONPATH": PATH, "TESTS_WITHOUT": UNUSED, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environment |= {"SCRATCH": str(scratch), "TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": str(scratch)}
     with local.start([sys.executable, str(HERE / "lightning_job.py"), kind], ranks, env=environment) as started:
@@ -64,7 +64,7 @@ def test_of_its_own(own: list[dict[str, Any]], name: str) -> None:
 
 
 def test_ranks_die_and_come_back(tmp_path: Path) -> None:
-    """Rank 1 in the first epoch, rank 0 in a later one: every sample counts once in each epoch; one run is logged."""
+    """Rank 1 dies in the first epoch, rank 0 in a later one: every sample is used once per epoch; one run is logged."""
     environment = {**os.environ, "PYTHONPATH": PATH, "TESTS_WITHOUT": UNUSED}
     environment |= {"OMP_NUM_THREADS": "1", "SCRATCH": str(tmp_path)}
     command = [sys.executable, "-m", "farandole", "run", "-np", "3", "--min-np", "1", sys.executable]

@@ -1,6 +1,6 @@
-# How trainings with Lightning start: by their own script, in a notebook, under launchers, and from a stack's file.
-# Touches processes; Lightning in them alone.
-"""Nothing of ours is imported by these scripts: torch finds the entry point, as after `pip install`."""
+# How training with Lightning starts: by the script itself, in a notebook, under launchers, and from a stack's file.
+# Touches processes, and imports Lightning only in them.
+"""These scripts do not import farandole: torch finds the entry point, as after `pip install`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_script_starts_its_own_ranks(installed: dict[str, str], ranks: str) ->
 
 @pytest.mark.parametrize("launcher", ["horovodrun", "openmpi", "torchrun"])
 def test_under_a_launcher_nobody_starts_ranks(installed: dict[str, str], launcher: str) -> None:
-    """devices=2 in the script, and 2 ranks in all."""
+    """devices=2 in the script, and 2 ranks in total."""
     words = [sys.executable, "-m", "farandole", "run", "-np", "2"]
     if launcher == "openmpi":
         if shutil.which("mpirun.openmpi") is None:

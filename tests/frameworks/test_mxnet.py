@@ -1,6 +1,6 @@
-# MXNet: the battery, MXNet's own cases, a rank that is killed, the example and the page; in MXNet's own environment.
+# MXNet in its own environment: the battery, cases only for MXNet, a rank that is killed, the example and the page.
 # Touches farandole.launch and the programs beside it.
-"""MXNet needs an old NumPy, so that its ranks run in build/mxnet, which `make test` has made."""
+"""MXNet needs an old NumPy, so its ranks run in build/mxnet, which `make test` creates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PYTHON = ROOT / "build" / "mxnet" / "bin" / "python"
 ENVIRONMENT = {"PYTHONPATH": f"{jobs.SOURCE}:{HERE}", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 JOB_S = 280.0
 CASES = re.findall(r"^@case\ndef (\w+)", (HERE / "mxnet_cases.py").read_text(), flags=re.M)
-# The contract's section on MXNet.
+# Horovod's names for MXNet.
 NAMES = """allreduce allreduce_ grouped_allreduce grouped_allreduce_ allgather grouped_allgather broadcast
     broadcast_ alltoall reducescatter grouped_reducescatter DistributedOptimizer DistributedTrainer
     broadcast_parameters broadcast_object allgather_object Compression join barrier init shutdown is_initialized
@@ -37,7 +37,7 @@ NAMES = """allreduce allreduce_ grouped_allreduce grouped_allreduce_ allgather g
 
 @functools.cache
 def missing() -> str:
-    """Why MXNet cannot be had here; nothing if it can."""
+    """Why MXNet cannot be used here; nothing if it can."""
     if not PYTHON.exists():
         return "no build/mxnet: scripts/environment.py mxnet makes it, with Python 3.11 and older"
     done = subprocess.run([PYTHON, "-c", "import mxnet"], capture_output=True, text=True, timeout=120)
@@ -48,7 +48,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300), pytest.mark.skipif(bo
 
 
 def started(program: str, ranks: int, *arguments: str) -> Any:
-    # Its imports warn about what NumPy and SciPy have moved.
+    # Its imports warn about names that NumPy and SciPy have moved.
     command = [str(PYTHON), "-W", "ignore", str(HERE / program), *arguments]
     return jobs.local.start(command, ranks, None, ENVIRONMENT, stop_on_failure=False)
 

@@ -1,6 +1,6 @@
-# A framework that is newer than any tested one: who says so, and how often.
-# Touches farandole.launch and the frameworks that are installed, whose versions are changed in the ranks.
-"""Two ranks of each binding; the executors of Ray and Spark say it in the process that makes them."""
+# A framework that is newer than any tested release: which processes warn, and how often.
+# Touches farandole.launch and the installed frameworks, whose versions are changed in the ranks.
+"""Two ranks of each binding; the executors of Ray and Spark warn in the process that creates them."""
 
 from __future__ import annotations
 

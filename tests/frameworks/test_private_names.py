@@ -1,6 +1,6 @@
-# Each private name of a framework, taken away: what was announced happens, and nothing else.
-# Touches the frameworks in processes of their own.
-"""The names stand in src/farandole/bindings/private, one file per framework, each with what happens without it."""
+# Each private name of a framework is removed: only the documented consequence happens.
+# Touches the frameworks in separate processes.
+"""The names are in src/farandole/bindings/private, one file per framework, each with what happens without it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def run(framework: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
-    """The cases of a framework, in a process of their own."""
+    """The cases of a framework, in a separate process."""
     if python == sys.executable and importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")
-    # What the entry point does in torch's import would find the names before they are taken away.
+    # The entry point, which torch's import runs, would find the names before they are removed.
     environment = {
         **os.environ,
         "PYTHONPATH": str(SOURCE),
@@ -58,7 +58,7 @@ def test_without_each_name_of(framework: str) -> None:
 
 @pytest.mark.parametrize("framework", ["lightning", "pyspark", "tensorflow", "mxnet"])
 def test_without_any_name_of(framework: str) -> None:
-    """Names that do not depend on each other are taken away in one process: what is to be seen stands in the job."""
+    """Names that do not depend on each other are removed in one process; the job has the expected consequences."""
     if framework == "mxnet" and not MXNET.exists():
         pytest.skip("MXNet has an environment of its own, build/mxnet")
     done = run(framework, str(MXNET) if framework == "mxnet" else sys.executable)
@@ -79,10 +79,10 @@ def test_a_lightning_whose_connector_is_another(missing: str) -> None:
     assert vars(Connector).keys() == vars(type("Connector", (), {})).keys()
 
 
-# --- nowhere else ----------------------------------------------------------------------------------------------------
+# --- in no other file ------------------------------------------------------------------------------------------------
 
 ROOMS = ("torch", "lightning", "ray", "spark", "jax", "tensorflow", "keras", "mxnet", "tools")
-# What a room's classes take from another one's.
+# Attributes that classes of one room use from classes of another room.
 ABOVE = {"lightning": "torch", "tensorflow": "keras", "spark": "lightning"}
 # In src/farandole, with the reason.
 ALLOWED = {
@@ -93,7 +93,7 @@ ALLOWED = {
     "spark/common/params.py: _setDefault": "of Params, for the authors of stages",
     "spark/common/persistence.py: _set": "of Params, for the authors of stages",
 }
-# Functions that make distributed optimizers give them these.
+# Attributes that the functions which create distributed optimizers add to them.
 GIVEN = {"torch": {"_gradients", "_param_names"}}
 
 
@@ -102,7 +102,7 @@ def is_private(name: str) -> bool:
 
 
 def defined(tree: ast.Module) -> Iterator[str]:
-    """Names that this module gives to something. What is only declared (`_name: Any`) is somebody else's."""
+    """Names that this module defines. A name that is only declared (`_name: Any`) belongs to another module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
@@ -120,7 +120,7 @@ def defined(tree: ast.Module) -> Iterator[str]:
 
 
 def used(tree: ast.Module) -> Iterator[str]:
-    """Private names by which this module reaches for something."""
+    """Private names that this module uses."""
     for node in ast.walk(tree):
         words: list[str] = []
         if isinstance(node, ast.Attribute):

@@ -1,6 +1,6 @@
 # Executors on Ray: a real local cluster, real actors.
 # Touches ray_cluster.py, whose process runs the cases of ray_cases.py.
-"""The contract's calls, placement, failures and what is said about them."""
+"""The calls of Horovod's executors, placement, failures and their error messages."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_the_names_of_rays_own_module(cluster: Cluster) -> None:
 
 
 def test_rays_own_module_by_itself() -> None:
-    """No other import before it, neither of ours nor of Ray's."""
+    """There is no other import before it, neither of farandole nor of Ray."""
     code = """
 from ray.train.horovod import HorovodTrainer
 from ray.train import ScalingConfig

@@ -1,6 +1,6 @@
 # Elastic jobs on Ray, several nodes, Ray Client: a real cluster of several nodes on this machine.
 # Touches ray_cluster.py and tests/ranks/elastic_runs.py, whose training and ledger it uses.
-"""Actors die, nodes come and go; survivors keep their processes, and every sample is used once."""
+"""Actors die, nodes join and leave; survivors keep their processes, and every sample is used once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ cluster = cluster_fixture(*[{"num_cpus": 1}] * 3, client=True)
 
 
 class RayRun(ElasticRun):
-    """As a job of `farandole run`, with actors for processes."""
+    """Like a job of `farandole run`, but the ranks are actors."""
 
     def __init__(self, cluster: Cluster, scratch: Path, way: str, least: int, most: int, mode: str = "loader") -> None:
         self.scratch = scratch
@@ -68,7 +68,7 @@ def test_actors_die_and_nodes_come_and_go(cluster: Cluster, tmp_path: Path) -> N
         assert len(set(first["pids"]) & set(full["pids"])) == 2  # survivors keep their processes
         node = cluster.ask("add_node", num_cpus=1)
         grown = run.until(lambda now: now["size"] == 4)
-        # The first commit of four may hold no step of four yet; what is not committed is undone with the node.
+        # The first commit of four may hold no step of four yet; the lost node's other steps are undone.
         run.until(lambda now: now["commits"] > grown["commits"] + 1)
         cluster.ask("remove_node", index=node)
         shrunk = run.until(lambda now: now["size"] == 3 and now["generation"] > grown["generation"])
@@ -94,7 +94,7 @@ def test_actors_die_and_nodes_come_and_go(cluster: Cluster, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("beside", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["", "beside Ray's own"])
 def test_a_trainer_whose_survivors_go_on(cluster: Cluster, tmp_path: Path, beside: bool) -> None:
-    """With a range of workers; and beside what Ray Train does by itself: all workers anew, from the last checkpoint."""
+    """With a range of workers; and compared with Ray Train, which restarts all workers from the last checkpoint."""
     with RayRun(cluster, tmp_path, "trainer", 1, 3) as run:
         first = run.until(lambda now: now["size"] == 3 and now["step"] > 5)
         began = time.monotonic()
@@ -119,8 +119,8 @@ def test_a_trainer_whose_survivors_go_on(cluster: Cluster, tmp_path: Path, besid
 
 
 def test_lightning_in_the_older_executor(cluster: Cluster, tmp_path: Path) -> None:
-    """ElasticRayExecutor and `ElasticCallback()` as they are: rank 0 dies in the second epoch; the new one comes in
-    at a commit that falls on an epoch's last step."""
+    """ElasticRayExecutor and `ElasticCallback()` unchanged: rank 0 dies in the second epoch; the new one joins
+    at a commit in the last step of an epoch."""
     pytest.importorskip("lightning_utilities", reason="Lightning is not installed")
     job = {"SCRATCH": str(tmp_path), "RANKS": "2", "DEATHS": '{"first": [0, 21]}', "COMMITS": "{}", "EPOCHS": "4"}
     said = cluster.run(str(HERE / "ray_elastic_driver.py"), "older", "1", "2", "lightning", **job)

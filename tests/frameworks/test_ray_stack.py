@@ -1,6 +1,6 @@
-# The whole stack on Ray: the integrations as users write them, `farandole fit`, and a model from data to answers.
+# The whole stack on Ray: integrations as users write them, `farandole fit`, and a model from data to predictions.
 # Touches ray_cluster.py, whose process runs ray_patterns.py, and the examples.
-"""One cluster with 4 CPUs, and 4 GPUs that nobody looks at."""
+"""One cluster with 4 CPUs, and 4 declared GPUs that no test uses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Ranks on Spark: a real local application with Spark Connect, and a real standalone cluster of two workers.
 # Touches spark_cluster.py, whose process runs the cases of spark_cases.py, and tests/ranks/elastic_runs.py.
-"""`run`, executors and `run_elastic`; failures and what is said about them."""
+"""`run`, executors and `run_elastic`; failures and their error messages."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_cluster_of_two_workers(cluster: Application) -> None:
 
 
 class SparkRun(ElasticRun):
-    """As a job of `farandole run`, in a driver that runs already."""
+    """Like a job of `farandole run`, in a driver that already runs."""
 
     def __init__(self, cluster: Application, scratch: Path, least: int, most: int) -> None:
         self.scratch = scratch

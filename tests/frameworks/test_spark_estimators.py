@@ -1,6 +1,6 @@
 # Spark's estimators on a real cluster of two workers: each in a Pipeline, against training without Spark.
 # Touches spark_cluster.py, whose process runs the cases of spark_estimator_cases.py, and spark_connect_estimator.py.
-"""Fitting, saving, resuming, and what is said about bad input."""
+"""Fitting, saving, resuming, and the errors for bad input."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def near(found: list[float], expected: list[float]) -> bool:
 
 
 def told(epochs: int, ranks: int = 2, name: str = "told") -> list[str]:
-    """What callbacks leave that are called once by each rank in each epoch."""
+    """The notes of callbacks that each rank calls once in each epoch."""
     return [f"{name} rank {rank} epoch {epoch}" for rank in range(ranks) for epoch in range(epochs)]
 
 
@@ -80,7 +80,7 @@ def test_keras_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
     found = ask(cluster, "in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="keras")
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
     assert found["columns"] == COLUMNS and sorted(found["history"]) == ["loss", "mae", "val_loss", "val_mae"]
-    assert found["notes"] == told(2, 1, "saved") + told(2)  # checkpoint_callback is rank 0's alone
+    assert found["notes"] == told(2, 1, "saved") + told(2)  # only rank 0 calls checkpoint_callback
     assert found["history"]["val_loss"][1] < found["history"]["val_loss"][0]
 
 

@@ -1,4 +1,4 @@
-# Where tasks of Spark report, without Spark: tasks are processes that this test starts.
+# The registry for tasks of Spark, without Spark: the tasks are processes that this test starts.
 # Touches farandole.spark.registry and farandole.spark.task, over real sockets.
 """Tasks, agents and unauthenticated connections."""
 
@@ -27,7 +27,7 @@ from farandole.spark.registry import TaskRegistry
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
-# The secret comes through a pipe, as it comes in Spark with the function.
+# The secret comes through a pipe; in Spark it comes with the function.
 TASK = """
 import sys
 from farandole.spark.task import SlotTask, TaskSettings
@@ -37,7 +37,7 @@ SlotTask(TaskSettings(key, (sys.argv[1],), 10.0, {}), ["3"], 2).run()
 
 
 class Task:
-    """A process that attends."""
+    """A process that reports to the registry."""
 
     def __init__(self, registry: TaskRegistry, secret: Secret) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
@@ -80,7 +80,7 @@ def test_tasks_sit_and_carry_agents(registry: TaskRegistry, secret: Secret) -> N
         registry.take(name)  # which asks for another one
     until(lambda: registry._executors[name].ready)
     assert agent.poll() is None
-    line.close()  # an agent ends with its line
+    line.close()  # an agent ends when its connection ends
     assert agent.wait(60) == 0
     other, _ = registry.take(name)
     other.close()
@@ -96,7 +96,7 @@ def test_a_task_that_is_killed_leaves_with_its_agent(registry: TaskRegistry, sec
     task.process.kill()
     assert agent.wait(60) == 1 and registry.count() == 0 and registry.slots() == {}
     with contextlib.suppress(ConnectionResetError):
-        while _readable(line) and line.recv(4096):  # the agent has noticed as well, and hangs up
+        while _readable(line) and line.recv(4096):  # the agent detects this too, and closes the connection
             pass
     line.close()
     assert task.end()[0] == -9

@@ -1,6 +1,6 @@
 # What other people's programs expect of horovod.tensorflow on 2 and 3 ranks, by both ways through graphs.
 # Touches tensorflow_contract_cases.py and the battery's runner; names in a process of their own.
-"""Errors, sparse tensors in groups, tapes and optimizers that libraries wrap, names behind the operations."""
+"""Errors, sparse tensors in groups, tapes and optimizers that libraries wrap, private names of Horovod's modules."""
 
 from __future__ import annotations
 

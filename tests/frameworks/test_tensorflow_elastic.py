@@ -1,6 +1,6 @@
 # Elastic training with TensorFlow and Keras while a rank is killed: real processes, real losses.
 # Touches tests/ranks/elastic_runs.py and tensorflow_elastic_training.py.
-"""The survivor goes on from its last commit, a new rank joins it, and the weights are those of so many steps."""
+"""The survivor continues from its last commit, a new rank joins, and the weights fit the number of steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorflow_jobs import CACHE, ENVIRONMENT, needs_tensorflow
 
 pytestmark = [pytest.mark.ranks, pytest.mark.chaos, pytest.mark.slow, needs_tensorflow]
 TRAINING = str(Path(__file__).with_name("tensorflow_elastic_training.py"))
-START_S = 200.0  # TensorFlow is long in coming
+START_S = 200.0  # TensorFlow starts slowly
 
 
 @pytest.mark.timeout(700)

@@ -1,6 +1,6 @@
 # The battery on TensorFlow: eager, in functions and in sessions, with compiled operations and with callbacks.
 # Touches the battery, its binding to TensorFlow and farandole.tensorflow.
-"""The whole table of the contract, errors included; a job for each way through graphs."""
+"""The whole table of cases, including errors; one job with compiled operations and one with callbacks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_is_too_old_is_named(module: str, by_pip: bool, tmp_path: Path) -> 
     if by_pip:
         (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 2.15.0\n")
         program = f"import farandole.{module}"  # names what it needs before anything is used
-    else:  # beside the record of a newer one, what is imported decides
+    else:  # the metadata names a newer release, but the imported module decides
         program = f"import farandole.{module} as hvd; hvd.init()"
     said = failed_import(program, tmp_path)
     assert f"or newer; this is 2.15.0: pip install --upgrade {module}" in said, said

@@ -1,6 +1,6 @@
 # Training with TensorFlow on 2 and 3 ranks, with compiled operations and with callbacks; a rank that is killed.
 # Touches farandole.launch, tensorflow_training_cases.py and the harness of tests/ranks.
-"""Training on shards is training on the whole batch."""
+"""Training on shards of the batch gives the same as training on the whole batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-# torch, TensorFlow and JAX in one process: each waits for what it has asked for, and hears of nothing else.
+# torch, TensorFlow and JAX in one process: each waits only for its own operations, and gets only their results.
 # Touches farandole.launch and the harness of tests/ranks.
 """10,000 collectives of three frameworks, interleaved."""
 

@@ -1,6 +1,6 @@
 # The battery on CUDA tensors, with 2 and 4 ranks that may share one GPU.
 # Touches the battery and its binding to torch.
-"""Skipped where there is no GPU; everything else about torch is tested without one."""
+"""Skipped without a GPU; everything else about torch is tested without one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_battery(size: int) -> None:
         judge(found, case.name, size)
 
 
-# NCCL takes one rank for each GPU; Gloo stands in for it where ranks share one.
+# NCCL allows one rank per GPU; Gloo replaces it if ranks share a GPU.
 @pytest.mark.parametrize(
     "backend, ranks", [("farandole", 2), ("cpu:farandole,cuda:gloo", 2), ("cpu:farandole,cuda:nccl", 1)]
 )

@@ -68,7 +68,7 @@ def gloo(size: int, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module", params=WAYS)
 def ours(request: pytest.FixtureRequest, size: int, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    # The last of the shared cases has to be the last of all: after it the ranks have made different groups.
+    # The last shared case must be the last of all cases: after it the ranks have created different groups.
     both = "distributed_own_cases,distributed_cases"
     return taken(request.param, both, size, tmp_path_factory.mktemp("distributed"))
 
@@ -80,7 +80,7 @@ def test_as_on_gloo(gloo: list[dict[str, Any]], ours: list[dict[str, Any]], name
 
 
 def require(results: list[dict[str, Any]], name: str) -> None:
-    """Skips what was left out."""
+    """Skips cases that were left out."""
     if name in MISSING and name not in results[0]:
         pytest.skip(MISSING[name])
 
@@ -109,7 +109,7 @@ def test_beyond_gloo(ours: list[dict[str, Any]], name: str) -> None:
         assert result[name] is None, f"rank {rank}: {result[name]}"
 
 
-# --- without an import of ours, under launchers, and when a rank dies -------------------------------------------------
+# --- without an import of farandole, under launchers, and when a rank dies --------------------------------------------
 
 SUM = """
 import os, sys, torch, torch.distributed as dist
@@ -281,7 +281,7 @@ for step in range(1000):
 """
 
 
-# Its buckets lie in memory that the ranks share; rank 1 dies while the others reduce one of them.
+# Its buckets are in memory that the ranks share; rank 1 dies while the others reduce one of them.
 DEATH_IN_SHARED_MEMORY = """
 import os, sys, time, torch, torch.distributed as dist
 from torch import nn

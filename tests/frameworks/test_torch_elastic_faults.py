@@ -56,14 +56,14 @@ def test_row_23_ranks_that_have_to_leave_save_first(tmp_path: Path) -> None:
     # Once on each rank, and all at the same step.
     assert sorted(int(pid) for pid, _ in saved) == sorted(before["pids"]) and len({step for _, step in saved}) == 1
     assert (found.lost, found.duplicated, found.padded) == (0, 0, 0)
-    assert set(sizes) == {4, 2} and sizes.index(2) == int(saved[0][1])  # nothing was undone
+    assert set(sizes) == {4, 2} and sizes.index(2) == int(saved[0][1])  # nothing was rolled back
 
 
 @pytest.mark.ranks
 @pytest.mark.chaos
 @pytest.mark.slow
 def test_rows_1_and_4_shares_of_an_optimizer_outlive_their_ranks(tmp_path: Path) -> None:
-    """shard_optimizer_state=True: no committed step is lost with a rank or a host, and the bits are plain Adam's."""
+    """shard_optimizer_state=True: if a rank or a host is lost, no committed step is, and the bits are plain Adam's."""
     draw = random.Random(4)
     kills = 10 * TIMES if LONG else 2
     with ElasticRun(tmp_path, [str(HERE / "elastic_sharded_training.py")], 4, "localhost:2,127.0.0.1:2") as run:

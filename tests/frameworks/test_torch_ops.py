@@ -1,6 +1,6 @@
 # The battery on torch with 2 and 3 ranks: one job each, one test per case.
 # Touches the battery and its binding to torch.
-"""The whole table of the contract, errors included."""
+"""The whole table of cases, including errors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Parallelism on top of the torch.distributed backend: meshes, checkpoints, hosts, examples, Accelerate, other releases.
 # Touches farandole.launch, the bed, the cases and torch.
-"""The cases of distributed_mesh_cases.py run on Gloo too, and must give the same."""
+"""The cases of distributed_mesh_cases.py also run on Gloo, and must give the same results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_checkpoints_at_another_size(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_optimizer_state_in_shares(tmp_path: Path) -> None:
-    for ranks in (2, 3):  # the second one goes on from what the first has saved
+    for ranks in (2, 3):  # the second run continues from the checkpoint of the first
         command = [sys.executable, str(HERE / "torch_sharding_job.py"), str(tmp_path / "state")]
         environment = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
         with local.start(command, ranks, env=environment) as job:
@@ -97,7 +97,7 @@ EXAMPLES = {"fsdp2": 2, "tensor_parallel": 2, "pipeline": 2, "hybrid": 4, "accel
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples(tmp_path: Path, name: str) -> None:
-    """Under the launcher, with the entry point as after `pip install`: no script imports anything of ours."""
+    """Under the launcher, with the entry point as after `pip install`: no script imports farandole."""
     if name == "accelerate_digits":
         pytest.importorskip("accelerate", reason="accelerate is not installed")
     path = {"PYTHONPATH": f"{SOURCE}:{install(tmp_path)}", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}

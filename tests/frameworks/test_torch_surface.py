@@ -1,6 +1,6 @@
-# The face of farandole.torch, and how it takes hold of tensors. Horovod's names: test_horovod_names.py.
+# The public interface of farandole.torch, and how it accesses tensors. Horovod's names: test_horovod_names.py.
 # Touches farandole.torch; starts nothing.
-"""What needs no ranks."""
+"""Tests that need no ranks."""
 
 from __future__ import annotations
 

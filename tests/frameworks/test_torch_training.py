@@ -1,4 +1,4 @@
-# Training on several ranks is training on the whole batch; and a run in which nothing is regular ends well.
+# Training on several ranks gives the same as on the whole batch; a run with irregular steps ends with success.
 # Touches farandole.launch and torch_training_cases.py.
 """Equal parameters after 50 steps on shards; 300 steps with random order, missing gradients and process sets."""
 

@@ -85,7 +85,7 @@ class ElasticRun:
         )
 
     def kill_at_random(self, draw: random.Random, full: bool = True) -> tuple[float, float]:
-        """Kills a rank some steps later. Returns the seconds until the others go on, and until all ranks are back."""
+        """Kills a rank some steps from now. Returns seconds until the others continue, and until all ranks are back."""
         wanted = self.np if full else 2
         now = self.until(lambda now: now["size"] >= wanted)
         steps = now["step"] + draw.randrange(1, 12)

@@ -294,7 +294,7 @@ def test_row_23_sigterm_to_an_agent_drains_its_host_and_the_others_go_on(tmp_pat
 
 
 def test_row_23_sigterm_to_one_rank_and_to_all_of_them(tmp_path: Path) -> None:
-    """All ranks save once, at one step. The rank that got the signal exits with 0 and is replaced; then the job."""
+    """Every rank saves once, at one step; the rank with the signal exits with 0 and is replaced. Then the whole job."""
     folder = tmp_path / "saves"
     folder.mkdir()
     with ElasticJob(["-np", "3", "--min-np", "1"], tmp_path, {"JOB_SAVES": str(folder), "JOB_CHILDREN": "1"}) as job:
@@ -315,7 +315,7 @@ def test_row_23_sigterm_to_one_rank_and_to_all_of_them(tmp_path: Path) -> None:
 
 
 def test_row_12_ranks_that_hear_no_launcher_stop_at_the_end_of_their_lease(tmp_path: Path) -> None:
-    """The launcher is frozen: ranks cannot know if others continue, so all stop; then the same ranks join again."""
+    """The launcher is frozen: ranks cannot know whether others continue, so all stop; then they join again."""
     with ElasticJob(["-np", "2", "--min-np", "1"], tmp_path) as job:
         full = job.world(2)
         moment = kill(job.process.pid, signal.SIGSTOP)

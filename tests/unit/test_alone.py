@@ -1,5 +1,5 @@
-# Tests that failed on a busy machine run once more, alone: which runs get that, and what they say.
-# Starts pytest with tests/conftest.py on tests of its own.
+# Tests that failed on a busy machine run once more, alone: in which runs this happens, and what is printed.
+# Starts pytest with tests/conftest.py on small tests that this file writes.
 from __future__ import annotations
 
 import os
@@ -28,7 +28,7 @@ def test_another():
 
 
 def tried(folder: Path, workers: list[str], count: int = 2, failing: int = 1, bad: int = 1, busy: float = -1.0) -> str:
-    """What such a run says; the first line is its exit code. Of `count` tests, `failing` fail the first `bad` times."""
+    """The output of such a run, after its exit code. Of `count` tests, `failing` fail the first `bad` times."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     ours = f"import runpy\nours = runpy.run_path({str(CONFTEST)!r})\n"
     ours += "globals().update({name: one for name, one in ours.items() if not name.startswith('__')})\n"

@@ -1,5 +1,5 @@
-"""The benchmark's bookkeeping: rows, merging, tables, targets, the page and the pictures, from made-up numbers.
-Writes into a temporary folder; tests/ranks/test_bench_quick.py runs the real thing."""
+"""The benchmark's bookkeeping: rows, merging, tables, targets, the page and the pictures, from invented numbers.
+Writes into a temporary folder; tests/ranks/test_bench_quick.py runs the real benchmark."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_the_steadiest_peer_is_compared_with_and_efficiency_in_training() -> Non
 def test_only_what_both_runs_measured_is_compared() -> None:
     old, new = made_up(), made_up(ours=0.016)
     del new[0]["values"]["Gloo"]
-    del new[0]["values"]["memcpy"]  # nobody left beside us
+    del new[0]["values"]["memcpy"]  # no other library is left
     new[1]["bytes"] *= 2  # another row
     new[2]["values"]["farandole"] = [0.0]  # no time
     assert [one.row["part"] for one in compare.changes(old, new)] == ["training", "memory"]

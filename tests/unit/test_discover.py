@@ -1,6 +1,6 @@
 # `farandole discover`: hosts from SLURM's variables, hostfiles, MPIJob folders and the Kubernetes API.
-# Touches files, and a small HTTP server of its own on the loopback.
-"""The API's answers have the shape of the real ones; no cluster is asked."""
+# Touches files, and starts a small HTTP server on the loopback interface.
+"""The API's answers have the format of the real ones; no real cluster is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The docs say what the code does: settings are as declared, links lead somewhere, examples run.
+"""The docs agree with the code: settings are as declared, links lead to files, examples run.
 Reads files; runs the example of the README, alone and between two ranks."""
 
 from __future__ import annotations
@@ -67,6 +67,6 @@ def test_examples_in_docstrings_are_true(path: Path) -> None:
     code = f"import doctest, {module} as module; found = doctest.testmod(module); "
     code += "raise SystemExit(found.failed or not found.attempted)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    # In a process of its own: frameworks leave things open.
+    # In a separate process: frameworks leave files open.
     run = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, timeout=110)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -1,4 +1,4 @@
-# `farandole doctor` and `farandole env` on this host: fit as it is, and unfit in the ways that can be made here.
+# `farandole doctor` and `farandole env` on this host: without and with problems, as far as a test can cause them.
 # Touches processes, limits, control groups, a false Horovod in a temporary directory.
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-# docs/faults.md against the tests: every row has one that carries its number, in every file that the table names.
+# docs/faults.md against the tests: every row has a test with its number, in every file that the table names.
 # Touches the files of the checkout.
-"""A test that is renamed or removed may not leave a row behind that nothing stands for."""
+"""If a test is renamed or removed, its row must not stay in the table without a test."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 NAME = re.compile(r"^(?:(?:async )?def test_|TEST\()rows?_(\w+)", re.MULTILINE)
-UNNUMBERED = {"tests/ranks/test_faults.py"}  # a matrix of its own, of static jobs
+UNNUMBERED = {"tests/ranks/test_faults.py"}  # a separate matrix, of static jobs
 
 
 def rows_of(name: str) -> set[int]:
-    """The rows that a test's name carries: `5_`, `1_and_3_`, `1_to_5_22_and_24_`.
+    """The rows in a test's name: `5_`, `1_and_3_`, `1_to_5_22_and_24_`.
 
     >>> sorted(rows_of("1_to_3_22_and_24_random_faults_2"))
     [1, 2, 3, 22, 24]

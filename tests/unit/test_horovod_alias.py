@@ -1,5 +1,5 @@
-"""The package `horovod`: the same modules under Horovod's names, clear words where there is none.
-Imports it here, and in processes of their own where a fresh interpreter is needed."""
+"""The package `horovod`: the same modules under Horovod's names, and clear errors for absent ones.
+Imports it here, and in separate processes where a fresh interpreter is needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from farandole.bindings import compat
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 
-# Sections 1.0 and 1.1 of the contract.
+# The common names of Horovod's framework modules.
 BASICS = """init shutdown is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank
     cross_rank is_homogeneous mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built ddl_built ccl_built
     cuda_built rocm_built nccl_built Average Sum Adasum Min Max Product"""

@@ -1,4 +1,4 @@
-"""The script that checks the rules of the house: this tree keeps them, and each kind of violation is found.
+"""The script that checks the rules of the repository: this tree keeps them, and each kind of violation is found.
 Writes small trees into a temporary folder; starts one Python to look at what an import loads."""
 
 from __future__ import annotations

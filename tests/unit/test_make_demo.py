@@ -1,4 +1,4 @@
-"""`make demo`: its medians, its turns and its table from made-up numbers; and the real thing, shortly and interrupted.
+"""`make demo`: its medians, its turns and its table from invented numbers; and real runs, short and interrupted.
 Starts scripts/demo.py, copied to a path with a space."""
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_a_turn_is_a_few_steps_across_epochs_and_the_last_one_lets_the_script_go
 
 
 def test_the_epochs_are_whole_turns() -> None:
-    """Otherwise somebody would wait for a turn that never comes, or for an answer."""
+    """Otherwise a process would wait forever for a turn or for an answer."""
     batches = 1500 // 50
     assert batches % turns.STEPS_PER_TURN == 0
     assert batches // 2 == demo.ROUNDS_PER_EPOCH * turns.STEPS_PER_TURN
@@ -138,7 +138,7 @@ def below(folder: Path) -> list[str]:
 
 
 def nothing_left(folder: Path) -> None:
-    until(lambda: not below(folder), what=lambda: below(folder))  # they have no parent of ours: we can only look
+    until(lambda: not below(folder), what=lambda: below(folder))  # not our children: we can only look
     assert list((folder / "temporary files").iterdir()) == []
 
 

@@ -1,5 +1,5 @@
 # The names of our strategies in Lightning's registries, where the import system is not as usual.
-# Touches small packages of its own with Lightning's names, in processes of their own.
+# Touches small test packages with Lightning's names, in separate processes.
 """An import of Lightning never fails because of us."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a release says about itself: notes from the changelog, reasons not to publish, the bill of materials, checksums.
+"""The documents of a release: notes from the changelog, reasons not to publish, the bill of materials, checksums.
 Writes into temporary folders; runs the script on a small git repository that may not be published."""
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_the_bill_has_everything_that_comes_along() -> None:
 
 
 def test_a_tree_that_may_not_be_published_is_refused_before_anything_is_built(tmp_path: Path) -> None:
-    """A copy of the scripts in a repository of its own, without a tag; one file changed, one unknown to git."""
+    """A copy of the scripts in a separate repository without a tag; one file is changed, one is unknown to git."""
     pytest.importorskip("elftools", reason="needs the list `wheel` of scripts/requirements")
     (tmp_path / "scripts").mkdir()
     for path in (ROOT / "VERSION", ROOT / "CHANGELOG.md", *(ROOT / "scripts").glob("*.py")):

@@ -1,4 +1,4 @@
-"""The file of `farandole fit`: what it says, what is wrong with it, and how it is explained. Starts no ranks.
+"""The file of `farandole fit`: its contents, errors in it, and the output of `--explain`. Starts no ranks.
 Reads Lightning's source where it is installed; imports nothing of it."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # `farandole trace`: the numbers of a small timeline, the ten lines, and files that are no timelines.
-# Touches farandole.tools.trace alone.
+# Touches only farandole.tools.trace.
 """tools/trace.py."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-# How tests deal with time and with the shell that started them: events, promises, another try on a busy machine.
-# Touches the clocks; starts pytest with tests/conftest.py on tests of its own.
+# How tests handle time and the shell that started them: events, promised times, another try on a busy machine.
+# Touches the clocks; starts pytest with tests/conftest.py on small tests that this file writes.
 from __future__ import annotations
 
 import itertools
@@ -50,7 +50,7 @@ def test_a_machine_is_busy_by_what_others_had_of_it(spent: Spent, busy: bool) ->
 
 
 def tries_of(monkeypatch: pytest.MonkeyPatch, busy: bool, slow: int, seconds: float = 60.0, **fixtures: object) -> int:
-    """How often a test begins whose first `slow` tries are too slow."""
+    """How often a test starts if its first `slow` tries are too slow."""
     monkeypatch.setattr(waiting, "BUSY", -1.0 if busy else 1e9)
     monkeypatch.setattr(waiting, "STOLEN", 1e9)
     monkeypatch.setattr(waiting, "repeated", [])
@@ -124,7 +124,7 @@ def background(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["one process", "a worker"])
 def test_a_run_from_the_background_of_a_job(tmp_path: Path, workers: list[str]) -> None:
-    """Ctrl-C is ignored there, and variables of the job are set; a failure tells how busy the machine was."""
+    """Ctrl-C is ignored there, and variables of the job are set; a failure says how busy the machine was."""
     (tmp_path / "test_it.py").write_text(TESTS)
     done = background(tmp_path, "-o", "timeout=100", *workers)
     assert "1 failed, 4 passed" in done.stdout, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The script that makes wheels: its compilers aim at the right platform, and its check refuses wheels that lie.
+"""The script that makes wheels: its compilers target the right platform, and its check refuses wheels with a wrong tag.
 Writes into a temporary folder; `make wheel` (a stage of `make test`) builds the real ones."""
 
 from __future__ import annotations

