@@ -1,8 +1,4 @@
-<<<<<<< HEAD:tests/core/heartbeat_test.cc
-// The heartbeat: counts while the process runs, sees its agent's word stand still, calls its guard once.
-=======
-// The pulse: counts while the process runs, detects that its agent's counter has stopped, calls its guard once.
->>>>>>> w-docs:tests/core/pulse_test.cc
+// The heartbeat: counts while the process runs, detects that its agent's counter has stopped, calls its guard once.
 // Touches os/ and group/.
 #include "group/heartbeat.h"
 

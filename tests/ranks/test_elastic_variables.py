@@ -55,7 +55,7 @@ train(ObjectState(hvd.broadcast_object, hvd.rank))
 
 
 class Job(ElasticJob):
-    """A Dance of PROGRAM. Each process keeps a file named by its first rank, and removes it when it ends."""
+    """A job of PROGRAM. Each process keeps a file named by its first rank, and removes it when it ends."""
 
     def __init__(self, words: list[str], folder: Path) -> None:
         self.files = folder / "files"
