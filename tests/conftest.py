@@ -180,6 +180,8 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 BEGAN = pytest.StashKey[waiting.Moment]()
+PROCESSORS = "seconds of processors"  # the property of a teardown's report
+MOST_SHOWN = 10
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -232,6 +234,8 @@ def pytest_runtest_makereport(
     item.user_properties += [("repeated", line) for line in waiting.repeated]
     waiting.repeated.clear()
     report = yield
+    if report.when == "teardown" and BEGAN in item.stash:
+        report.user_properties.append((PROCESSORS, item.stash[BEGAN].since().own))
     if report.failed and BEGAN in item.stash:
         spent = item.stash[BEGAN].since()
         report.sections.append(("time and processors", str(spent)))
@@ -241,6 +245,17 @@ def pytest_runtest_makereport(
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    used = [
+        (seconds, report.nodeid)
+        for report in terminalreporter.stats.get("", [])
+        if report.when == "teardown"
+        for name, seconds in report.user_properties
+        if name == PROCESSORS
+    ]
+    if sum(seconds for seconds, _ in used) > 60:
+        terminalreporter.section(f"most seconds of processors, of {sum(seconds for seconds, _ in used):.0f} in all")
+        for seconds, test in sorted(used, reverse=True)[:MOST_SHOWN]:
+            terminalreporter.line(f"{seconds:.1f} {test}")
     reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
     again = [
         (report.nodeid, line)
