@@ -10,12 +10,13 @@ CORE_ROOMS: dict[str, set[str]] = {
     "wire": {"base"},
     "trace": {"base", "os"},
     "kernel": {"base"},
+    "cuda": {"base", "os"},
     "link": {"base", "os", "wire", "trace"},
     "group": {"base", "os", "wire", "trace", "link"},
     "collective": {"base", "os", "wire", "trace", "link", "group", "kernel"},
     "negotiate": {"base", "wire"},
     "engine": {"base", "os", "wire", "trace", "link", "group", "kernel", "collective", "negotiate"},
-    "api": {"base", "os", "wire", "trace", "link", "group", "kernel", "collective", "negotiate", "engine"},
+    "api": {"base", "os", "wire", "trace", "link", "group", "kernel", "collective", "negotiate", "engine", "cuda"},
     "python": {"api"},  # a separate extension module, which opens the core at run time
 }
 
@@ -52,6 +53,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "engine/interface": {"base"},
     "engine/specification": _WORDS,
     "engine": _WORDS | {"engine/specification"},
+    "engine/cuda": {"base", "engine"},
     "rendezvous": {"base"},
     "rendezvous/elastic": {"base", "rendezvous"},
     "clusters": {"base", "rendezvous"},
@@ -65,7 +67,8 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "bindings/private": {"base"},
     "bindings": _OPERATIONS,
     "elastic": _OPERATIONS,
-    "launch": {"base", "rendezvous", "rendezvous/elastic", "clusters"},
+    "launch": {"base", "rendezvous", "rendezvous/elastic", "clusters", "launch/build"},
+    "launch/build": {"base", "engine/cuda"},  # it prints what is here, and no job follows
     "__init__": _OPERATIONS | {"launch"},
     "__main__": {"launch"},
     "torch": _FRAMEWORK | {"clusters", "autoload"},
@@ -89,9 +92,18 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "spark/data_loaders": {"data"},
     "spark/tensorflow": _OPERATIONS | {"spark", "tensorflow"},
     "spark/keras": _ESTIMATOR | {"bindings", "bindings/private", "keras", "tensorflow/keras", *_OF_KERAS},
-    "tools": _OPERATIONS | {"bindings/private", "launch", "clusters", "__init__", "elastic"},
+    "tools": _OPERATIONS | {"engine/cuda", "bindings/private", "launch", "clusters", "__init__", "elastic"},
     # Names that other programs import from Horovod's launcher; nothing of ours imports them.
-    "horovod_names": {"base", "rendezvous", "rendezvous/elastic", "launch", "clusters", "bindings", "elastic"},
+    "horovod_names": {
+        "base",
+        "rendezvous",
+        "rendezvous/elastic",
+        "launch",
+        "launch/build",
+        "clusters",
+        "bindings",
+        "elastic",
+    },
 }
 
 # Only rooms named after a framework may import it.

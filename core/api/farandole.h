@@ -229,6 +229,40 @@ int farandole_trace(farandole_engine* engine, int32_t on, int32_t mark_plans);
 /* Copies whole lines; returns the number of bytes, 0 when there are none. */
 int64_t farandole_trace_drain(farandole_engine* engine, char* buffer, int64_t capacity);
 
+/* The libraries of CUDA. The core loads them here and nowhere else. `which`: 0 the driver (libcuda), 1 NVRTC, 2 NCCL or
+ * RCCL. The copy that this process has loaded comes first, then `places` in their order, then what the loader finds. */
+typedef struct farandole_place {
+  int32_t source; /* as below: 2 or 3 */
+  int32_t reserved;
+  const char* path;
+} farandole_place;
+typedef struct farandole_library {
+  int32_t source;     /* 0 there is none, 1 the process had loaded it, 2 a setting, 3 a Python package, 4 the system */
+  int32_t version;    /* as the library counts: 13000, 22809; 0: unknown */
+  char path[1024];    /* of the file */
+  char why[1024];     /* it cannot be used; "" when it can */
+  char missing[2048]; /* functions that it does not have, with the reason */
+} farandole_library;
+/* OK: it can be used. PRECONDITION: it cannot; `found` says why. */
+int farandole_cuda_library(int32_t which, const farandole_place* places, int32_t count, farandole_library* found);
+
+typedef struct farandole_device {
+  char name[256];
+  char uuid[48];        /* "GPU-..." or "MIG-..." */
+  int64_t bytes;        /* of its memory */
+  int32_t major, minor; /* compute capability */
+  int32_t multiprocessors;
+  int32_t slice;             /* 1: a part of a GPU that MIG divides */
+  int32_t mps;               /* 1: processes share it under MPS; -1: the driver does not tell */
+  int32_t stream_operations; /* 1: its streams can wait for and write 64-bit words */
+  int32_t exports_memory;    /* 1: its memory can be handed to other processes as descriptors */
+  int32_t reserved;
+} farandole_device;
+/* The GPUs that the driver shows to this process, at most `capacity` of them; `found`: how many there are. `places` are
+ * the driver's. Starts the driver (cuInit), creates no context. */
+int farandole_cuda_devices(const farandole_place* places, int32_t count, farandole_device* devices, int32_t capacity,
+                           int32_t* found, char* error, size_t error_capacity);
+
 /* Only in the test library (link/chaos.cc). "allreduce.pack" or "*.pack"; action: kill, stop, delay:<ms>, error,
  * no_memory, corrupt, truncate, short; fires once after `skip` passes. engine null: all engines. */
 int farandole_chaos_set(farandole_engine* engine, const char* point, const char* action, int32_t skip);
@@ -240,7 +274,7 @@ int64_t farandole_chaos_fired(farandole_engine* engine, const char* point);
   X(version) X(kernels) X(wire) X(add) X(create) X(add_link) X(start) X(leave) X(revoke) X(destroy)                  \
   X(heartbeat_start) X(heartbeat_guard) X(heartbeat_silence) X(heartbeat_stop) X(submit) X(run) X(poll) X(wait)      \
   X(wait_passive) X(use_huge_pages) X(share) X(unshare) X(open_queue) X(next_completion) X(outcome_of) X(release)    \
-  X(next_event) X(counter) X(tuning) X(trace) X(trace_drain)
+  X(next_event) X(counter) X(tuning) X(trace) X(trace_drain) X(cuda_library) X(cuda_devices)
 /* clang-format on */
 typedef struct farandole_functions {
 #define FARANDOLE_MEMBER(name) __typeof__(&farandole_##name) name;

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include "python/bridge.h"
+#include "python/cuda.h"
 
 namespace farandole::python {
 
@@ -103,6 +104,9 @@ PyTypeObject* make_library_type(PyObject* module) {
       {"add", add, METH_VARARGS, "add(dtype, left, right, out): out = left + right by the core's kernel alone."},
       {"use_huge_pages", use_huge_pages, METH_VARARGS,
        "use_huge_pages(address, bytes): for memory that is used repeatedly."},
+      {"cuda_library", cuda_library, METH_VARARGS,
+       "cuda_library(which, places): (usable, source, version, path, why not, missing functions)."},
+      {"cuda_devices", cuda_devices, METH_VARARGS, "cuda_devices(places): facts about each GPU; OSError says why not."},
       {nullptr, nullptr, 0, nullptr},
   };
   static PyGetSetDef members[] = {

@@ -34,7 +34,7 @@ def test_doctor_finds_this_host_fit_and_measures() -> None:
     assert done.returncode == 0 and lines[-1] == "fit", done
     assert all(line.startswith(("ok ", "note ", " ")) for line in lines[:-1]), lines
     named = {line[6:26].strip() for line in lines if line.startswith(("ok", "note"))}
-    assert {*checks.CHECKS, "two ranks", "between them"} - {"compiler"} <= named, named
+    assert {*checks.CHECKS, "two ranks", "between them"} - {"compiler", "nccl"} <= named, named
     assert "latency" in lines[-2] and "MB/s" in lines[-2]
 
 

@@ -228,6 +228,15 @@ class Config:
         choices=("auto", "compiled", "callback"),
     )
 
+    # GPUs. A copy of these libraries that the process has loaded already is used in any case.
+    cuda_library: str | None = _setting(None, "the file of CUDA's driver; none: the loader finds libcuda.so.1")
+    nvrtc_library: str | None = _setting(
+        None, "the file of CUDA's run-time compiler; none: libnvrtc of Python's packages, else of the system"
+    )
+    nccl_library: str | None = _setting(
+        None, "the file of NCCL or RCCL; none: libnccl.so.2 of Python's packages, else of the system"
+    )
+
     # Elastic training.
     virtual_size: int = _setting(
         0,

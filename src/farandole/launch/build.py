@@ -1,11 +1,13 @@
 # The table that `--check-build` prints: which frameworks are installed, and which library moves the data.
-# Touches the list of installed packages.
+# Touches the list of installed packages; loads the core to look for NCCL.
 """The table has the same form as Horovod's."""
 
 from __future__ import annotations
 
 import importlib.util
 
+from farandole.base.config import Config
+from farandole.base.errors import LibraryMissing
 from farandole.base.version import package_version
 
 FRAMEWORKS = (("TensorFlow", "tensorflow"), ("PyTorch", "torch"), ("MXNet", "mxnet"))
@@ -15,7 +17,6 @@ CONTROLLERS = (
     ("Gloo", True, "stands for our own agents and links; no code of Gloo is inside"),
 )
 OPERATIONS = (
-    ("NCCL", False, "CUDA tensors go through host memory"),
     ("DDL", False, ""),
     ("CCL", False, ""),
     ("MPI", False, ""),
@@ -28,11 +29,25 @@ def usable(framework: str) -> bool:
     return all(importlib.util.find_spec(name) is not None for name in (f"farandole.{framework}", framework))
 
 
+def nccl() -> str:
+    """What is here of NCCL, and how CUDA tensors travel."""
+    from farandole.engine import cuda
+
+    try:
+        found = cuda.libraries(Config.from_environment())[-1]
+    except (LibraryMissing, ValueError) as error:
+        return f"{cuda.WAY}; not looked for: {error}"
+    if found.usable:
+        return f"{found.version} is found in {found.path}, not used yet; {cuda.WAY}"
+    return f"{cuda.WAY}; {found.why}"
+
+
 def table() -> str:
     """The text of the table."""
     lines = [f"Farandole v{package_version()} (in the place of Horovod):", "", "Available Frameworks:"]
     lines += [_row(title, usable(name), "") for title, name in FRAMEWORKS]
-    for title, rows in (("Available Controllers:", CONTROLLERS), ("Available Tensor Operations:", OPERATIONS)):
+    operations = (("NCCL", False, nccl()), *OPERATIONS)
+    for title, rows in (("Available Controllers:", CONTROLLERS), ("Available Tensor Operations:", operations)):
         lines += ["", title, *(_row(*row) for row in rows)]
     return "\n".join(lines) + "\n"
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from farandole.base import tested
 from farandole.base.errors import LibraryMissing
 from farandole.base.version import package_version
+from farandole.engine import cuda
 from farandole.launch import machine
 from farandole.rendezvous import flow, sockets
 from farandole.rendezvous.interfaces import interfaces
@@ -262,12 +263,47 @@ def ssh() -> str:
     return program
 
 
+def gpus() -> str:
+    """Checks CUDA's driver and names the GPUs. A host without them is fit."""
+    try:
+        driver = env.cuda_libraries()[0]
+        if driver.source == cuda.Source.NONE:
+            return f"none: {driver.why}"
+        if not driver.usable:
+            raise Problem(f"{driver.why} ({driver.path})", "update NVIDIA's driver, or see docs/settings.md", note=True)
+        found = env.gpus()
+    except LibraryMissing:
+        return ""  # "native library" has said it
+    except OSError as error:
+        remedy = "`nvidia-smi` says more; a container needs its GPUs handed in (docker run --gpus all)"
+        raise Problem(f"the driver for CUDA {driver.version} shows none: {error}", remedy, note=True) from None
+    return f"{'; '.join(found) or 'none'}; the driver is for CUDA {driver.version}; {cuda.WAY}"
+
+
+def nccl() -> str:
+    """Checks NCCL and NVRTC, where a GPU or a setting makes somebody look for them."""
+    try:
+        driver, *others = env.cuda_libraries()
+    except LibraryMissing:
+        return ""
+    wrong = [one for one in others if not one.usable and (driver.usable or one.source != cuda.Source.NONE)]
+    good = [f"{one.title} {one.version} in {env.tilde(one.path)}: found, not used yet" for one in others if one.usable]
+    if wrong:
+        text = "; ".join([*good, *(f"{one.title}: {one.why}" for one in wrong)])
+        raise Problem(
+            text, "nothing needs them yet; FARANDOLE_NCCL_LIBRARY and FARANDOLE_NVRTC_LIBRARY name a file", True
+        )
+    return "; ".join(good)
+
+
 CHECKS: dict[str, Callable[[], str]] = {
     "python": python,
     "package": package,
     "native library": native_library,
     "numpy": numpy,
     "frameworks": frameworks,
+    "gpus": gpus,
+    "nccl": nccl,
     "horovod": horovod,
     "compiler": compiler,
     "shared memory": shared_memory,

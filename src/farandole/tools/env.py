@@ -1,5 +1,5 @@
 # `farandole env`: prints text for bug reports: versions, machine, settings. No addresses, host names or secrets.
-# Reads metadata, /proc and settings; imports no framework and starts nothing.
+# Reads metadata, /proc and settings; loads CUDA's libraries; imports no framework and starts no process.
 """`facts()` returns the content of the text. `farandole doctor` shows a part of it."""
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from farandole.base.config import SETTINGS, Config
 from farandole.base.errors import LibraryMissing
 from farandole.base.version import package_version
+from farandole.engine import cuda
 from farandole.engine.library import load
 from farandole.launch.machine import first_line, lines, quota
 from farandole.rendezvous.interfaces import interfaces
@@ -73,6 +74,7 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "network", ", ".join(sorted({one.name for one in interfaces()})) or "no interface is up"
     if driver := first_line(Path("/proc/driver/nvidia/version")):
         yield "nvidia driver", driver.removeprefix("NVRM version: ")
+    yield from cuda_facts()
     yield "numpy", version_of("numpy")
     for name in PACKAGES:
         if version := version_of(name):
@@ -80,6 +82,48 @@ def facts() -> Iterator[tuple[str, str]]:
     if version := version_of("horovod"):
         yield "horovod", version
     yield "settings", ", ".join(changed()) or "all at their defaults"
+
+
+def cuda_libraries() -> list[cuda.Library]:
+    """What is here of CUDA. Wrong settings count as unset; `changed` reports them. LibraryMissing without the core."""
+    return cuda.libraries(_config())
+
+
+def gpus() -> list[str]:
+    """A line for each GPU, without its number, which would identify the machine; OSError when the driver fails."""
+    words = {1: "MPS is on", 0: "MPS is off", -1: "the driver does not tell whether MPS is on"}
+    found = []
+    for gpu in cuda.gpus(_config()):
+        slice = ", a slice of MIG" if gpu.slice else ""
+        found.append(f"{gpu.name}{slice}, {gpu.bytes / (1 << 30):.1f} GiB, {words[gpu.mps]}")
+    return [f"{found.count(one)} x {one}" if found.count(one) > 1 else one for one in dict.fromkeys(found)]
+
+
+def cuda_facts() -> Iterator[tuple[str, str]]:
+    """CUDA's libraries and the GPUs. One line where there is nothing."""
+    try:
+        libraries = cuda_libraries()
+    except LibraryMissing:
+        return  # said above
+    there = [one for one in libraries if one.source != cuda.Source.NONE]
+    for one in there:
+        text = f"{one.version or 'unknown version'} in {tilde(one.path)}" + (f": {tilde(one.why)}" if one.why else "")
+        yield one.title.lower(), text + (f"; without {one.missing}" if one.missing else "")
+    if not libraries[0].usable:
+        yield "gpus", f"none: {tilde(libraries[0].why)}"
+        return
+    try:
+        yield "gpus", "; ".join(gpus()) or "none"
+    except OSError as error:
+        yield "gpus", f"none: {error}"
+    yield "cuda tensors", "through host memory"
+
+
+def _config() -> Config:
+    try:
+        return Config.from_environment()
+    except ValueError:
+        return Config()
 
 
 def changed() -> list[str]:

@@ -175,7 +175,7 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """0: no NCCL."""
+    """0, also where NCCL is installed: no operation uses it yet. `farandole doctor` says which NCCL is here."""
     return 0
 
 
@@ -190,10 +190,10 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """False: tensors are on the CPU."""
+    """False, also where a GPU is: CUDA tensors go through host memory. `farandole doctor` names the GPUs."""
     return False
 
 
 def rocm_built() -> bool:
-    """False: tensors are on the CPU."""
+    """False, also where a GPU is: CUDA tensors go through host memory. `farandole doctor` names the GPUs."""
     return False

@@ -1,0 +1,38 @@
+// The table of NCCL, and how it tells its version.
+// Touches base/ and os/.
+#include "cuda/nccl.h"
+
+namespace farandole::cuda {
+
+namespace {
+
+constexpr const char* kNames[] = {"libnccl.so.2", "librccl.so.1", "librccl.so"};
+constexpr Symbol kSymbols[] = {
+#define FARANDOLE_SYMBOL(member, symbol, since, needed, parameters) {#symbol, since, needed, offsetof(Nccl, member)},
+    FARANDOLE_NCCL_FUNCTIONS(FARANDOLE_SYMBOL)
+#undef FARANDOLE_SYMBOL
+};
+
+int version_of(const os::Library& library, std::string& error) {
+  auto ask = reinterpret_cast<NcclResult (*)(int*)>(library.symbol("ncclGetVersion"));
+  int version = 0;
+  if (ask == nullptr) return 0;
+  if (NcclResult result = ask(&version); result != NcclResult::success) {
+    error = "ncclGetVersion fails with " + std::to_string(static_cast<int>(result));
+    return 0;
+  }
+  return version;
+}
+
+// From 2.9 on a version is major * 10000 + minor * 100 + patch; before, major * 1000 + minor * 100 + patch.
+std::string text(int version) {
+  const int major = version >= 10000 ? version / 10000 : version / 1000;
+  const int minor = version >= 10000 ? version % 10000 / 100 : version % 1000 / 100;
+  return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(version % 100);
+}
+
+}  // namespace
+
+const Kind nccl_kind = {"NCCL", kNames, 21800, version_of, text, kSymbols};
+
+}  // namespace farandole::cuda

@@ -1,0 +1,12 @@
+// Methods of bridge.Library that ask for CUDA's libraries and for GPUs.
+// Touches bridge.h alone.
+#pragma once
+
+#include "python/bridge.h"
+
+namespace farandole::python {
+
+PyObject* cuda_library(PyObject* library, PyObject* arguments);
+PyObject* cuda_devices(PyObject* library, PyObject* arguments);
+
+}  // namespace farandole::python

@@ -1,0 +1,110 @@
+# Which of CUDA's libraries and which GPUs are here. It looks when it is asked, and an import of it loads nothing.
+# Touches config, errors, the core by library.py, and the folders of Python's packages.
+"""`libraries()` and `gpus()`; both are for reports alone, because no operation uses these libraries yet."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from ..base.config import Config
+from .library import load
+
+# How CUDA tensors travel, whatever is here.
+WAY = "CUDA tensors go through host memory"
+
+
+class Source(IntEnum):
+    """Where a copy of a library comes from."""
+
+    NONE = 0
+    PROCESS = 1
+    SETTING = 2
+    PACKAGE = 3
+    SYSTEM = 4
+
+
+@dataclass(frozen=True)
+class _Kind:
+    title: str
+    setting: str  # the attribute of Config
+    pattern: str  # of its files below a folder of packages; "" where no package brings it
+
+
+# The order is that of the C interface. NVIDIA's packages put their libraries into nvidia/NAME/lib.
+_KINDS = (
+    _Kind("CUDA driver", "cuda_library", ""),
+    _Kind("NVRTC", "nvrtc_library", "nvidia/*/lib/libnvrtc.so.*"),
+    _Kind("NCCL", "nccl_library", "nvidia/nccl/lib/libnccl.so.2"),
+)
+
+
+@dataclass(frozen=True)
+class Library:
+    """What was found of one library; `why` says why it cannot be used."""
+
+    title: str
+    usable: bool
+    source: Source
+    code: int  # the version as the library counts: 13000, 22809; 0: unknown
+    path: str
+    why: str
+    missing: str  # functions that it does not have
+
+    @property
+    def version(self) -> str:
+        """As people write it; "" when it is unknown."""
+        if not self.code:
+            return ""
+        if self.title == "NCCL":
+            return f"{self.code // 10000}.{self.code % 10000 // 100}.{self.code % 100}"
+        return f"{self.code // 1000}.{self.code % 1000 // 10}"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the driver says about one GPU."""
+
+    name: str
+    uuid: str  # "GPU-..." or "MIG-..."
+    bytes: int
+    capability: tuple[int, int]
+    multiprocessors: int
+    slice: int  # 1: a part of a GPU that MIG divides
+    mps: int  # 1: processes share it under MPS; -1: the driver does not tell
+    stream_operations: int
+    exports_memory: int
+
+
+def libraries(config: Config) -> list[Library]:
+    """The driver, NVRTC and NCCL, loaded here and now; LibraryMissing without the core."""
+    core = load(config.library)
+    found = []
+    for which, kind in enumerate(_KINDS):
+        usable, source, code, path, why, missing = core.cuda_library(which, _places(kind, config))
+        found.append(Library(kind.title, usable, Source(source), code, path, why, missing))
+    return found
+
+
+def gpus(config: Config) -> list[Gpu]:
+    """The GPUs that this process may use. Starts CUDA's driver here; OSError says why there are none."""
+    return [Gpu(**facts) for facts in load(config.library).cuda_devices(_places(_KINDS[0], config))]
+
+
+def _places(kind: _Kind, config: Config) -> list[tuple[int, str]]:
+    """Where a copy may lie, in the order of preference."""
+    chosen = getattr(config, kind.setting)
+    if chosen:
+        return [(Source.SETTING, str(chosen))]
+    return [(Source.PACKAGE, str(path)) for path in _packaged(kind.pattern)] if kind.pattern else []
+
+
+def _packaged(pattern: str) -> Iterator[Path]:
+    """The files of Python's packages, the newest of a folder first."""
+    for folder in dict.fromkeys(sys.path):
+        files = [path for path in Path(folder or ".").glob(pattern) if re.fullmatch(r".*\.so\.[0-9.]+", path.name)]
+        yield from sorted(files, key=lambda path: [int(part) for part in re.findall(r"\d+", path.name)], reverse=True)
