@@ -1,6 +1,10 @@
-# What strangers cost a job that trains: its step time under attack, beside the same attack on a bare accept-and-close
-# process. Touches the bed of tests/bed (root): .venv/bin/python bench/attacked.py
-"""Medians of interleaved runs; the target is at most 5 % more than beside the bare process."""
+# How much unauthenticated connections slow down a training job, compared with the same attack on a bare process, which
+# only accepts and closes. Touches the bed of tests/bed (root): .venv/bin/python bench/attacked.py
+"""Compares medians of the step time; the runs alternate.
+
+The target: while the job is attacked, a step takes at most 5 % longer than while the bare process is attacked. The bare
+process runs on the job's first host.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +25,15 @@ from bed import job  # noqa: E402
 
 REPEATS = 5
 ATTACKER = [sys.executable, str(ROOT / "tests/security/wire_attacker.py"), "-"]
-PATH = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests/security'}"}
-BARE = """
+ENVIRONMENT = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests/security'}"}
+BARE_PROCESS = """
 import socket, sys
 listener = socket.create_server((sys.argv[1], 7777), backlog=1024)
 print("ready", flush=True)
 while True:
     listener.accept()[0].close()
 """
-BODY = """
+RANK_PROGRAM = """
 while rank == 1 and not os.path.exists("/run/host/go"):
     time.sleep(0.01)
 hvd.init()
@@ -49,36 +53,38 @@ hvd.shutdown()
 
 
 @contextlib.contextmanager
-def attack(stranger: bed.Host, addresses: list[str]) -> Iterator[None]:
-    """Under way when the block begins."""
+def attack(attacker_host: bed.Host, addresses: list[str]) -> Iterator[None]:
+    """Attacks the addresses from before the block begins until it ends."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with stranger.start([*ATTACKER, *addresses], PATH, **pipes) as attacker:
+    with attacker_host.start([*ATTACKER, *addresses], ENVIRONMENT, **pipes) as attacker:
         assert attacker.stdout is not None
         attacker.stdout.readline()
         try:
             yield
         finally:
-            attacker.communicate(timeout=20)  # the end of its input ends it
+            attacker.communicate(timeout=20)  # this closes its input, which ends it
 
 
-def step_time(hosts: bed.Bed, aim: str) -> float:
-    """Microseconds of a step. `aim`: "job" attacks what it listened on, "bare" the other process, "" nobody."""
-    one, two, stranger = hosts
+def step_time(hosts: bed.Bed, target: str) -> float:
+    """Microseconds of a step. `target` is attacked: "job", "bare" (the bare process) or "" (nothing)."""
+    one, two, attacker_host = hosts
     for host in hosts:
         for name in ("go", "measure"):
             (host.files / name).unlink(missing_ok=True)
     with contextlib.ExitStack() as stack:
-        bare = stack.enter_context(one.start([sys.executable, "-c", BARE, one.address], stdout=subprocess.PIPE))
+        bare = stack.enter_context(one.start([sys.executable, "-c", BARE_PROCESS, one.address], stdout=subprocess.PIPE))
         stack.callback(bare.kill)
         assert bare.stdout is not None
         bare.stdout.readline()
-        ranks = stack.enter_context(job.start([one, two], BODY))
-        while len(doors := [f"{address}:{port}" for address, port in one.listening() if port != 7777]) < 2:
+        ranks = stack.enter_context(job.start([one, two], RANK_PROGRAM))
+        # The hub and rank 0 listen until all ranks have joined. Rank 1 joins only after `go`, so that the attack begins
+        # before that.
+        while len(addresses := [f"{address}:{port}" for address, port in one.listening() if port != 7777]) < 2:
             time.sleep(0.01)
-        if aim == "job":
-            stack.enter_context(attack(stranger, doors))
-        if aim == "bare":
-            stack.enter_context(attack(stranger, [f"{one.address}:7777"] * 2))
+        if target == "job":
+            stack.enter_context(attack(attacker_host, addresses))
+        if target == "bare":
+            stack.enter_context(attack(attacker_host, [f"{one.address}:7777"] * 2))
         for name in ("go", "measure"):
             for host in hosts:
                 (host.files / name).touch()
@@ -90,16 +96,16 @@ def step_time(hosts: bed.Bed, aim: str) -> float:
 def main() -> int:
     if reason := bed.unfit():
         sys.exit(f"attacked: {reason}")
-    found: dict[str, list[float]] = {"": [], "bare": [], "job": []}
+    times: dict[str, list[float]] = {"": [], "bare": [], "job": []}
     with contextlib.closing(bed.Bed(3, [bed.Network()], False, False, [])) as hosts:
         for _ in range(REPEATS):
-            for aim, times in found.items():
-                times.append(step_time(hosts, aim))
+            for target, measured in times.items():
+                measured.append(step_time(hosts, target))
     names = {"": "no attack", "bare": "attack on a bare process", "job": "attack on the job"}
-    for aim, times in found.items():
-        spread = f"{min(times):.0f} to {max(times):.0f}"
-        print(f"{names[aim]:<26}{statistics.median(times):8.0f} us a step ({spread}, {REPEATS} runs)")
-    ratio = statistics.median(found["job"]) / statistics.median(found["bare"])
+    for target, measured in times.items():
+        spread = f"{min(measured):.0f} to {max(measured):.0f}"
+        print(f"{names[target]:<26}{statistics.median(measured):8.0f} us a step ({spread}, {REPEATS} runs)")
+    ratio = statistics.median(times["job"]) / statistics.median(times["bare"])
     print(f"the job against the bare process: {100 * (ratio - 1):+.1f} % (target: at most +5 %)")
     return 0 if ratio <= 1.05 else 1
 

@@ -12,22 +12,22 @@ namespace farandole::collective {
 namespace {
 
 struct Pair {
-  int first, second;  // the result replaces the first
+  int first, second;  // members; the result replaces the contribution of `first`
 };
 
-// With P the largest power of two <= N: first the members from P on are combined with those P before them, then
-// positions at distance 1, 2, 4 ... below P. A member's slice is the same part of every tensor, so the numbers depend
-// on the tensor and N, not on the other tensors in the bucket.
+// P is the largest power of two <= N. If P < N, the first level combines each member r >= P with member r - P. The
+// other levels combine the members below P at distance 1, 2, 4 ... P/2. A member's slice is the same part of every
+// tensor, so the result of a tensor depends on the tensor and N, not on the other tensors in the bucket.
 std::vector<std::vector<Pair>> levels(int size) {
   std::vector<std::vector<Pair>> result;
   int power = 1;
   while (power * 2 <= size) power *= 2;
   std::vector<Pair> extra;
-  for (int place = power; place < size; ++place) extra.push_back({place - power, place});
+  for (int member = power; member < size; ++member) extra.push_back({member - power, member});
   if (!extra.empty()) result.push_back(extra);
   for (int distance = 1; distance < power; distance *= 2) {
     std::vector<Pair> level;
-    for (int place = 0; place < power; place += 2 * distance) level.push_back({place, place + distance});
+    for (int member = 0; member < power; member += 2 * distance) level.push_back({member, member + distance});
     result.push_back(level);
   }
   return result;
@@ -37,7 +37,7 @@ std::vector<std::vector<Pair>> levels(int size) {
 struct Workspace {
   DType dtype;
   std::size_t stride = 0;                  // bytes of one member's slices
-  std::vector<std::size_t> offset, bytes;  // of each tensor's slice within them
+  std::vector<std::size_t> offset, bytes;  // of each tensor's slice, in one member's slices
   std::unique_ptr<std::byte[]> memory;
 
   std::byte* at(int member, std::size_t tensor) const { return memory.get() + stride * index(member) + offset[tensor]; }
@@ -45,7 +45,7 @@ struct Workspace {
   Pieces block(int member) const { return Pieces(memory.get() + stride * index(member), stride); }
 };
 
-// The dot products of a level over whole tensors: every member's part, added in member order.
+// Computes the dot products of a level over whole tensors: adds the parts of all members, in member order.
 Task sum_dots(const Context& context, const Workspace& work, const std::vector<Pair>& level, std::uint32_t step,
               std::vector<kernel::Dots>& dots) {
   std::size_t members = index(context.topology->size());
@@ -68,10 +68,10 @@ Task sum_dots(const Context& context, const Workspace& work, const std::vector<P
   for (std::size_t i = 0; i < dots.size(); ++i) {
     kernel::Dots sum;
     for (std::size_t member = 0; member < members; ++member) {
-      const kernel::Dots& share = all[member * dots.size() + i];
-      sum.ab += share.ab;
-      sum.aa += share.aa;
-      sum.bb += share.bb;
+      const kernel::Dots& part = all[member * dots.size() + i];
+      sum.ab += part.ab;
+      sum.aa += part.aa;
+      sum.bb += part.bb;
     }
     dots[i] = sum;
   }
@@ -133,7 +133,7 @@ Task adasum(Context context, std::vector<Pieces> in, std::vector<Pieces> out, Re
   Task combine = combine_all(context, work);
   co_await combine;
   scale(work, 1, 1.0, reduction.postscale, reduction.divisor);
-  Task gather = gather_blocks(context, blocks[0], results, 1000);
+  Task gather = gather_blocks(context, blocks[0], results, 1000);  // a step above those of all levels
   co_await gather;
   enter(context, "unpack");
 }

@@ -1,5 +1,5 @@
 // Arenas: allocation of blocks, and copies for forked children.
-// Touches the operating system. The registry is global because pthread_atfork knows no object.
+// Touches the operating system. The registry is global because the handlers of pthread_atfork have no arguments.
 #include "os/arena.h"
 
 #include <fcntl.h>
@@ -19,7 +19,7 @@ namespace farandole::os {
 
 namespace {
 
-constexpr std::size_t kMaxArenas = 64;  // per process; tests have many engines in one
+constexpr std::size_t kMaxArenas = 64;  // of one process; tests run many engines in one process
 Arena* arenas[kMaxArenas];
 std::mutex mutex;  // guards all arenas and the registry; held from before a fork until the child has its copies
 
@@ -27,10 +27,10 @@ std::size_t units_of(std::size_t bytes, std::size_t unit) { return (bytes + unit
 
 }  // namespace
 
-// A child must not write to memory that others see, and must keep what was there at the fork. So it copies the blocks,
-// and the parent continues when the copies exist. Nothing here allocates.
+// A child must not write to memory that other ranks see, and must keep the contents of the time of the fork. So it
+// copies the blocks, and the parent waits until the copies exist. Nothing here allocates on the heap.
 struct ForkHandlers {
-  static inline int ends[2] = {-1, -1};  // of a pipe; the child closes its side when it has its copies
+  static inline int ends[2] = {-1, -1};  // of a pipe; the child closes its ends when it has its copies
 
   static void before() {
     mutex.lock();
@@ -42,7 +42,7 @@ struct ForkHandlers {
   static void in_parent() {
     if (ends[0] >= 0) {
       constexpr int kTimeoutMs = 60'000;
-      ::close(ends[1]);  // this closes the last writer if there is no child
+      ::close(ends[1]);  // so that the poll ends at once if the fork has failed
       pollfd copied{ends[0], POLLIN, 0};
       while (poll(&copied, 1, kTimeoutMs) < 0 && errno == EINTR) {
       }
@@ -92,7 +92,7 @@ std::byte* Arena::allocate(std::size_t bytes) {
   return memory_.data() + first * kUnit;
 }
 
-// The lowest run that fits, so that memory that was used before is reused first.
+// The first unit of the lowest free run, so that memory that was used before is reused first. kUnits if there is none.
 std::size_t Arena::find_free(std::size_t units) const {
   std::size_t run = 0;
   for (std::size_t unit = 0; unit < kUnits; ++unit) {
@@ -106,7 +106,7 @@ bool Arena::populate(std::size_t first, std::size_t units) {
   for (std::size_t unit = first; unit < first + units; ++unit) {
     if (populated_[unit]) continue;
     if (memory_.populate(unit * kUnit, kUnit) != 0) {
-      depopulate(first, units);  // leaves the little memory there is to others
+      depopulate(first, units);  // memory is low: others may use these pages
       return false;
     }
     populated_.set(unit);
@@ -142,15 +142,15 @@ void Arena::close() {
 void Arena::copy_for_child() {
   std::byte* data = memory_.data();
   for (std::size_t unit = 0; unit < kUnits; ++unit) {
-    std::byte* place = data + unit * kUnit;
+    std::byte* address = data + unit * kUnit;
     if (!allocated_[unit]) {
-      munmap(place, kUnit);
+      munmap(address, kUnit);
       continue;
     }
     void* copy = mmap(nullptr, kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (copy == MAP_FAILED) continue;  // shared memory is better than no memory
-    std::memcpy(copy, place, kUnit);
-    if (mremap(copy, kUnit, kUnit, MREMAP_MAYMOVE | MREMAP_FIXED, place) == MAP_FAILED) munmap(copy, kUnit);
+    if (copy == MAP_FAILED) continue;  // then the child shares this unit with its parent, which is better than none
+    std::memcpy(copy, address, kUnit);
+    if (mremap(copy, kUnit, kUnit, MREMAP_MAYMOVE | MREMAP_FIXED, address) == MAP_FAILED) munmap(copy, kUnit);
   }
 }
 

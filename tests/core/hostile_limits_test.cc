@@ -1,4 +1,5 @@
-// A rank that knows the secret and makes another one use more and more memory: it is named before the memory runs out.
+// A hostile rank of the job makes another rank use more and more memory. The other rank ends the generation with an
+// error that names the hostile rank, before the memory runs out: row 40 of docs/faults.md.
 // Touches api/ through job.h, and what fake_peer.h touches.
 #include <sys/mman.h>
 
@@ -20,7 +21,7 @@ using fake_peer::Bytes;
 enum { kAllreduce = 0, kBroadcast = 2, kJoin = 6 };
 enum { kPeerLost = 6, kNoMemory = 9 };
 
-// The engine of one rank, and a fake peer as the other one.
+// A job of two ranks. The victim has an engine; the hostile rank is a fake peer.
 class Victim {
  public:
   explicit Victim(bool same_host, int rank = 0)
@@ -45,20 +46,20 @@ class Victim {
   }
 
   void begin_broadcast() {
-    farandole_request made = job::request(kBroadcast, "again", tensor_);
-    made.peer = 0;
-    broadcast_ = job::submit(engine_, made);
+    farandole_request request = job::request(kBroadcast, "again", tensor_);
+    request.peer = 0;
+    broadcast_ = job::submit(engine_, request);
   }
   void end_broadcast() { CHECK_EQUAL(end(broadcast_), 0); }
   int64_t join() {
     job::Tensor none(0);
-    farandole_request made = job::request(kJoin, "join", none);
-    made.dimensions = 0;
-    return job::submit(engine_, made);
+    farandole_request request = job::request(kJoin, "join", none);
+    request.dimensions = 0;
+    return job::submit(engine_, request);
   }
   int end(int64_t handle, std::string* text = nullptr) { return job::finish(engine_, handle, text); }
 
-  // An operation that needs the other rank ends with this error text, and the rank is named.
+  // Submits an operation that needs the other rank. Its error must begin with the other rank, followed by `words`.
   void expect_lost(const std::string& words) {
     job::Tensor tensor(10, 1);
     const int64_t handle = job::submit(engine_, job::request(kAllreduce, "mine", tensor));
@@ -89,7 +90,8 @@ class Victim {
   fake_peer::FakePeer hostile;
 };
 
-std::vector<negotiate::Request> many_requests() {
+// One more than an engine accepts at once.
+std::vector<negotiate::Request> too_many_requests() {
   std::vector<negotiate::Request> requests((1 << 19) + 1);
   for (std::size_t i = 0; i < requests.size(); ++i) requests[i].name = std::to_string(i);
   return requests;
@@ -97,19 +99,20 @@ std::vector<negotiate::Request> many_requests() {
 
 TEST(row_40_too_many_requests_at_once) {
   Victim victim(false);
-  for (const Bytes& message : negotiate::encode_requests(0, 0, many_requests()))
+  for (const Bytes& message : negotiate::encode_requests(0, 0, too_many_requests()))
     victim.hostile.send_control(0, Control::requests, message);
   victim.expect_lost("sent more requests at once than any program does");
 }
 
 TEST(row_40_too_many_requests_for_unknown_groups) {
   Victim victim(false);
-  for (const Bytes& message : negotiate::encode_requests(kFirstMemberGroup, 0, many_requests()))
+  for (const Bytes& message : negotiate::encode_requests(kFirstMemberGroup, 0, too_many_requests()))
     victim.hostile.send_control(0, Control::requests, message);
   victim.expect_lost("sent more requests at once than any program does, for process sets");
 }
 
-// Enough rounds of one broadcast that the engine follows a plan; then requests as if this rank had left the plan.
+// Both ranks repeat a broadcast until the engine follows a plan. Then the hostile rank sends requests as if it had left
+// the plan.
 TEST(row_40_too_many_requests_after_a_plan) {
   Victim victim(false);
   negotiate::Request request;
@@ -127,7 +130,7 @@ TEST(row_40_too_many_requests_after_a_plan) {
     for (const negotiate::Bucket& bucket : answer.buckets) planned = recorder.record({bucket, {request}});
     victim.end_broadcast();
   }
-  for (const Bytes& message : negotiate::encode_requests(0, 2, many_requests()))
+  for (const Bytes& message : negotiate::encode_requests(0, 2, too_many_requests()))
     victim.hostile.send_control(0, Control::requests, message);
   victim.expect_lost("sent more requests at once than any program does (");
 }
@@ -138,7 +141,7 @@ os::Descriptor small_file(std::size_t bytes = 4096) {
   return file;
 }
 
-std::vector<os::Descriptor> one(os::Descriptor file) {
+std::vector<os::Descriptor> list_of(os::Descriptor file) {
   std::vector<os::Descriptor> files;
   files.push_back(std::move(file));
   return files;
@@ -148,15 +151,16 @@ TEST(row_40_too_much_memory_for_unknown_groups) {
   Victim victim(true);
   const os::Descriptor file = small_file();
   const std::size_t half = os::max_descriptors() / 2;
-  const std::size_t most = std::clamp<std::size_t>(half, 64, 4096);
-  for (std::size_t i = 0; i <= most; ++i)
+  const std::size_t limit = std::clamp<std::size_t>(half, 64, 4096);
+  for (std::size_t i = 0; i <= limit; ++i)
     victim.hostile.send_control(0, Control::segment,
                                 control::encode(control::Segment{kFirstMemberGroup + static_cast<std::uint32_t>(i)}),
-                                one(file.duplicate()));
-  victim.expect_lost("sent memory for more than " + std::to_string(most) + " process sets");
+                                list_of(file.duplicate()));
+  victim.expect_lost("sent memory for more than " + std::to_string(limit) + " process sets");
 }
 
-std::size_t mapped(const std::string& name) {
+// How many mappings of files with this name the process has.
+std::size_t count_mappings(const std::string& name) {
   std::ifstream table("/proc/self/maps");
   std::size_t found = 0;
   for (std::string line; std::getline(table, line);) found += line.find(name) == std::string::npos ? 0 : 1;
@@ -164,20 +168,21 @@ std::size_t mapped(const std::string& name) {
 }
 
 TEST(row_40_too_much_shared_memory) {
-  constexpr std::uint64_t kShared = 4200, kMost = 4096;
+  constexpr std::uint64_t kSent = 4200, kAccepted = 4096;
   Victim victim(true);
   const std::size_t machine = os::machine_memory();
   victim.hostile.send_control(0, Control::share, control::encode(control::Share{1, machine + 4096}),
-                              one(small_file(machine + 4096)));
+                              list_of(small_file(machine + 4096)));
   const os::Descriptor file = small_file();
-  for (std::uint64_t i = 0; i < kShared; ++i)
-    victim.hostile.send_control(0, Control::share, control::encode(control::Share{2 + i, 4096}), one(file.duplicate()));
-  victim.hostile.send_control(0, static_cast<Control>(99), {});
+  for (std::uint64_t i = 0; i < kSent; ++i)
+    victim.hostile.send_control(0, Control::share, control::encode(control::Share{2 + i, 4096}),
+                                list_of(file.duplicate()));
+  victim.hostile.send_control(0, static_cast<Control>(99), {});  // is refused after all frames before it were read
   victim.expect_lost("sent a control frame of an unknown type");
-  CHECK_EQUAL(mapped("memfd:hostile-limits"), kMost);
+  CHECK_EQUAL(count_mappings("memfd:hostile-limits"), kAccepted);
 }
 
-TEST(row_40_zeros_for_a_joined_rank_count_together) {
+TEST(row_40_too_many_zeros_for_a_joined_rank) {
   constexpr std::int64_t kElements = 10 << 20;  // 40 MiB
   os::max_allocation = 64 << 20;
   Victim victim(false, 1);
@@ -195,8 +200,8 @@ TEST(row_40_zeros_for_a_joined_rank_count_together) {
   os::max_allocation = std::numeric_limits<std::size_t>::max();
 }
 
-wire::Frame of_message(std::uint32_t group, std::uint64_t sequence, std::uint64_t total,
-                       wire::FrameType type = wire::FrameType::data) {
+wire::Frame frame_of(std::uint32_t group, std::uint64_t sequence, std::uint64_t total,
+                     wire::FrameType type = wire::FrameType::data) {
   wire::Frame frame;
   frame.type = type;
   frame.tag = {group, sequence, 0};
@@ -206,14 +211,14 @@ wire::Frame of_message(std::uint32_t group, std::uint64_t sequence, std::uint64_
 
 TEST(row_40_large_message_without_a_grant) {
   Victim victim(false);
-  victim.hostile.send(0, of_message(0, 7, 1 << 20), Bytes(1000));
+  victim.hostile.send(0, frame_of(0, 7, 1 << 20), Bytes(1000));
   victim.expect_lost("sent a large message without a grant from this rank");
 }
 
-TEST(row_40_large_message_before_the_answer) {
+TEST(row_40_large_message_before_the_grant) {
   Victim victim(false);
-  victim.hostile.send(0, of_message(0, 7, 1 << 20), {});
-  victim.hostile.send(0, of_message(0, 7, 1 << 20), Bytes(1000));
+  victim.hostile.send(0, frame_of(0, 7, 1 << 20), {});
+  victim.hostile.send(0, frame_of(0, 7, 1 << 20), Bytes(1000));
   victim.expect_lost("sent a corrupted frame (impossible header)");
 }
 
@@ -221,7 +226,7 @@ TEST(row_40_messages_of_impossible_groups) {
   using enum wire::FrameType;
   for (wire::FrameType type : {data, grant, cancel_grant}) {
     Victim victim(false);
-    victim.hostile.send(0, of_message(kLastMemberGroup, 7, 10, type), Bytes(type == data ? 10 : 0));
+    victim.hostile.send(0, frame_of(kLastMemberGroup, 7, 10, type), Bytes(type == data ? 10 : 0));
     victim.expect_lost("sent a message for a process set in which it and this rank are not both members");
   }
 }

@@ -1,10 +1,10 @@
-# A rank of a job that runs cases on one backend of torch.distributed and keeps what came out.
+# A rank of a job that runs cases on one backend of torch.distributed and saves their results.
 # Touches torch.distributed as users see it.
-"""`python distributed_job.py MODULE BACKEND FOLDER`: FOLDER/RANK has a dictionary of results by case.
+"""`python distributed_job.py MODULE BACKEND FOLDER`: writes FOLDER/RANK, a dictionary from case to result.
 
-With BASE behind it torch has a base class for backends as its next release documents it: the private one of today. That
-needs TORCH_DEVICE_BACKEND_AUTOLOAD=0, since the backend is registered as torch then is. Names behind that are cases to
-leave out.
+A fourth argument BASE gives torch the name `BackendBase` of its next release, for the private base class of today. This
+needs TORCH_DEVICE_BACKEND_AUTOLOAD=0: otherwise the import of torch registers our backend before the name exists.
+Further arguments are names of cases to leave out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def close(function: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
 
 
 def raises(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """That it raises is what both backends have in common."""
+    """Whether a call raises. Backends may raise different exceptions for the same mistake."""
     try:
         call(*args, **kwargs)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
@@ -47,23 +47,23 @@ def main(module: str, backend: str, folder: str, way: str = "", *omitted: str) -
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     modules = module.split(",")
-    for one in modules:
-        importlib.import_module(one)
+    for name in modules:
+        importlib.import_module(name)
     if way == "BASE":
         dist.BackendBase = dist._Backend  # type: ignore[attr-defined]
     if backend == "farandole":
         import farandole.torch.distributed  # noqa: F401
     chosen = {name: run for name, run in CASES.items() if run.__module__ in modules and name not in omitted}
-    cases = dict(sorted(chosen.items(), key=lambda one: modules.index(one[1].__module__)))
+    cases = dict(sorted(chosen.items(), key=lambda item: modules.index(item[1].__module__)))
     rank, size = int(os.environ["FARANDOLE_RANK"]), int(os.environ["FARANDOLE_SIZE"])
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, run in cases.items():
         try:
-            found[name] = run(rank, size)
+            results[name] = run(rank, size)
         except Exception:
-            found[name] = traceback.format_exc()
-        torch.save(found, f"{folder}/{rank}.part")
+            results[name] = traceback.format_exc()
+        torch.save(results, f"{folder}/{rank}.part")
         dist.barrier()
     dist.destroy_process_group()
     os.rename(f"{folder}/{rank}.part", f"{folder}/{rank}")
@@ -71,5 +71,5 @@ def main(module: str, backend: str, folder: str, way: str = "", *omitted: str) -
 
 if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    # One copy of this module, whoever imports it.
+    # The cases register themselves in the module `distributed_job`, which is not `__main__`.
     importlib.import_module("distributed_job").main(*sys.argv[1:])

@@ -1,6 +1,6 @@
-# A rank of an elastic job with Lightning: trains, kills itself where it is told, and counts every sample.
+# A rank of an elastic job with Lightning: trains, kills itself at the steps in DEATHS, and counts every sample.
 # Touches Lightning, torch and the folder SCRATCH.
-"""With three ranks, or as many as RANKS says: those of DEATHS die, once each, in their steps."""
+"""RANKS is the number of ranks, three by default. Each entry of DEATHS kills one rank at one step, once."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ import farandole.torch as hvd  # noqa: E402
 from farandole.lightning import ElasticCallback  # noqa: E402
 
 SCRATCH = Path(os.environ["SCRATCH"])
-RANKS, COUNT, EPOCHS = int(os.environ.get("RANKS", "3")), 120, int(os.environ.get("EPOCHS", "8"))
-DEATHS = json.loads(os.environ.get("DEATHS", '{"first": [1, 6], "second": [0, 32]}'))  # rank and step
-EVERY = json.loads(os.environ.get("COMMITS", '{"every_n_steps": 2}'))
+RANKS, SAMPLES, EPOCHS = int(os.environ.get("RANKS", "3")), 120, int(os.environ.get("EPOCHS", "8"))
+DEATHS = json.loads(os.environ.get("DEATHS", '{"first": [1, 6], "second": [0, 32]}'))  # name of the death: rank, step
+COMMIT_OPTIONS = json.loads(os.environ.get("COMMITS", '{"every_n_steps": 2}'))
 
 
 class Counting(pl.LightningModule):
-    """How often each sample has gone into the weights is a part of the weights."""
+    """`seen` counts how often each sample was used. It is a buffer, so a commit contains it like the weights."""
 
     seen: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
-        self.register_buffer("seen", torch.zeros(COUNT))
+        self.register_buffer("seen", torch.zeros(SAMPLES))
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor:
         x, numbers = batch
-        for name, place in DEATHS.items():
-            if place == [self.global_rank, self.global_step] and not (SCRATCH / name).exists():
+        for name, death in DEATHS.items():
+            if death == [self.global_rank, self.global_step] and not (SCRATCH / name).exists():
                 (SCRATCH / name).write_text(str(time.time()))
                 os.kill(os.getpid(), signal.SIGKILL)
-        here = torch.zeros(COUNT)
+        own = torch.zeros(SAMPLES)
         strategy: Any = self.trainer.strategy
-        here[strategy._dealt.loader.indices] = 1
-        assert set(numbers.tolist()) >= set(here.nonzero().flatten().tolist())
-        self.seen += strategy.reduce(here, reduce_op="sum")
+        own[strategy._dealt.loader.indices] = 1
+        assert set(numbers.tolist()) >= set(own.nonzero().flatten().tolist())
+        self.seen += strategy.reduce(own, reduce_op="sum")
         loss = (self.layer(x) - x.sum(1, keepdim=True)).square().mean()
         self.log("loss", loss, sync_dist=True)
         return loss
@@ -63,7 +63,7 @@ class Counting(pl.LightningModule):
             with open(SCRATCH / "steps", "a") as file:
                 file.write(json.dumps([time.time(), self.global_step, self.trainer.world_size]) + "\n")
         if self.trainer.world_size < RANKS and all((SCRATCH / name).exists() for name in DEATHS):
-            time.sleep(0.6)  # sleep: new ranks need time to come: training has to last for so long
+            time.sleep(0.6)  # sleep: training must not end before new ranks have joined
 
     def validation_step(self, batch: Any, index: int) -> None:
         self.log("val_loss", self.layer(batch[0]).mean(), sync_dist=True)
@@ -73,21 +73,21 @@ class Counting(pl.LightningModule):
 
 
 def main() -> None:
-    """Leaves what the last rank 0 knows."""
+    """Trains. The last rank 0 writes its counts, epoch and number of ranks to the file `end`."""
     draw = torch.Generator().manual_seed(1)
-    data = TensorDataset(torch.randn(COUNT, 4, generator=draw), torch.arange(COUNT))
+    data = TensorDataset(torch.randn(SAMPLES, 4, generator=draw), torch.arange(SAMPLES))
     module = Counting()
-    kept = ModelCheckpoint(SCRATCH / "checkpoints", save_last=True)
+    checkpoints = ModelCheckpoint(SCRATCH / "checkpoints", save_last=True)
     trainer = pl.Trainer(
         accelerator="cpu", devices=1, strategy="farandole", max_epochs=EPOCHS, log_every_n_steps=1,
-        callbacks=[ElasticCallback(**EVERY), kept], logger=CSVLogger(SCRATCH, name="csv"),
+        callbacks=[ElasticCallback(**COMMIT_OPTIONS), checkpoints], logger=CSVLogger(SCRATCH, name="csv"),
         enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
     )  # fmt: skip
     trainer.fit(module, DataLoader(data, 4, shuffle=True), DataLoader(data, 30))
     hvd.check_equal(module)
     if trainer.is_global_zero:
-        known = {"seen": module.seen.tolist(), "epoch": trainer.current_epoch, "size": trainer.world_size}
-        (SCRATCH / "end").write_text(json.dumps(known))
+        result = {"seen": module.seen.tolist(), "epoch": trainer.current_epoch, "size": trainer.world_size}
+        (SCRATCH / "end").write_text(json.dumps(result))
         print("done", file=sys.stderr)
 
 

@@ -1,6 +1,6 @@
-# MXNet in its own environment: the battery, cases only for MXNet, a rank that is killed, the example and the page.
-# Touches farandole.launch and the programs beside it.
-"""MXNet needs an old NumPy, so its ranks run in build/mxnet, which `make test` creates."""
+# MXNet in its own environment: the battery, cases only for MXNet, a killed rank, the example, the code in the docs.
+# Touches farandole.launch and the programs in this folder.
+"""MXNet needs an old NumPy, so its ranks run in the environment build/mxnet, which `make test` creates."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PYTHON = ROOT / "build" / "mxnet" / "bin" / "python"
 ENVIRONMENT = {"PYTHONPATH": f"{jobs.SOURCE}:{HERE}", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 JOB_S = 280.0
 CASES = re.findall(r"^@case\ndef (\w+)", (HERE / "mxnet_cases.py").read_text(), flags=re.M)
-# Horovod's names for MXNet.
-NAMES = """allreduce allreduce_ grouped_allreduce grouped_allreduce_ allgather grouped_allgather broadcast
+# What horovod.mxnet has.
+HOROVOD_NAMES = """allreduce allreduce_ grouped_allreduce grouped_allreduce_ allgather grouped_allgather broadcast
     broadcast_ alltoall reducescatter grouped_reducescatter DistributedOptimizer DistributedTrainer
     broadcast_parameters broadcast_object allgather_object Compression join barrier init shutdown is_initialized
     start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank is_homogeneous
@@ -36,34 +36,34 @@ NAMES = """allreduce allreduce_ grouped_allreduce grouped_allreduce_ allgather g
 
 
 @functools.cache
-def missing() -> str:
-    """Why MXNet cannot be used here; nothing if it can."""
+def unusable() -> str:
+    """Why MXNet cannot be used here; "" if it can."""
     if not PYTHON.exists():
         return "no build/mxnet: scripts/environment.py mxnet makes it, with Python 3.11 and older"
     done = subprocess.run([PYTHON, "-c", "import mxnet"], capture_output=True, text=True, timeout=120)
     return "" if done.returncode == 0 else f"MXNet cannot be imported: {done.stderr.strip().splitlines()[-1]}"
 
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300), pytest.mark.skipif(bool(missing()), reason=missing())]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300), pytest.mark.skipif(bool(unusable()), reason=unusable())]
 
 
-def started(program: str, ranks: int, *arguments: str) -> Any:
-    # Its imports warn about names that NumPy and SciPy have moved.
+def start(program: str, ranks: int, *arguments: str) -> Any:
+    # MXNet imports names that NumPy and SciPy have moved, which causes warnings.
     command = [str(PYTHON), "-W", "ignore", str(HERE / program), *arguments]
     return jobs.local.start(command, ranks, None, ENVIRONMENT, stop_on_failure=False)
 
 
 def results(program: str, ranks: int, *arguments: str) -> dict[str, list[str]]:
-    """What was wrong with each case, by rank."""
+    """For each case, one text per rank: what was wrong, or ""."""
     found: dict[str, list[str]] = {}
-    with started(program, ranks, *arguments) as job:
+    with start(program, ranks, *arguments) as job:
         code = job.wait(JOB_S)
         for rank in range(ranks):
             for line in jobs.results(job, rank):
                 found.setdefault(line["case"], []).append(line["wrong"])
-        wrong = "\n".join(text for said in found.values() for text in said if text)
-        said = "\n".join(f"rank {rank}: {job.stderr(rank)[-2000:]}" for rank in range(ranks))
-        assert code == 0, f"exit codes {job.codes} after {list(found)[-1:]}:\n{wrong}\n{said}"
+        wrong = "\n".join(text for texts in found.values() for text in texts if text)
+        output = "\n".join(f"rank {rank}: {job.stderr(rank)[-2000:]}" for rank in range(ranks))
+        assert code == 0, f"exit codes {job.codes} after {list(found)[-1:]}:\n{wrong}\n{output}"
     return found
 
 
@@ -74,77 +74,77 @@ def test_the_battery(ranks: int) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "cases"), [(2, CASES), (3, CASES[:5])], ids=["2 ranks", "3 ranks"])
-def test_what_only_mxnet_has(ranks: int, cases: list[str]) -> None:
+def test_cases_only_for_mxnet(ranks: int, cases: list[str]) -> None:
     assert len(CASES) > 7
     found = results("mxnet_cases.py", ranks, *cases)
     for name in cases:
         judge(found, name, ranks)
 
 
-def test_a_killed_rank_is_raised_on_the_others() -> None:
-    with started("mxnet_cases.py", 3, "killed") as job:
+def test_a_killed_rank_raises_on_the_others() -> None:
+    with start("mxnet_cases.py", 3, "killed") as job:
         job.wait(JOB_S)
         assert job.codes == [0, 0, 137], "\n".join(job.stderr(rank) for rank in range(3))
-        for rank in (0, 1):  # at a call, and at the calls after it
+        for rank in (0, 1):  # in the step in which the rank was killed, and in two calls after it
             assert jobs.results(job, rank)[-1]["seen"] == ["PeerLost"] * 3
 
 
-def python(program: str, interpreter: str | Path = PYTHON) -> subprocess.CompletedProcess[str]:
+def run_python(program: str, interpreter: str | Path = PYTHON) -> subprocess.CompletedProcess[str]:
     command = [interpreter, "-W", "ignore", "-c", program]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **ENVIRONMENT})
 
 
-def test_every_name_of_the_contract_is_there() -> None:
-    done = python(
+def test_every_name_of_horovod_is_there() -> None:
+    done = run_python(
         "import horovod.mxnet as hvd, farandole.mxnet, horovod.mxnet.mpi_ops, horovod.mxnet.compression\n"
         f"import sys; assert hvd is farandole.mxnet and 'torch' not in sys.modules\n"
-        f"assert [n for n in '''{NAMES}'''.split() if not hasattr(hvd, n)] == []\n"
+        f"assert [n for n in '''{HOROVOD_NAMES}'''.split() if not hasattr(hvd, n)] == []\n"
         "import doctest; sys.exit(doctest.testmod(hvd).failed)"
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_is_missing_or_wrong_is_named() -> None:
-    for prepared, words in (
+def test_the_error_names_what_is_missing_or_wrong() -> None:
+    for preparation, expected in (
         ("sys.modules['mxnet'] = None", "needs MXNet 1.9.1, and it is not installed: pip install mxnet==1.9.1"),
         ("sys.modules['mxnet'] = Stub(__version__='1.8.0')", "1.9.1 or newer, and older than 2.0.0; this is 1.8.0"),
         ("sys.modules['mxnet'] = Stub(__version__='2.0.0')", "this is 2.0.0"),
         ("import numpy; del numpy.__deprecated_attrs__['bool']", "cannot be imported with NumPy 1.23.5"),
     ):
-        done = python(f"import sys\nfrom types import SimpleNamespace as Stub\n{prepared}\nimport horovod.mxnet")
-        assert done.returncode == 1 and "ImportError" in done.stderr and words in done.stderr, done.stderr
+        done = run_python(f"import sys\nfrom types import SimpleNamespace as Stub\n{preparation}\nimport horovod.mxnet")
+        assert done.returncode == 1 and "ImportError" in done.stderr and expected in done.stderr, done.stderr
 
 
 def test_farandole_alone_imports_no_mxnet() -> None:
-    done = python("import sys, farandole; sys.exit('mxnet' in sys.modules)")
+    done = run_python("import sys, farandole; sys.exit('mxnet' in sys.modules)")
     assert done.returncode == 0, done.stderr
 
 
-def launched(script: Path, folder: str, *options: str) -> str:
-    launch = "import sys; from farandole.launch.cli import horovodrun; sys.exit(horovodrun())"
-    command = [sys.executable, "-c", launch, "-np", "2", str(PYTHON), "-W", "ignore", str(script), *options]
+def run_with_launcher(script: Path, folder: str, *options: str) -> str:
+    launcher = "import sys; from farandole.launch.cli import horovodrun; sys.exit(horovodrun())"
+    command = [sys.executable, "-c", launcher, "-np", "2", str(PYTHON), "-W", "ignore", str(script), *options]
     environment = {**os.environ, **ENVIRONMENT, "TMPDIR": folder}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_the_example_before_and_after() -> None:
+def test_the_example_with_and_without_farandole() -> None:
     before, after = (EXAMPLES / f"mxnet_{name}.py" for name in ("single", "digits"))
     lines = difflib.ndiff(before.read_text().splitlines(), after.read_text().splitlines())
     assert len([line for line in lines if line.startswith("+ ")]) <= 10
-    with tempfile.TemporaryDirectory() as place:
-        # Of 25 shuffles the worst has 90% after 8 epochs; after 3 one in 40 has 67%.
-        said = launched(after, place, "--epochs", "8", "--save", "digits.params")
-        assert "digits.params" in os.listdir(place)
+    with tempfile.TemporaryDirectory() as folder:
+        # In 25 runs of 8 epochs the worst accuracy was 90%; in 40 runs of 3 epochs one had 67%.
+        said = run_with_launcher(after, folder, "--epochs", "8", "--save", "digits.params")
+        assert "digits.params" in os.listdir(folder)
     assert float(re.findall(r"accuracy ([\d.]+)%", said)[0]) > 80
-    done = python(f"import sys; sys.argv = ['x', '--epochs', '1']\n{before.read_text()}")
+    done = run_python(f"import sys; sys.argv = ['x', '--epochs', '1']\n{before.read_text()}")
     assert "accuracy" in done.stdout, done.stderr
 
 
-def test_the_page() -> None:
+def test_the_code_of_the_page() -> None:
     [script] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "mxnet.md").read_text(), flags=re.DOTALL)
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place, "page.py")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "page.py")
         path.write_text(script)
-        assert "loss below 0.01: True" in launched(path, place)
+        assert "loss below 0.01: True" in run_with_launcher(path, folder)

@@ -1,6 +1,9 @@
-# The launcher's connection to one agent: starts it, here or through ssh, authenticates both sides, carries messages.
+# The launcher's connection to one agent. It starts the agent, on this host or through ssh, authenticates both sides,
+# and carries messages.
 # Touches processes through spawn.py, and the connection's sockets.
-"""A connection is a socket pair; its far end is the input and output of the agent, or of the ssh process to it."""
+"""A connection is a socket pair. The launcher has one socket; the other one is the standard input and output of the
+agent, or of the ssh process that starts the agent on another host.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,16 @@ from farandole.rendezvous.flow import READ, Flow, Loop, Wait, send
 from farandole.rendezvous.handshake import NOBODY, Greeting, Proven, Refused, Role, VersionMismatch, call
 from farandole.rendezvous.secret import Secret
 
-LONGEST_BANNER = 1 << 20  # bytes that a login shell may print before the agent's first message
-LONGEST_COMPLAINT = 16 << 10  # bytes that are kept of the error output of ssh and the agent
-NEVER_SPOKE_SECONDS = 0.5
-PATIENCE_BYTES = 1 << 20  # unsent bytes to an agent above which the next piece of a call waits
-WINDOW = 4  # pieces of calls in flight to one rank; a rank that does not read blocks no other
-END_SECONDS = 20.0  # for an agent to kill everything on its host; after that the launcher does not wait
+MAX_BANNER_BYTES = 1 << 20  # what a login shell may print before the agent's first message
+MAX_ERROR_BYTES = 16 << 10  # how much of the error output of ssh and the agent is kept
+UNAUTHENTICATED_END_SECONDS = 0.5  # for a process that has not authenticated to end
+MAX_UNSENT_BYTES = 1 << 20  # to one agent; with more, the next piece of a call waits
+WINDOW = 4  # pieces of calls in flight to one rank, so that a rank that does not read does not block others
+END_SECONDS = 20.0  # for an agent to kill everything on its host; then the launcher stops waiting
 
 
 class StartError(Exception):
-    """The job cannot be started; the text is for the user, `code` is the exit code."""
+    """The job cannot be started; the text is for the user, `code` is the launcher's exit code."""
 
     def __init__(self, text: str, code: int = 1) -> None:
         super().__init__(text)
@@ -39,19 +42,23 @@ class StartError(Exception):
 
 
 class Bridge(Protocol):
-    """A way to agents without ssh: they connect to the launcher and know the job's secret."""
+    """Gives connections to agents without ssh. These agents connect to the launcher, and know the job's secret."""
 
     def take(self, host: str) -> tuple[Any, Any]:
-        """The connection to the agent of a host, and its process; OSError when there is none yet."""
+        """The connection to the agent of a host, and the agent's process. Raises OSError when there is no agent yet."""
         ...
 
     def explain(self, host: str, code: int | None, said: str) -> str:
-        """Why there is no agent on a host."""
+        """Says why there is no agent on a host: `code` is the exit code of its process, `said` the error output."""
         ...
 
 
 class AgentConnection:
-    """`host`: "" is this machine. `heard(connection, report)` and `ended(connection, reason)` run in the loop."""
+    """A connection to the agent of `host`; "" is this host.
+
+    The loop calls `heard(connection, report)` for each message of the agent, and at the end `ended(connection, reason)`
+    unless `close` was called before.
+    """
 
     def __init__(
         self,
@@ -71,39 +78,39 @@ class AgentConnection:
         self._secret = secret
         self._heard = heard
         self._ended = ended
-        self._complaint = b""
+        self._error_output = b""
         self._channel: Channel | None = None
         try:
-            self._near, self._process = way.take(host) if not isinstance(way, ssh.SshOptions) else self._start(way)
+            self._sock, self._process = way.take(host) if not isinstance(way, ssh.SshOptions) else self._start(way)
         except OSError as error:
             raise StartError(f"cannot open a connection to {self.name}: {error.strerror or error}") from None
-        self._errors = -1
+        self._stderr = -1
         if self._process.stderr is not None:
-            self._errors = self._process.stderr.fileno()
-            os.set_blocking(self._errors, False)
-            loop.watch(self._errors, READ, lambda _: self._read_errors())
+            self._stderr = self._process.stderr.fileno()
+            os.set_blocking(self._stderr, False)
+            loop.watch(self._stderr, READ, lambda _: self._read_errors())
 
     def _start(self, way: ssh.SshOptions) -> tuple[Any, Any]:
-        near, far = sockets.pair()
+        own_end, agent_end = sockets.pair()
         try:
-            command = way.command(self.host) if self.host else _here()
-            return near, spawn.start_agent(command, far.fileno())
+            command = way.command(self.host) if self.host else _local_command()
+            return own_end, spawn.start_agent(command, agent_end.fileno())
         except OSError as error:
-            near.close()
+            own_end.close()
             raise StartError(f"cannot start {command[0]}: {error.strerror}", 127) from None
         finally:
-            far.close()
+            agent_end.close()
 
     def open(self, deadline: float, done: Callable[[], None], failed: Callable[[StartError], None]) -> None:
-        """Authenticates both sides until `deadline`; then calls one of the two functions on the loop's thread."""
+        """Authenticates both sides. The loop then calls `done`; after an error or at `deadline` it calls `failed`."""
 
-        def over(proven: Proven | None, error: Exception | None) -> None:
+        def finish(proven: Proven | None, error: Exception | None) -> None:
             if proven is None:
                 failed(self._explain(error))
                 return
             self._channel = Channel(
                 self._loop,
-                self._near,
+                self._sock,
                 proven,
                 lambda report: self._heard(self, report),
                 lambda reason: self._ended(self, reason),
@@ -111,7 +118,7 @@ class AgentConnection:
             )
             done()
 
-        self._loop.spawn(self._greet(), deadline, over)
+        self._loop.spawn(self._greet(), deadline, finish)
 
     def send(self, order: Any) -> None:
         """Sends a message to the agent."""
@@ -120,81 +127,81 @@ class AgentConnection:
 
     @property
     def backlog(self) -> int:
-        """Bytes that the agent has not read yet."""
+        """The number of bytes that wait to be sent, because the agent does not read them."""
         return self._channel.backlog if self._channel is not None else 0
 
     def when_drained(self, act: Callable[[], None]) -> None:
-        """Calls `act` when the agent has read all queued bytes."""
+        """Calls `act` when all queued bytes have been sent."""
         if self._channel is not None:
             self._channel.when_drained(act)
 
     def last_words(self) -> str:
-        """The last error output of ssh or the agent, in brackets; empty without any."""
-        lines = self._complaint.decode(errors="replace").strip().splitlines()
+        """The last line of error output of ssh or the agent, in parentheses; "" if there is none."""
+        lines = self._error_output.decode(errors="replace").strip().splitlines()
         return f" ({lines[-1]})" if lines else ""
 
     @property
     def over(self) -> bool:
-        """Whether its process has ended, so that `close` does not wait."""
+        """Whether the process of the agent or of ssh has ended, so that `close` does not wait."""
         return bool(self._process.poll() is not None)
 
     def cut(self) -> None:
         """Ends the connection; the agent then kills everything on its host. Safe from any thread."""
         with contextlib.suppress(OSError):
-            self._near.shutdown(2)
+            self._sock.shutdown(2)
 
     def close(self) -> bool:
-        """Cuts the connection and waits until nothing is left on the host; False if that is unknown.
+        """Ends the connection and waits until the agent has killed everything on its host; False if that is unknown.
 
         Blocks the loop.
         """
         self.cut()
         if self._channel is not None:
             self._channel.close()
-        if self._errors >= 0:
-            self._loop.forget(self._errors)
-        self._near.close()
-        # A process that never authenticated has started nothing; if it starts later it finds its input closed.
-        gone = self._channel is None
+        if self._stderr >= 0:
+            self._loop.forget(self._stderr)
+        self._sock.close()
+        # An agent that has not authenticated has started nothing, and cannot authenticate after the socket is closed.
+        nothing_left = self._channel is None
         try:
-            self._process.wait(NEVER_SPOKE_SECONDS if gone else END_SECONDS)
-            gone = True
-        except Exception:  # subprocess.TimeoutExpired: only spawn.py knows it by name
+            self._process.wait(UNAUTHENTICATED_END_SECONDS if nothing_left else END_SECONDS)
+            nothing_left = True
+        except Exception:  # subprocess.TimeoutExpired; only spawn.py may import subprocess
             self._process.kill()
             self._process.wait()
         if self._process.stderr is not None:
             self._process.stderr.close()
-        return gone
+        return nothing_left
 
     def _read_errors(self) -> None:
-        if self._errors < 0:
+        if self._stderr < 0:
             return
         with contextlib.suppress(BlockingIOError):
-            data = os.read(self._errors, 4096)
+            data = os.read(self._stderr, 4096)
             if not data:
-                self._loop.forget(self._errors)
-            self._complaint = (self._complaint + data)[-LONGEST_COMPLAINT:]
+                self._loop.forget(self._stderr)
+            self._error_output = (self._error_output + data)[-MAX_ERROR_BYTES:]
 
     def _greet(self) -> Flow[Proven]:
-        version = yield from self._find_mark()
+        version = yield from self._read_introduction()
         if version != package_version():
             raise StartError(
                 f"{self.name} has farandole {version}, this host {package_version()}: "
                 "install the same version on every host"
             )
-        if isinstance(self._way, ssh.SshOptions):  # another launcher has started it
-            yield from send(self._near, self._secret.key)
-        return (yield from call(self._near, self._secret, Greeting(Role.LAUNCHER, 0, NOBODY), Role.AGENT))
+        if isinstance(self._way, ssh.SshOptions):  # agents of a bridge know the secret already
+            yield from send(self._sock, self._secret.key)
+        return (yield from call(self._sock, self._secret, Greeting(Role.LAUNCHER, 0, NOBODY), Role.AGENT))
 
-    def _find_mark(self) -> Flow[str]:
+    def _read_introduction(self) -> Flow[str]:
         seen = b"\n"
         while not (MARK in seen and seen.endswith(b"\n")):
             try:
-                data = self._near.recv(4096)
+                data = self._sock.recv(4096)
             except (BlockingIOError, InterruptedError):
-                yield Wait(self._near, READ)
+                yield Wait(self._sock, READ)
                 continue
-            if not data or len(seen) > LONGEST_BANNER:
+            if not data or len(seen) > MAX_BANNER_BYTES:
                 raise EOFError
             seen += data
         version, _, directory = seen.rpartition(MARK)[2].decode(errors="replace").strip().partition(" ")
@@ -204,10 +211,10 @@ class AgentConnection:
     def _explain(self, error: Exception | None) -> StartError:
         if isinstance(error, StartError):
             return error
-        with contextlib.suppress(Exception):  # its last error output and its exit code follow the end of its output
+        with contextlib.suppress(Exception):  # the exit code and the last error output come a little later
             self._process.wait(0.5)
         self._read_errors()
-        said = self._complaint.decode(errors="replace").strip()
+        said = self._error_output.decode(errors="replace").strip()
         if isinstance(error, TimeoutError):
             return StartError(
                 f"{self.name} did not answer in time; is it up? Raise --start-timeout if it is only slow."
@@ -227,25 +234,25 @@ class Pump:
         self._connection = connection
         self._calls: collections.deque[Iterator[agent_messages.Call]] = collections.deque()
         self._credit = WINDOW
-        self._waiting = False  # for the connection
+        self._waiting = False  # until the connection has sent its queued bytes
 
     def add(self, pieces: Iterator[agent_messages.Call]) -> None:
-        """Adds a call after those before it."""
+        """Queues a call behind those that were added before."""
         self._calls.append(pieces)
-        self._go_on()
+        self._send_pieces()
 
     def taken(self) -> None:
-        """The rank has read a piece."""
+        """Notes that the rank has read a piece."""
         self._credit += 1
-        self._go_on()
+        self._send_pieces()
 
     def _drained(self) -> None:
         self._waiting = False
-        self._go_on()
+        self._send_pieces()
 
-    def _go_on(self) -> None:
+    def _send_pieces(self) -> None:
         while self._calls and self._credit and not self._waiting:
-            if self._connection.backlog > PATIENCE_BYTES:
+            if self._connection.backlog > MAX_UNSENT_BYTES:
                 self._waiting = True
                 self._connection.when_drained(self._drained)
             elif (piece := next(self._calls[0], None)) is not None:
@@ -256,16 +263,16 @@ class Pump:
 
 
 def package_place() -> str:
-    """The directory that must be on the path for `import farandole`."""
+    """The directory that must be in `sys.path` for `import farandole`."""
     return str(Path(__file__).resolve().parents[2])
 
 
-def _here() -> Sequence[str]:
-    # -S and -E: the agent needs neither site packages nor the environment, and starts twice as fast.
+def _local_command() -> Sequence[str]:
+    # -S and -E: the agent needs no site packages and no PYTHON* variables, and starts twice as fast.
     start = f"import sys; sys.path.insert(0, {package_place()!r}); from farandole.launch.agent import main; main()"
     return [sys.executable, "-S", "-E", "-c", start]
 
 
 def deadline_after(seconds: float) -> float:
-    """A moment for `AgentConnection.open`."""
+    """The deadline for `AgentConnection.open` that is this many seconds from now."""
     return time.monotonic() + seconds

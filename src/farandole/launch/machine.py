@@ -16,26 +16,26 @@ def usable_cores() -> int:
 
 
 def quota() -> float:
-    """How many cores the control group allows this process; infinity without a limit."""
-    least = math.inf
+    """How many cores the control group allows this process; infinity if there is no limit."""
+    lowest = math.inf
     for line in lines("/proc/self/cgroup"):
-        _, controllers, place = line.split(":", 2)
+        _, controllers, group = line.split(":", 2)
         if not controllers:  # version 2
-            for folder in _upwards("/sys/fs/cgroup", place):
-                share, _, period = first_line(folder / "cpu.max").partition(" ")
-                if share.isdigit() and period.isdigit():
-                    least = min(least, int(share) / int(period))
+            for folder in _group_folders("/sys/fs/cgroup", group):
+                allowed, _, period = first_line(folder / "cpu.max").partition(" ")
+                if allowed.isdigit() and period.isdigit():
+                    lowest = min(lowest, int(allowed) / int(period))
         elif "cpu" in controllers.split(","):
-            for folder in _upwards("/sys/fs/cgroup/cpu", place):
-                share, period = first_line(folder / "cpu.cfs_quota_us"), first_line(folder / "cpu.cfs_period_us")
-                if share.isdigit() and period.isdigit() and int(period):
-                    least = min(least, int(share) / int(period))
-    return least
+            for folder in _group_folders("/sys/fs/cgroup/cpu", group):
+                allowed, period = first_line(folder / "cpu.cfs_quota_us"), first_line(folder / "cpu.cfs_period_us")
+                if allowed.isdigit() and period.isdigit() and int(period):
+                    lowest = min(lowest, int(allowed) / int(period))
+    return lowest
 
 
-def _upwards(root: str, place: str) -> Iterator[Path]:
-    """A group's folder and the folders above it. In a container the own group may be the root."""
-    folder = Path(root + place) if Path(root + place).is_dir() else Path(root)
+def _group_folders(root: str, group: str) -> Iterator[Path]:
+    """A group's folder and the folders above it. In a container, the process's group may be shown as the root."""
+    folder = Path(root + group) if Path(root + group).is_dir() else Path(root)
     yield folder
     for above in folder.parents:
         if above.is_relative_to(root):
@@ -51,5 +51,5 @@ def lines(path: str) -> list[str]:
 
 
 def first_line(path: Path) -> str:
-    """The first line of a file; "" without one."""
+    """The first line of a file; "" if there is none."""
     return next(iter(lines(str(path))), "")

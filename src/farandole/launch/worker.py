@@ -18,7 +18,7 @@ from farandole.rendezvous.handshake import NOBODY, Greeting, Role, call
 from farandole.rendezvous.secret import Secret
 
 GREETING_SECONDS = 60.0
-PATIENCE_BYTES = 1 << 20
+MAX_UNSENT_BYTES = 1 << 20
 
 
 class Worker:
@@ -84,7 +84,7 @@ class Worker:
     def _reply(self, number: int, kind: int, data: bytes) -> None:
         for piece in calls.cut(self.rank, number, kind, data):
             self._channel.send(piece)
-            while self._channel.backlog > PATIENCE_BYTES and not self._over:
+            while self._channel.backlog > MAX_UNSENT_BYTES and not self._over:
                 self._loop.turn()
         while self._channel.backlog and not self._over:
             self._loop.turn()

@@ -1,6 +1,6 @@
-# Reduces the gradients of a step over the ranks: dense and sparse, in groups, compressed; local ones are not sent.
+# Reduces the gradients of a step over the ranks: dense and sparse, in groups, compressed. Local gradients are not sent.
 # Touches TensorFlow, compression, naming, ops and work.
-"""Tapes and optimizers share `Reduction`."""
+"""Tapes and optimizers use `Reduction`."""
 
 from __future__ import annotations
 
@@ -34,33 +34,33 @@ class Reduction(ReductionOptions):
             return list(gradients)
         result = list(gradients)
         dense: list[int] = []
-        for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if gradient is None:
                 continue
             if id(variable) in self.local:
-                result[place] = self._scaled(gradient)
+                result[index] = self._scale_local(gradient)
             elif isinstance(gradient, tf.IndexedSlices) and not self.sparse_as_dense:
-                result[place] = self._sparse(gradient)
+                result[index] = self._reduce_sparse(gradient)
             else:
-                result[place] = tf.convert_to_tensor(gradient)
-                dense.append(place)
-        parts = self._parts(dense, variables)
-        for places in parts[:-1]:
+                result[index] = tf.convert_to_tensor(gradient)
+                dense.append(index)
+        parts = self._split_by_group(dense, variables)
+        for indices in parts[:-1]:
             reduced = grouped_allreduce(
-                [result[place] for place in places], compression=self.compression, op=self.op,
+                [result[index] for index in indices], compression=self.compression, op=self.op,
                 prescale_factor=self.scales[0], postscale_factor=self.scales[1], process_set=self.process_set,
             )  # fmt: skip
-            for place, gradient in zip(places, reduced, strict=True):
-                result[place] = gradient
-        for place, gradient in zip(parts[-1], self._each([result[place] for place in parts[-1]]), strict=True):
-            result[place] = gradient
+            for index, gradient in zip(indices, reduced, strict=True):
+                result[index] = gradient
+        for index, gradient in zip(parts[-1], self._reduce_each([result[index] for index in parts[-1]]), strict=True):
+            result[index] = gradient
         return result
 
     def apart(self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Gradients) -> list[Any]:
-        """Like a call, but gradients that are not local go through `reduce(gradients, variables)`."""
+        """Like `__call__`, but `reduce(gradients, variables)` reduces the gradients of variables that are not local."""
         return list(apart(gradients, variables, self.local, self, reduce))
 
-    def _scaled(self, gradient: Any) -> Any:
+    def _scale_local(self, gradient: Any) -> Any:
         if not self.scale_local_gradients:
             return gradient
         count = self.process_set.size() or 1
@@ -68,40 +68,40 @@ class Reduction(ReductionOptions):
             return tf.IndexedSlices(gradient.values / count, gradient.indices, gradient.dense_shape)
         return gradient / count
 
-    def _sparse(self, gradient: Any) -> Any:
+    def _reduce_sparse(self, gradient: Any) -> Any:
         if self.op == Adasum:
             raise NotImplementedError("Adasum does not take tf.IndexedSlices; use sparse_as_dense=True")
         return allreduce(gradient, compression=self.compression, op=self.op, process_set=self.process_set)
 
-    def _each(self, gradients: list[Any]) -> list[Any]:
-        """Reduces each gradient by itself, all in one call: no thread waits for one while others are ready."""
+    def _reduce_each(self, gradients: list[Any]) -> list[Any]:
+        """Reduces each gradient by itself. One call submits all: no thread waits for one while others are ready."""
         if not gradients:
             return []
         packed = [self.compression.compress(gradient) for gradient in gradients]
         sent = [tensor for tensor, _ in packed]
         prefix = "gradients"
         if tf.executing_eagerly():
-            # Models that train in turn need different names, which ranks must choose in the same way without
-            # communication.
+            # Models that train in turn need different names. All ranks must find the same name without communication,
+            # so it contains the number and the size of the tensors.
             prefix = f"gradients.{len(sent)}.{sum(int(tf.size(tensor)) for tensor in sent)}"
         else:
             prefix = naming.in_graph("HorovodAllreduce", prefix, None, False)
-        names = tuple(f"{prefix}.{place}" for place in range(len(sent)))
+        names = tuple(f"{prefix}.{index}" for index in range(len(sent)))
         work = Work(Kind.ALLREDUCE, None, self.op, self.scales, self.process_set, names=names)
         reduced = run(replace(work, name=None), sent)
         return [self.compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, packed, strict=True)]
 
-    def _parts(self, places: list[int], variables: Sequence[Any]) -> list[list[int]]:
-        """The places of each group, and at the end the places that are in no group."""
+    def _split_by_group(self, indices: list[int], variables: Sequence[Any]) -> list[list[int]]:
+        """The indices of each group, and at the end the indices of gradients that are in no group."""
         if self.groups is None:
-            return [places]
+            return [indices]
         if isinstance(self.groups, int):
-            even = split_list(places, min(self.groups, len(places))) if places else []
+            even = split_list(indices, min(self.groups, len(indices))) if indices else []
             return [*[list(part) for part in even], []]
-        where = {id(variables[place]): place for place in places}
-        parts = [[where[id(one)] for one in group if id(one) in where] for group in self.groups]
-        grouped = {place for part in parts for place in part}
-        return [*[part for part in parts if part], [place for place in places if place not in grouped]]
+        index_of = {id(variables[index]): index for index in indices}
+        parts = [[index_of[id(one)] for one in group if id(one) in index_of] for group in self.groups]
+        grouped = {index for part in parts for index in part}
+        return [*[part for part in parts if part], [index for index in indices if index not in grouped]]
 
 
 def _check_groups(groups: Any) -> None:

@@ -1,5 +1,5 @@
-"""Checkpoints: whole or not there, whatever happens while they are written; damaged ones are refused, with the reason.
-Writers are real processes that are killed; full disks are small tmpfs (root). Row 19 and row 20 of the faults."""
+"""Checkpoints are complete or do not exist, whatever happens while they are written; damaged ones are refused.
+The tests kill real processes that write; a full disk is a small tmpfs (root). Rows 19 and 20 of docs/faults.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from farandole.elastic import ObjectState, checkpoint, commits, load_from, safetensors, save_to, trees
 from farandole.elastic.safetensors import Block, Damaged
 
-CALLS = ("open", "write", "fsync", "close", "rename", "mkdir", "unlink", "rmdir", "listdir")
+SYSTEM_CALLS = ("open", "write", "fsync", "close", "rename", "mkdir", "unlink", "rmdir", "listdir")
 
 
 def make_state(**values: Any) -> ObjectState:
@@ -39,8 +39,8 @@ def write(path: Path, number: int, keep: int = 2) -> None:
     checkpoint.write(str(path), os.urandom(8).hex(), 0, 1, keep, number, blocks_of(number), text)
 
 
-def found(path: Path) -> int:
-    """The number of the checkpoint that is loaded, having looked at its contents; 0: none."""
+def loaded_number(path: Path) -> int:
+    """Loads the newest good checkpoint, checks its contents and returns its number; 0 if there is none."""
     loaded = checkpoint.load(str(path))
     if loaded is None:
         return 0
@@ -49,18 +49,21 @@ def found(path: Path) -> int:
     return number
 
 
-# --- row 19 ----------------------------------------------------------------------------------------------------------
+# --- row 19: what happens while a checkpoint is written --------------------------------------------------------------
 
 
-def kill_at(place: int, half: bool) -> None:
-    """From now on this process is killed at its so-many-th system call; with `half`, a write does half of its work."""
-    left = place
+def kill_at(index: int, half: bool) -> None:
+    """Makes call `index` (from 0) of SYSTEM_CALLS kill this process.
 
-    def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def stand_in(*args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
+    The call does nothing; or with `half`, a write writes half of its bytes, and any other call does its work.
+    """
+    calls_left = index
+
+    def killing(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def call_or_die(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls_left
+            calls_left -= 1
+            if calls_left < 0:
                 if half and name == "write":
                     call(args[0], args[1][: len(args[1]) // 2])
                 elif half:
@@ -68,18 +71,18 @@ def kill_at(place: int, half: bool) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return call(*args, **kwargs)
 
-        return stand_in
+        return call_or_die
 
-    for name in CALLS:
-        setattr(os, name, wrapped(name, getattr(os, name)))
+    for name in SYSTEM_CALLS:
+        setattr(os, name, killing(name, getattr(os, name)))
 
 
-def killed_writer(path: Path, number: int, place: int, half: bool) -> bool:
-    """A process that writes a checkpoint and is killed; False when it came to its end before."""
+def writer_was_killed(path: Path, number: int, index: int, half: bool) -> bool:
+    """Writes a checkpoint in a process that is killed at call `index`; False when the process ended before that."""
     pid = os.fork()
     if pid == 0:
         try:
-            kill_at(place, half)
+            kill_at(index, half)
             write(path, number)
         except BaseException:
             os._exit(9)
@@ -93,55 +96,55 @@ def killed_writer(path: Path, number: int, place: int, half: bool) -> bool:
 
 
 @pytest.fixture
-def memory() -> Iterator[Path]:
-    """A directory in memory: what a killed process leaves does not depend on the disk, and hundreds are killed."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as place:
-        yield Path(place)
+def memory_folder() -> Iterator[Path]:
+    """A directory in memory. Hundreds of writers are faster there, and a killed process leaves the same files."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        yield Path(folder)
 
 
 @pytest.mark.chaos
-def test_row_19_killed_at_every_system_call(memory: Path) -> None:
+def test_row_19_killed_at_every_system_call(memory_folder: Path) -> None:
     kills = 0
     for half in (False, True):
-        for before in (0, 1, 3):  # what was there already
-            place = 0
+        for before in (0, 1, 3):  # how many checkpoints exist already
+            index = 0
             while True:
-                path = memory / f"{half}-{before}-{place}"
+                path = memory_folder / f"{half}-{before}-{index}"
                 for number in range(1, before + 1):
                     write(path, number)
-                if not killed_writer(path, 7, place, half):
+                if not writer_was_killed(path, 7, index, half):
                     break
                 kills += 1
-                assert found(path) in (before, 7)
-                write(path, 8)  # the next writer cleans up and goes on
-                assert found(path) == 8
+                assert loaded_number(path) in (before, 7)
+                write(path, 8)  # the next writer removes what the killed one left
+                assert loaded_number(path) == 8
                 names = sorted(os.listdir(path))
                 assert all(name == ".lock" or name.startswith("checkpoint-") for name in names), names
                 assert len(names) <= 3
-                place += 1
-            assert found(path) == 7
+                index += 1
+            assert loaded_number(path) == 7
     print(f"{kills} writers killed, every checkpoint readable")
     assert kills > 150
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
-def test_row_19_killed_again_and_again(memory: Path) -> None:
-    """A thousand times with `make chaos`."""
+def test_row_19_killed_at_random_system_calls(memory_folder: Path) -> None:
+    """Kills 100 writers. `make chaos` kills 800: with those of the test above they are about a thousand."""
     draw = random.Random(19)
-    good, number, kills = 0, 0, 0
-    wanted = 800 if "CHAOS_N" in os.environ else 100  # the test above has the rest of the thousand
+    newest, number, kills = 0, 0, 0
+    wanted = 800 if "CHAOS_N" in os.environ else 100
     while kills < wanted:
         number += 1
-        if killed_writer(memory, number, draw.randrange(60), draw.random() < 0.5):
+        if writer_was_killed(memory_folder, number, draw.randrange(60), draw.random() < 0.5):
             kills += 1
-            now = found(memory)
-            assert now in (good, number)
-            good = now
+            loaded = loaded_number(memory_folder)
+            assert loaded in (newest, number)
+            newest = loaded
         else:
-            good = number
-            assert found(memory) == number
-    assert number > kills  # some came to their end
+            newest = number
+            assert loaded_number(memory_folder) == number
+    assert number > kills  # some writers ended before they were killed
 
 
 @pytest.fixture
@@ -167,16 +170,16 @@ def test_row_19_the_disk_is_full(small_disk: Path) -> None:
     with pytest.raises(OSError, match="No space left") as caught:
         save_to(state, path, wait=True)
     assert caught.value.errno == errno.ENOSPC and caught.value.filename == path and "MB are free" in str(caught.value)
-    writing = save_to(state, path)  # in the background nothing is raised: training goes on
+    writing = save_to(state, path)  # a write in the background raises nothing, so that training continues
     assert writing.settle(30) and isinstance(writing.error, OSError)
     state.commit()
-    again = make_state(weights=None)
-    assert load_from(again, path) == 1 and again.weights.shape == (60_000,)
+    restored = make_state(weights=None)
+    assert load_from(restored, path) == 1 and restored.weights.shape == (60_000,)
     assert sorted(os.listdir(path)) == [".lock", "checkpoint-00000001"]
     state.weights = np.zeros(60_000, dtype=np.float32)
     state.commit()
-    save_to(state, path, wait=True)  # and goes on when there is room again
-    assert load_from(again, path) == 4 and (again.weights == 0).all()
+    save_to(state, path, wait=True)  # writing works again when there is room
+    assert load_from(restored, path) == 4 and (restored.weights == 0).all()
 
 
 def test_row_19_read_only(small_disk: Path) -> None:
@@ -187,7 +190,7 @@ def test_row_19_read_only(small_disk: Path) -> None:
     assert str(small_disk) in str(caught.value)
 
 
-def test_row_19_slow_fsync_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_19_a_slow_fsync_does_not_block_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda handle: (release.wait(30), fsync(handle)))
@@ -197,16 +200,16 @@ def test_row_19_slow_fsync_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.M
     for step in range(1, 4):
         state.step = step
         state.commit()
-        assert save_to(state, str(tmp_path)).skipped  # one at a time
+        assert save_to(state, str(tmp_path)).skipped  # only one checkpoint is written at a time
     assert not first.done
     release.set()
     first.wait(30)
     save_to(state, str(tmp_path), wait=True)
     assert [number for number, _ in checkpoint.finished(str(tmp_path))] == [1, 2]
-    again = make_state(x=None, step=-1)
-    assert load_from(again, str(tmp_path)) == 4 and again.step == 3
+    restored = make_state(x=None, step=-1)
+    assert load_from(restored, str(tmp_path)) == 4 and restored.step == 3
     (tmp_path / "checkpoint-00000002" / "manifest.json").unlink()
-    assert load_from(again, str(tmp_path)) == 1 and again.step == 0  # the one that was slow holds its own commit
+    assert load_from(restored, str(tmp_path)) == 1 and restored.step == 0  # what the slow write began with
 
 
 def test_two_jobs_cannot_write_into_one_directory(tmp_path: Path) -> None:
@@ -214,12 +217,12 @@ def test_two_jobs_cannot_write_into_one_directory(tmp_path: Path) -> None:
         write(tmp_path, 1)
 
 
-# --- row 20 ----------------------------------------------------------------------------------------------------------
+# --- row 20: damaged and hostile checkpoints -------------------------------------------------------------------------
 
 
 def damage(folder: Path, draw: random.Random) -> str:
-    victim = draw.choice([folder / "manifest.json", folder / "part-00000.safetensors"])
-    data = bytearray(victim.read_bytes())
+    file = draw.choice([folder / "manifest.json", folder / "part-00000.safetensors"])
+    data = bytearray(file.read_bytes())
     kind = draw.choice(["flip", "truncate", "grow", "missing", "empty"])
     if kind == "flip":
         place = draw.randrange(len(data))
@@ -231,13 +234,13 @@ def damage(folder: Path, draw: random.Random) -> str:
     elif kind == "empty":
         data.clear()
     if kind == "missing":
-        victim.unlink()
+        file.unlink()
     else:
-        victim.write_bytes(data)
-    return f"{kind} {victim.name}"
+        file.write_bytes(data)
+    return f"{kind} {file.name}"
 
 
-def test_row_20_damaged_ones_are_refused_and_the_next_older_is_used(
+def test_row_20_the_next_older_checkpoint_replaces_a_damaged_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     draw = random.Random(20)
@@ -247,19 +250,21 @@ def test_row_20_damaged_ones_are_refused_and_the_next_older_is_used(
         write(path, 2)
         what = damage(path / "checkpoint-00000002", draw)
         caplog.clear()
-        assert found(path) == 1, what
+        assert loaded_number(path) == 1, what
         assert "checkpoint-00000002: " in caplog.text, what
         damage(path / "checkpoint-00000001", draw)
         with pytest.raises(Damaged, match="no good checkpoint"):
             checkpoint.load(str(path))
 
 
-def headed(header: Any, body: bytes = b"") -> Any:
+def file_with(header: Any, body: bytes = b"") -> Any:
+    """The bytes of a safetensors file with this header."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return np.frombuffer(len(text).to_bytes(8, "little") + text + body, dtype=np.uint8)
 
 
-def entry(**changes: Any) -> dict[str, Any]:
+def one_tensor(**changes: Any) -> dict[str, Any]:
+    """The header of a file with one tensor of 8 bytes; `changes` replace or add fields."""
     return {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}
 
 
@@ -268,24 +273,24 @@ def entry(**changes: Any) -> dict[str, Any]:
     [
         np.frombuffer(b"", dtype=np.uint8),
         np.frombuffer((1 << 62).to_bytes(8, "little") + b"{}", dtype=np.uint8),
-        headed(b"{"),
-        headed(b"[" * 100_000),
-        headed([1]),
-        headed({"__metadata__": {"a": 1}}),
-        headed(entry(), b"short"),
-        headed(entry(), b"longer than it says"),
-        headed(entry(shape=[1 << 62, 4]), bytes(8)),
-        headed(entry(shape=[-1, -2]), bytes(8)),
-        headed(entry(shape=3), bytes(8)),
-        headed(entry(shape=[2.0]), bytes(8)),
-        headed(entry(shape=[True, True]), bytes(8)),
-        headed(entry(data_offsets=[8, 0]), bytes(8)),
-        headed(entry(data_offsets=[0, 8, 9]), bytes(8)),
-        headed(entry(dtype="F33"), bytes(8)),
-        headed(entry(dtype=["F32"]), bytes(8)),
-        headed(entry(more=1), bytes(8)),
-        headed({**entry(), "b": entry()["a"]}, bytes(8)),
-        headed({"a": 5}, bytes(8)),
+        file_with(b"{"),
+        file_with(b"[" * 100_000),
+        file_with([1]),
+        file_with({"__metadata__": {"a": 1}}),
+        file_with(one_tensor(), b"short"),
+        file_with(one_tensor(), b"longer than it says"),
+        file_with(one_tensor(shape=[1 << 62, 4]), bytes(8)),
+        file_with(one_tensor(shape=[-1, -2]), bytes(8)),
+        file_with(one_tensor(shape=3), bytes(8)),
+        file_with(one_tensor(shape=[2.0]), bytes(8)),
+        file_with(one_tensor(shape=[True, True]), bytes(8)),
+        file_with(one_tensor(data_offsets=[8, 0]), bytes(8)),
+        file_with(one_tensor(data_offsets=[0, 8, 9]), bytes(8)),
+        file_with(one_tensor(dtype="F33"), bytes(8)),
+        file_with(one_tensor(dtype=["F32"]), bytes(8)),
+        file_with(one_tensor(more=1), bytes(8)),
+        file_with({**one_tensor(), "b": one_tensor()["a"]}, bytes(8)),
+        file_with({"a": 5}, bytes(8)),
     ],
     ids=range(20),
 )
@@ -305,7 +310,7 @@ def test_row_20_any_bytes(tail: bytes, length: int) -> None:
     assert sum(block.data.size for block in blocks.values()) <= len(tail)
 
 
-def test_row_20_a_manifest_leads_nowhere_else(tmp_path: Path) -> None:
+def test_row_20_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     write(tmp_path, 1)
     folder = tmp_path / "checkpoint-00000001"
     for file in ("../../secret", "/etc/passwd", ".."):
@@ -320,15 +325,15 @@ def test_row_20_a_manifest_leads_nowhere_else(tmp_path: Path) -> None:
     "code",
     [["exec", "x"], ["array", "none"], ["dict", 5], [1], {"a": 1}, ["bytes", "%"], ["dict", [[["list", []], 1]]]],
 )
-def test_row_20_trees_that_nobody_has_written(code: Any) -> None:
+def test_row_20_invalid_trees(code: Any) -> None:
     with pytest.raises(Damaged):
         trees.decode(code, {})
 
 
-# --- what they hold --------------------------------------------------------------------------------------------------
+# --- the contents of checkpoints -------------------------------------------------------------------------------------
 
 
-def test_every_plain_value_comes_back(tmp_path: Path) -> None:
+def test_every_plain_value_is_restored(tmp_path: Path) -> None:
     values = {
         "nothing": None,
         "numbers": [1, -(2**80), 2.5, float("inf"), True],
@@ -344,14 +349,14 @@ def test_every_plain_value_comes_back(tmp_path: Path) -> None:
     state = make_state(**values)
     state.commit()
     save_to(state, str(tmp_path), wait=True)
-    again = make_state(**dict.fromkeys(values))
-    assert load_from(again, str(tmp_path)) == 1 and commits(again) == 1
+    restored = make_state(**dict.fromkeys(values))
+    assert load_from(restored, str(tmp_path)) == 1 and commits(restored) == 1
     for name, value in values.items():
-        np.testing.assert_equal(getattr(again, name), value)
-    assert again.keys == values["keys"] and isinstance(again.scalar, np.float32) and again.point.shape == ()
+        np.testing.assert_equal(getattr(restored, name), value)
+    assert restored.keys == values["keys"] and isinstance(restored.scalar, np.float32) and restored.point.shape == ()
 
 
-def test_what_cannot_be_held_is_named() -> None:
+def test_the_error_names_a_value_that_cannot_be_saved() -> None:
     state = make_state(a={"b": [object()]})
     with pytest.raises(TypeError, match=r"a\.b\.0 is a object"):
         save_to(state, "/nowhere")
@@ -361,14 +366,14 @@ def test_what_cannot_be_held_is_named() -> None:
         save_to(state, "/nowhere", keep=0)
 
 
-def test_another_state_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_with_other_fields_is_refused(tmp_path: Path) -> None:
     save_to(make_state(a=1, b=2), str(tmp_path), wait=True)
     with pytest.raises(ValueError, match="has b; this state has"):
         load_from(make_state(a=1), str(tmp_path))
     assert load_from(make_state(a=1), str(tmp_path / "nothing")) == 0
 
 
-def test_keeps_the_newest(tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     state = make_state(step=0)
     for step in range(6):
         state.step = step
@@ -378,7 +383,7 @@ def test_keeps_the_newest(tmp_path: Path) -> None:
     assert oct(os.stat(tmp_path / "checkpoint-00000006").st_mode)[-3:] == "700"
 
 
-def test_the_formats_own_library_reads_it(tmp_path: Path) -> None:
+def test_the_safetensors_library_reads_our_files_and_we_read_its(tmp_path: Path) -> None:
     library = pytest.importorskip("safetensors.numpy")
     state = make_state(model={"0.weight": np.arange(6.0).reshape(2, 3), "flags": np.array([True, False])}, step=4)
     save_to(state, str(tmp_path), wait=True)
@@ -391,9 +396,9 @@ def test_the_formats_own_library_reads_it(tmp_path: Path) -> None:
     assert ours["x"].dtype == "F16" and ours["x"].shape == (3,) and metadata == {"a": "b"}
 
 
-def test_the_part_of_a_lost_rank_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_stops_waiting_for_the_part_of_a_lost_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "LOST_SECONDS", 0.2)
     write(tmp_path, 1)
     with pytest.raises(TimeoutError, match=r"a rank was lost .* the part of rank 1"):
         checkpoint.write(str(tmp_path), "ab" * 8, 0, 2, 2, 2, blocks_of(2), "{}", lambda: True)
-    assert found(tmp_path) == 1 and not list(tmp_path.glob(".writing-*"))
+    assert loaded_number(tmp_path) == 1 and not list(tmp_path.glob(".writing-*"))

@@ -1,6 +1,6 @@
 # The program of a compute job: horovodrun -np 4 python -m horovod.tensorflow.data.compute_worker CONFIGFILE
-# Touches compute_service and runtime; writes the file that the training job reads.
-"""Serves data until the training job calls `config.compute_client().shutdown()`."""
+# Touches compute_service, basics and broadcast_object; writes the file that the training job reads.
+"""The ranks of this job serve data until the training job calls `config.compute_client().shutdown()`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from farandole.world import basics
 def serving(
     size: int, dispatchers: int, dispatcher_side: str, configfile: str, timeout: float
 ) -> Iterator[TfDataServiceConfig]:
-    """Runs the server for this many workers and writes the file that describes it."""
+    """Runs the server where the `size` workers register, and writes `configfile`, with which others find the server."""
     key = secrets.token_bytes(32)
     service = ComputeService(key)
     try:
-        per = size // dispatchers
-        config = TfDataServiceConfig(dispatchers, per, dispatcher_side, service.addresses(), key, timeout)
+        workers_each = size // dispatchers
+        config = TfDataServiceConfig(dispatchers, workers_each, dispatcher_side, service.addresses(), key, timeout)
         config.write(configfile)
         yield config
     finally:
@@ -35,7 +35,7 @@ def serving(
 
 
 def check(dispatchers: int, size: int) -> None:
-    """SystemExit unless all dispatchers get the same number of workers."""
+    """Raises SystemExit unless all dispatchers get the same number of workers."""
     if dispatchers < 1 or size % dispatchers:
         raise SystemExit(
             f"--dispatchers {dispatchers}: expected a number that divides the {size} processes of this job"
@@ -43,26 +43,26 @@ def check(dispatchers: int, size: int) -> None:
 
 
 def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: float) -> None:
-    """Runs a worker in each rank; rank 0 runs the server and writes the file."""
+    """Runs a worker in each rank. Rank 0 also runs the server and writes `configfile`."""
     basics.init()
     rank, size = basics.rank(), basics.size()
     check(dispatchers, size)
-    held = serving(size, dispatchers, dispatcher_side, configfile, timeout) if rank == 0 else contextlib.nullcontext()
-    with held as config:
+    server = serving(size, dispatchers, dispatcher_side, configfile, timeout) if rank == 0 else contextlib.nullcontext()
+    with server as config:
         compute_worker_fn(broadcast_object(config, 0, "compute_worker"))
     basics.shutdown()
 
 
 def parser(description: str) -> argparse.ArgumentParser:
     """The command line options of a data service."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("configfile", metavar="CONFIGFILE", help="written here, and read by the training job")
-    parser.add_argument("--dispatchers", type=int, default=1, help="1, or one for each rank of the training job")
-    parser.add_argument("--dispatcher-side", choices=SIDES, default="compute", help="which job runs the dispatchers")
-    parser.add_argument("--timeout", type=float, default=60, help="seconds to wait for the others to come")
-    return parser
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("configfile", metavar="CONFIGFILE", help="written here, and read by the training job")
+    made.add_argument("--dispatchers", type=int, default=1, help="1, or one for each rank of the training job")
+    made.add_argument("--dispatcher-side", choices=SIDES, default="compute", help="which job runs the dispatchers")
+    made.add_argument("--timeout", type=float, default=60, help="seconds to wait for the others to come")
+    return made
 
 
 if __name__ == "__main__":
-    asked = parser("One worker of a data service; start as many as you like as one job.").parse_args()
-    main(asked.dispatchers, asked.dispatcher_side, asked.configfile, asked.timeout)
+    options = parser("One worker of a data service; start as many as you like as one job.").parse_args()
+    main(options.dispatchers, options.dispatcher_side, options.configfile, options.timeout)

@@ -1,6 +1,6 @@
 # Tuning at init: a short measurement, once for each number and kind of hosts; later jobs read its result.
 # Touches config, engine, cache, search, switch, version.
-"""`tune` is called by all ranks. Rank 0 decides what to measure and what to keep."""
+"""All ranks call `tune`. Rank 0 decides what to measure and what to keep."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .switch import switch
 
 MAX_S = 0.8  # seconds, for all measurements together
 STEP_S = 0.004  # seconds; the measurement makes its steps small enough to stay below
-STEPS = 4  # of one sample
-SETTLE_STEPS = 3
-SAMPLES, PAIRS = 14, 5
-KIB = (*[64] * 16, *[1024] * 4, 4096)  # the tensors of a step, as in a small network
-MOST_HALVINGS = 8
-NAME = "farandole.tuning"
+STEPS = 4  # in one sample
+SETTLE_STEPS = 3  # not measured, after each change of values
+SAMPLES, PAIRS = 14, 5  # for the search
+TENSOR_KIB = (*[64] * 16, *[1024] * 4, 4096)  # the tensors of a step, as in a small network
+MAX_HALVINGS = 8  # of each tensor, to make a step shorter
+PREFIX = "farandole.tuning"
 
 _log = logging.getLogger("farandole")
 
 
 def shape_of(config: Config, hosts: Sequence[int], choices: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """The key of a stored result: library, number of ranks, their distribution over hosts, and the kind of host."""
+    """What a stored result is for: library version, ranks on each host, kind of host, and settings."""
     return {
         "version": package_version(),
         "ranks": sorted(Counter(hosts).values()),
@@ -65,9 +65,9 @@ def _processor() -> str:
 def tune(
     engine: Engine, config: Config, hosts: Sequence[int], choices: Mapping[str, Sequence[int]], directory: str
 ) -> None:
-    """Applies the stored values for such jobs; if there are none, it measures and stores them."""
+    """Applies the values that are stored for jobs of this kind; if there are none, measures and stores them."""
     if engine.rank != 0:
-        _follow(engine)
+        _run_what_rank_0_asks(engine)
         return
     now = Values(*engine.tuning())
     shape = shape_of(config, hosts, choices)
@@ -78,29 +78,30 @@ def tune(
     else:
         if best != now:
             switch(engine, best, False)
-        _order(engine, 0, 0)
+        _broadcast_steps(engine, 0, 0)
     _log.info("tuning: the job begins with %s", "the settings' values" if best == now else best)
 
 
-def _order(engine: Engine, steps: int, halvings: int) -> tuple[int, int]:
-    """Rank 0 sends the others the number of steps to run and their size; 0: the measurement has ended."""
-    told = np.array([steps, halvings], dtype=np.int64)
-    engine.run(Request(Kind.BROADCAST, NAME, told, told, peer=0))
-    return int(told[0]), int(told[1])
+def _broadcast_steps(engine: Engine, steps: int, halvings: int) -> tuple[int, int]:
+    """Broadcasts rank 0's arguments: the steps to run, and how often to halve their tensors. 0 steps: the end."""
+    numbers = np.array([steps, halvings], dtype=np.int64)
+    engine.run(Request(Kind.BROADCAST, PREFIX, numbers, numbers, peer=0))
+    return int(numbers[0]), int(numbers[1])
 
 
-def _follow(engine: Engine) -> None:
+def _run_what_rank_0_asks(engine: Engine) -> None:
     tensors: dict[int, list[Array]] = {}
     while True:
-        steps, halvings = _order(engine, 0, 0)
+        steps, halvings = _broadcast_steps(engine, 0, 0)
         if steps == 0:
             return
-        _steps(engine, tensors, steps, halvings)
+        _run_steps(engine, tensors, steps, halvings)
 
 
-def _steps(engine: Engine, tensors: dict[int, list[Array]], steps: int, halvings: int) -> None:
-    step = tensors.setdefault(halvings, [np.zeros((kib << 8) >> halvings, dtype=np.float32) for kib in KIB])
-    requests = [Request(Kind.ALLREDUCE, f"{NAME}.{place}", each, each) for place, each in enumerate(step)]
+def _run_steps(engine: Engine, tensors: dict[int, list[Array]], steps: int, halvings: int) -> None:
+    # A KiB has 1 << 8 elements.
+    step = tensors.setdefault(halvings, [np.zeros((kib << 8) >> halvings, dtype=np.float32) for kib in TENSOR_KIB])
+    requests = [Request(Kind.ALLREDUCE, f"{PREFIX}.{number}", each, each) for number, each in enumerate(step)]
     for _ in range(steps):
         for handle in engine.submit(requests):
             engine.wait(handle)
@@ -116,19 +117,19 @@ class _Measurement:
     def run(self) -> Values:
         deadline = time.monotonic() + MAX_S
         search = self._search
-        self._halvings = MOST_HALVINGS
-        while self._halvings > 0 and self._timed(1) < STEP_S / 2 and time.monotonic() < deadline:
+        self._halvings = MAX_HALVINGS
+        while self._halvings > 0 and self._seconds_for(1) < STEP_S / 2 and time.monotonic() < deadline:
             self._halvings -= 1
         while (candidate := search.next()) is not None and time.monotonic() < deadline:
             switch(self._engine, candidate, False)
-            self._timed(SETTLE_STEPS)
-            search.tell(1.0 / self._timed(STEPS))
+            self._seconds_for(SETTLE_STEPS)
+            search.tell(1.0 / self._seconds_for(STEPS))
         switch(self._engine, search.best, False)  # a search that ran out of time keeps the defaults
-        _order(self._engine, 0, 0)
+        _broadcast_steps(self._engine, 0, 0)
         return search.best
 
-    def _timed(self, steps: int) -> float:
-        _order(self._engine, steps, self._halvings)
+    def _seconds_for(self, steps: int) -> float:
+        _broadcast_steps(self._engine, steps, self._halvings)
         begin = time.perf_counter()
-        _steps(self._engine, self._tensors, steps, self._halvings)
+        _run_steps(self._engine, self._tensors, steps, self._halvings)
         return max(time.perf_counter() - begin, 1e-9)
