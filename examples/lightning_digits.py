@@ -1,5 +1,6 @@
-"""Lightning on this package: the strategy's name is the one line that changes. It starts its two ranks by itself:
-python examples/lightning_digits.py; or farandole run -np 4 python examples/lightning_digits.py."""
+"""Trains with Lightning and Farandole; a Lightning script needs only strategy="farandole" in its Trainer. Either the
+script starts two ranks: python examples/lightning_digits.py. Or a launcher starts the ranks:
+farandole run -np 4 python examples/lightning_digits.py."""
 
 import argparse
 
@@ -35,7 +36,7 @@ class Images(pl.LightningDataModule):
 
 
 class Digits(pl.LightningModule):
-    """A small network; the metric is that of all ranks together."""
+    """A small network. Its accuracy is computed over the samples of all ranks."""
 
     def __init__(self, rate: float = 0.1):
         super().__init__()

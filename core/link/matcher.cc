@@ -43,13 +43,13 @@ void Matcher::send_frame(wire::FrameType type, Tag tag, std::uint64_t total) {
   writer_.push(frame);
 }
 
-Error Matcher::wrong_size(const Message& message, std::uint64_t other) const {
+Error Matcher::wrong_size(const Message& message, std::uint64_t other_bytes) const {
   const std::string mine = std::to_string(message.pieces.bytes());
   const std::string rank = std::to_string(peer_);
+  const std::string other = std::to_string(other_bytes);
   const std::string text =
-      message.sends
-          ? "send of " + mine + " bytes to rank " + rank + ", but its receive expects " + std::to_string(other)
-          : "receive expected " + mine + " bytes from rank " + rank + ", but the message has " + std::to_string(other);
+      message.sends ? "send of " + mine + " bytes to rank " + rank + ", but its receive expects " + other
+                    : "receive expected " + mine + " bytes from rank " + rank + ", but the message has " + other;
   return {Code::precondition, text, peer_};
 }
 
@@ -74,13 +74,13 @@ void Matcher::send(Message& message) {
   if (self_) {
     match_self(channel);
   } else {
-    start(channel);
+    start_first_send(channel);
   }
   forget_if_empty(tag);
 }
 
 // Starts the first send of the channel: sends it, or announces its size.
-void Matcher::start(Channel& channel) {
+void Matcher::start_first_send(Channel& channel) {
   while (!channel.sends.empty() && !channel.sends.front()->enqueued) {
     Message& message = *channel.sends.front();
     const std::uint64_t bytes = message.pieces.bytes();
@@ -109,7 +109,7 @@ void Matcher::sent(Message& message) {
   Channel& channel = channels_[tag];
   remove(channel.sends, message);
   message.finish();
-  start(channel);
+  start_first_send(channel);
   forget_if_empty(tag);
 }
 
@@ -124,7 +124,7 @@ bool Matcher::granted(const wire::Frame& frame) {
   Channel& channel = channels_[frame.tag];
   channel.grants.push_back(frame.total);
   unexpected_bytes_ += kEntryBytes;
-  start(channel);
+  start_first_send(channel);
   forget_if_empty(frame.tag);
   return within_limit();
 }
@@ -150,7 +150,7 @@ bool Matcher::answered(const wire::Frame& frame) {
     } else {
       message.fail(wrong_size(message, frame.total));
       channel.sends.pop_front();
-      start(channel);
+      start_first_send(channel);
     }
   }
   forget_if_empty(frame.tag);
@@ -179,9 +179,9 @@ void Matcher::receive(Message& message) {
   forget_if_empty(tag);
 }
 
-void Matcher::reject(Posted& posted, std::uint64_t other) {
+void Matcher::fail_receive(Posted& posted, std::uint64_t sent_bytes) {
   Message* message = std::exchange(posted.message, nullptr);
-  if (message != nullptr) message->fail(wrong_size(*message, other));
+  if (message != nullptr) message->fail(wrong_size(*message, sent_bytes));
 }
 
 void Matcher::cancel_grant(Posted& posted, const Tag& tag) {
@@ -192,11 +192,11 @@ void Matcher::answer(Unexpected& unexpected, const Tag& tag, std::uint64_t expec
   if (std::exchange(unexpected.announced, false)) send_frame(wire::FrameType::answer, tag, expected);
 }
 
-// The first receive and the first unexpected message differ in size.
-void Matcher::refuse(Channel& channel, const Tag& tag) {
+// Ends the first receive and the first unexpected message, because their sizes differ.
+void Matcher::end_unequal(Channel& channel, const Tag& tag) {
   Posted& posted = channel.receives.front();
   Unexpected& unexpected = channel.unexpected.front();
-  reject(posted, unexpected.total);
+  fail_receive(posted, unexpected.total);
   answer(unexpected, tag, posted.bytes);
   if (unexpected.begun && !unexpected.complete()) {  // the rest of it is dropped when it arrives
     posted.bytes = unexpected.total;
@@ -204,29 +204,29 @@ void Matcher::refuse(Channel& channel, const Tag& tag) {
   } else {
     channel.receives.pop_front();
   }
-  remove_unexpected(channel);
+  remove_first_unexpected(channel);
 }
 
-void Matcher::remove_unexpected(Channel& channel) {
+void Matcher::remove_first_unexpected(Channel& channel) {
   unexpected_bytes_ -= kEntryBytes + channel.unexpected.front().bytes.size();
   channel.unexpected.pop_front();
 }
 
 void Matcher::match(Channel& channel, const Tag& tag) {
   while (!channel.receives.empty() && !channel.unexpected.empty()) {
-    if (filling_ == &channel && channel.unexpected.size() == 1)
+    if (reading_ == &channel && channel.unexpected.size() == 1)
       return;  // continues after the frame that is being read into it
     Posted& posted = channel.receives.front();
     Unexpected& unexpected = channel.unexpected.front();
     if (unexpected.total != posted.bytes) {
-      refuse(channel, tag);
+      end_unequal(channel, tag);
       continue;
     }
     const bool complete = unexpected.complete();
     answer(unexpected, tag, posted.bytes);
     if (posted.message != nullptr) posted.message->pieces.copy_in(0, unexpected.bytes.data(), unexpected.moved);
     posted.moved = unexpected.moved;
-    remove_unexpected(channel);
+    remove_first_unexpected(channel);
     if (!complete) return;
     if (posted.message != nullptr) posted.message->finish();
     channel.receives.pop_front();
@@ -269,9 +269,9 @@ bool Matcher::within_limit() {
 
 // The message used a grant that was cancelled before the cancellation reached the sender.
 bool Matcher::was_granted(const wire::Frame& frame) {
-  const auto found = void_grants_.find({frame.tag, frame.total});
-  if (found == void_grants_.end()) return false;
-  if (--found->second == 0) void_grants_.erase(found);
+  const auto found = cancelled_grants_.find({frame.tag, frame.total});
+  if (found == cancelled_grants_.end()) return false;
+  if (--found->second == 0) cancelled_grants_.erase(found);
   return true;
 }
 
@@ -293,7 +293,7 @@ bool Matcher::begin_unexpected(Channel& channel, const wire::Frame& frame) {
     unexpected.announced = true;
     return !more && within_limit();
   }
-  filling_unexpected_ = true;
+  reading_unexpected_ = true;
   unexpected.begun = true;
   unexpected_bytes_ += unexpected.moved + frame.length - unexpected.bytes.size();
   unexpected.bytes.resize(unexpected.moved + frame.length);
@@ -303,14 +303,14 @@ bool Matcher::begin_unexpected(Channel& channel, const wire::Frame& frame) {
 bool Matcher::data_begins(const wire::Frame& frame) {
   Channel& channel = channels_[frame.tag];
   const bool continues_unexpected = !channel.unexpected.empty() && !channel.unexpected.back().complete();
-  filling_ = announces(frame) ? nullptr : &channel;
+  reading_ = announces(frame) ? nullptr : &channel;
   if (continues_unexpected || channel.receives.empty()) return begin_unexpected(channel, frame);
-  filling_unexpected_ = false;
+  reading_unexpected_ = false;
   Posted& posted = channel.receives.front();
   if (frame.total != posted.bytes) {
     if (posted.moved > 0) return false;
-    reject(posted, frame.total);
-    if (posted.granted && !announces(frame)) ++void_grants_[{frame.tag, posted.bytes}];
+    fail_receive(posted, frame.total);
+    if (posted.granted && !announces(frame)) ++cancelled_grants_[{frame.tag, posted.bytes}];
     cancel_grant(posted, frame.tag);
     if (!announces(frame)) {
       posted.bytes = frame.total;
@@ -330,19 +330,19 @@ bool Matcher::data_begins(const wire::Frame& frame) {
 
 Pieces Matcher::destination(const wire::Frame& frame, std::size_t offset) {
   const std::size_t left = frame.length - offset;
-  if (filling_unexpected_) {
-    Unexpected& unexpected = filling_->unexpected.back();
+  if (reading_unexpected_) {
+    Unexpected& unexpected = reading_->unexpected.back();
     return Pieces(unexpected.bytes.data() + unexpected.moved + offset, left);
   }
-  const Posted& posted = filling_->receives.front();
+  const Posted& posted = reading_->receives.front();
   if (posted.message == nullptr) return {};
   return posted.message->pieces.slice(posted.moved + offset, left);
 }
 
 void Matcher::data_arrived(const wire::Frame& frame) {
   if (announces(frame)) return;
-  Channel& channel = *std::exchange(filling_, nullptr);
-  if (filling_unexpected_) {
+  Channel& channel = *std::exchange(reading_, nullptr);
+  if (reading_unexpected_) {
     channel.unexpected.back().moved += frame.length;
     match(channel, frame.tag);
   } else {
@@ -381,7 +381,7 @@ void Matcher::withdraw(Message& message) {
   if (self_) {
     match_self(channel);
   } else if (!channel.truncated) {
-    start(channel);
+    start_first_send(channel);
   }
   forget_if_empty(tag);
 }
@@ -404,7 +404,7 @@ void Matcher::fail(const Error& why) {
 // Ends all sends and receives; with `why` null, sends count as done. Messages that have arrived completely can still be
 // received.
 void Matcher::end_all(const Error* why) {
-  filling_ = nullptr;
+  reading_ = nullptr;
   for (auto& [tag, channel] : channels_) {
     for (Message* message : channel.sends) {
       if (why == nullptr) {

@@ -1,5 +1,5 @@
-// Matches the messages to and from one peer: which bytes belong to which receive, which send waits for a grant, and
-// which messages came before their receive (unexpected messages).
+// Matches the messages to and from one peer with this rank's sends and receives. Keeps the messages that arrive before
+// their receive is posted (unexpected messages), and the sends that must wait until the peer allows them.
 // Touches base/ and wire/.
 #pragma once
 
@@ -15,14 +15,15 @@
 
 namespace farandole::link {
 
-// Messages of one tag keep their order, and only the order decides which message matches which receive. Small messages
-// (up to eager_bytes) are sent at once and wait here as unexpected messages until they are received. A large receive
-// sends a grant with its size in advance, and a large message that finds such a grant is sent. Without a grant, the
-// sender announces the message by an empty frame with its size, and sends it when the answer has the same size. So both
-// sides notice different sizes.
+// With each tag, the first message matches the first receive, the second message the second receive, and so on. Small
+// messages (up to eager_bytes) are sent at once and wait at the receiver until it posts the receive. For a large
+// receive, the receiver sends a grant with the size as soon as the receive is posted. A large message is sent at once
+// if there is a grant of its size. Without such a grant, the sender announces the message by an empty frame with the
+// size. When the receive is posted, the receiver answers with the size that it expects. If that is the size of the
+// message, the sender sends it. If the sizes differ, the receive fails; the send of a large message fails too.
 class Matcher {
  public:
-  // `unexpected_bytes`: of all matchers of the peer.
+  // `unexpected_bytes`: counts the memory of unexpected messages and grants; all matchers of the peer share it.
   Matcher(int peer, bool self, const MessengerOptions& options, FrameWriter& writer, std::uint64_t& unexpected_bytes)
       : peer_(peer), self_(self), options_(options), writer_(writer), unexpected_bytes_(unexpected_bytes) {}
   ~Matcher();
@@ -31,50 +32,52 @@ class Matcher {
 
   void send(Message& message);
   void receive(Message& message);
-  void withdraw(Message& message);  // its owner dropped it
-  void sent(Message& message);      // the kernel has all of its bytes
+  void withdraw(Message& message);  // the owner of the message no longer wants it
+  void sent(Message& message);      // the kernel has all bytes of the message
 
-  // Whether a message with this tag has arrived or been announced for which no receive is posted.
+  // Whether a message with this tag has arrived or has been announced, and no receive for it is posted.
   bool has_unexpected(const Tag& tag) const;
 
-  bool granted(const wire::Frame& frame);  // false: too much is waiting
+  // These handle frames of the peer. If the result is false, the peer broke the protocol or exceeded a limit.
+  bool granted(const wire::Frame& frame);
   void grant_cancelled(const wire::Frame& frame);
-  bool answered(const wire::Frame& frame);  // false: nothing was announced
+  bool answered(const wire::Frame& frame);
   bool data_begins(const wire::Frame& frame);
-  const char* error_text() const {
-    return error_text_;
-  }  // after one of these returned false: the reason, to be put after "rank 3"; may be null
+  // What the peer did when the last result was false, to be written after "rank 3". May be null.
+  const char* error_text() const { return error_text_; }
+  // Where the bytes of the data frame must be written, from `offset` on. Empty: they are dropped.
   Pieces destination(const wire::Frame& frame, std::size_t offset);
   void data_arrived(const wire::Frame& frame);
 
-  void fail(const Error& why);
-  // No more messages will come: open receives fail, and sends count as done.
+  void fail(const Error& why);  // fails all pending sends and receives; the link stays
+  // The peer has left and sends no more messages: pending receives fail, and pending sends count as done.
   void peer_left();
   void peer_lost(const Error& why);
 
  private:
   struct Posted {
-    Message* message = nullptr;  // null: withdrawn or failed, its bytes are dropped
+    Message* message = nullptr;  // null: the receive was withdrawn or has failed; its bytes are dropped on arrival
     std::uint64_t bytes = 0;
-    bool granted = false;
-    std::uint64_t moved = 0;
+    bool granted = false;     // a grant was sent and not cancelled
+    std::uint64_t moved = 0;  // bytes that have arrived in complete frames
   };
   struct Unexpected {
     std::uint64_t total = 0;
-    std::vector<std::byte> bytes;  // of complete frames, and room for the one that is being read
-    std::uint64_t moved = 0;       // in complete frames
-    bool begun = false;            // some of its bytes have arrived
-    bool announced = false;        // the announcement is not answered yet
+    std::vector<std::byte> bytes;  // the complete frames, and space for the frame that is being read
+    std::uint64_t moved = 0;       // bytes that have arrived in complete frames
+    bool begun = false;            // its first data frame has begun
+    bool announced = false;        // it was announced, and this rank has not answered
     bool complete() const { return begun && moved == total; }
   };
   struct Channel {
     Queue<Message*> sends;        // only the first is being sent
-    Queue<std::uint64_t> grants;  // that arrived before their message
-    bool unanswered = false;      // the first send is announced and not answered
+    Queue<std::uint64_t> grants;  // the sizes of grants that no send has used yet
+    bool unanswered = false;      // this rank announced a send, and the peer has not answered
     Queue<Posted> receives;
     Queue<Unexpected> unexpected;  // only the last may be incomplete
-    bool truncated =
-        false;  // a message was dropped after a part was sent: the peer could not separate the next one from it
+    // A send was dropped after it had been announced or partly sent. Nothing more can be sent with this tag: the peer
+    // would take the next message for the dropped one.
+    bool truncated = false;
     bool empty() const {
       return sends.empty() && grants.empty() && !unanswered && receives.empty() && unexpected.empty() && !truncated;
     }
@@ -84,19 +87,19 @@ class Matcher {
 
   bool needs_grant(std::uint64_t bytes) const { return bytes > options_.eager_bytes; }
   void send_frame(wire::FrameType type, Tag tag, std::uint64_t total);
-  Error wrong_size(const Message& message, std::uint64_t other) const;
-  void start(Channel& channel);
+  Error wrong_size(const Message& message, std::uint64_t other_bytes) const;
+  void start_first_send(Channel& channel);
   void cancel_grant(Posted& posted, const Tag& tag);
   void answer(Unexpected& unexpected, const Tag& tag, std::uint64_t expected);
   void detach(Channel& channel, Message& message);
   void end_all(const Error* why);
   void match(Channel& channel, const Tag& tag);
-  void reject(Posted& posted, std::uint64_t other);
-  void refuse(Channel& channel, const Tag& tag);
+  void fail_receive(Posted& posted, std::uint64_t sent_bytes);
+  void end_unequal(Channel& channel, const Tag& tag);
   void match_self(Channel& channel);
   void forget_if_empty(const Tag& tag);
   bool begin_unexpected(Channel& channel, const wire::Frame& frame);
-  void remove_unexpected(Channel& channel);  // removes the first
+  void remove_first_unexpected(Channel& channel);
   bool was_granted(const wire::Frame& frame);
   bool within_limit();  // whether the unexpected messages are within the limit
   static void remove(Queue<Message*>& sends, const Message& message);
@@ -108,11 +111,12 @@ class Matcher {
   std::uint64_t& unexpected_bytes_;
   const char* error_text_ = nullptr;
   Channels channels_;
-  // Sizes of grants that were cancelled because a message of another size came. A message that used such a grant before
-  // the sender knew may still arrive. Each entry belongs to a receive that has failed.
-  std::map<std::pair<Tag, std::uint64_t>, std::size_t> void_grants_;
-  Channel* filling_ = nullptr;       // a frame of this channel is being read ...
-  bool filling_unexpected_ = false;  // ... into its last unexpected message, or into its first receive
+  // For a tag and a size, the number of grants that this rank cancelled because a message of another size came. The
+  // peer may have used such a grant before the cancellation reached it; then one large message without a valid grant is
+  // allowed.
+  std::map<std::pair<Tag, std::uint64_t>, std::size_t> cancelled_grants_;
+  Channel* reading_ = nullptr;       // the channel of the data frame that is being read
+  bool reading_unexpected_ = false;  // the frame goes to the last unexpected message, not to the first receive
   enum class Peer { active, left, lost } state_ = Peer::active;
   Error lost_;
 };

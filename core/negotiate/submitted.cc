@@ -1,4 +1,4 @@
-// Requests of one name by member: what is kept of each, and how a full request is rebuilt.
+// The members' requests of one name: what is stored of each, and how a whole request is rebuilt.
 // Pure. Touches base/ and wire/.
 #include "negotiate/submitted.h"
 
@@ -13,21 +13,21 @@ std::int64_t rows_of(const Request& request) { return request.shape.empty() ? 0 
 
 }  // namespace
 
-// Also true for equal requests.
-bool Submitted::differs_little(const Request& request) const {
+// Whether the request equals the common one, or differs from it only in rows and device.
+bool Submitted::fits_common(const Request& request) const {
   const Request& a = common_;
   const Request& b = request;
-  const std::ptrdiff_t rows = rows_vary(a.kind) && !a.shape.empty() ? 1 : 0;
+  const std::ptrdiff_t first_compared = rows_vary(a.kind) && !a.shape.empty() ? 1 : 0;  // rows may differ
   return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.root == b.root &&
          (a.device < 0) == (b.device < 0) && a.prescale == b.prescale && a.postscale == b.postscale &&
          a.unnamed == b.unnamed && a.bundle_size == b.bundle_size && a.shape.size() == b.shape.size() &&
-         std::equal(a.shape.begin() + rows, a.shape.end(), b.shape.begin() + rows) && a.splits == b.splits &&
-         a.bundle == b.bundle;
+         std::equal(a.shape.begin() + first_compared, a.shape.end(), b.shape.begin() + first_compared) &&
+         a.splits == b.splits && a.bundle == b.bundle;
 }
 
 void Submitted::put(std::size_t member, Request request) {
   if (present_[member]) {
-    std::erase_if(small_, [&](const Small& small) { return small.member == member; });
+    std::erase_if(differences_, [&](const Difference& difference) { return difference.member == member; });
     whole_.erase(member);
   } else {
     present_[member] = true;
@@ -36,10 +36,10 @@ void Submitted::put(std::size_t member, Request request) {
   if (count_ == 1) {
     opener_ = member;
     common_ = std::move(request);
-  } else if (!differs_little(request)) {
+  } else if (!fits_common(request)) {
     whole_.emplace(member, std::move(request));
   } else if (request.device != common_.device || rows_of(request) != rows_of(common_)) {
-    small_.push_back({static_cast<std::uint32_t>(member), request.device, rows_of(request)});
+    differences_.push_back({static_cast<std::uint32_t>(member), request.device, rows_of(request)});
   }
 }
 
@@ -54,41 +54,41 @@ const Request& Submitted::about(std::size_t member) const {
 
 std::vector<std::int64_t> Submitted::rows() const {
   std::vector<std::int64_t> rows(present_.size(), rows_of(common_));
-  for (const Small& small : small_) rows[small.member] = small.rows;
+  for (const Difference& difference : differences_) rows[difference.member] = difference.rows;
   for (const auto& [member, request] : whole_) rows[member] = rows_of(request);
   return rows;
 }
 
 std::int32_t Submitted::device(std::size_t member) const {
-  for (const Small& small : small_) {
-    if (small.member == member) return small.device;
+  for (const Difference& difference : differences_) {
+    if (difference.member == member) return difference.device;
   }
   return about(member).device;
 }
 
 bool Submitted::unnamed() const {
-  const bool nobody_else = static_cast<std::size_t>(count_) == whole_.size();
-  return (nobody_else || common_.unnamed) &&
+  const bool common_is_unused = static_cast<std::size_t>(count_) == whole_.size();
+  return (common_is_unused || common_.unnamed) &&
          std::all_of(whole_.begin(), whole_.end(), [](const auto& entry) { return entry.second.unnamed; });
 }
 
 bool Submitted::one_bundle_size() const {
-  const bool nobody_else = static_cast<std::size_t>(count_) == whole_.size();
+  const bool common_is_unused = static_cast<std::size_t>(count_) == whole_.size();
   const std::uint32_t size = about(first()).bundle_size;
-  return (nobody_else || common_.bundle_size == size) &&
+  return (common_is_unused || common_.bundle_size == size) &&
          std::all_of(whole_.begin(), whole_.end(), [&](const auto& entry) { return entry.second.bundle_size == size; });
 }
 
-std::vector<const Request*> Submitted::everybody(std::deque<Request>& room) const {
+std::vector<const Request*> Submitted::everybody(std::deque<Request>& storage) const {
   std::vector<const Request*> requests(present_.size(), nullptr);
   for (std::size_t member = 0; member < present_.size(); ++member) {
     if (present_[member]) requests[member] = &about(member);
   }
-  for (const Small& small : small_) {
-    Request& made = room.emplace_back(common_);
-    made.device = small.device;
-    if (rows_vary(made.kind) && !made.shape.empty()) made.shape.front() = small.rows;
-    requests[small.member] = &made;
+  for (const Difference& difference : differences_) {
+    Request& request = storage.emplace_back(common_);
+    request.device = difference.device;
+    if (rows_vary(request.kind) && !request.shape.empty()) request.shape.front() = difference.rows;
+    requests[difference.member] = &request;
   }
   return requests;
 }

@@ -1,4 +1,4 @@
-// The members' requests of one name: one request as a whole, and of the others only the differences.
+// The members' requests of one name: one is stored as a whole, and of the others only what differs from it.
 // Pure. Touches base/ and wire/.
 #pragma once
 
@@ -42,31 +42,31 @@ class Submitted {
   template <class Body>
   void for_each_number_of_rows(Body body) const {
     body(common_);
-    if (small_.empty()) return;
+    if (differences_.empty()) return;
     Request other = common_;
-    for (const Small& small : small_) {
-      if (!rows_vary(other.kind) || small.rows == other.shape.front()) continue;
-      other.shape.front() = small.rows;
+    for (const Difference& difference : differences_) {
+      if (!rows_vary(other.kind) || difference.rows == other.shape.front()) continue;
+      other.shape.front() = difference.rows;
       body(other);
     }
   }
-  // By member, null for those that have not submitted it. Some are rebuilt and stored in `room`.
-  std::vector<const Request*> everybody(std::deque<Request>& room) const;
+  // By member, null for those that have not submitted it. Requests that must be rebuilt are put into `storage`.
+  std::vector<const Request*> everybody(std::deque<Request>& storage) const;
 
  private:
-  struct Small {
+  struct Difference {
     std::uint32_t member;
     std::int32_t device;
     std::int64_t rows;
   };
-  bool differs_little(const Request& request) const;
+  bool fits_common(const Request& request) const;
 
   int count_ = 0;
   std::vector<bool> present_;
   std::size_t opener_ = 0;
   Request common_;
-  std::vector<Small> small_;              // members whose rows or device are not the common ones
-  std::map<std::size_t, Request> whole_;  // members whose requests differ in more
+  std::vector<Difference> differences_;   // members whose requests differ from `common_` in rows or device
+  std::map<std::size_t, Request> whole_;  // members whose requests also differ in something else
 };
 
 }  // namespace farandole::negotiate

@@ -1,6 +1,6 @@
-# The integrations as their users write them: Horovod on Ray, Lightning on Ray, Lightning on Ray with Horovod.
-# Touches Ray, Lightning and Horovod's names alone; ray_cluster.py runs them in its driver.
-"""Model and data are small, and `accelerator="auto"`; the rest is as people have it, `use_gpu=True` included."""
+# Programs as users write them: Horovod on Ray, Lightning on Ray, Lightning with Horovod on Ray.
+# Imports only Ray, Lightning, torch and `horovod`. The driver of ray_cluster.py runs the programs.
+"""They differ from real programs only in their small model and data, and in `accelerator="auto"`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 import torch
 
 
-def small() -> torch.nn.Module:
+def small_model() -> torch.nn.Module:
     torch.manual_seed(1)
     return torch.nn.Linear(4, 1)
 
 
-def numbers() -> torch.utils.data.TensorDataset:
+def dataset() -> torch.utils.data.TensorDataset:
     x = torch.randn(64, 4, generator=torch.Generator().manual_seed(2))
     return torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
 
 
-def module() -> Any:
+def lightning_module() -> Any:
     import lightning.pytorch as pl
 
     class Model(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.net = small()
+            self.net = small_model()
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             x, y = batch
@@ -40,19 +40,19 @@ def module() -> Any:
     return Model()
 
 
-def horovod_train_fn() -> Any:
+def horovod_train_function() -> Any:
     import horovod.torch as hvd
 
     hvd.init()
     if torch.cuda.is_available():
         torch.cuda.set_device(hvd.local_rank())
-    model = small()
+    model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    sampler: Any = torch.utils.data.DistributedSampler(numbers(), num_replicas=hvd.size(), rank=hvd.rank())
-    loader = torch.utils.data.DataLoader(numbers(), batch_size=4, sampler=sampler)
+    sampler: Any = torch.utils.data.DistributedSampler(dataset(), num_replicas=hvd.size(), rank=hvd.rank())
+    loader = torch.utils.data.DataLoader(dataset(), batch_size=4, sampler=sampler)
     losses = []
     for epoch in range(2):
         sampler.set_epoch(epoch)
@@ -66,32 +66,32 @@ def horovod_train_fn() -> Any:
 
 
 def executor_pattern(storage: str) -> Any:
-    """Horovod on Ray, by its executor."""
+    """Horovod on Ray, with RayExecutor."""
     from horovod.ray import RayExecutor
 
     settings = RayExecutor.create_settings(timeout_s=30)
     executor = RayExecutor(settings, num_workers=4, use_gpu=True)
     executor.start()
-    results = executor.run(horovod_train_fn)
+    results = executor.run(horovod_train_function)
     executor.shutdown()
     return results
 
 
-def horovod_train_func(config: dict[str, Any]) -> None:
+def horovod_train_loop(config: dict[str, Any]) -> None:
     import ray.train
 
-    losses, size = horovod_train_fn()
+    losses, size = horovod_train_function()
     for epoch, loss in enumerate(losses):
         ray.train.report({"epoch": epoch, "loss": loss, "size": size})
 
 
 def horovod_trainer_pattern(storage: str) -> Any:
-    """Horovod on Ray, by Ray Train."""
+    """Horovod on Ray, with Ray Train."""
     from ray.train import RunConfig, ScalingConfig
     from ray.train.horovod import HorovodTrainer
 
     trainer = HorovodTrainer(
-        train_loop_per_worker=horovod_train_func,
+        train_loop_per_worker=horovod_train_loop,
         train_loop_config={"lr": 0.05},
         scaling_config=ScalingConfig(num_workers=2, use_gpu=True),
         run_config=RunConfig(storage_path=storage),
@@ -116,11 +116,11 @@ def lightning_train_func() -> None:
         logger=False,
     )
     trainer = prepare_trainer(trainer)
-    trainer.fit(module(), train_dataloaders=torch.utils.data.DataLoader(numbers(), batch_size=4))
+    trainer.fit(lightning_module(), train_dataloaders=torch.utils.data.DataLoader(dataset(), batch_size=4))
 
 
 def lightning_pattern(storage: str) -> Any:
-    """Lightning on Ray: Ray's own strategy, on our backend. With `use_gpu` that strategy would ask for CUDA."""
+    """Lightning on Ray: Ray's own strategy with our backend. It has no `use_gpu`: then the strategy would need CUDA."""
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -148,11 +148,11 @@ def three_layers_train_func() -> None:
         enable_checkpointing=False,
         logger=False,
     )
-    trainer.fit(module(), train_dataloaders=torch.utils.data.DataLoader(numbers(), batch_size=4))
+    trainer.fit(lightning_module(), train_dataloaders=torch.utils.data.DataLoader(dataset(), batch_size=4))
 
 
 def three_layers_pattern(storage: str) -> Any:
-    """Lightning on Ray with Horovod."""
+    """Lightning with Horovod on Ray."""
     from ray.train import RunConfig, ScalingConfig
     from ray.train.horovod import HorovodTrainer
 

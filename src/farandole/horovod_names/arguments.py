@@ -1,6 +1,7 @@
 # The arguments of Horovod's launcher as an object, as `_HorovodArgs` and `parse_args` return it.
-# Reads the command line that it is given.
-"""The object has an attribute with Horovod's name for each option. `words_of` makes our command line from it."""
+# Pure: it reads neither the environment nor sys.argv.
+"""The object has an attribute for each option, with Horovod's name. `words_of` turns the object into the words of a
+command line of Farandole."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from farandole.base.config import SETTINGS
 from farandole.base.setting import Setting
 from farandole.launch.options import FLAGS, Options, Usage, scaled
 
-# Options of the launcher whose attribute has another name than our option.
+# Our name of an option -> Horovod's name of its attribute, where the two differ.
 NAMES = {
     "np": "num_proc",
     "min_np": "min_num_proc",
@@ -32,7 +33,7 @@ SETTING_NAMES = {  # attribute -> setting
 
 
 class HorovodArgs:
-    """Every attribute is None until it is set."""
+    """The attributes that the user has not set are None; only `num_proc` is 1 at first."""
 
     def __init__(self) -> None:
         for flag in FLAGS:
@@ -41,7 +42,7 @@ class HorovodArgs:
             setattr(self, name, None)
         self.num_proc: int | None = 1
         self.command: list[str] | None = None
-        self.run_func: Any = None  # a function instead of a command
+        self.run_func: Any = None  # a function to run instead of a command
         self.executable: str | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -49,7 +50,7 @@ class HorovodArgs:
 
 
 def from_options(options: Options) -> HorovodArgs:
-    """The object for a parsed command line."""
+    """Returns the object for a parsed command line."""
     args = HorovodArgs()
     args.num_proc = None
     for flag in FLAGS:
@@ -65,7 +66,7 @@ def from_options(options: Options) -> HorovodArgs:
 
 
 def words_of(args: Any) -> list[str]:
-    """The options as words of our command line, without attributes that the object does not have."""
+    """Returns the options as words of our command line. The object need not have all attributes."""
     words: list[str] = []
     for flag in FLAGS:
         value = getattr(args, NAMES.get(flag.name, flag.name), None)
@@ -93,7 +94,8 @@ def _setting_words(setting: Setting, value: Any) -> list[str]:
 
 
 def given(args: Any) -> Mapping[Setting, Any]:
-    """The settings that the object sets, in the units of their variables; ValueError for a wrong value."""
+    """Returns the settings that `args` sets, in the unit of their environment variables. Raises ValueError for a wrong
+    value."""
     found: dict[Setting, Any] = {}
     for name, setting in SETTING_NAMES.items():
         value = getattr(args, name, None)

@@ -1,6 +1,6 @@
-# How the variants of an operation are made: `allreduce` waits, `allreduce_async` gives a handle, `_` works in place.
+# Makes the variants of an operation: `allreduce` waits, `allreduce_async` gives a handle, `allreduce_` works in place.
 # Touches pending.
-"""One function describes an operation with its arguments; `variant` makes of it the functions that users call."""
+"""Each operation is one function whose first argument is a Form; `variant` makes the functions that users call."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .pending import Submission
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-Given = TypeVar("Given")
+FirstArgument = TypeVar("FirstArgument")
 
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[Result]):
-    """What a variant does with the requests, the type that it returns, and whether it works in place."""
+    """What a variant does with its Submission, which type it returns, and whether it works in place."""
 
     end: Callable[[Submission], Result]
     returns: str
     in_place: bool = False
 
 
-# C calls these methods: a Python function here would be one more frame in every operation.
+# A lambda would add a Python frame to every operation; `methodcaller` calls the method from C.
 _wait: Any = methodcaller("result")
 _begin: Any = methodcaller("handle")
 
@@ -41,29 +41,33 @@ HANDLE_IN_PLACE: Form[int] = Form(_begin, "int", True)
 
 
 def variant(
-    name: str, operation: Callable[Concatenate[Given, Arguments], Result], form: Given, doc: str | None = None
+    name: str,
+    operation: Callable[Concatenate[FirstArgument, Arguments], Result],
+    form: FirstArgument,
+    doc: str | None = None,
 ) -> Callable[Arguments, Result]:
-    """The function `name`: it calls `operation(form, ...)`, and its signature is that of `operation` without the form.
+    """Makes the function `name`. It calls `operation(form, ...)` and has the other arguments of `operation`.
 
-    `form` is a Form, or what else the operation takes in its place. Without `doc`, it has the operation's docstring.
+    `form` is a Form, or another value that the operation takes as its first argument. Without `doc`, the new function
+    has the docstring of `operation`.
     """
-    model = cast(FunctionType, operation)
-    # A copy under the variant's name, which Python's own errors about arguments then tell.
-    named = FunctionType(model.__code__, model.__globals__, name, model.__defaults__, model.__closure__)
-    named.__kwdefaults__ = model.__kwdefaults__
-    called = cast(Callable[Concatenate[Given, Arguments], Result], named)
+    original = cast(FunctionType, operation)
+    # Python's errors about wrong arguments contain the function's name. So a copy with the variant's name is called.
+    renamed = FunctionType(original.__code__, original.__globals__, name, original.__defaults__, original.__closure__)
+    renamed.__kwdefaults__ = original.__kwdefaults__
+    called = cast(Callable[Concatenate[FirstArgument, Arguments], Result], renamed)
 
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         return called(form, *args, **kwargs)
 
-    signature = inspect.signature(model)
+    signature = inspect.signature(original)
     parameters = list(signature.parameters.values())[1:]
     returns = form.returns if isinstance(form, Form) else signature.return_annotation
-    made: Any = call
-    made.__signature__ = signature.replace(parameters=parameters, return_annotation=returns)
-    made.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": returns}
-    made.__name__ = made.__qualname__ = named.__qualname__ = name
-    made.__module__ = named.__module__ = model.__module__
-    made.__doc__ = doc or model.__doc__
-    made.__wrapped__ = named  # where inspect and debuggers find the source
+    untyped: Any = call  # mypy does not allow these attributes on a function
+    untyped.__signature__ = signature.replace(parameters=parameters, return_annotation=returns)
+    untyped.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": returns}
+    untyped.__name__ = untyped.__qualname__ = renamed.__qualname__ = name
+    untyped.__module__ = renamed.__module__ = original.__module__
+    untyped.__doc__ = doc or original.__doc__
+    untyped.__wrapped__ = renamed  # so inspect and debuggers find the source
     return call

@@ -1,6 +1,6 @@
 # Adds up the gradients of several backward passes, so that they are reduced only once.
 # Touches TensorFlow.
-"""`LocalGradientAggregationHelper` is for optimizers that apply gradients in functions, graphs and eager mode."""
+"""`LocalGradientAggregationHelper` works in eager mode, in `tf.function` and in graphs of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .framework import tf
 
 
 class LocalGradientAggregationHelper:
-    """Adds up the gradients of `backward_passes_per_step` passes. The last pass reduces and applies them."""
+    """Adds up the gradients of `backward_passes_per_step` passes. In the last one it reduces and applies the sums."""
 
     def __init__(
         self,
@@ -30,58 +30,63 @@ class LocalGradientAggregationHelper:
         self._reduce = allreduce_func
         self._sums: list[Any] = []
         self._passes: Any = None
-        self._last: Any = None  # whether the current pass is the last one
+        self._is_last_pass: Any = None
 
     def compute_gradients(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients to apply: the reduced sums in the last pass; before it, zeros that are not applied."""
+        """Returns the reduced sums in the last pass, and zeros in the passes before it. The zeros are not applied."""
         if self.backward_passes_per_step == 1:
             return self._reduce(grads, variables)
-        present = [place for place, grad in enumerate(grads) if grad is not None]
-        dense = [tf.convert_to_tensor(grads[place]) for place in present]  # a sum of slices has the rows of all passes
-        self._prepare(dense)
+        indices = [index for index, grad in enumerate(grads) if grad is not None]
+        # A sum of IndexedSlices would have the rows of all passes, so the gradients are made dense first.
+        dense_grads = [tf.convert_to_tensor(grads[index]) for index in indices]
+        self._make_variables(dense_grads)
         with tf.control_dependencies([self._passes.assign_add(1)]):
-            added = [total.assign_add(grad) for total, grad in zip(self._sums, dense, strict=True)]
+            added = [total.assign_add(grad) for total, grad in zip(self._sums, dense_grads, strict=True)]
         with tf.control_dependencies([value for value in added if tf.is_tensor(value)]):
-            self._last = tf.equal(self._passes.read_value(), self.backward_passes_per_step)
-        owners = [variables[place] for place in present]
-        reduced = tf.cond(self._last, lambda: self._reduced(owners), lambda: [tf.zeros_like(grad) for grad in dense])
+            self._is_last_pass = tf.equal(self._passes.read_value(), self.backward_passes_per_step)
+        used_variables = [variables[index] for index in indices]
+        reduced = tf.cond(
+            self._is_last_pass,
+            lambda: self._reduced_sums(used_variables),
+            lambda: [tf.zeros_like(grad) for grad in dense_grads],
+        )
         result = list(grads)
-        for place, gradient in zip(present, reduced, strict=True):
-            result[place] = gradient
+        for index, gradient in zip(indices, reduced, strict=True):
+            result[index] = gradient
         return result
 
     def apply_gradients(self, apply: Callable[[], Any]) -> Any:
-        """In the last pass runs `apply()` and resets the sums; in other passes does nothing."""
+        """In the last pass calls `apply()` and sets the sums to zero. In other passes it does nothing."""
         if self.backward_passes_per_step == 1:
             return apply()
 
-        def done() -> Any:
+        def apply_and_reset() -> Any:
             operation = apply()
             with tf.control_dependencies([operation] if isinstance(operation, tf.Operation) else []):
                 resets = [total.assign(tf.zeros_like(total)) for total in self._sums] + [self._passes.assign(0)]
-            return tf.group(*[one for one in resets if not tf.executing_eagerly()])
+            return tf.group(*[reset for reset in resets if not tf.executing_eagerly()])
 
         if tf.executing_eagerly():
-            return done() if bool(self._last) else None
-        return tf.cond(self._last, lambda: flag(done()), lambda: tf.constant(False)).op
+            return apply_and_reset() if bool(self._is_last_pass) else None
+        return tf.cond(self._is_last_pass, lambda: flag(apply_and_reset()), lambda: tf.constant(False)).op
 
-    def _reduced(self, variables: Sequence[Any]) -> list[Any]:
+    def _reduced_sums(self, variables: Sequence[Any]) -> list[Any]:
         sums = [total.read_value() for total in self._sums]
         if self.average_aggregated_gradients:
             sums = [total / self.backward_passes_per_step for total in sums]
         return self._reduce(sums, variables)
 
-    def _prepare(self, dense: Sequence[Any]) -> None:
+    def _make_variables(self, dense_grads: Sequence[Any]) -> None:
         if self._passes is not None:
             return
 
         self._passes = kept(np.int64(0))
-        for grad in dense:
+        for grad in dense_grads:
             self._sums.append(kept(np.zeros(grad.shape.as_list(), grad.dtype.as_numpy_dtype)))
 
 
 def kept(value: Any) -> Any:
-    """A variable that keeps its value between passes; in a graph, its sessions initialise it."""
+    """A variable that keeps its value between passes. In a graph, a session must initialise it."""
     if tf.executing_eagerly() or tf.inside_function():
         with tf.init_scope():
             return tf.Variable(value, trainable=False)
@@ -90,6 +95,6 @@ def kept(value: Any) -> Any:
 
 
 def flag(operation: Any) -> Any:
-    """A value that exists after the operation has run, because branches must give values."""
+    """Returns True after the operation has run. Both branches of `tf.cond` must return a value."""
     with tf.control_dependencies([operation]):
         return tf.constant(True)

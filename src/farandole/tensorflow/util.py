@@ -1,6 +1,6 @@
 # Names that other programs import from horovod.tensorflow.util.
 # Touches TensorFlow and compat.
-"""Eager mode, functions as graphs, caches, and variables as keys of dictionaries."""
+"""Functions for eager mode, for graphs, for caches, and for variables as keys of dictionaries."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .framework import tf
 
 
 def _executing_eagerly() -> bool:
-    """Whether operations run when they are called."""
+    """Whether an operation runs at once when it is called, instead of becoming part of a graph."""
     return bool(tf.executing_eagerly())
 
 
 def _make_subgraph(f: Callable[..., Any]) -> Any:
-    """The function as a graph."""
+    """Returns `f` as a function that TensorFlow runs as a graph."""
     return tf.function(f)
 
 
 @dataclass(frozen=True, eq=False)
 class _Reference:
-    """A key for a variable of Keras 3, which has no `ref()`."""
+    """A dictionary key for a variable of Keras 3. Such variables have no method `ref()`."""
 
     variable: Any
 
@@ -35,19 +35,19 @@ class _Reference:
         return id(self.variable)
 
     def deref(self) -> Any:
-        """The variable."""
+        """Returns the variable, as `deref()` of TensorFlow's references does."""
         return self.variable
 
 
 def vars_to_refs(vars: Any) -> Any:
-    """Keys for dictionaries from variables; lists become tuples."""
+    """Returns a dictionary key for a variable. For a list or tuple of variables, returns a tuple of keys."""
     if isinstance(vars, (list, tuple)):
-        return tuple(vars_to_refs(one) for one in vars)
+        return tuple(vars_to_refs(variable) for variable in vars)
     return vars.ref() if hasattr(vars, "ref") else _Reference(vars)
 
 
 def refs_to_vars(refs: Any) -> Any:
-    """The variables of keys from `vars_to_refs`."""
+    """Returns the variables of keys that `vars_to_refs` returned. For a tuple of keys, returns a list."""
     if isinstance(refs, (list, tuple)):
-        return [refs_to_vars(one) for one in refs]
+        return [refs_to_vars(ref) for ref in refs]
     return refs.deref()

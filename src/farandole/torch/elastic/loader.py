@@ -1,6 +1,7 @@
-# ElasticDataLoader: gives every sample of an epoch exactly once, also when ranks come or go, and without padding.
+# ElasticDataLoader: gives every sample of an epoch exactly once, without padding, also when ranks join or leave.
 # Touches torch, elastic/sampler, elastic/virtual and runtime.
-"""The only state is a cursor in the order of the epoch; batches that workers fetched in advance do not count."""
+"""The only state is the epoch and a cursor in its order of samples. The cursor does not move when torch fetches a batch
+in advance."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ class Shard:
     data: Any
 
 
-class _Fetches:
-    """The batches that this rank fetches, in order; each is computed when it is requested."""
+class _BatchIndices:
+    """The sample indices of each batch of this rank, in order. They are computed when torch asks for them."""
 
     def __init__(self, loader: ElasticDataLoader) -> None:
         self.steps = loader.plan()
@@ -49,8 +50,8 @@ class _Fetches:
                 yield indices
 
 
-class _Round:
-    """One pass over the rest of an epoch; it ends when ranks change."""
+class _Pass:
+    """One pass over the rest of an epoch. It is closed when ranks join or leave."""
 
     def __init__(self, loader: ElasticDataLoader) -> None:
         self.size = runtime.world.engine.size
@@ -62,18 +63,19 @@ class _Round:
         return next(self.batches)
 
     def close(self) -> None:
-        self.batches = None  # the last reference, so worker processes end
+        self.batches = None  # this was the last reference: torch now ends the processes that fetch batches
 
 
 class ElasticDataLoader:
     """Batches of a map-style dataset for this rank. Put the loader into the elastic state, with the optimizer.
 
-    `batch_size` is for one rank. The last samples of an epoch are divided evenly. `weight` corrects for this: multiply
-    the mean loss of the batch by it (with op=Average). A rank without samples gets one sample with weight 0. `indices`
-    are the samples that count. An interrupted epoch continues at its place; when it ends, `epoch` increases by one.
+    `batch_size` is for one rank. In the last step of an epoch the ranks may get batches of different sizes. So multiply
+    the mean loss of each batch by `weight` (with op=Average). `indices` has the numbers of the batch's samples. A rank
+    for which no sample is left gets any sample, with weight 0 and empty `indices`. An interrupted epoch continues where
+    it stopped. When an epoch ends, `epoch` increases by one.
 
-    With `virtual_size` (a power of two; None: the setting of that name) a step is a list of this rank's Shards for
-    VirtualSteps, and `batch_size` is for one shard. `options` go to torch's DataLoader.
+    `virtual_size` is a power of two, or 0; if it is None, the setting `virtual_size` is used. If it is not 0, a step is
+    a list of this rank's Shards for VirtualSteps, and `batch_size` is for one shard. Torch's DataLoader gets `options`.
     """
 
     def __init__(
@@ -102,31 +104,31 @@ class ElasticDataLoader:
         self.weight = 1.0
         self.indices: list[int] = []
         self._options = {name: value for name, value in options.items() if name not in _REFUSED}
-        self._round: _Round | None = None
-        self._stepped: tuple[int, int] | None = None  # epoch and cursor at the optimizer's last step
+        self._pass: _Pass | None = None
+        self._at_last_step: tuple[int, int] | None = None  # (epoch, cursor); None until `follow_steps`
 
     # --- the position ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, int]:
         """The epoch, and how many of its samples are done.
 
-        With an optimizer in the same state, a batch is done when the optimizer has stepped; otherwise when the loader
-        gave it.
+        If the elastic state also has an optimizer, a batch is done when the optimizer has stepped. Otherwise it is done
+        when the loader has given it.
         """
-        epoch, cursor = (self.epoch, self.cursor) if self._stepped is None else self._stepped
+        epoch, cursor = (self.epoch, self.cursor) if self._at_last_step is None else self._at_last_step
         return {"epoch": epoch, "cursor": cursor}
 
     def follow_steps(self) -> None:
-        """From now on a batch is done when `stepped` is called."""
-        self._stepped = self.epoch, self.cursor
+        """Tells the loader that from now on a batch is done when `stepped` is called."""
+        self._at_last_step = self.epoch, self.cursor
 
     def stepped(self) -> None:
-        """All batches given so far are part of the model now."""
-        if self._stepped is not None:
-            self._stepped = self.epoch, self.cursor
+        """Tells the loader that an optimizer has stepped: all batches given so far are done."""
+        if self._at_last_step is not None:
+            self._at_last_step = self.epoch, self.cursor
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Continues from this state with the current ranks."""
+        """Goes to the epoch and cursor of `state_dict`, and divides the remaining samples among the current ranks."""
         self.reset()
         self._go_to(state_dict["epoch"], state_dict["cursor"])
 
@@ -135,18 +137,18 @@ class ElasticDataLoader:
         self.stepped()
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the beginning of an epoch, unless it is already in this epoch."""
+        """Goes to the beginning of an epoch, unless the loader is already in this epoch."""
         if epoch != self.epoch:
             self.reset()
             self._go_to(epoch, 0)
 
     def reset(self) -> None:
-        """Ends the current pass and returns to the last done batch: batches fetched in advance do not count."""
-        if self._round is not None:
-            self._round.close()
-            self._round = None
-        if self._stepped is not None:
-            self.epoch, self.cursor = self._stepped
+        """Ends the current pass, and goes back to the place after the last batch that is done."""
+        if self._pass is not None:
+            self._pass.close()
+            self._pass = None
+        if self._at_last_step is not None:
+            self.epoch, self.cursor = self._at_last_step
 
     @property
     def parts(self) -> int:
@@ -154,7 +156,7 @@ class ElasticDataLoader:
         return self.virtual_size or runtime.world.engine.size
 
     def __len__(self) -> int:
-        """Steps that are left in this epoch, with the current ranks."""
+        """The number of steps that are left in this epoch, with the current ranks."""
         return math.ceil((len(self.dataset) - self.cursor) / (self.parts * self.batch_size))
 
     # --- the batches -------------------------------------------------------------------------------------------------
@@ -163,30 +165,30 @@ class ElasticDataLoader:
         """For each remaining step: the number, samples and share of each part that this rank fetches."""
         length, cursor, parts, size = len(self.dataset), self.cursor, self.parts, self.batch_size
         world = runtime.world.engine
-        own = dealt(parts, world.rank, world.size) if self.virtual_size else range(world.rank, world.rank + 1)
+        own_parts = dealt(parts, world.rank, world.size) if self.virtual_size else range(world.rank, world.rank + 1)
         samples = order(length, self.seed, self.epoch, self.shuffle)
         while step := shares(cursor, length, parts, size):
-            taken = []
-            for number in own:
+            fetched = []
+            for number in own_parts:
                 share = step[number]
                 if share.count:
-                    taken.append((number, samples[share.start : share.start + share.count].tolist(), share))
-                elif not self.virtual_size:  # it must take part: any sample, with weight 0
-                    taken.append((number, samples[cursor : cursor + 1].tolist(), share))
-            yield taken
+                    fetched.append((number, samples[share.start : share.start + share.count].tolist(), share))
+                elif not self.virtual_size:  # every rank must take part: it gets any sample, with weight 0
+                    fetched.append((number, samples[cursor : cursor + 1].tolist(), share))
+            yield fetched
             cursor = next_cursor(cursor, length, parts, size)
 
     def make_loader(self) -> Any:
-        """torch's loader for the batches that this rank fetches."""
+        """Makes torch's loader for the batches of this rank."""
         options = dict(self._options)
         if "generator" not in options:
-            # Without its own generator it would use the generator that dropout uses.
+            # Without this generator, torch's loader would use the generator that dropout uses.
             options["generator"] = torch.Generator().manual_seed(mixed_seed(self.seed, self.epoch, self.cursor))
-        return DataLoader(self.dataset, batch_sampler=_Fetches(self), **options)
+        return DataLoader(self.dataset, batch_sampler=_BatchIndices(self), **options)
 
     def __iter__(self) -> Iterator[Any]:
         self.reset()
-        current = self._round = _Round(self)
+        current = self._pass = _Pass(self)
         try:
             for step in self.plan():
                 data = [current.next() for _ in step]
@@ -199,7 +201,7 @@ class ElasticDataLoader:
                 self.indices = indices if share.count else []
                 self.weight = share.weight * current.size
                 yield data[0]
-            if self._round is current:
+            if self._pass is current:
                 self._go_to(self.epoch + 1, 0)
         finally:
             current.close()

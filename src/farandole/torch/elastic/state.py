@@ -1,6 +1,6 @@
-# TorchState: models, optimizers, samplers and plain objects that survive the loss of ranks.
+# TorchState: models, optimizers, samplers and plain objects of an elastic job, which can return to the last commit.
 # Touches torch, elastic/state, functions, copies, sampler, loader, shards and runtime.
-"""A handler for each kind of value saves, restores and broadcasts it. Scripts may add their own handlers."""
+"""Each kind of value has a handler that saves, restores and broadcasts it. Scripts may add handlers."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ __all__ = [
 
 
 class StateHandler:
-    """How a value of one kind is saved in memory, restored, and sent from rank 0 to the others."""
+    """Saves one value in memory, restores it, and sends it from rank 0 to the other ranks."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def save(self) -> None:
-        """Saves a copy."""
+        """Keeps a copy of the value in memory."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Returns to the copy."""
+        """Gives the value the contents of the last copy."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Takes the value of rank 0."""
+        """Gives the value the contents that it has on rank 0."""
         raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
-        """Replaces the object and saves the new one."""
+        """Handles another object from now on, and saves it."""
         self.value = value
         self.save()
 
 
 class _CopyingHandler(StateHandler):
-    """Saves `value.state_dict()`."""
+    """Saves and restores a value by its `state_dict()`."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -72,22 +72,22 @@ class _CopyingHandler(StateHandler):
         self.value.load_state_dict(self.copy.tree(fresh=True))
 
     def load(self, tree: Any) -> None:
-        """Loads the part of a checkpoint."""
+        """Loads what a checkpoint has for this value."""
         self.value.load_state_dict(tree)
 
 
 class ModelStateHandler(_CopyingHandler):
-    """Parameters and buffers of a module."""
+    """Handles the parameters and buffers of a module."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
 
     def restore(self) -> None:
-        """Copies the values back into the module's own tensors."""
+        """Copies the saved values into the tensors of the module."""
         self.value.load_state_dict(self.copy.tree())
 
     def sync(self) -> None:
-        """Takes the values of rank 0, in place."""
+        """Copies the values of rank 0 into the tensors of the module."""
         state = self.value.state_dict()
         broadcast_parameters({name: item for name, item in state.items() if isinstance(item, torch.Tensor)}, 0)
         rest = {name: item for name, item in state.items() if not isinstance(item, torch.Tensor)}
@@ -96,33 +96,33 @@ class ModelStateHandler(_CopyingHandler):
 
 
 class OptimizerStateHandler(_CopyingHandler):
-    """State and options of an optimizer."""
+    """Handles the state and the options of an optimizer."""
 
     def __init__(self, optimizer: Any) -> None:
         super().__init__(optimizer)
 
     def restore(self) -> None:
-        """Also removes gradients: they belong to a step that did not finish."""
+        """Restores the optimizer, and removes the gradients of the step that was interrupted."""
         super().restore()
         self.forget_gradients()
 
     def forget_gradients(self) -> None:
-        """Removes all gradients, also pending ones."""
+        """Removes all gradients, also those whose allreduce is pending."""
         gradients = getattr(self.value, "_gradients", None)
         if gradients is not None:
-            with contextlib.suppress(Exception):  # a failure belongs to the old world
+            with contextlib.suppress(Exception):  # a failure concerns only operations with the former ranks
                 gradients.drain()
         for group in self.value.param_groups:
             for param in group["params"]:
                 param.grad = None
 
     def sync(self) -> None:
-        """Takes the state and options of rank 0."""
+        """Gives the optimizer the state and options of rank 0."""
         broadcast_optimizer_state(self.value, 0)
 
 
 class ShardedOptimizerStateHandler(OptimizerStateHandler):
-    """Options of an optimizer whose state is divided among the ranks. That state is in `shards`."""
+    """Handles the options of an optimizer whose state is divided among the ranks; `shards` handles the state."""
 
     def __init__(self, value: Any) -> None:
         if value._gradients.process_set is not global_process_set:
@@ -139,7 +139,7 @@ class ShardedOptimizerStateHandler(OptimizerStateHandler):
         self.forget_gradients()
 
     def forget_gradients(self) -> None:
-        """Also removes the gradients of the model's parameters."""
+        """Removes the gradients of the shares and those of the model's parameters."""
         super().forget_gradients()
         self.value.zero_grad()
 
@@ -154,7 +154,7 @@ class ShardedOptimizerStateHandler(OptimizerStateHandler):
             group.update(options)
 
     def sync(self) -> None:
-        """Takes the options of rank 0."""
+        """Gives the optimizer the options of rank 0."""
         self.load(broadcast_object(self.value.options(), 0, "elastic.options"))
 
     def set_value(self, value: Any) -> None:
@@ -162,16 +162,16 @@ class ShardedOptimizerStateHandler(OptimizerStateHandler):
         super().set_value(value)
 
 
-class _SmallStateHandler(_CopyingHandler):
-    """State that is sent with pickle. Schedulers and scalers themselves cannot be: they refer to the optimizer."""
+class _PickledStateHandler(_CopyingHandler):
+    """Sends `value.state_dict()` with pickle. `value` itself cannot be sent, if it refers to the optimizer."""
 
     def sync(self) -> None:
-        """Takes the state of rank 0."""
+        """Gives the value the state of rank 0."""
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), 0, "elastic.state"))
 
 
-class SamplerStateHandler(_SmallStateHandler):
-    """The position of a sampler or loader, which continues from there with the current ranks."""
+class SamplerStateHandler(_PickledStateHandler):
+    """Handles the position of a sampler or loader. After a restore, the current ranks continue from this position."""
 
     def __init__(self, sampler: Any) -> None:
         super().__init__(sampler)
@@ -183,8 +183,8 @@ _registry: list[tuple[type, type[StateHandler]]] = [
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
     (ElasticDataLoader, SamplerStateHandler),
-    (torch.optim.lr_scheduler.LRScheduler, _SmallStateHandler),
-    (torch.amp.GradScaler, _SmallStateHandler),
+    (torch.optim.lr_scheduler.LRScheduler, _PickledStateHandler),
+    (torch.amp.GradScaler, _PickledStateHandler),
 ]
 
 
@@ -194,25 +194,26 @@ def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
 
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
-    """Replaces the pairs."""
+    """Replaces the list of pairs that `get_handler_registry` returns."""
     global _registry
     _registry = registry
 
 
-def _handler_of(value: Any) -> StateHandler | None:
+def _make_handler(value: Any) -> StateHandler | None:
     return next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)
 
 
 class TorchState(ObjectState):
-    """`TorchState(model=model, optimizer=optimizer, epoch=0, batch=0)`: what an elastic script commits.
+    """The state that an elastic script commits: `TorchState(model=model, optimizer=optimizer, epoch=0, batch=0)`.
 
-    Modules, optimizers, ElasticSamplers, ElasticDataLoaders, learning rate schedulers and GradScalers are saved by
-    their state, everything else by value. A new object for one of the former is saved when it is assigned.
+    It saves the state of modules, optimizers, ElasticSamplers, ElasticDataLoaders, learning rate schedulers and
+    GradScalers, and a copy of any other object. If the script assigns a new module, optimizer or other object of these
+    classes to an attribute, the new object is saved at once.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         kwargs = {"model": model, "optimizer": optimizer, **kwargs}
-        handlers = {name: _handler_of(value) for name, value in kwargs.items()}
+        handlers = {name: _make_handler(value) for name, value in kwargs.items()}
         self._handlers = {name: handler for name, handler in handlers.items() if handler is not None}
         for name, handler in self._handlers.items():
             object.__setattr__(self, name, handler.value)
@@ -222,57 +223,57 @@ class TorchState(ObjectState):
                 plain[f"{name}.shards"] = handler.shards
         self._hooks: list[Any] = []
         super().__init__(broadcast_object, rank, **plain)
-        self._follow_steps()
+        self._report_steps_to_loaders()
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name in self.__dict__.get("_handlers", ()):  # a subclass may set its own attributes before they exist
+        if name in self.__dict__.get("_handlers", ()):  # a subclass may set attributes before `_handlers` exists
             self._handlers[name].set_value(value)
-            self._follow_steps()
+            self._report_steps_to_loaders()
 
-    def _follow_steps(self) -> None:
-        """A loader's batch counts when an optimizer has stepped: then the model contains it."""
+    def _report_steps_to_loaders(self) -> None:
+        """Makes optimizers report their steps to the loaders: a batch is done when an optimizer has stepped."""
         for hook in self._hooks:
             hook.remove()
-        loaders = self._values(ElasticDataLoader)
-        optimizers = self._values(torch.optim.Optimizer) if loaders else []
+        loaders = self._values_of(ElasticDataLoader)
+        optimizers = self._values_of(torch.optim.Optimizer) if loaders else []
 
-        def stepped(*_: Any) -> None:
+        def report(*_: Any) -> None:
             for loader in loaders:
                 loader.stepped()
 
-        self._hooks = [optimizer.register_step_post_hook(stepped) for optimizer in optimizers]
+        self._hooks = [optimizer.register_step_post_hook(report) for optimizer in optimizers]
         for loader in loaders if optimizers else []:
             loader.follow_steps()
 
-    def _values(self, kind: type) -> list[Any]:
+    def _values_of(self, kind: type) -> list[Any]:
         return [handler.value for handler in self._handlers.values() if isinstance(handler.value, kind)]
 
     def save(self) -> None:
-        """Keeps a copy in this rank's memory."""
+        """Keeps a copy of all values in this rank's memory."""
         for handler in self._handlers.values():
             handler.save()
         super().save()
 
     def restore(self) -> None:
-        """Returns to the last copy."""
+        """Gives all values the contents of the last copy."""
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
     def sync(self) -> None:
-        """Copies the present state of rank 0 to every rank."""
+        """Sends the present state of rank 0 to every rank."""
         for handler in self._handlers.values():
             handler.sync()
         super().sync()
 
     def reset(self) -> None:
-        """Divides the remaining samples among the current ranks, and removes the gradients of an unfinished step."""
+        """Divides the remaining samples among the current ranks, and removes the gradients of an interrupted step."""
         for handler in self._handlers.values():
             if isinstance(handler, OptimizerStateHandler):
                 handler.forget_gradients()
-        for source in (*self._values(ElasticSampler), *self._values(ElasticDataLoader)):
-            source.reset()
+        for sampler_or_loader in (*self._values_of(ElasticSampler), *self._values_of(ElasticDataLoader)):
+            sampler_or_loader.reset()
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -305,15 +306,15 @@ class TorchState(ObjectState):
 
 
 class TorchRandomState(RandomState):
-    """The random generators of Python, NumPy and torch, one set for each rank number."""
+    """The states of the random generators of Python, NumPy and torch; each rank number has its own."""
 
     def capture(self) -> Any:
-        """The states of the generators."""
+        """Returns the states of this process's generators."""
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         return super().capture(), torch.get_rng_state(), cuda
 
     def set(self, value: Any) -> None:
-        """Sets the generators to the result of `capture`."""
+        """Sets this process's generators to states that `capture` returned."""
         super().set(value[0])
         torch.set_rng_state(value[1])
         if value[2]:
