@@ -43,10 +43,10 @@ def run(folder: Path, script: str, options: Sequence[str]) -> None:
     rank = int(os.environ.get("FARANDOLE_LOCAL_RANK") or os.environ.get("LOCAL_RANK") or 0)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    with open(folder / f"orders.{rank}") as orders, open(folder / f"answers.{rank}", "w") as answers:
+    with open(folder / f"commands.{rank}") as commands, open(folder / f"answers.{rank}", "w") as answers:
 
         def wait() -> None:
-            if not orders.readline():  # the pipe has ended: the process that gives turns has ended
+            if not commands.readline():  # the pipe has ended: the process that gives turns has ended
                 sys.exit("demo: was ended")
 
         def answer(what: Any) -> None:

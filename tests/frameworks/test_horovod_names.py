@@ -76,7 +76,7 @@ def differences(parts: tuple[str, ...]) -> dict[str, str]:
 def reason_to_skip(part: str) -> str:
     """Why a part cannot be checked; empty if it can."""
     if part == "mxnet":
-        return test_mxnet.missing()
+        return test_mxnet.unusable()
     if part != "common" and importlib.util.find_spec(part) is None:
         return f"{part} is not installed"
     return ""

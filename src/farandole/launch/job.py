@@ -68,6 +68,7 @@ class Job:
         on_ended: Callable[[int, int], None] = lambda rank, code: None,
         on_over: Callable[[], None] = lambda: None,
         on_running: Callable[[int], None] = lambda worker: None,
+        on_started: Callable[[], None] = lambda: None,
     ) -> None:
         self._say = say
         self._on_call = on_call
@@ -87,6 +88,7 @@ class Job:
         self._closed = False
         try:
             self._ranks.start()
+            on_started()
             self._thread = threading.Thread(target=self._run, name="farandole-job", daemon=True)
             self._thread.start()
         except BaseException:

@@ -387,18 +387,40 @@ class _Signalled(BaseException):
         self.number = number
 
 
-@contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    def arrive(number: int, _frame: FrameType | None) -> NoReturn:
-        raise _Signalled(number)
+class _Signals:
+    """Raises _Signalled when a signal arrives. From `hold` to `release` the signal waits: the ranks run already, but
+    nobody could pass the signal on to them yet."""
 
+    def __init__(self) -> None:
+        self._held = False
+        self._waiting: int | None = None
+
+    def arrive(self, number: int, _frame: FrameType | None) -> None:
+        if not self._held:
+            raise _Signalled(number)
+        self._waiting = number
+
+    def hold(self) -> None:
+        self._held = True
+
+    def release(self) -> None:
+        self._held = False
+        if self._waiting is not None:
+            raise _Signalled(self._waiting)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[_Signals]:
+    signals = _Signals()
     asks = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     # The program that started us, such as nohup or a shell script, may have set one of them to be ignored.
     before = {
-        number: signal.signal(number, arrive) for number in asks if signal.getsignal(number) is not signal.SIG_IGN
+        number: signal.signal(number, signals.arrive)
+        for number in asks
+        if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
-        yield
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -414,11 +436,14 @@ def run(plan: Plan, options: Options) -> int:
         if options.settings["timeline"].value is None:
             plan.environ["FARANDOLE_TIMELINE"] = timeline  # type: ignore[index]  # ours: make_plan made it
     try:
-        with _signals(), Job(plan, reporter.sink, say, elastic=elastic_options) as job:
+        with (
+            _signals() as signals,
+            Job(plan, reporter.sink, say, elastic=elastic_options, on_started=signals.hold) as job,
+        ):
             reporter.watch(job)
             if options.verbose:
                 _tell_places(job)
-            code = _wait(job, GRACE_SECONDS if options.grace is None else options.grace)
+            code = _wait(job, signals, GRACE_SECONDS if options.grace is None else options.grace)
             reporter.close()
             reporter.summary(job)
             return code
@@ -436,9 +461,10 @@ def _tell_places(job: Job) -> None:
         say(f"rank {rank} is process {pid} on {job.host_of(rank)}")
 
 
-def _wait(job: Job, grace: float) -> int:
+def _wait(job: Job, signals: _Signals, grace: float) -> int:
     """Waits until the job ends. The first signal is passed on to the ranks, a second signal kills them."""
     try:
+        signals.release()
         return job.wait()
     except _Signalled as stop:
         number = stop.number

@@ -137,10 +137,11 @@ def test_errors_come_with_the_workers_traceback_and_the_workers_stay() -> None:
 def test_results_that_cannot_be_sent_and_errors_that_cannot_be_pickled() -> None:
     def odd() -> None:
         class Odd(Exception):
-            def __reduce__(self) -> Any:
-                raise RuntimeError
+            def __init__(self) -> None:
+                super().__init__("strange")
+                self.lock = threading.Lock()
 
-        raise Odd("strange")
+        raise Odd
 
     with farandole.Executor(1, verbose=False) as executor:
         with pytest.raises(TypeError):
