@@ -54,7 +54,8 @@ class Job:
 
     `elastic`: makes it a job whose ranks change; None: the ranks of the plan. The functions `on_...` are called on the
     job's thread: for each piece of a call, for each rank that ends without a failure, at the end of the job, and for
-    each worker of an elastic job that has started.
+    each worker of an elastic job that has started. `on_started` is called before that, on the thread that makes the
+    job: the agents have been told to start the ranks.
     """
 
     def __init__(
