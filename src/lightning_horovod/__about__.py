@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 __version__ = "0.1.0"
+__author__ = "Farandole"
 __license__ = "Apache-2.0"
 __docs__ = "Horovod's strategy for Lightning, served by Farandole."
 
-__all__ = ["__docs__", "__license__", "__version__"]
+__all__ = ["__author__", "__docs__", "__license__", "__version__"]

@@ -10,7 +10,7 @@ from ..base.named import module_of
 
 if TYPE_CHECKING:
     from ..base.errors import HorovodInternalError, HostsUpdatedInterrupt
-    from .loop import notification_manager, run, run_fn
+    from .loop import WorkerNotificationManager, notification_manager, run, run_fn
     from .mirror import LostShards, RandomState, Sharded
     from .state import (
         HostUpdateResult,
@@ -32,6 +32,7 @@ __all__ = [
     "RandomState",
     "Sharded",
     "State",
+    "WorkerNotificationManager",
     "commits",
     "describe_memory",
     "load_from",
@@ -44,7 +45,7 @@ __all__ = [
 
 _HOMES = {
     "farandole.base.errors": "HorovodInternalError HostsUpdatedInterrupt",
-    "farandole.elastic.loop": "notification_manager run run_fn",
+    "farandole.elastic.loop": "WorkerNotificationManager notification_manager run run_fn",
     "farandole.elastic.mirror": "LostShards RandomState Sharded",
     "farandole.elastic.state": "HostUpdateResult ObjectState State commits describe_memory load_from memory save_to",
 }
