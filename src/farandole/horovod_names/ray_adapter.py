@@ -56,8 +56,14 @@ class Adapter(ABC):
         """Calls `fn(*args, **kwargs)` on each worker."""
 
     @abstractmethod
-    def run_remote(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Like `run`, with the same arguments, but does not wait."""
+    def run_remote(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Callable[..., Any]] | None = None,
+    ) -> list[Any]:
+        """Like `run`, but does not wait."""
 
     @abstractmethod
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
