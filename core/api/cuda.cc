@@ -33,9 +33,9 @@ cuda::Report look(int32_t which, std::span<const cuda::Place> places) {
   cuda::Driver driver;
   cuda::Nvrtc nvrtc;
   cuda::Nccl nccl;
-  if (which == 0) return cuda::open(cuda::driver_kind, places, &driver);
-  if (which == 1) return cuda::open(cuda::nvrtc_kind, places, &nvrtc);
-  return cuda::open(cuda::nccl_kind, places, &nccl);
+  if (which == 0) return cuda::open(cuda::driver_library, places, &driver);
+  if (which == 1) return cuda::open(cuda::nvrtc_library, places, &nvrtc);
+  return cuda::open(cuda::nccl_library, places, &nccl);
 }
 
 std::string joined(const std::vector<std::string>& words) {
@@ -101,7 +101,7 @@ EXPORT int farandole_cuda_devices(const farandole_place* places, int32_t count, 
   return guarded(
       [&] {
         cuda::Driver driver;
-        const cuda::Report report = cuda::open(cuda::driver_kind, read(places, count), &driver);
+        const cuda::Report report = cuda::open(cuda::driver_library, read(places, count), &driver);
         if (!report.usable) throw farandole::Failure(farandole::Code::precondition, report.why);
         const std::vector<cuda::DeviceFacts> all = cuda::find_devices(driver);
         *found = static_cast<int32_t>(all.size());

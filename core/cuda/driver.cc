@@ -28,7 +28,7 @@ std::string text(int version) { return std::to_string(version / 1000) + "." + st
 
 }  // namespace
 
-const Kind driver_kind = {"the driver for CUDA", kNames, 10020, version_of, text, kSymbols};
+const LibraryDescription driver_library = {"the driver for CUDA", kNames, 10020, version_of, text, kSymbols};
 
 std::string error_name(const Driver& driver, Result result) {
   const char* name = nullptr;

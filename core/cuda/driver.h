@@ -131,7 +131,7 @@ struct Driver {
   bool waits_on_streams() const { return stream_wait_value64 && stream_write_value64; }
 };
 
-extern const Kind driver_kind;
+extern const LibraryDescription driver_library;
 // "CUDA_ERROR_NO_DEVICE", or the number.
 std::string error_name(const Driver& driver, Result result);
 

@@ -1,4 +1,4 @@
-// The table of NCCL, and how it tells its version.
+// The table of NCCL's functions, and how its version is read.
 // Touches base/ and os/.
 #include "cuda/nccl.h"
 
@@ -33,6 +33,6 @@ std::string text(int version) {
 
 }  // namespace
 
-const Kind nccl_kind = {"NCCL", kNames, 21800, version_of, text, kSymbols};
+const LibraryDescription nccl_library = {"NCCL", kNames, 21800, version_of, text, kSymbols};
 
 }  // namespace farandole::cuda

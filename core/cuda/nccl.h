@@ -88,7 +88,7 @@ struct Nccl {
 #undef FARANDOLE_MEMBER
 };
 
-extern const Kind nccl_kind;
+extern const LibraryDescription nccl_library;
 // Whether ncclCommAbort of this version may hang.
 constexpr bool abort_may_hang(int version) { return version >= 22501 && version < 22602; }
 

@@ -28,6 +28,6 @@ std::string text(int version) { return std::to_string(version / 1000) + "." + st
 
 }  // namespace
 
-const Kind nvrtc_kind = {"NVRTC", kNames, 11010, version_of, text, kSymbols};
+const LibraryDescription nvrtc_library = {"NVRTC", kNames, 11010, version_of, text, kSymbols};
 
 }  // namespace farandole::cuda

@@ -33,6 +33,6 @@ struct Nvrtc {
 #undef FARANDOLE_MEMBER
 };
 
-extern const Kind nvrtc_kind;
+extern const LibraryDescription nvrtc_library;
 
 }  // namespace farandole::cuda

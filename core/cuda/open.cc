@@ -9,61 +9,62 @@ namespace farandole::cuda {
 namespace {
 
 // Fills the table, and the report's `missing` or `why`.
-void fill(const Kind& kind, const os::Library& library, Report& report, void* table) {
-  for (const Symbol& symbol : kind.symbols) {
+void fill(const LibraryDescription& wanted, const os::Library& library, Report& report, void* table) {
+  for (const Symbol& symbol : wanted.symbols) {
     void* found = report.version >= symbol.since ? library.symbol(symbol.name) : nullptr;
     std::memcpy(static_cast<std::byte*>(table) + symbol.offset, &found, sizeof found);
     if (found != nullptr) continue;
     const bool older = report.version < symbol.since;
-    const std::string reason = older ? "since " + kind.text(symbol.since) : "the library lacks it";
+    const std::string reason = older ? "since " + wanted.text(symbol.since) : "the library lacks it";
     if (symbol.needed && report.why.empty())
-      report.why = std::string(kind.what) + " " + kind.text(report.version) + " has no " + symbol.name;
+      report.why = std::string(wanted.name) + " " + wanted.text(report.version) + " has no " + symbol.name;
     report.missing.push_back(std::string(symbol.name) + " (" + reason + ")");
   }
 }
 
-Report look(const Kind& kind, const os::Library& library, Source source, void* table) {
+Report look(const LibraryDescription& wanted, const os::Library& library, Source source, void* table) {
   Report report;
   report.source = source;
   report.path = library.path();
-  report.version = kind.version(library, report.why);
+  report.version = wanted.version(library, report.why);
   if (report.version == 0) {
-    if (report.why.empty()) report.why = std::string("it does not tell its version as ") + kind.what + " does";
+    if (report.why.empty()) report.why = std::string("it does not tell its version as ") + wanted.name + " does";
     return report;
   }
-  if (report.version < kind.oldest) {
-    report.why = std::string(kind.what) + " " + kind.text(report.version) + " is too old: " + kind.text(kind.oldest) +
-                 " or newer is needed";
+  if (report.version < wanted.oldest) {
+    report.why = std::string(wanted.name) + " " + wanted.text(report.version) +
+                 " is too old: " + wanted.text(wanted.oldest) + " or newer is needed";
     return report;
   }
-  fill(kind, library, report, table);
+  fill(wanted, library, report, table);
   report.usable = report.why.empty();
   return report;
 }
 
-Report look(const Kind& kind, const Place& place, void* table) {
+Report look(const LibraryDescription& wanted, const Place& place, void* table) {
   Report report;
   report.source = place.source;
   report.path = place.path;
-  if (os::Library library = os::Library::open(place.path, report.why)) return look(kind, library, place.source, table);
+  if (os::Library library = os::Library::open(place.path, report.why))
+    return look(wanted, library, place.source, table);
   return report;
 }
 
 }  // namespace
 
-Report open(const Kind& kind, std::span<const Place> places, void* table) {
-  for (const char* name : kind.names)
-    if (os::Library library = os::Library::loaded(name)) return look(kind, library, Source::process, table);
+Report open(const LibraryDescription& wanted, std::span<const Place> places, void* table) {
+  for (const char* name : wanted.names)
+    if (os::Library library = os::Library::loaded(name)) return look(wanted, library, Source::process, table);
   std::vector<Place> all(places.begin(), places.end());
-  for (const char* name : kind.names) all.push_back({Source::system, name});
+  for (const char* name : wanted.names) all.push_back({Source::system, name});
   Report first;  // that can be loaded and not used; it explains more than one that does not exist
   for (const Place& place : all) {
-    Report report = look(kind, place, table);
+    Report report = look(wanted, place, table);
     if (report.usable || place.source == Source::setting) return report;
     const bool exists = report.version != 0 || place.source == Source::package;
     if (first.source == Source::none && exists) first = std::move(report);
   }
-  if (first.source == Source::none) first.why = std::string("there is no ") + kind.names.front();
+  if (first.source == Source::none) first.why = std::string("there is no ") + wanted.names.front();
   return first;
 }
 

@@ -1,4 +1,4 @@
-// Finds a library of CUDA at run time and fills a table of its functions, each only from the version that brought it.
+// Finds a library of CUDA at run time and fills a table of its functions.
 // Touches base/ and os/.
 #pragma once
 
@@ -19,8 +19,8 @@ struct Place {
   std::string path;
 };
 
-// One function of a table. `since`: the version that brought it; older libraries do not get it, even if they have a
-// symbol of this name. `needed`: the library cannot be used without it.
+// One function of a table. `since`: the first version of the library that has it. If the library is older, the pointer
+// stays null, even if there is a symbol of this name. `needed`: the library cannot be used without it.
 struct Symbol {
   const char* name;
   int since;
@@ -28,11 +28,11 @@ struct Symbol {
   std::size_t offset;  // of its pointer in the table
 };
 
-struct Kind {
-  const char* what;                    // for messages: "NCCL"
-  std::span<const char* const> names;  // as the loader knows it, the preferred one first
-  int oldest;                          // version that can be used
-  // The version of an opened library; 0 and `error` when it does not tell.
+struct LibraryDescription {
+  const char* name;                    // for messages: "NCCL"
+  std::span<const char* const> names;  // file names for the loader, the preferred one first
+  int oldest;                          // the oldest version that can be used
+  // The version of an opened library; 0 and `error` if the version cannot be read.
   int (*version)(const os::Library& library, std::string& error);
   std::string (*text)(int version);  // as people write it: "2.28.9"
   std::span<const Symbol> symbols;
@@ -43,13 +43,13 @@ struct Report {
   Source source = Source::none;
   int version = 0;
   std::string path;
-  std::string why;                   // it is not usable
+  std::string why;                   // the reason if it is not usable
   std::vector<std::string> missing;  // functions that it does not have, with the reason
 };
 
 // Looks for a usable copy: the one that the process has loaded, then `places` in their order, then what the loader
 // finds. A copy that the process has loaded or a setting names is the only candidate: two copies of such a library in
 // one process do not see each other's objects. Functions that are not there are null in `table`.
-Report open(const Kind& kind, std::span<const Place> places, void* table);
+Report open(const LibraryDescription& wanted, std::span<const Place> places, void* table);
 
 }  // namespace farandole::cuda

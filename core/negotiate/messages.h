@@ -1,4 +1,4 @@
-// The two messages of negotiation, a member's requests and the coordinator's answer: cut to what a frame can hold.
+// The two messages of negotiation, a member's requests and the coordinator's answer. Long ones are split into frames.
 // Pure. Touches base/ and wire/.
 #pragma once
 
@@ -24,11 +24,11 @@ struct Answer {
   std::vector<Bucket> buckets;
 };
 
-// A message ends with the request or bucket that makes it this large.
+// When a message has reached this size, the next request or bucket begins another message.
 inline constexpr std::size_t kMessageBytes = 1 << 20;
 
 std::vector<Bytes> encode_requests(std::uint32_t group, std::uint32_t epoch, std::span<const Request> requests);
-// False when the bytes are not what encode_requests writes.
+// False if the bytes were not written by encode_requests.
 bool decode(std::span<const std::byte> bytes, Requests& message);
 
 // Each member of an alltoall gets its row and its column: 2 * members^2 numbers for all members together, instead of

@@ -41,7 +41,7 @@ def test_a_home_can_be_shared_and_paths_can_be_shown(tmp_path: Path) -> None:
         assert two.run(["sh", "-c", f"cat ~/note {shlex.quote(str(tmp_path))}/said"]).stdout == "here\nhello"
 
 
-def test_of_two_networks_one_connects() -> None:
+def test_of_two_networks_only_one_connects() -> None:
     networks = [bed.Network("10.77.1", connects=False), bed.Network("10.77.2")]
     probe_hub = ["timeout", "1", "bash", "-c"]
     with bed.hosts(2, networks, ssh=True) as (one, two):

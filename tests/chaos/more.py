@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from test_elastic_jobs import test_rows_7_and_37_who_only_seems_dead_stays  # noqa: F401
+from test_elastic_jobs import test_rows_7_and_37_a_rank_that_only_seems_dead_is_not_evicted  # noqa: F401
 from test_elastic_ledger import test_row_25_random_losses_lose_and_repeat_nothing  # noqa: F401
 from test_faults import test_killing_any_rank_at_any_point_is_seen_by_all_survivors  # noqa: F401
 from test_launch_hosts import (  # noqa: F401

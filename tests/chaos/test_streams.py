@@ -178,7 +178,7 @@ def test_row_16_streams_that_move_few_bytes_at_a_time_are_slow_and_right(hosts: 
 
 
 @pytest.mark.parametrize("kind", [Kind.ALLREDUCE, Kind.SEND])
-def test_operations_beside_one_that_fails_in_the_engine_end_with_it(kind: Kind) -> None:
+def test_an_operation_that_fails_in_the_engine_ends_all_pending_operations(kind: Kind) -> None:
     """If the engine throws while it accepts requests, all of them end, also those that it has not accepted yet."""
 
     def body(engine: Engine, rank: int) -> None:
@@ -203,7 +203,7 @@ def test_operations_beside_one_that_fails_in_the_engine_end_with_it(kind: Kind) 
         world.run(body)
 
 
-def test_a_receive_from_anybody_that_fails_when_its_source_is_found_ends() -> None:
+def test_a_receive_from_any_source_ends_when_its_source_has_failed() -> None:
     def body(engine: Engine, rank: int) -> None:
         if rank != 0:
             handles = engine.submit([Request(Kind.SEND, None, np.ones(3), peer=0, tag=tag) for tag in (1, 2)])

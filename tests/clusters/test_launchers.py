@@ -201,7 +201,7 @@ def run_alone(**environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
 
 
-def test_half_an_environment_ends_with_what_was_seen(tmp_path: Path) -> None:
+def test_an_incomplete_environment_is_an_error_with_the_variables_that_were_found(tmp_path: Path) -> None:
     done = run_alone(OMPI_COMM_WORLD_RANK="1")
     assert done.returncode == 1
     assert "Open MPI: OMPI_COMM_WORLD_SIZE is not set, but seen: OMPI_COMM_WORLD_RANK=1" in done.stderr
@@ -216,7 +216,7 @@ def test_half_an_environment_ends_with_what_was_seen(tmp_path: Path) -> None:
     assert done.returncode == 1 and "chmod 600" in done.stderr
 
 
-def test_what_a_killed_start_leaves_the_next_one_removes(tmp_path: Path) -> None:
+def test_the_next_start_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     """Rank 0 is killed while it waits in init, with its endpoint and its socket in place."""
     script = tmp_path / "waits.py"
     script.write_text(

@@ -22,12 +22,12 @@ void set(const char* variable, const char* value) { ::setenv(variable, value, 1)
 
 Report open_nccl(Nccl& nccl, const std::string& path = kNccl, Source source = Source::setting) {
   const Place place{source, path};
-  return open(nccl_kind, {&place, 1}, &nccl);
+  return open(nccl_library, {&place, 1}, &nccl);
 }
 
 Report open_driver(Driver& driver, const std::string& path = kDriver) {
   const Place place{Source::setting, path};
-  return open(driver_kind, {&place, 1}, &driver);
+  return open(driver_library, {&place, 1}, &driver);
 }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -45,7 +45,7 @@ TEST(a_library_is_found_where_a_setting_says_with_all_its_functions) {
     CHECK(driver.waits_on_streams() && driver.maps_memory());
     Nvrtc nvrtc;
     const Place place{Source::setting, kNvrtc};
-    CHECK(open(nvrtc_kind, {&place, 1}, &nvrtc).usable && nvrtc.compile != nullptr);
+    CHECK(open(nvrtc_library, {&place, 1}, &nvrtc).usable && nvrtc.compile != nullptr);
   });
 }
 
@@ -65,7 +65,7 @@ TEST(a_setting_that_names_no_library_is_reported_and_nothing_else_is_tried) {
   alone([] {
     const Place places[] = {{Source::setting, "/nowhere/libnccl.so.2"}, {Source::package, kNccl}};
     Nccl nccl;
-    const Report report = open(nccl_kind, places, &nccl);
+    const Report report = open(nccl_library, places, &nccl);
     CHECK(!report.usable && contains(report.why, "/nowhere/libnccl.so.2"));
   });
 }
@@ -74,7 +74,7 @@ TEST(a_package_that_cannot_be_used_is_passed_over) {
   alone([] {
     const Place places[] = {{Source::package, "/nowhere/libnccl.so.2"}, {Source::package, kNccl}};
     Nccl nccl;
-    const Report report = open(nccl_kind, places, &nccl);
+    const Report report = open(nccl_library, places, &nccl);
     CHECK(report.usable && report.source == Source::package);
     CHECK_EQUAL(report.path, kNccl);
   });

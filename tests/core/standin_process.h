@@ -37,8 +37,8 @@ struct Libraries {
   int nccl_version = 0;
 
   Libraries() {
-    open(cuda::driver_kind, "/libcuda.so.1", driver);
-    nccl_version = open(cuda::nccl_kind, "/libnccl.so.2", nccl);
+    open(cuda::driver_library, "/libcuda.so.1", driver);
+    nccl_version = open(cuda::nccl_library, "/libnccl.so.2", nccl);
     cuda::Context context = nullptr;
     CHECK(driver.init(0) == cuda::kSuccess);
     CHECK(driver.primary_retain(&context, 0) == cuda::kSuccess);
@@ -46,7 +46,7 @@ struct Libraries {
   }
   cuda::Nvrtc nvrtc() const {
     cuda::Nvrtc table;
-    open(cuda::nvrtc_kind, "/libnvrtc.so.13", table);
+    open(cuda::nvrtc_library, "/libnvrtc.so.13", table);
     return table;
   }
   cuda::Stream stream() const {

@@ -26,14 +26,14 @@ NIGHTLY = (
     "test_tensorflow_training.py::test_training[[]callback*",
     "test_tensorflow_training.py::test_a_killed_rank_raises_on_the_others[[]callback]",
     "test_torch_distributed.py::test_training_as_on_gloo[[]BASE*",
-    "test_torch_distributed.py::test_a_death_is_told_at_once_and_by_name[[]*BASE]",
+    "test_torch_distributed.py::test_a_death_is_reported_at_once_with_the_rank[[]*BASE]",
     "test_torch_parallelism.py::test_hook_for_ddp[[]gloo]",
     # Examples and the code of pages: what they use has cases of its own.
     "test_jax.py::test_examples*",
     "test_jax.py::test_the_code_of_the_page",
     "test_keras.py::test_examples*",
     "test_keras.py::test_the_code_of_the_pages*",
-    "test_mxnet.py::test_the_example_with_and_without_farandole",
+    "test_mxnet.py::test_the_example_gives_the_same_with_and_without_farandole",
     "test_ray_train.py::test_the_example_with_torch",
     "test_ray_train.py::test_lightning_in_ray_train",
     "test_ray_stack.py::test_lightning_on_ray_with_horovod",
@@ -47,13 +47,13 @@ NIGHTLY = (
     "test_torch_parallelism.py::test_examples[[]hybrid]",
     # Started by somebody else: others start the same training.
     "test_lightning_starts.py::test_a_stack_from_a_file*",
-    "test_lightning_starts.py::test_under_a_launcher_nobody_starts_ranks[[]openmpi]",
+    "test_lightning_starts.py::test_under_a_launcher_lightning_starts_no_ranks[[]openmpi]",
     "test_lightning_starts.py::test_loggers_of_somebody_elses_have_one_run",
     "test_ray_elastic.py::test_lightning_in_the_older_executor",
     "test_ray_elastic.py::test_a_trainer_whose_survivors_go_on*",
-    "test_tensorflow_data.py::test_a_job_computes_for_another[[]training-1-spark]",
+    "test_tensorflow_data.py::test_a_service_job_computes_for_another_job[[]training-1-spark]",
     # Faults of which `make chaos` has more.
-    "test_torch_elastic_faults.py::test_row_25_the_ledger_through_random_kills[[]sampler]",
+    "test_torch_elastic_faults.py::test_row_25_samples_are_counted_once_through_random_kills[[]sampler]",
     "test_torch_elastic_faults.py::test_row_26_faults_change_no_bit*",
 )
 

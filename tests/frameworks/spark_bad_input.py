@@ -1,6 +1,6 @@
-# What estimators are told that is wrong, in the driver of spark_cluster.py: each case gives what was said.
-# Touches Spark, and stores that are there or are not.
-"""`bad` is all that a session can be asked; `no_session` ends it."""
+# Bad input for estimators, in the driver of spark_cluster.py: each case gives the text of the error.
+# Touches Spark, and stores, some of which do not exist.
+"""`bad_input` runs all cases that need a session; `no_session` ends the session."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from spark_estimator_cases import (
     RANKS,
     assembler,
     keras_estimator,
-    let_go,
     lightning_estimator,
     plain_lightning_estimator,
     rows,
+    shut_down,
     torch_estimator,
 )
 
 
-def bad(place: str) -> Any:
-    """What each kind of bad input says; none of them may leave a Spark job behind."""
+def bad_input(place: str) -> Any:
+    """The error of each kind of bad input. None of them may leave a Spark job behind."""
     import keras
     import torch
 
@@ -34,7 +34,7 @@ def bad(place: str) -> Any:
     thrice = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     one_each = good.selectExpr("features", "array(y) as y")
     jobs = cases.spark.sparkContext.statusTracker().getActiveJobsIds
-    before = set(jobs())  # that of the ranks that stay
+    before = set(jobs())  # the job of the shared ranks
     made: dict[str, Callable[[], Any]] = {
         "columns": lambda: torch_estimator(place, feature_cols=["featrues"]).fit(good),
         "shape": lambda: torch_estimator(place, model=wide, optimizer=torch.optim.SGD(wide.parameters(), lr=0.1)).fit(
@@ -74,7 +74,7 @@ def bad(place: str) -> Any:
     for name, call in made.items():
         try:
             call()
-            found[name] = "nothing was said"
+            found[name] = "no error was raised"
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
     found["left"] = str(sorted(set(jobs()) - before))
@@ -84,10 +84,10 @@ def bad(place: str) -> Any:
 def no_session(place: str) -> str:
     """The last case: ends the session."""
     estimator = torch_estimator(place)
-    let_go()
+    shut_down()
     cases.spark.stop()
     try:
         estimator.fit_on_parquet()
     except RuntimeError as error:
         return str(error)
-    return "nothing was said"
+    return "no error was raised"

@@ -20,9 +20,9 @@ def main() -> None:
     place = sys.argv[1]
     spark = SparkSession.builder.getOrCreate()
     cases.use(spark)
-    keras = cases.the_keras()
+    keras = cases.keras_module()
     estimator = cases.keras_estimator(f"{place}/store", num_proc=cases.RANKS)
-    fitted = Pipeline(stages=[cases.assembler(), estimator, cases.after()]).fit(cases.rows())
+    fitted = Pipeline(stages=[cases.assembler(), estimator, cases.error_stage()]).fit(cases.rows())
     plain = cases.linear()
     by_hand = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     expected = cases.trained_without_spark(f"{place}/store", 2, plain, by_hand)
@@ -32,11 +32,11 @@ def main() -> None:
         "session": type(spark).__module__,
         "backend": keras.backend.backend() if keras.__name__ == "keras" else keras.__name__,
         "trained": type(trained.getModel()).__module__.partition(".")[0],
-        "weights": cases.weights_of(trained.getModel()),
+        "weights": cases.weights_in_order(trained.getModel()),
         "expected": expected,
         "history": sorted(trained.getHistory()),
-        "by_hand": cases.sorted_by_y(plain),
-        **cases.described(PipelineModel.load(f"{place}/fitted").transform(cases.rows())),
+        "by_hand": cases.model_outputs(plain),
+        **cases.loaded_pipeline_output(PipelineModel.load(f"{place}/fitted").transform(cases.rows())),
     }
     spark.stop()
     print(json.dumps(found))

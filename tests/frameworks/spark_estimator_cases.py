@@ -1,6 +1,6 @@
 # What the tests of Spark's estimators do in a driver: each case gives plain data that the test judges.
 # Touches Spark, the stores it is given, and the ranks that Spark runs.
-"""Models and functions of users are nested, so that they travel whole."""
+"""Models and functions of users are nested, so that cloudpickle sends their code to the ranks."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ spark: Any = None
 def run_case(session: Any, of: str, **arguments: Any) -> Any:
     """Runs one of the cases below."""
     use(session)
-    elsewhere = {"subclassed": "spark_subclass", "bad": "spark_bad_input", "no_session": "spark_bad_input"}
+    elsewhere = {"fit_subclass": "spark_subclass", "bad_input": "spark_bad_input", "no_session": "spark_bad_input"}
     known = vars(importlib.import_module(elsewhere[of])) if of in elsewhere else globals()
     return known[of](**arguments)
 
 
 def use(session: Any) -> None:
-    """The session of all that follows."""
+    """Makes this session the one that all cases use."""
     global spark
     spark = session
     spark.conf.set("spark.sql.shuffle.partitions", "2")
 
 
-class Staying(Backend):
-    """Ranks in slots of Spark that stay from fit to fit, so that they import each framework once."""
+class SharedRanks(Backend):
+    """Ranks in slots of Spark that several fits use, so that they import each framework once."""
 
     def __init__(self) -> None:
         self._executor: SparkExecutor | None = None
@@ -49,26 +49,26 @@ class Staying(Backend):
         return list(self._executor.run(fn, tuple(args), dict(kwargs or {})))
 
     def num_processes(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return RANKS
 
-    def let_go(self) -> None:
+    def shut_down(self) -> None:
         """Gives the slots back."""
         if self._executor is not None:
             self._executor.shutdown()
         self._executor = None
 
 
-staying = Staying()
+shared_ranks = SharedRanks()
 
 
-def let_go() -> None:
-    """Ends the ranks that stay."""
-    staying.let_go()
+def shut_down() -> None:
+    """Ends the shared ranks."""
+    shared_ranks.shut_down()
 
 
 def rows(count: int = 40, weight: bool = False) -> Any:
-    """x0 .. x3 as columns of their own, y a sum of them, and a column that says which rows validate."""
+    """Columns x0 .. x3, y (a weighted sum of them) and `held`, which marks the rows for validation."""
     draw = np.random.default_rng(7).uniform(-1, 1, (count, 4)).round(3)
     made = [(*map(float, x), float(x @ [1, -2, 3, 0.5]), place % 5 == 0) for place, x in enumerate(draw)]
     names = "x0 double, x1 double, x2 double, x3 double, y double, held boolean"
@@ -89,19 +89,19 @@ def assembler() -> Any:
     return VectorAssembler(inputCols=["x0", "x1", "x2", "x3"], outputCol="features")
 
 
-def after() -> Any:
-    """A stage of MLlib behind an estimator."""
+def error_stage() -> Any:
+    """A stage of MLlib after the estimator: it adds the column `error`."""
     from pyspark.ml.feature import SQLTransformer
 
     return SQLTransformer(statement="SELECT *, y__output - y AS error FROM __THIS__")
 
 
-def common(place: str, **more: Any) -> dict[str, Any]:
-    """Parameters of all estimators; `num_proc` for ranks of this fit alone."""
+def common_parameters(place: str, **more: Any) -> dict[str, Any]:
+    """Parameters of all estimators. With `num_proc` the fit starts its own ranks instead of the shared ones."""
     from farandole.spark.common.store import Store
 
     return {
-        **({} if "num_proc" in more else {"backend": staying}),
+        **({} if "num_proc" in more else {"backend": shared_ranks}),
         "store": Store.create(place),
         "feature_cols": ["features"],
         "label_cols": ["y"],
@@ -121,21 +121,21 @@ def torch_estimator(place: str, **more: Any) -> Any:
 
     model = more.pop("model", None) or linear()
     made = {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), "loss": torch.nn.MSELoss(), **more}
-    return TorchEstimator(model=model, **common(place, **made))
+    return TorchEstimator(model=model, **common_parameters(place, **made))
 
 
-def noting(folder: str, kind: str, name: str = "told") -> Any:
+def epoch_recorder(folder: str, kind: str, name: str = "callback") -> Any:
     """A callback of a framework that leaves a file for each rank and epoch; a second one of the same name fails."""
     from pathlib import Path
 
-    Path(folder, "notes").mkdir(exist_ok=True)
+    Path(folder, "records").mkdir(exist_ok=True)
 
     def note(epoch: int, found: Any = None) -> None:
         from pathlib import Path
 
         import farandole as hvd
 
-        Path(folder, "notes", f"{name} rank {hvd.rank()} epoch {epoch}").touch(exist_ok=False)
+        Path(folder, "records", f"{name} rank {hvd.rank()} epoch {epoch}").touch(exist_ok=False)
 
     if kind == "torch":
         return note
@@ -156,7 +156,7 @@ def noting(folder: str, kind: str, name: str = "told") -> Any:
     return Noted()
 
 
-def noting_compression(folder: str) -> Any:
+def recording_compression(folder: str) -> Any:
     """A compression that changes nothing, and leaves a file for each rank."""
     from pathlib import Path
 
@@ -164,7 +164,7 @@ def noting_compression(folder: str) -> Any:
 
     from farandole.torch import Compression
 
-    Path(folder, "notes").mkdir(exist_ok=True)
+    Path(folder, "records").mkdir(exist_ok=True)
 
     class Noted(Compression.none):  # type: ignore[misc,valid-type]
         @staticmethod
@@ -173,21 +173,21 @@ def noting_compression(folder: str) -> Any:
 
             import farandole as hvd
 
-            Path(folder, "notes", f"compressed by rank {hvd.rank()}").touch()
+            Path(folder, "records", f"compressed by rank {hvd.rank()}").touch()
             return tensor, None
 
     return Noted
 
 
-def notes(folder: str) -> list[str]:
-    """What callbacks have left."""
+def records(folder: str) -> list[str]:
+    """The names of the files that callbacks have written."""
     from pathlib import Path
 
-    return sorted(one.name for one in Path(folder, "notes").iterdir())
+    return sorted(one.name for one in Path(folder, "records").iterdir())
 
 
-def readers(place: str, columns: list[str]) -> list[Any]:
-    """The rows as the ranks of the last fit had them."""
+def rank_readers(place: str, columns: list[str]) -> list[Any]:
+    """A reader for each rank: it gives the rows that this rank had in the last fit."""
     from farandole.spark.common.parquet import inspect
     from farandole.spark.common.reader import Reader
     from farandole.spark.common.store import Store
@@ -198,8 +198,8 @@ def readers(place: str, columns: list[str]) -> list[Any]:
     return [Reader(store, data, 6, rank, RANKS, 11) for rank in range(RANKS)]
 
 
-def written(place: str, label: str = "y") -> list[list[float]]:
-    """A label of the rows that the last fit wrote: those to train on, and those to validate with."""
+def written_labels(place: str, label: str = "y") -> list[list[float]]:
+    """The label's values in the rows that the last fit wrote: the training rows, and the validation rows."""
     from farandole.spark.common.parquet import inspect
     from farandole.spark.common.reader import Reader
     from farandole.spark.common.store import Store
@@ -216,7 +216,7 @@ def trained_without_spark(place: str, epochs: int, model: Any, optimizer: Any) -
     """Plain torch in this process, on the same rows in the same order: a step's gradient is the mean of the ranks'."""
     import torch
 
-    parts = readers(place, ["features", "y"])
+    parts = rank_readers(place, ["features", "y"])
     for epoch in range(epochs):
         for batches in zip(*(part.epoch(epoch) for part in parts), strict=True):
             optimizer.zero_grad()
@@ -237,19 +237,19 @@ def predictions(frame: Any, name: str = "y__output") -> list[float]:
     return [float(one) if isinstance(one, float) else float(one[0]) for one in found]
 
 
-def described(frame: Any) -> dict[str, Any]:
-    """What a pipeline that was loaded makes of the rows: the last column is of the stage behind the model."""
+def loaded_pipeline_output(frame: Any) -> dict[str, Any]:
+    """The output of a loaded pipeline. Its last column comes from the stage after the model."""
     return {"columns": frame.columns, "again": predictions(frame)}
 
 
-def torch_in_a_pipeline(place: str, saved: str) -> Any:
+def fit_torch_in_pipeline(place: str, saved: str) -> Any:
     import torch
     from pyspark.ml import Pipeline, PipelineModel
     from pyspark.ml.evaluation import RegressionEvaluator
 
     seen = torch.nn.functional.l1_loss
     estimator = torch_estimator(place, num_proc=RANKS, validation="held", metrics=[seen], epochs=3)
-    fitted = Pipeline(stages=[assembler(), estimator, after()]).fit(rows())
+    fitted = Pipeline(stages=[assembler(), estimator, error_stage()]).fit(rows())
     model: Any = fitted.stages[1]
     plain = linear()
     expected = trained_without_spark(place, 3, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
@@ -263,14 +263,14 @@ def torch_in_a_pipeline(place: str, saved: str) -> Any:
         "columns": made.columns,
         "predicted": predictions(made),
         "again": predictions(again.transform(rows())),
-        "by_hand": sorted_by_y(plain),
-        "written": written(place),
+        "by_hand": model_outputs(plain),
+        "written": written_labels(place),
         "rows": [sorted(row["y"] for row in rows().collect() if row["held"] is held) for held in (False, True)],
         "rmse": RegressionEvaluator(labelCol="y", predictionCol="y__output").evaluate(made),
     }
 
 
-def sorted_by_y(model: Any) -> list[float]:
+def model_outputs(model: Any) -> list[float]:
     import torch
 
     values = np.array([list(row)[:5] for row in rows().orderBy("y").collect()], dtype=np.float32)
@@ -279,7 +279,7 @@ def sorted_by_y(model: Any) -> list[float]:
 
 
 def plain_lightning_estimator(place: str, **more: Any) -> Any:
-    """A plain module, whose steps the estimator writes."""
+    """A torch module without training steps: the estimator adds them."""
     import torch
 
     from farandole.spark.lightning import LightningEstimator
@@ -291,7 +291,7 @@ def plain_lightning_estimator(place: str, **more: Any) -> Any:
         "loss": torch.nn.MSELoss(),
         **more,
     }
-    return LightningEstimator(model=model, **common(place, metrics=[torch.nn.functional.l1_loss], **terms))
+    return LightningEstimator(model=model, **common_parameters(place, metrics=[torch.nn.functional.l1_loss], **terms))
 
 
 def lightning_estimator(place: str, **more: Any) -> Any:
@@ -320,16 +320,16 @@ def lightning_estimator(place: str, **more: Any) -> Any:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
-    return LightningEstimator(model=Line(), **common(place, validation="held", **more))
+    return LightningEstimator(model=Line(), **common_parameters(place, validation="held", **more))
 
 
-def the_keras() -> Any:
-    """Keras 3, or tf_keras in a process for that."""
+def keras_module() -> Any:
+    """Keras 3; tf_keras if TF_USE_LEGACY_KERAS asks for it."""
     return importlib.import_module("tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else "keras")
 
 
 def keras_estimator(place: str, **more: Any) -> Any:
-    keras = the_keras()
+    keras = keras_module()
     from farandole.spark.keras import KerasEstimator
 
     model = more.pop("model", None)
@@ -343,11 +343,11 @@ def keras_estimator(place: str, **more: Any) -> Any:
         "metrics": ["mae"],
         **more,
     }
-    return KerasEstimator(model=model, **common(place, **terms))
+    return KerasEstimator(model=model, **common_parameters(place, **terms))
 
 
-def weights_of(model: Any) -> list[float]:
-    """Of a model of any of the frameworks, in one order."""
+def weights_in_order(model: Any) -> list[float]:
+    """The weights of a model of any framework, in the same order."""
     if hasattr(model, "get_weights"):
         return [float(x) for one in model.get_weights() for x in one.flatten()]
     return flat(model)
@@ -356,33 +356,33 @@ def weights_of(model: Any) -> list[float]:
 ESTIMATORS = {"lightning": lightning_estimator, "keras": keras_estimator, "plain": plain_lightning_estimator}
 
 
-def in_a_pipeline(place: str, saved: str, kind: str) -> Any:
-    """Two epochs at once, saved and loaded."""
+def fit_in_pipeline(place: str, saved: str, kind: str) -> Any:
+    """A fit of two epochs; the pipeline is then saved and loaded."""
     import torch
     from pyspark.ml import Pipeline, PipelineModel
 
     more = {
-        "keras": lambda: {"checkpoint_callback": noting(saved, kind, "saved")},
-        "lightning": lambda: {"gradient_compression": noting_compression(saved)},
+        "keras": lambda: {"checkpoint_callback": epoch_recorder(saved, kind, "saved")},
+        "lightning": lambda: {"gradient_compression": recording_compression(saved)},
     }[kind]()
-    estimator = ESTIMATORS[kind](place, callbacks=[noting(saved, kind)], **more)
-    fitted = Pipeline(stages=[assembler(), estimator, after()]).fit(rows())
+    estimator = ESTIMATORS[kind](place, callbacks=[epoch_recorder(saved, kind)], **more)
+    fitted = Pipeline(stages=[assembler(), estimator, error_stage()]).fit(rows())
     model: Any = fitted.stages[1]
     plain = linear()
     expected = trained_without_spark(place, 2, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
     fitted.save(f"{saved}/fitted")
     return {
-        "weights": weights_of(model.getModel()),
+        "weights": weights_in_order(model.getModel()),
         "expected": expected,
         "history": model.getHistory(),
-        **described(PipelineModel.load(f"{saved}/fitted").transform(rows())),
-        "notes": notes(saved),
-        "by_hand": sorted_by_y(plain),
+        **loaded_pipeline_output(PipelineModel.load(f"{saved}/fitted").transform(rows())),
+        "records": records(saved),
+        "by_hand": model_outputs(plain),
     }
 
 
-def gone_on(place: str, kind: str) -> Any:
-    """One epoch, and another one in a second fit with the same run and the same data, which is written once."""
+def resumed_fit(place: str, kind: str) -> Any:
+    """A fit of one epoch, and a second fit that resumes this run. The data is written once."""
     import torch
 
     frame = assembler().transform(rows())
@@ -392,14 +392,14 @@ def gone_on(place: str, kind: str) -> Any:
     plain = linear()
     expected = trained_without_spark(place, 2, plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
     return {
-        "weights": weights_of(second.getModel()),
+        "weights": weights_in_order(second.getModel()),
         "expected": expected,
         "histories": [first.getHistory(), second.getHistory()],
     }
 
 
-def resumed_and_on_parquet(place: str, saved: str) -> Any:
-    """Vectors as Spark itself writes them, dense and sparse; an estimator that was saved; a run that goes on."""
+def resumed_fit_on_parquet(place: str, saved: str) -> Any:
+    """Vectors as Spark itself writes them, dense and sparse; an estimator that was saved; a run that is resumed."""
     import torch
     from pyspark.ml.linalg import Vectors
 
@@ -411,7 +411,9 @@ def resumed_and_on_parquet(place: str, saved: str) -> Any:
         for n in range(20)
     ]
     frame = spark.createDataFrame(data, ["features", "y"])
-    estimator = torch_estimator(place, num_proc=RANKS, run_id="walk", epochs=1, callbacks=[noting(saved, "torch")])
+    estimator = torch_estimator(
+        place, num_proc=RANKS, run_id="walk", epochs=1, callbacks=[epoch_recorder(saved, "torch")]
+    )
     frame.coalesce(1).write.parquet(estimator.getStore().get_train_data_path())
     estimator.save(f"{saved}/estimator")
     loaded = TorchEstimator.load(f"{saved}/estimator")
@@ -430,12 +432,12 @@ def resumed_and_on_parquet(place: str, saved: str) -> Any:
             store.exists(f"{store.get_logs_path('walk')}/history.json"),
         ],
         "checkpoints": len(store.get_checkpoints("walk")),
-        "notes": notes(saved),
+        "records": records(saved),
     }
 
 
 def several_outputs(place: str) -> Any:
-    """Two labels, weights of losses and samples, arrays with nulls, a transformation, classes, a step of the user's."""
+    """Two labels, weights of losses and samples, arrays with nulls, a transformation, categorical columns."""
     import torch
 
     class Two(torch.nn.Module):
@@ -475,7 +477,7 @@ def several_outputs(place: str) -> Any:
     return {
         "losses": [one["train"]["loss"] for one in history],
         "validated": [one["validation"]["loss"] for one in history],
-        "written": written(place),
+        "written": written_labels(place),
         "kinds": sorted({f"{type(row['a']).__name__} {type(row['b']).__name__} {len(row['b'])}" for row in made}),
         "rows": len(made),
     }

@@ -1,4 +1,4 @@
-# Classes that build on horovod.spark.lightning's, as libraries have them: an estimator of pictures in files' bytes.
+# Classes that derive from those of horovod.spark.lightning, as other libraries do: an estimator for image files.
 # Touches the store and the ranks that the estimator is given.
 """`Pictures(classes=..., picture_col=..., store=...)`: its own parameters, backend, model class and prediction."""
 
@@ -42,7 +42,7 @@ class Net(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
-def opened(picture: bytes) -> Any:
+def pixels(picture: bytes) -> Any:
     """The pixels of a file's bytes."""
     return np.frombuffer(picture, np.uint8).astype(np.float32) / 255
 
@@ -70,7 +70,7 @@ class Pictures(TorchEstimator, HasPictures):  # type: ignore[misc]
         self.setFeatureCols([column])
 
         def transformed(frame: Any) -> Any:
-            frame[column] = [opened(one) for one in frame[column]]
+            frame[column] = [pixels(one) for one in frame[column]]
             return frame
 
         self.setTransformationFn(transformed)
@@ -119,7 +119,7 @@ class PicturesModel(TorchModel, HasPictures):  # type: ignore[misc]
         column = self.getOrDefault("picture_col")
 
         def predict(model: Any, row: Any) -> Any:
-            return model(torch.from_numpy(opened(row[column])).reshape(1, 4))
+            return model(torch.from_numpy(pixels(row[column])).reshape(1, 4))
 
         return predict
 
@@ -129,16 +129,16 @@ class PicturesModel(TorchModel, HasPictures):  # type: ignore[misc]
         return found.withColumn(self.getOrDefault("prediction_col"), chosen(self.getOutputCols()[0]))
 
 
-def subclassed(place: str, saved: str) -> Any:
-    """Classes of a library that build on an estimator and its model, on a column of bytes."""
+def fit_subclass(place: str, saved: str) -> Any:
+    """Fits an estimator and a model that derive from ours, on a column of bytes."""
     draw = np.random.default_rng(3).integers(0, 256, (24, 4)).astype(np.uint8)
-    draw[:, 0] = np.arange(24) % 2 * 255  # what tells the two kinds apart
+    draw[:, 0] = np.arange(24) % 2 * 255  # the first two pixels show the class
     draw[:, 1] = 255 - draw[:, 0]
-    data = [(bytearray(pixels.tobytes()), float(pixels[0] > pixels[1])) for pixels in draw]
+    data = [(bytearray(picture.tobytes()), float(picture[0] > picture[1])) for picture in draw]
     frame = cases.spark.createDataFrame(data, "file binary, kind double").coalesce(1)
     estimator = Pictures(
         classes=2, picture_col="file", label_cols=["kind"], store=Store.create(place), epochs=8, random_seed=1,
-        verbose=0, backend=cases.staying,
+        verbose=0, backend=cases.shared_ranks,
     )  # fmt: skip
     fitted = estimator.fit(frame)
     fitted.save(f"{saved}/pictures")

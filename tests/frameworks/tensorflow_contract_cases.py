@@ -26,7 +26,7 @@ V1 = tf.compat.v1
 errors = tf.errors
 
 
-def three_ways(operation: Callable[[], Any]) -> list[Callable[[], Any]]:
+def in_each_mode(operation: Callable[[], Any]) -> list[Callable[[], Any]]:
     """The call in eager mode, in a function and in a session."""
 
     def session() -> Any:
@@ -36,7 +36,7 @@ def three_ways(operation: Callable[[], Any]) -> list[Callable[[], Any]]:
     return [operation, tf.function(operation, autograph=False), session]
 
 
-def goes_on(size: int) -> None:
+def check_allreduce(size: int) -> None:
     assert float(hvd.allreduce(tf.ones(()), op=hvd.Sum, name="probe")) == size
 
 
@@ -63,7 +63,7 @@ def disagreements(rank: int, size: int) -> dict[str, Callable[[], Any]]:
 @case()
 def disagreements_are_failed_preconditions(b: Any, rank: int, size: int) -> None:
     for what, operation in disagreements(rank, size).items():
-        for way, call in enumerate(three_ways(operation)):
+        for way, call in enumerate(in_each_mode(operation)):
             try:
                 call()
             except errors.FailedPreconditionError as error:
@@ -71,7 +71,7 @@ def disagreements_are_failed_preconditions(b: Any, rank: int, size: int) -> None
                 assert way > 0 or isinstance(error, hvd.HorovodInternalError | hvd.Mismatch), type(error)
             else:
                 raise AssertionError(f"{what}: nothing was raised")
-            goes_on(size)
+            check_allreduce(size)
 
 
 @case()
@@ -79,14 +79,14 @@ def wrong_arguments_are_invalid(b: Any, rank: int, size: int) -> None:
     rows = tf.ones(2 * size)
     even = [2] * size
     for splits in (even[1:], [*even, 0], [3, *even[1:]], [-1, *even[1:]]):
-        for call in three_ways(lambda: hvd.alltoall(tf.ones(2 * size), tf.constant(splits, tf.int32))[0]):  # noqa: B023
+        for call in in_each_mode(lambda: hvd.alltoall(tf.ones(2 * size), tf.constant(splits, tf.int32))[0]):  # noqa: B023
             fails(errors.InvalidArgumentError, "", call)
         fails(ValueError, "", lambda: hvd.alltoall(rows, tf.constant(splits, tf.int32)))  # noqa: B023
-    for call in three_ways(lambda: hvd.alltoall(tf.ones(2 * size + 1))):
+    for call in in_each_mode(lambda: hvd.alltoall(tf.ones(2 * size + 1))):
         fails(errors.InvalidArgumentError, "", call)
     fails(errors.InvalidArgumentError, "", lambda: hvd.alltoall(rows, tf.ones(size)))
     for root in (-1, size):
-        for call in three_ways(lambda: hvd.broadcast(tf.ones(1), root)):  # noqa: B023
+        for call in in_each_mode(lambda: hvd.broadcast(tf.ones(1), root)):  # noqa: B023
             fails(errors.InvalidArgumentError, "root_rank", call)
     for operation in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
         for kind in (errors.FailedPreconditionError, errors.InvalidArgumentError, ValueError, hvd.HorovodInternalError):
@@ -94,12 +94,12 @@ def wrong_arguments_are_invalid(b: Any, rank: int, size: int) -> None:
     fails(errors.InvalidArgumentError, "", lambda: hvd.allreduce(tf.constant(["text"])))
     fails(errors.InvalidArgumentError, "", lambda: hvd.allreduce(rows, process_set=hvd.ProcessSet([0])))
     fails(errors.AbortedError, "Reducescatter currently only", lambda: hvd.reducescatter(rows, op=hvd.Max))
-    goes_on(size)
+    check_allreduce(size)
 
 
 @case()
 def errors_in_functions_keep_their_class(b: Any, rank: int, size: int) -> None:
-    """AutoGraph makes a new error of what is raised while it traces, and pools of processes pickle theirs."""
+    """AutoGraph replaces an error that is raised while it traces by a new one; process pools pickle errors."""
 
     @tf.function  # type: ignore[untyped-decorator]
     def wrong() -> Any:
@@ -117,7 +117,7 @@ def errors_in_functions_keep_their_class(b: Any, rank: int, size: int) -> None:
 def mismatches_are_not_tried_again(b: Any, rank: int, size: int) -> None:
     for way in range(3):
         calls: list[int] = []
-        call = three_ways(lambda: hvd.allreduce(tf.ones(2 + rank), name="t"))[way]
+        call = in_each_mode(lambda: hvd.allreduce(tf.ones(2 + rank), name="t"))[way]
 
         @elastic.run
         def train(state: Any) -> None:
@@ -126,7 +126,7 @@ def mismatches_are_not_tried_again(b: Any, rank: int, size: int) -> None:
 
         fails(errors.FailedPreconditionError, "", lambda: train(ObjectState(hvd.broadcast_object, hvd.rank, step=0)))
         assert calls == [1]
-        goes_on(size)
+        check_allreduce(size)
 
 
 # --- sparse tensors in groups ----------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def groups_take_slices(b: Any, rank: int, size: int) -> None:
     for op in (hvd.Min, hvd.Max, hvd.Product, hvd.Adasum):
         fails(NotImplementedError, "", lambda: hvd.grouped_allreduce([tf.ones(2), sliced(True)], op=op))  # noqa: B023
     fails(NotImplementedError, "prescale", lambda: hvd.grouped_allreduce([sliced(True)], prescale_factor=2.0))
-    goes_on(size)
+    check_allreduce(size)
 
 
 # --- tapes and optimizers --------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def local_and_global_gradients(b: Any, rank: int, size: int) -> None:
 
 @case()
 def adasum_after_several_passes(b: Any, rank: int, size: int) -> None:
-    """The change of the last synchronised variables, after several steps of one's own, is what Adasum combines."""
+    """Each rank makes several local steps. Adasum then combines the changes since the last synchronisation."""
     for compression, tolerance in ((hvd.Compression.none, 1e-6), (hvd.Compression.fp16, 2e-3)):
         for passes in (1, 2, 3):
             with tf.Graph().as_default():
@@ -205,7 +205,7 @@ def adasum_after_several_passes(b: Any, rank: int, size: int) -> None:
                         session.run(train)
                         expected = expected - rate * (expected - target)
                         if (step + 1) % passes == 0:
-                            # The operation itself is held against the specification elsewhere.
+                            # Other tests compare the operation itself with the specification.
                             change = farandole.allreduce(expected - start, op=hvd.Adasum, name=f"change.{step}")
                             expected = start + change
                         found = session.run(weights)

@@ -20,7 +20,7 @@ import os, torch, torch.distributed as dist
 dist.init_process_group("farandole")
 tensor = torch.full((4,), float(dist.get_rank() + 1))
 dist.all_reduce(tensor)
-os.write(1, f"{dist.get_rank()} of {dist.get_world_size()}: {tensor.tolist()}\\n".encode())  # in one piece
+os.write(1, f"{dist.get_rank()} of {dist.get_world_size()}: {tensor.tolist()}\\n".encode())  # one write
 dist.destroy_process_group()
 """
 FIT = """
@@ -67,18 +67,18 @@ def test_the_checkout_is_installed() -> None:
     assert found.version == (ROOT / "VERSION").read_text().strip()
     command = [sys.executable, "-c", "import farandole; print(farandole.__file__)"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    said = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, check=True).stdout
-    assert said.strip() == str(ROOT / "src" / "farandole" / "__init__.py")
+    imported = subprocess.run(command, cwd="/", env=environment, capture_output=True, text=True, check=True).stdout
+    assert imported.strip() == str(ROOT / "src" / "farandole" / "__init__.py")
 
 
 def test_torch_knows_the_backend(tmp_path: Path) -> None:
-    said = launch(SUM, tmp_path)
-    assert sorted(said.splitlines()) == [f"{rank} of 2: [3.0, 3.0, 3.0, 3.0]" for rank in range(2)]
+    output = launch(SUM, tmp_path)
+    assert sorted(output.splitlines()) == [f"{rank} of 2: [3.0, 3.0, 3.0, 3.0]" for rank in range(2)]
 
 
 def test_lightning_knows_the_strategy(tmp_path: Path) -> None:
     pytest.importorskip("lightning_utilities", reason="Lightning is not installed")
-    said = launch(FIT, tmp_path)
-    lines = sorted(line for line in said.splitlines() if " of 2: " in line)
+    output = launch(FIT, tmp_path)
+    lines = sorted(line for line in output.splitlines() if " of 2: " in line)
     assert [line.split(" with ")[0] for line in lines] == [f"{rank} of 2: 2 steps" for rank in range(2)]
     assert all(" with farandole.lightning" in line for line in lines)

@@ -117,7 +117,7 @@ def test_trees_of_others_and_numbers_that_jax_would_narrow() -> None:
         assert [jobs.results(job, rank) for rank in range(2)] == [[{"well": True}]] * 2
 
 
-def test_what_is_missing_or_too_old_is_named() -> None:
+def test_missing_and_old_requirements_are_named() -> None:
     alone = "import sys, farandole; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", alone], check=True, timeout=30, env=ENVIRONMENT)
     for change, words in (

@@ -56,7 +56,7 @@ def test_a_script_starts_its_own_ranks(installed: dict[str, str], ranks: str) ->
 
 
 @pytest.mark.parametrize("launcher", ["horovodrun", "openmpi", "torchrun"])
-def test_under_a_launcher_nobody_starts_ranks(installed: dict[str, str], launcher: str) -> None:
+def test_under_a_launcher_lightning_starts_no_ranks(installed: dict[str, str], launcher: str) -> None:
     """devices=2 in the script, and 2 ranks in total."""
     words = [sys.executable, "-m", "farandole", "run", "-np", "2"]
     if launcher == "openmpi":
@@ -169,7 +169,7 @@ def test_names_are_known_without_an_import(installed: dict[str, str]) -> None:
     assert "fine" in said([sys.executable, "-W", "error::UserWarning:farandole", "-c", LAZY], installed)
 
 
-def test_without_lightning_it_says_so(installed: dict[str, str]) -> None:
+def test_lightning_that_is_not_installed_is_an_error(installed: dict[str, str]) -> None:
     text = said([sys.executable, "-c", MISSING], installed)
     assert "farandole.lightning needs lightning.pytorch, which is not installed: pip install" in text
 
@@ -241,7 +241,9 @@ def test_a_stack_over_two_hosts(installed: dict[str, str]) -> None:
         assert (hosts[1].counters() - before).sent > 100_000, "the ranks should have met over the wire"
 
 
-def test_after_ranks_of_its_own_the_trainer_answers_as_after_ddp_spawn(installed: dict[str, str]) -> None:
+def test_after_the_trainer_has_started_ranks_its_properties_are_those_after_ddp_spawn(
+    installed: dict[str, str],
+) -> None:
     job = str(Path(__file__).with_name("lightning_spawn_job.py"))
     found = {}
     for strategy in ("ddp_spawn", "farandole", "object"):

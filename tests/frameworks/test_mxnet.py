@@ -129,7 +129,7 @@ def run_with_launcher(script: Path, folder: str, *options: str) -> str:
     return done.stdout
 
 
-def test_the_example_with_and_without_farandole() -> None:
+def test_the_example_gives_the_same_with_and_without_farandole() -> None:
     before, after = (EXAMPLES / f"mxnet_{name}.py" for name in ("single", "digits"))
     lines = difflib.ndiff(before.read_text().splitlines(), after.read_text().splitlines())
     assert len([line for line in lines if line.startswith("+ ")]) <= 10

@@ -63,7 +63,7 @@ def lines(names: list[str], said: str) -> list[int]:
 
 
 @pytest.mark.parametrize("names, text", RANKS.values(), ids=RANKS)
-def test_rank_0_says_it_once(names: list[str], text: str, tmp_path: Path) -> None:
+def test_only_rank_0_warns_and_only_once(names: list[str], text: str, tmp_path: Path) -> None:
     environment = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     with local.start(program(names, text), 2, env=environment, stop_on_failure=False) as job:
         assert job.wait(100) == 0, job.stderr(0) + job.stderr(1)
@@ -72,7 +72,7 @@ def test_rank_0_says_it_once(names: list[str], text: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("names, text", EXECUTORS.values(), ids=EXECUTORS)
-def test_executors_say_it_once(names: list[str], text: str) -> None:
+def test_executors_warn_once(names: list[str], text: str) -> None:
     environment = {**os.environ, "PYTHONPATH": SOURCE}
     done = subprocess.run(program(names, text), env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 and lines(names, done.stderr) == [1], done.stderr

@@ -160,7 +160,7 @@ def test_private_names_are_used_in_one_place() -> None:
     assert strangers(sources) == sorted(ALLOWED)
 
 
-def test_what_is_seen_of_private_names() -> None:
+def test_missing_private_names_are_reported() -> None:
     text = """
 class Ours:
     _declared: int

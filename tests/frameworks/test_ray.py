@@ -131,7 +131,7 @@ def test_the_names_of_rays_own_module(cluster: Cluster) -> None:
     assert cluster.ask("names") == ["farandole.ray.train"] * 3
 
 
-def test_rays_own_module_by_itself() -> None:
+def test_the_module_ray_train_horovod_alone() -> None:
     """There is no other import before it, neither of farandole nor of Ray."""
     code = """
 from ray.train.horovod import HorovodTrainer

@@ -132,7 +132,7 @@ class SparkRun(ElasticRun):
         return self._cluster._answer()
 
 
-def test_an_executor_is_killed_and_comes_back(cluster: Application, tmp_path: Path) -> None:
+def test_a_killed_executor_is_replaced(cluster: Application, tmp_path: Path) -> None:
     with SparkRun(cluster, tmp_path, 1, 4) as run:
         first = run.until(lambda now: now["size"] == 4 and now["step"] > 5)
         victim = cluster.executors()[0]

@@ -39,7 +39,7 @@ def cluster() -> Iterator[Application]:
             os.environ["KERAS_BACKEND"] = before
     yield made
     try:
-        ask(made, "let_go")
+        ask(made, "shut_down")
     finally:
         made.close()
 
@@ -52,13 +52,13 @@ def near(found: list[float], expected: list[float]) -> bool:
     return found == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-def told(epochs: int, ranks: int = 2, name: str = "told") -> list[str]:
-    """The notes of callbacks that each rank calls once in each epoch."""
+def expected_records(epochs: int, ranks: int = 2, name: str = "callback") -> list[str]:
+    """The records of callbacks that each rank calls once in each epoch."""
     return [f"{name} rank {rank} epoch {epoch}" for rank in range(ranks) for epoch in range(epochs)]
 
 
 def test_torch_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
-    found = ask(cluster, "torch_in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path))
+    found = ask(cluster, "fit_torch_in_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path))
     assert near(found["weights"], found["expected"])
     assert found["columns"] == COLUMNS
     assert near(found["predicted"], found["by_hand"]) and found["again"] == found["predicted"]
@@ -69,24 +69,26 @@ def test_torch_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
 
 
 def test_lightning_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
-    found = ask(cluster, "in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="lightning")
+    found = ask(cluster, "fit_in_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="lightning")
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
     assert found["columns"] == COLUMNS and [one["epoch"] for one in found["history"]] == [0, 1]
-    assert found["notes"] == [f"compressed by rank {rank}" for rank in (0, 1)] + told(2)
+    assert found["records"] == [f"compressed by rank {rank}" for rank in (0, 1)] + expected_records(2)
     assert found["history"][1]["val_loss"] < found["history"][0]["val_loss"]
 
 
 def test_keras_in_a_pipeline(cluster: Application, tmp_path: Path) -> None:
-    found = ask(cluster, "in_a_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="keras")
+    found = ask(cluster, "fit_in_pipeline", place=str(tmp_path / "store"), saved=str(tmp_path), kind="keras")
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])
     assert found["columns"] == COLUMNS and sorted(found["history"]) == ["loss", "mae", "val_loss", "val_mae"]
-    assert found["notes"] == told(2, 1, "saved") + told(2)  # only rank 0 calls checkpoint_callback
+    assert found["records"] == expected_records(2, 1, "saved") + expected_records(
+        2
+    )  # only rank 0 calls checkpoint_callback
     assert found["history"]["val_loss"][1] < found["history"]["val_loss"][0]
 
 
 @pytest.mark.parametrize("kind", ["plain", "lightning", "keras"])
-def test_runs_that_go_on(cluster: Application, tmp_path: Path, kind: str) -> None:
-    found = ask(cluster, "gone_on", place=str(tmp_path / "store"), kind=kind)
+def test_resumed_runs(cluster: Application, tmp_path: Path, kind: str) -> None:
+    found = ask(cluster, "resumed_fit", place=str(tmp_path / "store"), kind=kind)
     assert near(found["weights"], found["expected"])
     lengths = [len(one["loss"] if kind == "keras" else one) for one in found["histories"]]
     assert lengths == [1, 2]
@@ -95,13 +97,13 @@ def test_runs_that_go_on(cluster: Application, tmp_path: Path, kind: str) -> Non
         assert all(set(one) == names and 0 < one["metric_0"] < 10 for one in found["histories"][1])
 
 
-def test_saved_estimators_parquet_and_runs_that_go_on(cluster: Application, tmp_path: Path) -> None:
-    found = ask(cluster, "resumed_and_on_parquet", place=str(tmp_path / "store"), saved=str(tmp_path))
+def test_saved_estimators_parquet_and_resumed_runs(cluster: Application, tmp_path: Path) -> None:
+    found = ask(cluster, "resumed_fit_on_parquet", place=str(tmp_path / "store"), saved=str(tmp_path))
     assert found["same"] == [True, 1, ["features"], 2]
     assert found["first"] == 1 and found["second"] == [0, 1, 2]
     assert near(found["weights"], found["expected"])
     assert found["files"] == [True, True] and found["checkpoints"] == 1
-    assert found["notes"] == told(3)  # saved and loaded with the estimator; no epoch comes twice
+    assert found["records"] == expected_records(3)  # saved and loaded with the estimator; no epoch comes twice
 
 
 def test_several_outputs_weights_nulls_and_a_transformation(cluster: Application, tmp_path: Path) -> None:
@@ -127,12 +129,12 @@ def test_keras_through_spark_connect(cluster: Application, tmp_path: Path, backe
 
 
 def test_classes_that_build_on_an_estimator(cluster: Application, tmp_path: Path) -> None:
-    found = ask(cluster, "subclassed", place=str(tmp_path / "store"), saved=str(tmp_path))
+    found = ask(cluster, "fit_subclass", place=str(tmp_path / "store"), saved=str(tmp_path))
     assert found["class"] == "PicturesModel" and found["alone"] == 2
     assert found["columns"] == ["file", "kind", "kind__output", "prediction"] and found["right"] == 24
 
 
-SAID = {
+ERRORS = {
     "columns": r"DataError: the DataFrame has no column 'featrues'; its columns are 'x0'",
     "shape": r"DataError: the model cannot be called with 'features' of shape \(4,\): ",
     "input_shapes": r"DataError: input_shapes: column 'features' has values of shape \(4,\), which do not fit \[-1",
@@ -158,10 +160,10 @@ SAID = {
 
 
 def test_bad_input(cluster: Application, tmp_path: Path) -> None:
-    found = ask(cluster, "bad", place=str(tmp_path / "store"))
+    found = ask(cluster, "bad_input", place=str(tmp_path / "store"))
     assert found.pop("left") == "[]"
-    wrong = {name: text for name, text in found.items() if not re.match(SAID[name], text)}
-    assert not wrong and found.keys() == SAID.keys()
+    wrong = {name: text for name, text in found.items() if not re.match(ERRORS[name], text)}
+    assert not wrong and found.keys() == ERRORS.keys()
 
 
 def test_the_example(tmp_path: Path, cluster: Application) -> None:

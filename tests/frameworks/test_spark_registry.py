@@ -70,7 +70,7 @@ def registry(secret: Secret) -> Iterator[TaskRegistry]:
     made.close()
 
 
-def test_tasks_sit_and_carry_agents(registry: TaskRegistry, secret: Secret) -> None:
+def test_tasks_take_slots_and_start_agents(registry: TaskRegistry, secret: Secret) -> None:
     tasks = [Task(registry, secret) for _ in range(2)]
     assert registry.await_slots(2, time.monotonic() + 60, lambda: None)
     ((name, seats),) = registry.slots().items()  # one process is above both: one executor
@@ -108,7 +108,7 @@ def test_unauthenticated_connections_are_not_registered(registry: TaskRegistry) 
     assert registry.count() == 0 and registry._listeners[0].refused == 1
 
 
-def test_what_tasks_say_is_raised_and_patience_ends(registry: TaskRegistry) -> None:
+def test_errors_of_tasks_are_raised_and_the_wait_has_a_timeout(registry: TaskRegistry) -> None:
     with pytest.raises(RuntimeError, match="no Java"):
         registry.await_slots(1, time.monotonic() + 60, lambda: RuntimeError("no Java"))
     assert not registry.await_slots(1, time.monotonic() + 0.1, lambda: None)

@@ -20,7 +20,7 @@ LAUNCH = "import sys; from farandole.launch.cli import horovodrun; sys.exit(horo
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("side", "ranks", "starter"), [("compute", 2, "launcher"), ("training", 1, "spark")])
-def test_a_job_computes_for_another(side: str, ranks: int, starter: str, tmp_path: Path) -> None:
+def test_a_service_job_computes_for_another_job(side: str, ranks: int, starter: str, tmp_path: Path) -> None:
     if starter == "spark" and (why := missing()):
         pytest.skip(why)
     CACHE.mkdir(parents=True, exist_ok=True)

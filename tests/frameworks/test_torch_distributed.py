@@ -163,7 +163,7 @@ for _ in range(2):
 """
 
 
-def test_it_may_begin_again_in_the_same_world(installed: dict[str, str]) -> None:
+def test_a_run_may_be_repeated_in_the_same_world(installed: dict[str, str]) -> None:
     with local.start([sys.executable, "-c", TWICE], 2, env=installed, stop_on_failure=False) as job:
         assert job.wait(60) == 0, job.stderr(0) + job.stderr(1)
         assert [job.stdout(rank).split() for rank in range(2)] == [["2", "2"]] * 2
@@ -220,7 +220,7 @@ def test_autoload_can_be_switched_off(installed: dict[str, str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_with_the_switch_off_lightning_takes_objects_alone(installed: dict[str, str]) -> None:
+def test_without_registration_lightning_accepts_only_strategy_objects(installed: dict[str, str]) -> None:
     if importlib.util.find_spec("lightning") is None:
         pytest.skip("Lightning is not installed")
     done = python(LIGHTNING_UNTOUCHED, {**installed, "FARANDOLE_AUTOLOAD": "0"})
@@ -234,7 +234,7 @@ dist.init_process_group("farandole", store=dist.HashStore(), rank=0, world_size=
 """
 
 
-def test_a_broken_package_leaves_torch_alone(installed: dict[str, str], tmp_path: Path) -> None:
+def test_a_broken_package_does_not_break_the_import_of_torch(installed: dict[str, str], tmp_path: Path) -> None:
     broken = tmp_path / "broken" / "farandole"
     shutil.copytree(Path(SOURCE) / "farandole", broken, ignore=shutil.ignore_patterns("_native", "__pycache__"))
     environment = {**installed, "PYTHONPATH": f"{broken.parent}:{tmp_path / 'site'}"}
@@ -243,7 +243,9 @@ def test_a_broken_package_leaves_torch_alone(installed: dict[str, str], tmp_path
     assert "UserWarning" not in done.stderr and "libfarandole.so" in done.stderr, done.stderr
 
 
-def test_a_library_of_another_version_leaves_torch_alone(installed: dict[str, str], tmp_path: Path) -> None:
+def test_a_library_of_another_version_does_not_break_the_import_of_torch(
+    installed: dict[str, str], tmp_path: Path
+) -> None:
     checkout = tmp_path / "checkout"
     shutil.copytree(
         Path(SOURCE) / "farandole", checkout / "src" / "farandole", ignore=shutil.ignore_patterns("*chaos*")
@@ -309,7 +311,7 @@ BASE = "import torch.distributed as dist; dist.BackendBase = dist._Backend\n"
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", [DEATH, DEATH_IN_SHARED_MEMORY], ids=["FSDP2", "DDP in shared memory"])
-def test_a_death_is_told_at_once_and_by_name(tmp_path: Path, program: str, way: str) -> None:
+def test_a_death_is_reported_at_once_with_the_rank(tmp_path: Path, program: str, way: str) -> None:
     environment = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     program = (BASE if way == "BASE" else "") + program

@@ -25,7 +25,7 @@ EPOCHS = 3  # in which the Horovod script learns its task
 @pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sampler", "loader"])
-def test_row_25_the_ledger_through_random_kills(mode: str, tmp_path: Path) -> None:
+def test_row_25_samples_are_counted_once_through_random_kills(mode: str, tmp_path: Path) -> None:
     draw = random.Random(25)
     kills = 10 * TIMES if LONG else 1
     with ElasticRun(tmp_path, [TRAINING, mode, "101", "0", "1"]) as run:
@@ -62,7 +62,7 @@ def test_row_23_ranks_that_have_to_leave_save_first(tmp_path: Path) -> None:
 @pytest.mark.ranks
 @pytest.mark.chaos
 @pytest.mark.slow
-def test_rows_1_and_4_shares_of_an_optimizer_outlive_their_ranks(tmp_path: Path) -> None:
+def test_rows_1_and_4_optimizer_shards_survive_the_loss_of_their_ranks(tmp_path: Path) -> None:
     """shard_optimizer_state=True: if a rank or a host is lost, no committed step is, and the bits are plain Adam's."""
     draw = random.Random(4)
     kills = 10 * TIMES if LONG else 2

@@ -61,7 +61,7 @@ def test_checkpoints_at_another_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_optimizer_state_in_shares(tmp_path: Path) -> None:
+def test_the_optimizers_state_is_sharded(tmp_path: Path) -> None:
     for ranks in (2, 3):  # the second run continues from the checkpoint of the first
         command = [sys.executable, str(HERE / "torch_sharding_job.py"), str(tmp_path / "state")]
         environment = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}

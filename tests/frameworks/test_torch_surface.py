@@ -19,7 +19,7 @@ def test_every_name_is_there() -> None:
     assert callable(hvd.Compression.none.compress) and callable(hvd.Compression.fp16.decompress)
 
 
-def test_memory_under_way_outlives_the_tensor_that_gave_it() -> None:
+def test_pending_memory_outlives_the_tensor_that_owns_it() -> None:
     tensor = torch.arange(1000.0)
     buffer = memory.TensorBuffer(tensor)
     tensor.data = torch.zeros(1)  # as module.half() does

@@ -47,5 +47,5 @@ def test_shards_are_the_whole_batch(ranks: int, tmp_path: Path) -> None:
 @pytest.mark.ranks
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_nothing_is_regular(ranks: int, tmp_path: Path) -> None:
+def test_training_with_irregular_steps_matches_one_process(ranks: int, tmp_path: Path) -> None:
     run("chaos", ranks, tmp_path)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from battery.binding import Table, fails
-from battery.mistakes import goes_on
+from battery.mistakes import check_allreduce
 
 import farandole.torch as hvd
 from farandole.base import errors
@@ -121,7 +121,7 @@ def devices_that_cannot_be_mixed(b: Any, rank: int, size: int) -> None:
     for operation in (hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
         fails(ValueError, "tensors must be on the CPU or on one CUDA device", lambda: operation(group))  # noqa: B023
     fails(ValueError, "tensors must be on the CPU or on one CUDA device", lambda: hvd.allreduce(group[1]))
-    goes_on(b, size)
+    check_allreduce(b, size)
 
 
 @case()
@@ -129,7 +129,7 @@ def scalars_are_refused_as_horovod_does(b: Any, rank: int, size: int) -> None:
     for operation in (hvd.allgather, hvd.alltoall, hvd.reducescatter):
         for kind in (hvd.HorovodInternalError, RuntimeError, ValueError):
             fails(kind, "", lambda: operation(torch.tensor(1.0)))  # noqa: B023
-    goes_on(b, size)
+    check_allreduce(b, size)
 
 
 @case()
@@ -152,4 +152,4 @@ def elastic_loops_do_not_try_mistakes_again(b: Any, rank: int, size: int) -> Non
 
         fails(errors.Mismatch, "", lambda: train(ObjectState(hvd.broadcast_object, hvd.rank, step=0)))
         assert calls == [1]
-        goes_on(b, size)
+        check_allreduce(b, size)

@@ -14,7 +14,7 @@ from elastic import ElasticJob, alive, children_of, discover, kill
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(180)]
 
 
-def test_who_failed_long_ago_is_not_blamed_for_the_end(tmp_path: Path) -> None:
+def test_a_rank_that_failed_long_ago_is_not_the_root_cause(tmp_path: Path) -> None:
     """A rank is killed and replaced; later another one raises, and that ends the job."""
     with ElasticJob(["-np", "2", "--min-np", "2", "--reset-limit", "1"], tmp_path) as job:
         full = job.world(2)
@@ -226,7 +226,7 @@ train(ObjectState(hvd.broadcast_object, hvd.rank, tried=False, parts=Sharded({0:
 """
 
 
-def test_row_19_the_part_of_a_rank_that_was_lost_holds_nobody_up(tmp_path: Path) -> None:
+def test_row_19_the_shard_of_a_lost_rank_does_not_block_the_checkpoint(tmp_path: Path) -> None:
     saves = tmp_path / "saves"
     with ElasticJob(["-np", "2", "--min-np", "1"], tmp_path, {"SAVE_TO": str(saves)}, PARTS) as job:
         assert job.process.wait(60) == 0, job.tail()

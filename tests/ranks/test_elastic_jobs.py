@@ -91,7 +91,7 @@ def test_row_2_several_at_once_and_again_during_recovery(tmp_path: Path) -> None
         job.finish()
 
 
-def test_row_5_a_stopped_rank_is_evicted_fenced_and_comes_back(tmp_path: Path) -> None:
+def test_row_5_a_stopped_rank_is_evicted_fenced_and_rejoins(tmp_path: Path) -> None:
     """Also if it has something to save: that its connection was closed does not mean that the launcher has died."""
     (tmp_path / "saves").mkdir()
     with ElasticJob(["-np", "3", "--min-np", "1"], tmp_path, {"JOB_SAVES": str(tmp_path / "saves")}) as job:
@@ -113,7 +113,7 @@ def test_row_5_a_stopped_rank_is_evicted_fenced_and_comes_back(tmp_path: Path) -
     assert not list((tmp_path / "saves").iterdir())
 
 
-def test_rows_7_and_37_who_only_seems_dead_stays(tmp_path: Path) -> None:
+def test_rows_7_and_37_a_rank_that_only_seems_dead_is_not_evicted(tmp_path: Path) -> None:
     """The GIL held for longer than eviction takes; all frozen at once; a debugger attached to one."""
     held = 70 if LONG else 7
     words = ["-np", "2", "--min-np", "1", *([] if LONG else ["--stall-note-seconds", "2"])]
@@ -431,7 +431,7 @@ os._exit(3)
 """
 
 
-def test_survivors_of_a_job_that_cannot_go_on_have_time_to_say_why(tmp_path: Path) -> None:
+def test_survivors_of_a_job_that_ends_have_time_to_report_their_error(tmp_path: Path) -> None:
     words = ["-np", "2", "--min-np", "1", "--reset-limit", "0", "--survivor-grace-seconds", "0"]
     with ElasticJob(words, tmp_path, program=SAYS_WHY) as job:
         assert job.process.wait(40) == 7, job.tail()
@@ -439,7 +439,7 @@ def test_survivors_of_a_job_that_cannot_go_on_have_time_to_say_why(tmp_path: Pat
         assert job.said("failed first"), job.tail()
 
 
-def test_signs_of_life_cost_a_static_job_nothing(tmp_path: Path) -> None:
+def test_heartbeats_cost_a_static_job_nothing(tmp_path: Path) -> None:
     """A job that is not elastic has no pulse, no ticks, no memory file for them."""
     code = "import os; print([one for one in os.environ if 'PULSE' in one or one == 'FARANDOLE_WORKER'], flush=True)"
     done = subprocess.run(

@@ -49,7 +49,7 @@ def run(body: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("body", CASES)
-def test_row_8_the_guilty_rank_is_named(body: str) -> None:
+def test_row_8_the_rank_with_the_root_cause_is_named(body: str) -> None:
     code, words, last = CASES[body]
     done = run(body)
     assert done.returncode == code, done.stderr

@@ -129,7 +129,7 @@ def test_of_two_networks_the_one_that_connects_is_found(dead: int) -> None:
         gone(hosts)
 
 
-def test_hosts_that_are_not_fit_are_named_with_a_remedy() -> None:
+def test_hosts_with_a_problem_are_named_with_a_remedy() -> None:
     with bed.hosts(2, ssh=True) as hosts:
         old = hosts[1].files / "old"
         old.write_text("#!/bin/sh\necho 'farandole needs Python 3.11 or newer, this is 3.6' >&2\nexit 1\n")
@@ -190,7 +190,7 @@ os._exit(3)
 """
 
 
-def test_when_an_agent_is_lost_ranks_on_other_hosts_have_time_to_say_why() -> None:
+def test_when_an_agent_is_lost_ranks_of_other_hosts_have_time_to_report_their_error() -> None:
     with bed.hosts(2, ssh=True) as hosts:
         words = [*RUN, "-np", "3", "--survivor-grace-seconds", "50", "-H", "host1:1,host2:2"]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

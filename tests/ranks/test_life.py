@@ -97,7 +97,7 @@ needs_native = pytest.mark.skipif("native" not in ENGINES, reason="the native li
 
 @needs_native
 @pytest.mark.parametrize("links", HOSTS)
-def test_two_hundred_lives_in_one_process(links: str) -> None:
+def test_two_hundred_worlds_in_one_process(links: str) -> None:
     body = """
 def alive(task):
     # A joined thread may be listed for a moment; the kernel has marked it as exiting (PF_EXITING) before the join.
@@ -130,7 +130,7 @@ report(descriptors=late[0] - early[0], threads=late[1] - early[1], resident=late
 
 @needs_native
 @pytest.mark.parametrize("links", HOSTS)
-def test_a_rank_that_lingers_does_not_hurt_the_next_life(links: str) -> None:
+def test_a_rank_that_leaves_late_does_not_disturb_the_next_init(links: str) -> None:
     """Rank 0 is in its next init already while rank 1 still holds its old engine."""
     body = """
 for life in range(5):
@@ -154,7 +154,7 @@ hvd.shutdown()
 
 @needs_native
 @pytest.mark.parametrize("links", HOSTS)
-def test_the_last_operation_survives_a_peers_hurry(links: str) -> None:
+def test_the_last_operation_completes_although_a_peer_shuts_down_early(links: str) -> None:
     """Ranks shut down as soon as their last operation is done: every rank must get its result."""
     body = """
 for life in range(30):
@@ -213,7 +213,7 @@ report(codes=codes, squares=squares, total=float(total), held=held)  # fewer str
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1], ids=lambda number: signal.Signals(number).name)
-def test_signals_are_heard_in_a_stalled_wait(engine: str, number: int) -> None:
+def test_signal_handlers_run_in_a_stalled_wait(engine: str, number: int) -> None:
     """Rank 0 waits for what rank 1 never submits; the handler runs at once, and the job can be left."""
     body = """
 hvd.init()

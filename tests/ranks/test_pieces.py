@@ -66,7 +66,7 @@ def test_pieces_that_do_not_fit_are_refused_and_the_job_goes_on() -> None:
     assert part.tolist() == [1, 1, 1, 1]
 
 
-def test_results_whose_memory_is_used_again_are_right_and_never_shared() -> None:
+def test_results_in_reused_memory_are_correct_and_not_shared() -> None:
     count = 1 << 19  # 2 MiB from each
 
     def body(engine: Engine, rank: int) -> list[bool]:

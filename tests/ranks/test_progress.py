@@ -263,7 +263,7 @@ def test_join_at_every_position_of_a_known_plan(links: str, fused: bool) -> None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_join_gives_the_last_rank_and_averages_over_everyone(engine: str) -> None:
+def test_join_returns_the_last_rank_and_averages_over_all_ranks(engine: str) -> None:
     def body(engine_: Engine, rank: int) -> tuple[list[float], int]:
         sums = [float(allreduce(engine_, [3.0], f"s{i}", op=ReduceOp.AVERAGE)[0]) for i in range(rank + 1)]
         last = engine_.wait(engine_.submit([Request(Kind.JOIN)])[0], 10.0).value

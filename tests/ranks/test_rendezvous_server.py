@@ -117,7 +117,9 @@ def test_ranks_of_a_foreign_master_meet_again_and_again(monkeypatch: pytest.Monk
         ({"HOROVOD_START_TIMEOUT": "1"}, "its plan is for 1 ranks"),
     ],
 )
-def test_who_cannot_join_is_told_why(monkeypatch: pytest.MonkeyPatch, more: dict[str, str | None], said: str) -> None:
+def test_a_rank_that_cannot_join_gets_the_reason(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, str | None], said: str
+) -> None:
     master = Master(monkeypatch)
     try:
         master.server.init(get_host_assignments(parse_hosts("one:1"), 1))

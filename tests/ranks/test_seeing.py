@@ -35,7 +35,7 @@ hvd.shutdown()
 
 @needs_native
 @pytest.mark.parametrize("traced", [0, 1])
-def test_a_timeline_from_any_one_rank_is_summarised_in_ten_lines(
+def test_the_timeline_of_any_rank_has_a_summary_of_ten_lines(
     traced: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = tmp_path / "trace.json"

@@ -128,7 +128,7 @@ def error(call):
 """
 
 
-def test_members_hear_of_a_group_that_one_of_them_cannot_make() -> None:
+def test_all_members_get_the_error_when_one_cannot_create_a_group() -> None:
     body = (
         FOUNDED
         + """

@@ -81,7 +81,7 @@ def three() -> Any:
 
 
 @pytest.mark.parametrize("each", [1, 2])
-def test_every_wire_carries_what_the_algorithms_predict(three: bed.Bed, each: int) -> None:
+def test_the_bytes_on_every_link_are_those_that_the_algorithms_predict(three: bed.Bed, each: int) -> None:
     """Allreduce sends the same with one rank or two per host: 2(H-1)/H of the bytes in each direction."""
     hosts, ranks = 3, 3 * each
     block, least = BYTES / ranks, 2 * 2 / 3 * BYTES

@@ -163,7 +163,7 @@ hvd.shutdown()
 """
 
 
-def test_what_users_have_given_stays(tmp_path: Path) -> None:
+def test_values_that_users_have_set_are_kept(tmp_path: Path) -> None:
     log = tmp_path / "autotune.csv"
     env = {**AUTOTUNE, "HOROVOD_AUTOTUNE_LOG": str(log), "HOROVOD_FUSION_THRESHOLD": "1000000"}
     assert all(each["tuning"][0] == 1_000_000 for each in jobs.run(STEPS, 2, env=env, timeout=120.0))
@@ -252,7 +252,7 @@ def test_tuning_at_init_is_done_once_and_remembered(hosts: list[str], tmp_path: 
     assert json.loads(file.read_text())["shape"] == kept["shape"]
 
 
-def test_a_lone_rank_and_the_reference_have_nothing_to_tune() -> None:
+def test_one_rank_and_the_reference_engine_tune_nothing() -> None:
     env = {**AUTOTUNE, "FARANDOLE_TUNE_AT_INIT": "1"}
     jobs.run("hvd.init(); hvd.allreduce(np.ones(3)); hvd.shutdown()", 1, env=env)
     with jobs.start("hvd.init(); hvd.barrier(); hvd.shutdown()", 2, env={**env, "FARANDOLE_ENGINE": "python"}) as job:

@@ -83,7 +83,7 @@ UNANIMOUS = {
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_all_ask_for_and_nobody_can_have(engine: str) -> None:
+def test_resources_that_are_requested_and_do_not_exist(engine: str) -> None:
     with World([0, 0, 1], engine) as world:
         for what, (bad, expected, message) in UNANIMOUS.items():
             found = world.attempt(lambda engine_, rank: do(engine_, bad))  # noqa: B023
@@ -160,7 +160,7 @@ def test_handles_are_known_once(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_group_is_for_its_members(engine: str) -> None:
+def test_a_rank_outside_a_group_cannot_use_it(engine: str) -> None:
     with World([0, 0, 0], engine) as world:
         pair, other = world.run(lambda engine_, rank: add_groups(engine_, [0, 1], [1, 2]))[0]
         with pytest.raises(ValueError):
@@ -179,7 +179,7 @@ def test_a_group_is_for_its_members(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_cannot_be_done_after_a_join(engine: str) -> None:
+def test_operations_that_are_refused_after_a_join(engine: str) -> None:
     """Rank 2 has joined: reductions continue, all other operations are an error on the other ranks."""
     with World([0, 0, 0], engine) as world:
         joined = world.engines[2].submit([Request(Kind.JOIN)])[0]
@@ -214,7 +214,7 @@ def test_a_wait_that_times_out_leaves_the_operation_pending(engine: str) -> None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_who_polls_for_a_while_and_gives_up_keeps_nobody_waiting(engine: str) -> None:
+def test_a_rank_that_stops_polling_does_not_block_the_others(engine: str) -> None:
     """The thread that waits drives the engine while it waits; afterwards the engine continues without it."""
     with World([0, 0], engine) as world:
         for _ in range(10):  # the later ones follow a plan
@@ -296,7 +296,7 @@ def test_row_10_stall_shutdown_ends_the_job_on_all_ranks(log: Listener) -> None:
 
 @pytest.mark.parametrize("links", LINKS)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_leaving_ends_what_is_pending_here_and_there(engine: str, links: str) -> None:
+def test_leaving_ends_pending_operations_on_all_ranks(engine: str, links: str) -> None:
     with World(LINKS[links], engine) as world:
         pending = [world.engines[rank].submit([request()])[0] for rank in (0, 1)]
         world.engines[2].leave()
@@ -326,7 +326,7 @@ def test_a_barrier_before_leaving_loses_nothing(engine: str, links: str) -> None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_second_one_of_a_name_is_refused_however_quick_the_first_was(engine: str) -> None:
+def test_a_second_request_with_the_same_name_is_refused_even_if_the_first_was_fast(engine: str) -> None:
     with World([0, 0], engine) as world:
         ahead, behind = world.engines
         for _ in range(100):

@@ -166,7 +166,7 @@ print("told " + json.dumps([sys.argv[1:], os.environ["EVIL"], os.environ.get("EM
 """
 
 
-def test_row_32_hostile_words_arrive_as_they_are_and_run_nothing() -> None:
+def test_row_32_hostile_arguments_arrive_unchanged_and_run_nothing() -> None:
     with bed.hosts(2, ssh=True) as hosts:
         odd, evil = "a b;$(touch owned)'\n", "".join(HOSTILE)
         for host in hosts:

@@ -51,7 +51,7 @@ def test_row_28_garbage_on_every_listening_socket_while_ranks_join(tmp_path: Pat
     assert not os.path.exists(bomb)
 
 
-def test_row_28_ranks_join_while_too_many_strangers_are_connected_to_the_hub() -> None:
+def test_row_28_ranks_join_while_the_hub_has_too_many_unauthenticated_connections() -> None:
     with local_job(2) as job, contextlib.ExitStack() as stack:
         for _ in range(2 * listener.MAX_UNAUTHENTICATED):
             stack.enter_context(connect(job.hub.address)).sendall(b"F")

@@ -1,9 +1,9 @@
-# A stranger on the network of a job: python wire_attacker.py RECORDED ADDRESS... ; or: python wire_attacker.py record
+# An attacker without the job's secret: python wire_attacker.py RECORDED ADDRESS... ; or: python wire_attacker.py record
 # Touches sockets; runs alone in a host of the bed, until its input ends.
-"""Goes round all addresses with everything it knows; prints a line of JSON after the first round and at the end.
+"""Tries every attack on every address, in rounds; prints its counters as JSON after the first round and at the end.
 
-`record` listens to all packets of its host and prints, as hex, what a caller said in a whole handshake: its greeting
-and its proof, which the attacker then tries as its own (RECORDED; - for none).
+`record` captures the packets of its host and prints, as hex, what a caller sent in a complete handshake: its greeting
+and its proof. The attacker replays them (RECORDED; - for none).
 """
 
 from __future__ import annotations
@@ -22,100 +22,100 @@ from attacks import attacks, greeting
 
 from farandole.rendezvous.handshake import GREETING_BYTES, MAGIC, PROOF_BYTES
 
-LORISES = 40  # slow connections held at each address
-PATIENCE = 0.2  # a rank that waits for others has a listening socket and answers nobody yet
+SLOW_CONNECTIONS = 40  # connections to each address that send one byte and stay open
+CONNECT_TIMEOUT_S = 0.2  # a rank that waits for others has a listening socket and does not answer yet
 FLOOD = 100  # connections one after the other, each round
 ALL_IP = 0x0800
-ANSWER_BYTES = GREETING_BYTES + PROOF_BYTES  # whoever hears more than that has been let in
+ANSWER_BYTES = GREETING_BYTES + PROOF_BYTES  # a connection that receives more than that was accepted
 counts: collections.Counter[str] = collections.Counter()
 
 
 def connect(address: str) -> socket.socket | None:
     host, _, port = address.rpartition(":")
     try:
-        return socket.create_connection((host, int(port)), timeout=PATIENCE)
+        return socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S)
     except OSError:
         counts["nobody listens"] += 1
         return None
 
 
 def attack(address: str, name: str, data: bytes, later: bytes = b"") -> None:
-    """Says it, and `later` after the answer; listens to the end, and notes whether it was let in."""
+    """Sends `data`, and `later` after the answer; reads until the end, and counts whether it was accepted."""
     sock = connect(address)
     if sock is None:
         return
     with sock:
-        heard = b""
+        received = b""
         with contextlib.suppress(OSError):
             sock.sendall(data)
-            while later and len(heard) < ANSWER_BYTES and (part := sock.recv(4096)):
-                heard += part
+            while later and len(received) < ANSWER_BYTES and (part := sock.recv(4096)):
+                received += part
             sock.sendall(later)
             sock.shutdown(socket.SHUT_WR)
             while part := sock.recv(4096):
-                heard += part
+                received += part
     counts[name] += 1
-    if len(heard) > ANSWER_BYTES:
-        counts["let in"] += 1
+    if len(received) > ANSWER_BYTES:
+        counts["accepted"] += 1
 
 
-def mirror(address: str) -> None:
-    """Two connections: what the listener says on one is said back to it on the other."""
+def reflect(address: str) -> None:
+    """Two connections: what the listener sends on one is sent back to it on the other."""
     one, two = connect(address), connect(address)
     if one is None or two is None:
         return
     with one, two:
-        heard = b""
+        received = b""
         with contextlib.suppress(OSError):
             one.sendall(greeting())
             answer = one.recv(4096)
             two.sendall(answer[:GREETING_BYTES])
             two.recv(4096)
             two.sendall(answer[GREETING_BYTES:])
-            heard = two.recv(4096)
-        counts["mirror"] += 1
-        counts["let in"] += bool(heard)
+            received = two.recv(4096)
+        counts["reflection"] += 1
+        counts["accepted"] += bool(received)
 
 
-def hammer(recorded: bytes, addresses: list[str]) -> None:
+def attack_in_rounds(recorded: bytes, addresses: list[str]) -> None:
     """Rounds until the input ends."""
-    lorises: list[socket.socket] = []
+    slow_connections: list[socket.socket] = []
     first = True
     while first or not select.select([0], [], [], 0)[0]:
         for address in addresses:
             for name, data in attacks("/run/bomb").items():
                 attack(address, name, data)
-            if recorded:  # the very bytes of a rank that was let in, in the order in which it said them
+            if recorded:  # the bytes of a rank that was accepted, in the same order
                 attack(address, "replay", recorded[:GREETING_BYTES], recorded[GREETING_BYTES:])
-            mirror(address)
+            reflect(address)
             for _ in range(FLOOD):
                 if (sock := connect(address)) is None:
                     break
                 sock.close()
                 counts["flood"] += 1
             if first:
-                for _ in range(LORISES):
+                for _ in range(SLOW_CONNECTIONS):
                     if sock := connect(address):
                         with contextlib.suppress(OSError):
                             sock.sendall(b"F")
-                        lorises.append(sock)
+                        slow_connections.append(sock)
                         counts["slow-loris"] += 1
         if first:
             print(json.dumps(counts), flush=True)
             first = False
         time.sleep(0.02)  # sleep: the job needs the processors too
     print(json.dumps(counts), flush=True)
-    for sock in lorises:
+    for sock in slow_connections:
         sock.close()
 
 
 def record() -> None:
     """Prints the first whole handshake that passes: the caller's greeting, and the proof that followed it."""
-    with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ALL_IP)) as ear:
+    with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ALL_IP)) as packets:
         print("ready", flush=True)
         greetings: dict[bytes, bytes] = {}
         while True:
-            packet = ear.recv(65536)
+            packet = packets.recv(65536)
             length = (packet[0] & 15) * 4
             if packet[9] != socket.IPPROTO_TCP:
                 continue
@@ -133,5 +133,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "record":
         record()
     else:
-        hammer(bytes.fromhex(sys.argv[1].strip("-")), sys.argv[2:])
+        attack_in_rounds(bytes.fromhex(sys.argv[1].strip("-")), sys.argv[2:])
     os._exit(0)

@@ -81,13 +81,13 @@ class Suite(unittest.TestCase):
         tolerance = 1e-3 if found.dtype == torch.float16 else 1e-5
         torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
 
-    def goes_on(self) -> None:
+    def check_allreduce(self) -> None:
         self.assertEqual(hvd.allreduce(torch.ones(1), op=hvd.Sum).item(), self.size)
 
     def fails(self, kinds: Any, call: Callable[[], Any]) -> None:
         with self.assertRaises(kinds):
             call()
-        self.goes_on()
+        self.check_allreduce()
 
     def sets(self) -> Iterator[Any]:
         """Process sets that this rank is in; they are gone after the loop."""
@@ -233,7 +233,7 @@ class Reductions(Suite):
             with self.assertRaises(MISMATCH):
                 hvd.allgather(torch.ones(2), name="while joined")
             hvd.join()
-        self.goes_on()
+        self.check_allreduce()
 
 
 @expanded
@@ -320,7 +320,7 @@ class Mistakes(Suite):
             hvd.barrier()
             handle = begin(ones, f"{what}.twice")
         hvd.synchronize(handle)
-        self.goes_on()
+        self.check_allreduce()
 
     @over(what=["shape", "dtype", "rank", "op", "scale"])
     def test_allreduce(self, what: str) -> None:

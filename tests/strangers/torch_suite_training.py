@@ -280,7 +280,7 @@ class Training(Suite):
         with self.assertRaises(ValueError):
             hvd.size()
         hvd.init(process_sets="dynamic")
-        self.goes_on()
+        self.check_allreduce()
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def tried(folder: Path, workers: list[str], count: int = 2, failing: int = 1, ba
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("workers", [[], ["-n", "2", "--dist", "loadgroup"]], ids=["one process", "workers"])
-def test_what_passes_alone_has_passed_and_is_counted(tmp_path: Path, workers: list[str]) -> None:
+def test_a_test_that_passes_alone_counts_as_passed(tmp_path: Path, workers: list[str]) -> None:
     said = tried(tmp_path, workers)
     assert said.startswith("0\n"), said
     assert "failed on a busy machine and passed alone: 1: test_it.py::test_it[0]" in said, said
@@ -57,7 +57,7 @@ def test_what_passes_alone_has_passed_and_is_counted(tmp_path: Path, workers: li
     [({"bad": 9}, "xx"), ({"busy": 1e9}, "x"), ({"count": alone.MOST + 1, "failing": alone.MOST + 1}, "x")],
     ids=["fails again", "nobody else had the processors", "too many"],
 )
-def test_what_has_failed_stays_so(tmp_path: Path, run: dict[str, float], tries: str) -> None:
+def test_a_failed_engine_stays_failed(tmp_path: Path, run: dict[str, float], tries: str) -> None:
     said = tried(tmp_path, [], **run)  # type: ignore[arg-type]
     assert said.startswith("1\n") and "passed alone" not in said, said
     assert (tmp_path / "tries0").read_text() == tries

@@ -136,7 +136,7 @@ def test_ranks_that_differ_and_gradients_that_are_no_mean_are_noticed() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_the_kernel_alone_can_be_measured(dtype: str) -> None:
+def test_the_sum_kernel_can_be_called_alone(dtype: str) -> None:
     numbers = np.array([0x3F80, 0x4000], np.uint16) if dtype != "float32" else np.array([1, 2], np.float32)
     if dtype == "float16":
         numbers = np.array([1, 2], np.float16).view(np.uint16)
@@ -162,7 +162,9 @@ FACTS = {"architecture": "aarch64", "processor": "y", "cores": 2, "kernel": "6",
         ("riscv64", 8, "riscv64-8-cores"),
     ],
 )
-def test_a_kind_of_machine_is_its_processors_family_and_its_cores(architecture: str, cores: int, kind: str) -> None:
+def test_the_kind_of_a_machine_is_its_processor_family_and_number_of_cores(
+    architecture: str, cores: int, kind: str
+) -> None:
     assert compare.kind_of_machine(architecture, cores) == kind
 
 
@@ -201,14 +203,14 @@ STEADY, NOISY = [1.0] * 9, [0.8, 1.2, 1.0, 0.9, 1.1, 1.0, 0.85, 1.15, 1.0]
         (2.1, STEADY, [1.0], "slower"),
     ],
 )
-def test_what_became_slower(factor: float, before: list[float], after: list[float], verdict: str) -> None:
+def test_slower_results_are_reported(factor: float, before: list[float], after: list[float], verdict: str) -> None:
     (found,) = two_runs(factor, before, after)
     assert found.slower == pytest.approx(factor - 1, abs=1e-3)
     assert ("slower" if found.is_slower else "faster" if found.is_faster else "same") == verdict
     assert (found.noise is None) == (len(after) == 1)
 
 
-def test_the_steadiest_peer_is_compared_with_and_efficiency_in_training() -> None:
+def test_bench_compares_with_the_library_with_the_least_noise_and_reports_efficiency() -> None:
     (found,) = two_runs(1.2, STEADY, STEADY, MPI=[0.02, 0.08] * 4 + [0.02])
     assert (found.peer, round(found.before, 3), round(found.now, 3)) == ("Gloo", 0.25, 0.3)
     assert found.cells()[3:] == ["4x", "3.33x", "+20 %", "±0 %"]
@@ -252,7 +254,7 @@ def test_a_run_is_compared_with_the_file_of_its_kind(tmp_path: Path, capsys: pyt
     assert "that was x86-2-cores, this is arm-2-cores" in capsys.readouterr().out
 
 
-def test_a_wrong_path_to_compare_with_is_told_before_measuring(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_path_of_the_baseline_is_an_error_before_the_measurement(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["idle", "--strict"]) == 2
     assert command.main(["idle", "--compare", "no-such-file.json"]) == 1
     said = capsys.readouterr().err
@@ -271,7 +273,7 @@ def test_the_committed_runs_name_no_host_and_no_path() -> None:
         assert "/" not in "".join(str(value) for value in found["machine"].values())
 
 
-def test_pictures_are_drawn_from_a_file_without_measuring(tmp_path: Path) -> None:
+def test_plots_are_made_from_a_file_without_measuring(tmp_path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("needs the list `bench` of scripts/requirements")
     command.write(tmp_path / "run.json", {**FACTS, "versions": {}}, made_up(), quick=False)

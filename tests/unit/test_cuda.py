@@ -37,7 +37,7 @@ def run(code: str, **variables: str) -> str:
     return done.stdout
 
 
-def test_an_import_and_questions_of_horovod_load_no_library() -> None:
+def test_importing_horovod_and_asking_what_is_built_loads_no_library() -> None:
     code = """
 import farandole
 answers = farandole.nccl_built(), farandole.cuda_built()

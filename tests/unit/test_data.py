@@ -54,7 +54,7 @@ def test_passes(ahead: int) -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_errors_come_where_they_belong(ahead: int) -> None:
+def test_errors_are_raised_in_the_operation_that_failed(ahead: int) -> None:
     seen = []
     with pytest.raises(RuntimeError, match="no more"):
         for number in Ahead(async_loader_queue_size=ahead, count=5, fails_at=3):

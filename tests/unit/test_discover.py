@@ -31,7 +31,7 @@ def test_lists_of_slurm(text: str, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["n[1-x]", "n[1-999999999]", "n[;rm]"])
-def test_lists_that_are_none(text: str) -> None:
+def test_malformed_host_lists_are_refused(text: str) -> None:
     with pytest.raises(NotFound):
         expand(text)
 

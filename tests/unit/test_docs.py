@@ -25,7 +25,7 @@ def test_the_page_of_settings_is_current() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_in_the_documentation_exist(page: Path) -> None:
     text = page.read_text()
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
     missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]

@@ -28,7 +28,7 @@ def tool(*words: str, before: str = "", path: str = "", **variables: str) -> sub
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
 
 
-def test_doctor_finds_this_host_fit_and_measures() -> None:
+def test_doctor_finds_no_problem_on_this_host_and_measures_it() -> None:
     done = tool("doctor")
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and lines[-1] == "fit", done
@@ -38,7 +38,7 @@ def test_doctor_finds_this_host_fit_and_measures() -> None:
     assert "latency" in lines[-2] and "MB/s" in lines[-2]
 
 
-def test_a_horovod_beside_ours_is_unfit(tmp_path: Path) -> None:
+def test_another_installed_horovod_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "horovod").mkdir()
     (tmp_path / "horovod" / "__init__.py").write_text("")
     info = tmp_path / "horovod-0.28.1.dist-info"
@@ -84,7 +84,7 @@ def test_a_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_pat
     library.load.cache_clear()
 
 
-def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_raises_is_a_finding_and_the_others_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks() -> str:
         raise KeyError("surprise")
 
@@ -116,7 +116,7 @@ def test_different_versions_and_clocks_are_named() -> None:
     assert [check.state for check in doctor.judge_link(late, ["a", "b"])] == [checks.OK, checks.NOTE]
 
 
-def test_bad_words_are_refused() -> None:
+def test_malformed_sections_are_refused() -> None:
     done = tool("doctor", "-H", "good,-oProxyCommand=x")
     assert done.returncode == 2 and "is not a host name" in done.stderr and not done.stdout
 

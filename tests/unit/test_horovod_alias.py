@@ -114,7 +114,7 @@ def test_basics_are_those_of_the_package() -> None:
 
 
 @pytest.mark.parametrize("name", ["cobol", "cobol.mpi_ops"])
-def test_what_is_not_there_says_so(name: str) -> None:
+def test_missing_components_are_reported(name: str) -> None:
     with pytest.raises(ModuleNotFoundError, match=f"horovod.{name.split('.')[0]} is not available: Farandole"):
         importlib.import_module(f"horovod.{name}")
 

@@ -328,7 +328,7 @@ def test_names_on_ray() -> None:
     assert _driver_fn(settings.Settings(nics={"lo"})) == {"lo"}
 
 
-def test_arguments_travel() -> None:
+def test_arguments_reach_the_function() -> None:
     """Programs write what they got to a file or send it by JSON."""
     assert json.loads(json.dumps(vars(_HorovodArgs())))["num_proc"] == 1
     with pytest.raises(AttributeError, match="no option 'numproc'"):

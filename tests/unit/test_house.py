@@ -66,7 +66,7 @@ VIOLATIONS = [
 
 
 @pytest.mark.parametrize(("path", "text", "rule"), VIOLATIONS, ids=[f"{p}-{r}" for p, _, r in VIOLATIONS])
-def test_a_violation_is_found(tmp_path: Path, path: str, text: str, rule: str) -> None:
+def test_a_broken_rule_is_found(tmp_path: Path, path: str, text: str, rule: str) -> None:
     (tmp_path / path).parent.mkdir(parents=True)
     (tmp_path / path).write_text(text)
     assert rule in {finding.rule for finding in house.check(tmp_path)}
@@ -106,7 +106,7 @@ FINE = [
 
 
 @pytest.mark.parametrize(("path", "text"), FINE, ids=[path for path, _ in FINE])
-def test_what_is_allowed_passes(tmp_path: Path, path: str, text: str) -> None:
+def test_allowed_code_breaks_no_rule(tmp_path: Path, path: str, text: str) -> None:
     (tmp_path / path).parent.mkdir(parents=True)
     (tmp_path / path).write_text(text)
     assert [str(finding) for finding in house.check(tmp_path)] == []

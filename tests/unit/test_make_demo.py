@@ -30,14 +30,14 @@ def result(*rounds: tuple[float, float]) -> demo.Result:
     return demo.Result(FARANDOLE, 97.6, 50, [demo.Round(*one) for one in rounds])
 
 
-def test_a_neighbour_who_slows_whole_rounds_changes_nothing() -> None:
+def test_another_process_that_slows_whole_rounds_changes_nothing() -> None:
     quiet = result((48, 50), (48, 50), (48, 50), (48, 50), (48, 50))
     busy = result((48, 50), (96, 100), (144, 150), (48, 50), (48, 50))
     assert quiet.efficiency == busy.efficiency == pytest.approx(0.96)
     assert quiet.step_ms == busy.step_ms == 50
 
 
-def test_single_spoilt_rounds_do_not_move_the_median() -> None:
+def test_single_slow_rounds_do_not_change_the_median() -> None:
     spoilt = result((48, 50), (48, 100), (90, 50), (48, 50), (48, 75))
     assert spoilt.efficiency == pytest.approx(0.96)
 
@@ -61,7 +61,7 @@ def test_one_process_has_a_turn_directly_before_each_of_the_others() -> None:
     assert [one.job for one in found[0]] == [42, 40] and {one.efficiency for one in found[0]} == {1.0}
 
 
-def test_the_table_tells_the_range_and_who_else_was_there() -> None:
+def test_the_table_has_the_range_and_the_other_processes() -> None:
     alone = demo.Result(demo.ALONE, 97.0, 50, [demo.Round(48, 48)] * 3)
     results = [alone, result((48, 50), (48, 60), (48, 48))]
     text = demo.table(results, others=0.1, cores=2)
@@ -71,7 +71,7 @@ def test_the_table_tells_the_range_and_who_else_was_there() -> None:
     assert "others used 1.3 cores" in text and "gives 1 core" in text
 
 
-def test_a_turn_is_a_few_steps_across_epochs_and_the_last_one_lets_the_script_go_on() -> None:
+def test_a_turn_is_a_few_steps_of_any_epoch_and_the_script_continues_after_the_last_turn() -> None:
     events: list[Any] = []
 
     class Loader:

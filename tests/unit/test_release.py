@@ -49,7 +49,7 @@ def test_a_version_without_notes_is_an_error(version: str, reason: str) -> None:
         notes.notes(CHANGELOG, version)
 
 
-def test_a_good_tree_is_not_refused() -> None:
+def test_a_tree_that_may_be_published_has_no_refusals() -> None:
     assert notes.refusals("1.2.0", "", ["latest", "v1.2.0"], CHANGELOG) == []
 
 
@@ -69,7 +69,7 @@ def test_what_may_not_be_published_has_its_reason(version: str, status: str, tag
     assert any(reason in found for found in notes.refusals(version, status, tags, CHANGELOG))
 
 
-def test_every_reason_is_given_at_once() -> None:
+def test_all_reasons_are_reported_together() -> None:
     assert len(notes.refusals("1.2", "?? a", [], "# Changelog\n")) == 4
 
 
@@ -89,7 +89,7 @@ def test_checksums_are_what_sha256sum_reads(tmp_path: Path) -> None:
 REQUIRES = ["numpy<3,>=1.23", "PyYAML", 'torch>=2.1; extra == "torch"', 'torch>=2.1; extra == "demo"', "x==1.9.1"]
 
 
-def test_the_bill_has_everything_that_comes_along() -> None:
+def test_the_bill_of_materials_has_every_dependency() -> None:
     bill = notes.bill("1.2.0", "2030-01-31T00:00:00+00:00", REQUIRES, "21.1.0", {"a.whl": "0" * 64})
     parts = {part["bom-ref"]: part for part in bill["components"]}
     assert set(parts) == {"numpy", "pyyaml", "torch for torch", "torch for demo", "x", *notes.LINKED}

@@ -22,7 +22,7 @@ def stack(**sections: Any) -> Any:
     return checked({"application": MODULE, **sections})
 
 
-def test_one_word_says_a_layer() -> None:
+def test_a_section_may_be_one_string() -> None:
     found = stack(communication="gloo", orchestration="slurm")
     assert (found.backend, found.kind, found.ranks) == ("gloo", "slurm", 1)
     assert stack(orchestration={"kind": "hosts", "ranks": 4, "hosts": "a:2,b:2"}).hosts == "a:2,b:2"
@@ -50,7 +50,7 @@ def test_one_word_says_a_layer() -> None:
         ({"application": MODULE, "communication": {"strategy": "ddp", "scale_lr": True}}, "not for DDPStrategy"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said(document: Any, words: str) -> None:
+def test_errors_name_the_key_and_the_correction(document: Any, words: str) -> None:
     with pytest.raises(StackError) as caught:
         checked(document)
     assert words in str(caught.value)
@@ -92,7 +92,7 @@ def test_the_explanation_has_the_classes_of_the_trainers_options() -> None:
         compile(text[text.index("# train.py") :], "train.py", "exec")  # no keyword is given twice
         assert "from lightning.pytorch.callbacks import EarlyStopping" in text
         assert "logger=CSVLogger(save_dir='logs')" in text and "class_path" not in text
-        assert "import digits\n" in text and "trainer.fit(digits.Digits())" in text  # the other Digits has the name
+        assert "import digits\n" in text and "trainer.fit(digits.Digits())" in text  # `Digits` is the plugin's class
         if "min_ranks" in sections["orchestration"]:
             assert "callbacks=[EarlyStopping(monitor='loss'), ElasticCallback()]" in text
         else:
@@ -132,7 +132,7 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert 'strategy="farandole"' in capsys.readouterr().out
 
 
-def test_without_ray_it_says_so(tmp_path: Path) -> None:
+def test_ray_that_is_not_installed_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "stack.yaml").write_text("orchestration: ray\napplication: {module: digits.Digits}\n")
     code = "import sys; sys.modules['ray'] = sys.modules['farandole.ray'] = None\n"
     code += f"from farandole.launch.cli import main; sys.exit(main(['fit', {str(tmp_path / 'stack.yaml')!r}]))"

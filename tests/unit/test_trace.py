@@ -48,7 +48,7 @@ def test_time_is_sorted_into_computing_waiting_and_moving() -> None:
     assert summary.tensors == {"allreduce.w": 5000, "allreduce.b": 5000}
 
 
-def test_complete_events_of_the_reference_engine_count_too() -> None:
+def test_complete_events_of_the_reference_engine_are_summarised() -> None:
     event = {"ph": "X", "pid": 0, "name": "ALLREDUCE", "ts": 10, "dur": 5, "args": {"tensor": "w"}}
     summary = trace.summarise([event])
     assert (summary.moving, summary.span, summary.tensors) == (5, 5, {"w": 5})
@@ -76,7 +76,7 @@ def test_an_empty_timeline_is_summarised(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{}", '"x"', '[{"ph": "B"}', "[" * 100_000, "\0"])
-def test_what_is_no_timeline_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+def test_a_file_that_is_no_timeline_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     path = tmp_path / "t.json"
     path.write_text(text)
     assert trace.main([str(path)]) == 2
@@ -85,7 +85,7 @@ def test_what_is_no_timeline_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "no timeline" in message
 
 
-def test_odd_events_are_survived() -> None:
+def test_malformed_events_are_ignored() -> None:
     odd: list[dict[str, Any]] = [
         {},
         {"ph": "E", "pid": 1},

@@ -15,7 +15,7 @@ from waiting import Moment, Spent, TooSlow, again_when_busy, in_time, until
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_what_comes_is_returned_and_what_does_not_is_said() -> None:
+def test_results_are_returned_and_missing_ones_are_an_error() -> None:
     numbers = itertools.count()
     assert until(lambda: next(numbers) > 3 and "here") == "here"
     with pytest.raises(TimeoutError, match=r"did not come about within 0.02 s: still nothing"):
@@ -44,7 +44,7 @@ def test_processors_are_counted_for_whom_they_worked() -> None:
         (Spent(10.0, own=2.0, others=0.0, stolen=1.5, cores=2), True),
     ],
 )
-def test_a_machine_is_busy_by_what_others_had_of_it(spent: Spent, busy: bool) -> None:
+def test_the_busy_share_of_a_machine_is_what_other_processes_used(spent: Spent, busy: bool) -> None:
     assert spent.busy is busy
     assert f"{spent.own:.2f} s of processors in the test's processes" in str(spent)
 
@@ -90,7 +90,7 @@ def test_in_the_second_try(monkeypatch):
     waiting.in_time(2.0 - len(waiting.repeated), 1.0, "the first try")
 
 @pytest.mark.timeout(0.5)
-def test_with_more_time(monkeypatch):
+def test_a_busy_machine_gets_more_time(monkeypatch):
     monkeypatch.setattr(waiting, "BUSY", -1.0)
     waiting.until(lambda: waiting.repeated)
 
@@ -123,7 +123,7 @@ def background(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["one process", "a worker"])
-def test_a_run_from_the_background_of_a_job(tmp_path: Path, workers: list[str]) -> None:
+def test_a_run_in_the_background_of_a_shell(tmp_path: Path, workers: list[str]) -> None:
     """Ctrl-C is ignored there, and variables of the job are set; a failure says how busy the machine was."""
     (tmp_path / "test_it.py").write_text(TESTS)
     done = background(tmp_path, "-o", "timeout=100", *workers)
@@ -131,7 +131,7 @@ def test_a_run_from_the_background_of_a_job(tmp_path: Path, workers: list[str]) 
     assert done.stdout.count("time and processors") == 1 and "s of processors in the test's processes" in done.stdout
     assert "tried again or given more time, because the machine was busy: " in done.stdout
     assert "test_in_the_second_try: the first try took 2.000 s" in done.stdout
-    assert "test_with_more_time: not done after 0.5 s" in done.stdout
+    assert "test_a_busy_machine_gets_more_time: not done after 0.5 s" in done.stdout
 
 
 def test_a_test_that_hangs_ends_the_run_with_evidence(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_rights_are_few_and_written_down(path: Path) -> None:
 
 
 @each_workflow
-def test_every_job_ends_in_time_and_no_two_runs_are_in_each_others_way(path: Path) -> None:
+def test_every_workflow_job_has_a_timeout_and_two_runs_do_not_collide(path: Path) -> None:
     workflow = load(path)
     # Not `github.workflow`: in a workflow that another one calls this is the caller's name.
     assert workflow["concurrency"]["group"] == f"{path.stem}-${{{{ github.ref }}}}"

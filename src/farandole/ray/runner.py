@@ -311,12 +311,12 @@ class RayExecutor:
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callable[[Any], Any]] | None = None) -> list[Any]:
         """Calls `fn(executable)` on every worker. Returns the results, by rank."""
         adapter = self._started()
-        with _LogForwarder(callbacks) as ear:
+        with _LogForwarder(callbacks) as forwarder:
             if self._elastic:
-                return self._execute_elastic(adapter, fn, ear)
-            refs = adapter.execute(fn, ear.queue)
+                return self._execute_elastic(adapter, fn, forwarder)
+            refs = adapter.execute(fn, forwarder.queue)
             try:
-                return self._collect(refs, ear)
+                return self._collect(refs, forwarder)
             except KeyboardInterrupt:
                 self.shutdown()
                 raise
@@ -353,26 +353,26 @@ class RayExecutor:
             raise RuntimeError(NOT_STARTED)
         return self.adapter
 
-    def _execute_elastic(self, adapter: Any, fn: Callable[[Any], Any], ear: _LogForwarder) -> list[Any]:
+    def _execute_elastic(self, adapter: Any, fn: Callable[[Any], Any], forwarder: _LogForwarder) -> list[Any]:
         if not isinstance(adapter, _Remote):
-            outcome = adapter.run(fn, ear.queue, ear.turn)
+            outcome = adapter.run(fn, forwarder.queue, forwarder.turn)
         else:
-            ref = adapter.begin("run", fn, ear.queue)
+            ref = adapter.begin("run", fn, forwarder.queue)
             while not ray.wait([ref], timeout=TURN_SECONDS)[0]:
-                ear.turn()
+                forwarder.turn()
             outcome = ray.get(ref)
         if isinstance(outcome, BaseException):
             raise outcome
         return list(outcome)
 
-    def _collect(self, refs: Sequence[Any], ear: _LogForwarder) -> list[Any]:
+    def _collect(self, refs: Sequence[Any], forwarder: _LogForwarder) -> list[Any]:
         """All results, or the root cause of the failure."""
         left, errors = list(refs), {}
         deadline = float("inf")
         parted = False
         while left:
             done, left = ray.wait(left, num_returns=1, timeout=TURN_SECONDS)
-            ear.turn()
+            forwarder.turn()
             for ref in done:
                 rank = list(refs).index(ref)
                 try:

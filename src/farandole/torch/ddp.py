@@ -20,8 +20,8 @@ from ..world.runtime import runtime
 from ..world.world import World
 from .ops import allreduce_, allreduce_async_
 
-# Each completes futures in the order of the buckets and ends with its world.
-_workers: WeakKeyDictionary[World, ThreadPoolExecutor] = WeakKeyDictionary()
+# One thread per world. It completes the futures in the order of the buckets.
+_executors: WeakKeyDictionary[World, ThreadPoolExecutor] = WeakKeyDictionary()
 
 
 class Hosts:
@@ -34,17 +34,20 @@ class Hosts:
     def __init__(self, group: Any = None) -> None:
         self.group = group
         self.size = dist.get_world_size(group)
-        place = dist.get_rank(group)
-        places = allgather_object((place, self.size))
-        if any(size != self.size for _, size in places):
-            raise ValueError(f"every host must have as many ranks; found {sorted({size for _, size in places})}")
+        local_rank = dist.get_rank(group)
+        locations = allgather_object((local_rank, self.size))
+        if any(size != self.size for _, size in locations):
+            sizes = sorted({size for _, size in locations})
+            raise ValueError(f"all hosts must have the same number of ranks; found hosts with {sizes} ranks")
         # Every rank must make all process sets, because a set belongs to the whole job.
-        columns = [[rank for rank, (other, _) in enumerate(places) if other == at] for at in range(self.size)]
-        sets = [
-            global_process_set if len(ranks) == len(places) else runtime.world.groups.find(ranks) or _add(ranks)
-            for ranks in columns
-        ]
-        self.process_set = sets[place]
+        sets = []
+        for wanted in range(self.size):
+            ranks = [rank for rank, (found, _) in enumerate(locations) if found == wanted]
+            everybody = len(ranks) == len(locations)
+            sets.append(
+                global_process_set if everybody else runtime.world.groups.find(ranks) or _add_process_set(ranks)
+            )
+        self.process_set = sets[local_rank]
 
     def average(self, buffer: torch.Tensor) -> None:
         """In place: each rank of the host gets a share of the host's sum, averages it over the hosts, and shares the
@@ -61,7 +64,7 @@ class Hosts:
         buffer.view(-1).copy_(row[: buffer.numel()])
 
 
-def _add(ranks: list[int]) -> ProcessSet:
+def _add_process_set(ranks: list[int]) -> ProcessSet:
     made = ProcessSet(ranks)
     runtime.world.groups.add([made])
     return made
@@ -81,7 +84,7 @@ def ddp_hook(state: ProcessSet | Hosts | None, bucket: Any) -> Any:
         def average() -> None:
             synchronize(handle)
 
-    return _later(average, buffer)
+    return _run_in_order(average, buffer)
 
 
 if dist.is_available():
@@ -89,14 +92,14 @@ if dist.is_available():
     ddp_hook.__annotations__ |= {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
 
 
-def _later(run: Callable[[], None], buffer: torch.Tensor) -> Any:
+def _run_in_order(run: Callable[[], None], buffer: torch.Tensor) -> Any:
     """A Future of the buffer that is done when `run` has ended."""
-    worker = _workers.get(runtime.world)
+    worker = _executors.get(runtime.world)
     if worker is None:
-        worker = _workers[runtime.world] = ThreadPoolExecutor(1, thread_name_prefix="farandole-ddp")
-    far = buffer.is_cuda
-    future: Any = torch.futures.Future(devices=[buffer.device] if far else None)
-    stream = torch.cuda.current_stream(buffer.device) if far else None
+        worker = _executors[runtime.world] = ThreadPoolExecutor(1, thread_name_prefix="farandole-ddp")
+    on_gpu = buffer.is_cuda
+    future: Any = torch.futures.Future(devices=[buffer.device] if on_gpu else None)
+    stream = torch.cuda.current_stream(buffer.device) if on_gpu else None
 
     def complete() -> None:
         try:

@@ -12,7 +12,7 @@ from farandole.base.errors import HorovodInternalError
 from farandole.engine.interface import DType
 
 from .binding import Table, fails
-from .mistakes import goes_on
+from .mistakes import check_allreduce
 
 EDGES = Table()
 case = EDGES.case
@@ -27,11 +27,11 @@ def a_set_of_all_ranks_is_there_already(b: Any, rank: int, size: int) -> None:
     for ranks in (everyone, everyone[::-1], b.hvd.ProcessSet(everyone)):
         message = f"a process set with the ranks {everyone} is already registered"
         fails(ValueError, message, lambda: b.hvd.add_process_set(ranks))  # noqa: B023
-    goes_on(b, size)
+    check_allreduce(b, size)
     some = b.hvd.add_process_set([0])
     fails(ValueError, "a process set with the ranks [0] is already", lambda: b.hvd.add_process_set([0]))
     assert b.hvd.remove_process_set(b.hvd.global_process_set) is False and b.hvd.remove_process_set(some) is True
-    goes_on(b, size)
+    check_allreduce(b, size)
 
 
 @case()
@@ -49,11 +49,11 @@ def tensors_without_dimensions(b: Any, rank: int, size: int) -> None:
         b.holds(b.hvd.allreduce(b.tensor(1, kind), op=b.hvd.Sum), size, kind)
     for name in REFUSES_SCALARS:
         fails((ValueError, HorovodInternalError), "", lambda: getattr(b.hvd, name)(b.tensor(1.0)))  # noqa: B023
-        goes_on(b, size)
+        check_allreduce(b, size)
     for name in REFUSE_GROUPS_OF_SCALARS:
         group = [b.tensor([1.0] * size), b.tensor(1.0)]
         fails((ValueError, HorovodInternalError), "", lambda: getattr(b.hvd, name)(group))  # noqa: B023
-        goes_on(b, size)
+        check_allreduce(b, size)
 
 
 @case()
@@ -70,7 +70,7 @@ def tensors_without_elements(b: Any, rank: int, size: int) -> None:
         rows = np.zeros((shape[0] * size, *shape[1:]))
         b.holds(b.hvd.alltoall(b.tensor(rows)), rows)
         b.holds(b.hvd.reducescatter(b.tensor(rows)), nothing)
-    goes_on(b, size)
+    check_allreduce(b, size)
 
 
 @case()
@@ -83,4 +83,4 @@ def types_that_cannot_be_sent(b: Any, rank: int, size: int) -> None:
             except AssertionError as error:
                 raise AssertionError(f"{reason}, {name}: {error}") from None
         fails(ValueError, "", lambda: b.hvd.broadcast(tensor, 0))  # noqa: B023
-    goes_on(b, size)
+    check_allreduce(b, size)

@@ -21,7 +21,7 @@ MISTAKES = Table()
 case = MISTAKES.case
 
 
-def goes_on(b: Any, size: int) -> None:
+def check_allreduce(b: Any, size: int) -> None:
     b.holds(b.hvd.allreduce(b.tensor([1.0]), name="t", op=b.hvd.Sum), [size])
 
 
@@ -82,7 +82,7 @@ def the_ranks_disagree(b: Any, rank: int, size: int) -> None:
     for message, one, two in (*pairs, *types):
         for odd in (0, size - 1):
             fails(HorovodInternalError, message, two if rank == odd else one)
-            goes_on(b, size)
+            check_allreduce(b, size)
 
 
 @case()
@@ -100,7 +100,7 @@ def one_rank_says_gpu(b: Any, rank: int, size: int) -> None:
         message = f"Mismatched {kind.name} CPU/GPU device selection"
         fails(HorovodInternalError, message, lambda: begin(0 if rank == size - 1 else -1))
         assert begin(0) is not None
-        goes_on(b, size)
+        check_allreduce(b, size)
 
 
 @case()
@@ -109,14 +109,14 @@ def groups_that_differ(b: Any, rank: int, size: int) -> None:
     odd = rank == size - 1
     for operation in (b.hvd.grouped_allreduce, b.hvd.grouped_reducescatter):
         fails(HorovodInternalError, "Mismatched", lambda: operation([one, other if odd else one], name="g"))  # noqa: B023
-        goes_on(b, size)
+        check_allreduce(b, size)
     flat = b.tensor(np.ones((2, 2 + odd)))
     fails(HorovodInternalError, "Mismatched", lambda: b.hvd.grouped_allgather([one, flat], name="g"))
-    goes_on(b, size)
+    check_allreduce(b, size)
     for operation in (b.hvd.grouped_allreduce, b.hvd.grouped_allgather, b.hvd.grouped_reducescatter):
         assert tuple(operation([])) == ()  # nothing to wait for, nobody to wait for
         fails((TypeError, ValueError), "", lambda: operation([one, None]))  # noqa: B023
-    goes_on(b, size)
+    check_allreduce(b, size)
 
 
 @case(ASYNC)
@@ -131,14 +131,14 @@ def a_rank_that_shuts_down(b: Any, rank: int, size: int) -> None:
         b.hvd.shutdown()
     fails(ValueError, "Horovod has not been initialized; use hvd.init().", lambda: b.hvd.allreduce(b.tensor([1.0])))
     b.hvd.init()
-    goes_on(b, size)
+    check_allreduce(b, size)
 
 
 @case()
 def scalars_have_no_rows(b: Any, rank: int, size: int) -> None:
     for operation in (b.hvd.allgather, b.hvd.alltoall, b.hvd.reducescatter):
         fails((ValueError, HorovodInternalError), "", lambda: operation(b.tensor(1.0)))  # noqa: B023
-        goes_on(b, size)
+        check_allreduce(b, size)
 
 
 @case()
@@ -146,7 +146,7 @@ def reducescatter_only_sums(b: Any, rank: int, size: int) -> None:
     for op in (b.hvd.Min, b.hvd.Max, b.hvd.Product, b.hvd.Adasum):
         message = "Reducescatter currently only supports"
         fails(HorovodInternalError, message, lambda: b.hvd.reducescatter(b.tensor([1.0, 2.0]), op=op))  # noqa: B023
-        goes_on(b, size)
+        check_allreduce(b, size)
 
 
 @case()
@@ -177,7 +177,7 @@ def arguments_of_the_wrong_kind(b: Any, rank: int, size: int) -> None:
             scale = {factor: float("nan")}
             fails(ValueError, f"{factor} is not a number", lambda: operation(ones, **scale))  # noqa: B023
             fails((TypeError, ValueError), "", lambda: operation(ones, **{factor: "two"}))  # noqa: B023
-    goes_on(b, size)
+    check_allreduce(b, size)
 
 
 @case()
@@ -186,7 +186,7 @@ def splits_that_cannot_be(b: Any, rank: int, size: int) -> None:
     even = [2] * size
     for splits in (even[1:], [*even, 0], [3, *even[1:]], [-1, *even[1:]], [[2]] * size):
         fails(ValueError, "", lambda: b.hvd.alltoall(rows, splits=b.tensor(splits, DType.INT32)))  # noqa: B023
-        goes_on(b, size)
+        check_allreduce(b, size)
     fails(ValueError, "", lambda: b.hvd.alltoall(rows, splits=b.tensor(even, DType.FLOAT32)))
     fails(ValueError, "", lambda: b.hvd.alltoall(b.tensor(np.ones(2 * size + 1))))
 
@@ -195,7 +195,7 @@ def splits_that_cannot_be(b: Any, rank: int, size: int) -> None:
 def roots_outside_the_set(b: Any, rank: int, size: int) -> None:
     for root in (-1, size):
         fails(ValueError, "", lambda: b.hvd.broadcast(b.tensor([1.0]), root))  # noqa: B023
-    goes_on(b, size)
+    check_allreduce(b, size)
 
 
 @case()
@@ -203,7 +203,7 @@ def process_sets_nobody_registered(b: Any, rank: int, size: int) -> None:
     unknown = b.hvd.ProcessSet([0, 1])
     for operation in (b.hvd.allreduce, b.hvd.allgather, b.hvd.alltoall, b.hvd.reducescatter):
         fails(ValueError, "", lambda: operation(b.tensor([1.0, 2.0]), process_set=unknown))  # noqa: B023
-    goes_on(b, size)
+    check_allreduce(b, size)
 
 
 @case()
@@ -214,7 +214,7 @@ def tensors_that_cannot_be_sent(b: Any, rank: int, size: int) -> None:
                 fails(ValueError, "", lambda: operation(tensor))  # noqa: B023
             except AssertionError as error:
                 raise AssertionError(f"{reason}, {operation.__name__}: {error}") from None
-    goes_on(b, size)
+    check_allreduce(b, size)
 
 
 @case(ASYNC)
@@ -229,9 +229,9 @@ def a_name_twice_at_once(b: Any, rank: int, size: int) -> None:
         message = "Requested to allreduce, allgather, or broadcast"
         # On the CPU the call itself refuses; memory of a device is submitted a little later.
         fails(ValueError, message, lambda: b.hvd.synchronize(begin()))
-        goes_on(b, size)
+        check_allreduce(b, size)
     else:
-        goes_on(b, size)
+        check_allreduce(b, size)
         first = begin()
     b.holds(b.hvd.synchronize(first), [size])
 
@@ -267,4 +267,4 @@ def objects_that_cannot_be_pickled(b: Any, rank: int, size: int) -> None:
     thing = (number for number in range(3))
     fails((TypeError, ValueError), "", lambda: b.hvd.broadcast_object(thing, 0))
     fails((TypeError, ValueError), "", lambda: b.hvd.allgather_object(thing if rank == 1 else rank))
-    goes_on(b, size)
+    check_allreduce(b, size)

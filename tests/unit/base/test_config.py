@@ -131,7 +131,7 @@ def test_settings_without_effect_warn_once_with_the_reason(told: Callable[[], li
     ]
 
 
-def test_a_setting_without_effect_warns_also_when_it_says_what_is_done_anyway(told: Callable[[], list[str]]) -> None:
+def test_a_setting_without_effect_warns_even_if_it_asks_for_the_default(told: Callable[[], list[str]]) -> None:
     settings.warn_of_ignored({"HOROVOD_HIERARCHICAL_ALLREDUCE": "0", "HOROVOD_CONTROLLER": " "})
     [text] = told()
     assert text.startswith("HOROVOD_HIERARCHICAL_ALLREDUCE=0 has no effect: ")

@@ -34,7 +34,7 @@ def test_each_code_has_its_type(code: int, kind: type[Exception]) -> None:
     assert str(error).endswith("what happened")
 
 
-def test_a_lost_peer_says_who_where_and_when() -> None:
+def test_the_error_of_a_lost_peer_has_rank_phase_and_generation() -> None:
     error = errors.translate(6, "rank 3 died", rank=3, phase="reduce", generation=7, name="allreduce.w")
     assert isinstance(error, errors.PeerLost)
     assert (error.rank, error.phase, error.generation, error.name) == (3, "reduce", 7, "allreduce.w")
@@ -76,7 +76,7 @@ def test_the_end_of_a_generation_begins_with_horovods_words(code: int) -> None:
     assert str(errors.translate(code, said)) == expected == str(errors.translate(code, expected))
 
 
-def test_words_of_compiled_operations_are_those_of_python() -> None:
+def test_errors_of_compiled_operations_have_the_texts_of_python() -> None:
     """Compiled operations of TensorFlow and JAX tell errors without Python."""
     words = Path(farandole.__file__).with_name("bindings").joinpath("compiled", "farandole_words.h").read_text()
     joined = re.sub(r'"\s+"', "", words)  # as C++ joins two literals
@@ -84,7 +84,7 @@ def test_words_of_compiled_operations_are_those_of_python() -> None:
     assert f'"NotInitialized: {errors.NOT_INITIALIZED}"' in joined
 
 
-def test_calls_before_init_and_wrong_calls_have_horovods_words() -> None:
+def test_calls_before_init_and_wrong_calls_raise_horovods_texts() -> None:
     for call in (farandole.rank, farandole.size, farandole.local_rank, farandole.cross_size, farandole.join):
         with pytest.raises(ValueError, match=r"^Horovod has not been initialized; use hvd.init\(\)\."):
             call()

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[3]
         ("git-2.16", False),
     ],
 )
-def test_a_newer_series_is_news(monkeypatch: pytest.MonkeyPatch, version: str, newer: bool) -> None:
+def test_a_newer_minor_version_is_reported(monkeypatch: pytest.MonkeyPatch, version: str, newer: bool) -> None:
     monkeypatch.setitem(tested.TESTED, "torch", "2.15")
     text = f"torch {version} is newer than 2.15, the newest release that farandole was tested with"
     assert tested.line("torch", version) == (text if newer else "")

@@ -140,7 +140,7 @@ def look(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_environment_is_understood(name: str) -> None:
+def test_the_variables_of_each_cluster_are_understood(name: str) -> None:
     environ, expected = CASES[name]
     found = look(environ)
     assert found is not None
@@ -214,7 +214,7 @@ HALF = {
 
 
 @pytest.mark.parametrize("name", HALF)
-def test_half_of_an_environment_is_an_error_that_says_what_was_seen(name: str) -> None:
+def test_one_of_two_variables_is_an_error_that_names_the_one_that_was_found(name: str) -> None:
     whole, missing, text = HALF[name]
     with pytest.raises(ClusterError, match=text):
         look({variable: value for variable, value in whole.items() if variable not in missing})
@@ -236,7 +236,7 @@ def test_contradictions(change: dict[str, str], text: str) -> None:
         look({**OPEN_MPI, **change})
 
 
-def test_who_says_its_rank_is_believed_and_half_of_that_is_refused() -> None:
+def test_rank_and_size_from_the_user_are_used_and_one_of_them_alone_is_refused() -> None:
     assert look({**OPEN_MPI, "HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}) is None
     with pytest.raises(ValueError, match="rank=1 must be smaller than size=1"):
         Config.from_environment({**OPEN_MPI, "HOROVOD_RANK": "1"})
@@ -246,7 +246,7 @@ def test_who_says_its_rank_is_believed_and_half_of_that_is_refused() -> None:
         join(Config.from_environment(alone))
 
 
-def test_a_contradiction_is_settled_by_naming_one() -> None:
+def test_naming_a_cluster_resolves_a_contradiction() -> None:
     found = look({**OPEN_MPI, **MPICH}, "mpich")
     assert found is not None and found.size == 2
     with pytest.raises(ClusterError, match="FARANDOLE_LAUNCHER=slurm, but its variables are not set"):
@@ -292,7 +292,7 @@ def test_two_jobs_have_two_keys_and_all_ranks_of_one_the_same() -> None:
         assert key(environ) == key({**environ, **change}), change
 
 
-def test_hydra_is_known_by_its_proxy() -> None:
+def test_mpich_is_detected_by_the_proxy_of_hydra() -> None:
     assert key(MPICH) != key(MPICH, [Process(4711, 998878, "hydra_pmi_proxy", HYDRA_OPTIONS)]), "a number used again"
     assert key(MPICH) != key(MPICH, [Process(4712, 998877, "hydra_pmi_proxy", HYDRA_OPTIONS)])
     over_hosts = {**MPICH, "PMI_SIZE": "4"}

@@ -133,14 +133,14 @@ def test_an_inherited_secret_comes_before_a_file(home: dict[str, str], tmp_path:
         os.close(fd)
 
 
-def test_a_directory_of_ones_own(home: dict[str, str], tmp_path: Path) -> None:
+def test_directories_of_the_user(home: dict[str, str], tmp_path: Path) -> None:
     place = tmp_path / "scratch"
     place.mkdir(mode=0o755)
     with all_meet(home, [found(rank, hosts=["a", "b"]) for rank in range(2)], meet_at=f"dir:{place}"):
         assert files(home) == [] and list(place.iterdir()) == []
 
 
-def test_two_jobs_do_not_meet(home: dict[str, str], tmp_path: Path) -> None:
+def test_ranks_of_two_jobs_do_not_meet(home: dict[str, str], tmp_path: Path) -> None:
     ours = [found(rank) for rank in range(2)]
     theirs = [found(rank, key="job 2") for rank in range(2)]
     with ThreadPoolExecutor(1) as pool:
@@ -156,7 +156,7 @@ def test_two_jobs_do_not_meet(home: dict[str, str], tmp_path: Path) -> None:
     assert given_secret(one, ours[0]) == given_secret(one, ours[1])
 
 
-def test_rank_0_alone_names_who_is_missing_and_leaves_nothing(home: dict[str, str]) -> None:
+def test_rank_0_alone_names_the_missing_ranks_and_leaves_no_files(home: dict[str, str]) -> None:
     with pytest.raises(JoinFailed, match=r"1 of 3 ranks came to init within 0.3 s; missing: ranks 1, 2"):
         attend(home, found(0, 3), start_timeout=0.3)
     assert files(home) == []
@@ -169,7 +169,7 @@ def test_rank_0_alone_names_who_is_missing_and_leaves_nothing(home: dict[str, st
     assert files(home) == []
 
 
-def test_without_rank_0_the_others_say_where_they_looked(home: dict[str, str]) -> None:
+def test_without_rank_0_the_error_names_the_searched_places(home: dict[str, str]) -> None:
     with pytest.raises(
         ClusterJoinError, match=r"rank 1 has not found rank 0 within 0.3 s: nothing was in .*/r/farandole/"
     ):
@@ -200,7 +200,7 @@ def dead() -> Owner:
     return dataclasses.replace(Owner.me(), pid=2**22 + 1)
 
 
-def test_what_a_killed_job_left_is_swept_and_never_followed(home: dict[str, str], tmp_path: Path) -> None:
+def test_files_of_a_killed_job_are_removed_and_links_are_never_followed(home: dict[str, str], tmp_path: Path) -> None:
     directory = PrivateDirectory(on_this_host(home))
     sockets_of_the_dead = tmp_path / "farandole-dead"
     sockets_of_the_dead.mkdir()
@@ -325,7 +325,7 @@ def test_secret_files(tmp_path: Path) -> None:
     assert b"s" * 32 not in repr(read_secret(secret_file(tmp_path))).encode()
 
 
-def test_a_wrong_secret_meets_nobody(home: dict[str, str], tmp_path: Path) -> None:
+def test_a_rank_with_a_wrong_secret_does_not_join(home: dict[str, str], tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"o" * 32)
     other.chmod(0o600)
@@ -339,7 +339,7 @@ def test_a_wrong_secret_meets_nobody(home: dict[str, str], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("place", ["tcp:nowhere", "dir:relative", "ftp:x:1", "tcp:h:99999"])
-def test_a_place_that_is_none(home: dict[str, str], place: str) -> None:
+def test_invalid_meeting_places_are_refused(home: dict[str, str], place: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         attend(home, found(0), meet_at=place)
 
@@ -362,12 +362,12 @@ def test_the_runtime_directory_is_used_only_if_it_is_ours(home: dict[str, str], 
     "data",
     [b"", b"{}", b"[]", b"null", b'{"owner": 1}', b"\xff", b"{" * 5000, b"x" * (MAX_BYTES + 9)],
 )
-def test_what_is_no_endpoint(data: bytes) -> None:
+def test_malformed_endpoints_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="not the endpoint"):
         decode(data)
 
 
-def test_an_endpoint_comes_back_and_hides_its_secret() -> None:
+def test_an_endpoint_survives_encoding_and_its_repr_hides_the_secret() -> None:
     one = endpoint("unix:/x", Owner.me())
     assert decode(one.encode()) == one and one.secret not in repr(one)
     raw = one.encode().replace(b'"proven"', b'"unknown"')

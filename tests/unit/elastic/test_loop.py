@@ -72,7 +72,7 @@ def test_other_errors_are_the_scripts() -> None:
         attempt(KeyError("x"))
 
 
-def test_a_mismatch_is_never_tried_again() -> None:
+def test_a_mismatch_is_not_retried() -> None:
     for before in ([], [HorovodInternalError("a rank is lost")], [HostsUpdatedInterrupt()]):
         state, failures, calls = Noted(step=0), [*before, Mismatch("x")], []
 
@@ -131,7 +131,9 @@ def test_run_meets_the_others_again(job: None) -> None:
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_connection_that_ended_is_no_launcher_that_is_gone(gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_connection_does_not_mean_that_the_launcher_has_ended(
+    gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rank that would save something does so only when its agent says that there is no launcher any more."""
     monkeypatch.setattr(membership, "LAUNCHER_GONE_S", 0.3)
 

@@ -191,7 +191,7 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert order(5, 7, 3, shuffle=False).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_the_order_never_changes() -> None:
+def test_the_order_is_the_same_in_every_version() -> None:
     # A cursor in a checkpoint of today has to mean the same in every later version.
     assert order(10, 0, 0).tolist() == [2, 3, 0, 8, 4, 9, 6, 1, 5, 7]
     assert mixed_seed(1, 2, 3) == 3851293329796251419
@@ -224,7 +224,7 @@ def test_few_samples_leave_no_rank_waiting(world: Any) -> None:
         assert list(ElasticSampler([], shuffle=False)) == []
 
 
-def test_who_has_no_sample_takes_part_with_weight_zero(world: Any) -> None:
+def test_a_rank_without_samples_takes_part_with_weight_zero(world: Any) -> None:
     world.size = 4
     for rank, (count, weight) in enumerate([(1, 2.0), (1, 2.0), (0, 0.0), (0, 0.0)]):
         world.rank = rank
@@ -234,7 +234,7 @@ def test_who_has_no_sample_takes_part_with_weight_zero(world: Any) -> None:
         assert len(last[0]) == 1 and last[1] == weight and len(last[2]) == count
 
 
-def test_batches_that_were_fetched_ahead_do_not_count(world: Any) -> None:
+def test_prefetched_batches_do_not_count_as_done(world: Any) -> None:
     world.rank, world.size = 0, 2
     loader = ElasticDataLoader(range(40), 2, seed=1, num_workers=2, prefetch_factor=4)
     seen = []
@@ -249,7 +249,7 @@ def test_batches_that_were_fetched_ahead_do_not_count(world: Any) -> None:
     assert sorted(rest) == sorted(order(40, 1, 0)[12:].tolist()) and loader.state_dict() == {"epoch": 1, "cursor": 0}
 
 
-def test_an_old_loop_says_that_the_ranks_have_changed(world: Any) -> None:
+def test_a_loop_of_an_old_generation_raises_that_the_ranks_have_changed(world: Any) -> None:
     world.rank, world.size = 0, 2
     loader = ElasticDataLoader(range(40), 2)
     batches = iter(loader)
@@ -285,7 +285,7 @@ def test_what_the_loader_refuses(world: Any, options: dict[str, Any], words: str
         ElasticDataLoader(range(5), **options)
 
 
-def test_shares_and_deals() -> None:
+def test_shares_and_dealt_samples_cover_all_samples() -> None:
     for count in range(20):
         for size in range(1, 6):
             assert [thing for rank in range(size) for thing in dealt(count, rank, size)] == list(range(count))

@@ -80,7 +80,7 @@ OUR_OLD_NAMES = [
 ]
 
 
-def test_any_keyword_is_the_scripts() -> None:
+def test_any_keyword_is_passed_to_the_script() -> None:
     state = make(**dict.fromkeys(OUR_OLD_NAMES, 0))
     for name in OUR_OLD_NAMES:
         setattr(state, name, getattr(state, name) + 1)
@@ -121,7 +121,7 @@ def test_what_others_read_of_a_state() -> None:
     ("result", "skip"),
     [(HostUpdateResult.removed, True), (HostUpdateResult.added, False), (HostUpdateResult.mixed, False)],
 )
-def test_updates_interrupt_and_keep_the_state(result: HostUpdateResult, skip: bool) -> None:
+def test_a_membership_update_interrupts_and_keeps_the_state(result: HostUpdateResult, skip: bool) -> None:
     state = make(step=0)
     state.check_host_updates()
     state.step = 5
@@ -178,7 +178,7 @@ def test_save_callbacks_run_when_ranks_leave(job: None, caplog: pytest.LogCaptur
     runtime.notifications.clear()
 
 
-def test_a_state_of_ones_own() -> None:
+def test_a_state_class_of_the_user() -> None:
     class Mine(State):
         saved = 0
 
@@ -193,7 +193,7 @@ def test_a_state_of_ones_own() -> None:
         state.restore()
 
 
-def test_memory_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_use_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "farandole")
     state = make(weights=np.zeros(1_000_000), step=1)
     state.commit()
@@ -242,12 +242,12 @@ def test_partners_are_on_another_host() -> None:
             assert set(found) == set(range(8))  # no one keeps more than one
 
 
-def test_owners_are_dealt_by_the_order_of_keys() -> None:
+def test_owners_are_assigned_in_the_order_of_keys() -> None:
     items: list[Any] = [("a", 10), ("a", 2), ("a", "x"), ("b", 0)]
     assert owners(items, 2) == {("a", 2): 0, ("a", 10): 1, ("a", "x"): 0, ("b", 0): 0}
 
 
-def test_losing_both_holders_is_said() -> None:
+def test_the_loss_of_both_holders_of_a_shard_is_an_error() -> None:
     everything: list[Any] = [("m", 0), ("m", 1), ("m", 2)]
     told: list[Any] = [{4: ([("m", 0)], [("m", 2)])}, {3: ([("m", 1)], [])}]
     with pytest.raises(LostShards, match=r"m\[1\]"):

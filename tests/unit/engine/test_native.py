@@ -71,7 +71,7 @@ def test_impossible_options_are_a_value_error() -> None:
         NativeEngine(Config(), 3, [0])
 
 
-def test_a_batch_keeps_every_field_apart(engine: NativeEngine) -> None:
+def test_fields_of_a_batch_do_not_mix(engine: NativeEngine) -> None:
     inputs = [np.full((index + 1, 2), index, dtype=np.float64) for index in range(20)]
     requests = [
         Request(Kind.ALLREDUCE, f"tensor {index} é", array, np.empty_like(array), prescale=2.0, postscale=index)
@@ -92,7 +92,7 @@ def test_requests_larger_than_the_arena(engine: NativeEngine) -> None:
         engine.wait(handle)
 
 
-def test_memory_on_loan_outlives_handle_and_engine() -> None:
+def test_lent_memory_outlives_handle_and_engine() -> None:
     engine = NativeEngine(Config(), 0, [0])
     engine.start(5.0)
     array = np.arange(COPIED_BYTES, dtype=np.int32)
@@ -110,7 +110,7 @@ def test_memory_on_loan_outlives_handle_and_engine() -> None:
     assert engine.freed
 
 
-def test_small_results_are_not_on_loan(engine: NativeEngine) -> None:
+def test_small_results_are_not_lent(engine: NativeEngine) -> None:
     [handle] = engine.submit([Request(Kind.ALLGATHER, input=np.ones(3))])
     assert engine.wait(handle).output.flags.owndata
     assert engine.loans == 0

@@ -85,7 +85,7 @@ def test_a_signal_handler_may_close_the_engine_in_the_middle_of_a_call(call: str
 
 
 @pytest.mark.parametrize("way", ["nobody", "another", "stop"])
-def test_a_guarded_engine_is_freed_when_nobody_guards_it(way: str) -> None:
+def test_an_engine_is_freed_when_its_heartbeat_guard_ends(way: str) -> None:
     mine = os.memfd_create("heartbeat", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(mine, 4096)
     fcntl.fcntl(mine, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)

@@ -91,7 +91,7 @@ def test_a_tensor_of_dlpack_goes_with_its_outcome(alone: NativeEngine) -> None:
     assert not lender.alive() and alone.pending == 0
 
 
-def test_a_call_that_is_interrupted_keeps_the_export(waiting: NativeEngine) -> None:
+def test_an_interrupted_call_keeps_its_buffer_export(waiting: NativeEngine) -> None:
     lender = Lender(np.ones(4, np.float32))
 
     class Interrupted(Exception):
@@ -145,7 +145,7 @@ def in_another_process(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100)
 
 
-def test_a_cycle_through_an_engine_that_was_not_closed_leaves_pending_memory_alone() -> None:
+def test_collecting_a_cycle_with_an_open_engine_keeps_pending_memory() -> None:
     done = in_another_process(LEFT)  # the core's object stays, and works on that memory
     assert done.stdout.strip() == "True", done.stderr
 
@@ -181,7 +181,7 @@ def test_elements_of_another_size_or_type_are_refused(alone: NativeEngine) -> No
     assert alone.pending == 0 and alone.calls == 0
 
 
-def test_what_is_read_only_is_no_output(alone: NativeEngine) -> None:
+def test_read_only_memory_is_refused_as_output(alone: NativeEngine) -> None:
     fixed = np.ones(4, np.float32)
     fixed.flags.writeable = False
     try:

@@ -86,7 +86,7 @@ def test_it_runs_on_every_tensor_of_its_kind(alone: NativeEngine) -> None:
         lambda: None,
     ],
 )
-def test_another_kind_is_left_to_the_ordinary_way(alone: NativeEngine, other: Callable[[], Any]) -> None:
+def test_another_operation_takes_the_general_path(alone: NativeEngine, other: Callable[[], Any]) -> None:
     call, tensor = prepared(alone), other()
     assert call.run(tensor, tensor) is NotImplemented
     assert alone.pending == 0
@@ -96,7 +96,7 @@ def test_types_without_the_table_cannot_be_prepared(alone: NativeEngine) -> None
     assert alone.prepare(sum_of_three(), list, spans) is None
 
 
-def test_an_interrupt_keeps_the_memory(waiting: NativeEngine) -> None:
+def test_an_interrupt_does_not_free_the_memory(waiting: NativeEngine) -> None:
     class Interrupted(Exception):
         pass
 
@@ -118,7 +118,7 @@ def test_an_interrupt_keeps_the_memory(waiting: NativeEngine) -> None:
     assert alive() is not None  # the core still works on it
 
 
-def test_while_one_thread_runs_it_another_goes_the_ordinary_way(waiting: NativeEngine) -> None:
+def test_a_second_thread_takes_the_general_path(waiting: NativeEngine) -> None:
     call, answers = prepared(waiting), []
 
     def run() -> None:
@@ -140,7 +140,7 @@ def test_while_one_thread_runs_it_another_goes_the_ordinary_way(waiting: NativeE
     assert isinstance(answers[0], Exception)
 
 
-def test_a_cycle_through_it_is_collected(waiting: NativeEngine) -> None:
+def test_a_reference_cycle_through_it_is_collected(waiting: NativeEngine) -> None:
     class Owner:
         prepared: Any = None
 
@@ -155,6 +155,6 @@ def test_a_cycle_through_it_is_collected(waiting: NativeEngine) -> None:
     assert gone() is None
 
 
-def test_it_takes_two_arguments(alone: NativeEngine) -> None:
+def test_a_prepared_call_takes_two_arguments(alone: NativeEngine) -> None:
     with pytest.raises(TypeError, match="tensor, result"):
         prepared(alone).run(torch.ones(3))

@@ -32,7 +32,7 @@ def test_sixteen_bit_floats_are_accumulated_in_32_bits() -> None:
     assert spec.reduce(parts, DType.FLOAT16, ReduceOp.SUM)[0] == 2052
 
 
-def test_hosts_are_rounded_once_each_in_the_order_of_their_numbers() -> None:
+def test_each_host_is_rounded_once_in_the_order_of_host_numbers() -> None:
     parts = [np.array([x], np.float16) for x in (2048, 1, 1, 1)]
     one_host = spec.ordered_reduce(parts, [0, 0, 0, 0], SUM)
     two_hosts = spec.ordered_reduce(parts, [0, 0, 1, 1], SUM)  # 2048 + 1 rounds to 2048, then + 2
@@ -69,7 +69,7 @@ def test_adasum_adds_orthogonal_and_averages_parallel_gradients() -> None:
     assert list(spec.adasum_pair(x, 0 * x, DType.FLOAT64)) == [2.0, 0.0]
 
 
-def test_smallest_and_largest_do_not_depend_on_the_order() -> None:
+def test_min_and_max_do_not_depend_on_the_order() -> None:
     zeros = [np.array([0.0, -0.0]), np.array([-0.0, 0.0])]
     assert np.signbit(spec.smaller(*zeros)).all() and not np.signbit(spec.larger(*zeros)).any()
     assert np.isnan(spec.smaller(np.array([np.nan, 1.0]), np.array([1.0, np.nan]))).all()
@@ -101,7 +101,7 @@ def asked(name: str = "a", **changes: Any) -> spec.RequestData:
         ({"kind": Kind.ALLGATHER, "shape": [1, 2]}, {"kind": Kind.ALLGATHER, "shape": [1, 3]}, "Mismatched ALLGATHER"),
     ],
 )
-def test_disagreements_have_the_contracts_words(one: spec.RequestData, two: spec.RequestData, message: str) -> None:
+def test_mismatches_have_the_texts_of_the_contract(one: spec.RequestData, two: spec.RequestData, message: str) -> None:
     found = spec.mismatch([asked(**one), asked(**two)])
     assert found.startswith(message) and bool(found) == bool(message)
 
@@ -114,7 +114,7 @@ def test_coordinator_orders_what_is_complete_and_keeps_the_rest() -> None:
     assert [b["name"] for b in coordinator.submit(1, asked("a"))] == ["a"]
 
 
-def test_coordinator_keeps_a_bundle_together() -> None:
+def test_the_coordinator_keeps_the_members_of_a_bundle_together() -> None:
     coordinator = spec.Coordinator(2)
     parts = [asked("x", bundle=["x", "y"]), asked("y", bundle=["x", "y"])]
     assert coordinator.submit(0, parts[0]) + coordinator.submit(0, parts[1]) + coordinator.submit(1, parts[0]) == []
@@ -158,7 +158,7 @@ def test_bad_arguments_are_seen_before_anything_is_sent(request_: Request) -> No
         spec.check(request_, [0, 1], 0)
 
 
-def test_what_is_refused_for_all() -> None:
+def test_a_request_that_is_refused_on_all_ranks() -> None:
     def why(*requests: spec.RequestData) -> str:
         found = spec.rejection(requests, joined=False)
         return found[1] if found else ""

@@ -23,7 +23,9 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("endings", "expected"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_judgement(endings: list[Ending], expected: tuple[int, int, tuple[int, ...]] | None) -> None:
+def test_the_root_cause_of_several_endings(
+    endings: list[Ending], expected: tuple[int, int, tuple[int, ...]] | None
+) -> None:
     verdict = judge(endings)
     assert (verdict and (verdict.rank, verdict.code, verdict.collateral)) == expected
 
@@ -47,7 +49,7 @@ def test_reports_are_read_and_bad_ones_forgiven() -> None:
     assert Ending.read(2, 1, False, "", good).blames is None, "nobody blames himself"
 
 
-def test_waiting_for_a_confession() -> None:
+def test_waiting_for_the_root_cause_to_end() -> None:
     assert root_cause_running([Ending(0, 1, blames=1)], [1, 2])
     assert root_cause_running([Ending(0, 1, blames=-1)], [1])
     assert not root_cause_running([Ending(0, 1, blames=1)], [2])
@@ -55,7 +57,7 @@ def test_waiting_for_a_confession() -> None:
     assert not root_cause_running([Ending(0, 1, blames=2), Ending(2, 1, blames=0)], [1]), "they blame each other"
 
 
-def test_which_errors_blame_whom() -> None:
+def test_which_errors_name_which_rank() -> None:
     assert blames(PeerLost("x", rank=3)) == 3 and blames(ShutDown("x", rank=1)) == 1
     assert blames(HorovodInternalError("x")) == -1
     assert blames(ValueError("x")) is None and blames(Mismatch("x", rank=1)) is None

@@ -40,7 +40,7 @@ def farandole(*words: str, **env: str) -> local.Job:
     return local.start([sys.executable, "-m", "farandole", *words], 1, env=env)
 
 
-def test_run_marks_lines_and_tells_who_failed_with_its_last_words() -> None:
+def test_run_prefixes_lines_and_names_the_failed_rank_with_its_last_output() -> None:
     code = "import os, sys; print('hello'); sys.exit('what a day' if os.environ['HOROVOD_RANK'] == '1' else 0)"
     with farandole("run", "-np", "2", sys.executable, "-c", code) as job:
         assert job.wait(60) == 1
@@ -184,7 +184,7 @@ def test_signals_that_were_ignored_before_stay_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("closed", "out", "err"), [(">&-", "", "oh"), ("2>&-", "hi", ""), ("<&- >&- 2>&-", "", "")])
-def test_closed_streams_are_as_good_as_nothing(closed: str, out: str, err: str) -> None:
+def test_closed_standard_streams_are_no_error(closed: str, out: str, err: str) -> None:
     run = f"{PYTHON} -m farandole run -np 1 --threads-per-rank 1 --raw sh -c 'echo hi; echo oh >&2' {closed}"
     with local.start(["sh", "-c", run], 1) as job:
         assert job.wait(60) == 0
@@ -206,7 +206,7 @@ def test_a_directory_of_temporary_files_with_a_comma() -> None:
             assert job.stdout(0).count(f">:2 {place}/farandole-") == 2
 
 
-def test_a_full_disk_is_told_and_ends_the_job(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_ends_the_job(tmp_path: Path) -> None:
     place = tmp_path / "out" / "rank.0"
     place.mkdir(parents=True)
     (place / "stdout").symlink_to("/dev/full")
@@ -285,7 +285,7 @@ def test_files_of_each_rank_and_the_folder_of_a_run(tmp_path: Path) -> None:
         (["run", "-np", "2", "--start-timeout", "inf", "true"], 2, "--start-timeout=inf: expected"),
     ],
 )
-def test_what_is_said_about_lines(words: list[str], code: int, text: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_malformed_lines(words: list[str], code: int, text: str, capfd: pytest.CaptureFixture[str]) -> None:
     result = cli.main(words)
     out, err = capfd.readouterr()
     assert result == code and text in out + err, out + err
@@ -304,6 +304,6 @@ def test_dry_run_and_print_config(capfd: pytest.CaptureFixture[str], monkeypatch
     assert lines["links"] == ["auto", "default"]
 
 
-def test_tools_get_their_words(capfd: pytest.CaptureFixture[str]) -> None:
+def test_tools_get_their_arguments(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--help"]) == 0
     assert "allreduce" in capfd.readouterr().out

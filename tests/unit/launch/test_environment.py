@@ -28,7 +28,7 @@ def test_what_ranks_get() -> None:
     assert forwarded(MINE, other_host=False) == {**common, **here}, "what describes this host holds for ranks on it"
 
 
-def test_an_agent_adds_what_describes_its_own_host() -> None:
+def test_an_agent_adds_the_variables_of_its_host() -> None:
     own = {b"HOME": b"/home/there", b"TMPDIR": b"/scratch", b"PATH": b"/sbin", b"FARANDOLE_RANK": b"1", b"\xff": b""}
     assert of_this_host(own) == {b"HOME": b"/home/there", b"TMPDIR": b"/scratch"}
 

@@ -87,7 +87,7 @@ def test_run_fails_as_horovods_does(size: int, kind: str, cause: type[BaseExcept
         assert "in fail_with" in str(error.__cause__.__cause__)
 
 
-def test_what_is_wrong_with_the_call_itself_is_raised_as_it_is() -> None:
+def test_errors_in_the_call_itself_are_raised_unchanged() -> None:
     with pytest.raises(TypeError, match="is not a function"):
         farandole.run(3, num_proc=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
@@ -98,7 +98,9 @@ def test_what_is_wrong_with_the_call_itself_is_raised_as_it_is() -> None:
     ("given", "env", "seconds"),
     [(None, {}, 30.0), (None, {"HOROVOD_START_TIMEOUT": "7"}, 7.0), (5.0, {"HOROVOD_START_TIMEOUT": "7"}, 5.0)],
 )
-def test_workers_get_as_long_to_start_as_was_said(given: float | None, env: dict[str, str], seconds: float) -> None:
+def test_workers_may_take_as_long_as_start_timeout_to_start(
+    given: float | None, env: dict[str, str], seconds: float
+) -> None:
     assert farandole.Executor(1, env=env, start_timeout=given)._plan.start_timeout == seconds
 
 
@@ -170,7 +172,7 @@ def test_a_worker_that_dies_is_named_and_ends_all() -> None:
             executor.run(count)
 
 
-def test_last_words_that_are_written_late_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_that_is_written_late_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = output.Tails.feed
 
     def late(self: output.Tails, rank: int, stream: int, data: bytes) -> None:
@@ -238,7 +240,7 @@ def test_ctrl_c_ends_the_work(tmp_path: Path) -> None:
         assert process.wait(60) == 0
 
 
-def test_pieces_are_put_together() -> None:
+def test_the_parts_of_a_message_are_joined() -> None:
     data = os.urandom(3 * calls.PIECE_BYTES + 1)
     parts = calls.Assembly()
     found = [parts.add(piece) for piece in calls.cut(1, 2, calls.RESULT, data)]
@@ -254,7 +256,7 @@ def gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-def test_a_rank_that_does_not_read_holds_up_nobody() -> None:
+def test_a_rank_that_does_not_read_does_not_block_the_others() -> None:
     size = 60_000_000
     with farandole.Executor(2, verbose=False) as executor:
         pid = executor.submit(os.getpid, 1).result(20)
@@ -296,7 +298,7 @@ def test_a_launcher_that_is_killed_while_a_rank_does_not_read_leaves_nothing(tmp
         until(lambda: all(gone(pid) for pid in pids), timeout=5.0)
 
 
-def test_large_arguments_wait_for_a_worker_that_starts_slowly(tmp_path: Path) -> None:
+def test_large_arguments_reach_a_worker_that_starts_slowly(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     program = tmp_path / "python"
@@ -311,7 +313,7 @@ def test_large_arguments_wait_for_a_worker_that_starts_slowly(tmp_path: Path) ->
         assert slow.result(30) == 40 << 20
 
 
-def test_a_worker_that_ends_without_an_answer() -> None:
+def test_a_worker_that_exits_without_a_result() -> None:
     def leave() -> None:
         sys.exit(3)
 
@@ -339,7 +341,7 @@ def test_a_worker_that_loses_its_channel_is_ended_with_the_reason() -> None:
             executor.submit(close_all, 0).result(20)
 
 
-def test_errors_of_old_calls_do_not_come_back() -> None:
+def test_errors_of_earlier_calls_are_not_raised_again() -> None:
     def fail() -> None:
         raise LookupError("of an old call")
 

@@ -53,7 +53,7 @@ def test_the_first_failure_ends_the_others_and_gives_its_code() -> None:
     in_time(time.monotonic() - began, 10.0, "a job whose other ranks are asked to end")
 
 
-def test_survivors_have_time_to_say_why_they_end(tmp_path: Path) -> None:
+def test_survivors_have_time_to_report_their_error(tmp_path: Path) -> None:
     code = f"""
 place = {str(tmp_path / "pid")!r}
 if rank == 1:
@@ -118,7 +118,7 @@ def test_leaving_the_block_ends_everything_and_its_children() -> None:
     job.close()
 
 
-def test_children_of_a_rank_that_ended_end_too() -> None:
+def test_children_of_a_rank_end_with_it() -> None:
     with local.start(["sh", "-c", "sleep 60 & echo $!"], 1) as job:
         assert job.wait(60) == 0
         until(lambda: not alive(int(job.stdout(0))))
@@ -135,7 +135,7 @@ def test_a_command_that_does_not_exist_leaves_nothing() -> None:
         local.start(["no-such-program"], 2)
 
 
-def test_an_error_in_the_jobs_own_thread_is_a_failure() -> None:
+def test_an_error_in_the_thread_of_the_job_is_a_failure() -> None:
     with local.start(["sleep", "60"], 2) as job:
         job._loop.call(lambda: [][0])
         assert job.wait(60) == 1 and job.failure == (-1, 1)
@@ -220,7 +220,9 @@ print(json.dumps([[*map(os.environ.get, names)], faults[1] < faults[0] // 4, fau
 
 
 @pytest.mark.parametrize(("before", "expected"), [({}, None), ({"OMP_NUM_THREADS": "5"}, "5")])
-def test_threads_are_shared_out(monkeypatch: pytest.MonkeyPatch, before: dict[str, str], expected: str | None) -> None:
+def test_threads_are_divided_among_ranks(
+    monkeypatch: pytest.MonkeyPatch, before: dict[str, str], expected: str | None
+) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     said: list[str] = []
     command = python("print(os.environ['OMP_NUM_THREADS'], end='')")

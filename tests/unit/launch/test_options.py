@@ -95,7 +95,7 @@ def test_a_flag_wins_over_the_file_and_that_over_variables(tmp_path: Path) -> No
         ("a: !!python/object/apply:os.system [x]", "is no YAML"),
     ],
 )
-def test_what_is_said_about_wrong_files(text: str, said: str, tmp_path: Path) -> None:
+def test_errors_of_wrong_files(text: str, said: str, tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(text)
     with pytest.raises(Usage) as caught:
@@ -115,13 +115,13 @@ def test_what_is_said_about_wrong_files(text: str, said: str, tmp_path: Path) ->
         (["--grace", "x"], "expected a number"),
     ],
 )
-def test_what_is_said_about_wrong_flags(words: list[str], said: str) -> None:
+def test_errors_of_wrong_flags(words: list[str], said: str) -> None:
     with pytest.raises(Usage) as caught:
         parse(words, {})
     assert said in str(caught.value)
 
 
-def test_a_wrong_variable_is_told_before_anything_starts() -> None:
+def test_a_wrong_variable_is_an_error_before_anything_starts() -> None:
     with pytest.raises(Usage, match="HOROVOD_CYCLE_TIME='soon'"):
         parse(["x"], {"HOROVOD_CYCLE_TIME": "soon"})
 

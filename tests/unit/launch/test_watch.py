@@ -34,7 +34,7 @@ def pass_time(watcher: Watcher, start: float, seconds: float, beating: StatusPag
     return found
 
 
-def test_who_beats_is_not_reported_and_who_has_not_begun_neither(watcher: Watcher) -> None:
+def test_ranks_with_a_heartbeat_and_ranks_that_have_not_started_are_not_reported(watcher: Watcher) -> None:
     one, other = StatusPage(), StatusPage()
     watcher.add(0, os.getpid(), one)
     watcher.add(1, os.getpid(), other)
@@ -52,7 +52,7 @@ def test_silence_is_reported_at_each_limit_and_its_end(watcher: Watcher) -> None
     assert watcher.look(143.0)[1] == [RankSilent(3, 0, "")]
 
 
-def test_an_agent_that_slept_itself_starts_anew(watcher: Watcher) -> None:
+def test_an_agent_that_was_suspended_restarts_its_timers(watcher: Watcher) -> None:
     word = StatusPage()
     watcher.add(0, os.getpid(), word)
     pass_time(watcher, 100.0, 1.0, word)
@@ -99,7 +99,7 @@ def attach(pid):
 """
 
 
-def test_ranks_can_read_when_the_launcher_was_heard(watcher: Watcher) -> None:
+def test_ranks_can_read_the_time_of_the_launchers_last_sign_of_life(watcher: Watcher) -> None:
     watcher.heard = 100.0
     pass_time(watcher, 100.0, 1.0)
     assert watcher.own.value == 100_000 and not watcher.cut_off

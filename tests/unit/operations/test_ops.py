@@ -202,7 +202,7 @@ def test_bad_arguments_are_refused_and_the_next_operation_works(
 
 @pytest.mark.usefixtures("world")
 class TestHandles:
-    def test_they_count_from_one_and_are_forgotten_once_read(self) -> None:
+    def test_handles_count_from_one_and_are_invalid_once_read(self) -> None:
         first, second = (farandole.allreduce_async(np.ones(2), name=name) for name in "ab")
         assert (first, second) == (1, 2)
         assert farandole.synchronize(second).tolist() == [1.0, 1.0]
@@ -224,7 +224,7 @@ class TestHandles:
             farandole.allreduce(np.ones(1), average=True)
         assert seen[0].filename == __file__
 
-    def test_a_deadline_leaves_the_handle_good(self) -> None:
+    def test_a_handle_is_valid_after_a_timeout(self) -> None:
         received = np.zeros(2)
         handle = farandole.irecv(received, 0, tag=5)
         with pytest.raises(farandole.FarandoleTimeout, match=r"0\.05 s"):
@@ -235,7 +235,7 @@ class TestHandles:
 
 
 class TestSets:
-    def test_registered_ones_know_this_rank(self, world: None) -> None:
+    def test_a_registered_process_set_has_the_rank_of_this_process(self, world: None) -> None:
         assert ProcessSet([0]).size() is None
         assert farandole.global_process_set.ranks == [0]
         assert (farandole.global_process_set.rank(), farandole.global_process_set.included()) == (0, True)
@@ -319,7 +319,7 @@ class TestLife:
             thread.join()
         assert farandole.size() == 1
 
-    def test_the_list_of_all_ranks_is_a_world_and_others_are_not(self, engine: str) -> None:
+    def test_only_the_list_of_all_ranks_is_the_world(self, engine: str) -> None:
         farandole.init(comm=[0])
         farandole.shutdown()
         for ranks in ([0, 1], [3]):

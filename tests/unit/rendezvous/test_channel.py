@@ -40,7 +40,7 @@ def codec_of(message: object) -> Any:
 
 
 @given(any_message())
-def test_what_is_encoded_is_decoded(message: Message) -> None:
+def test_decoding_gives_what_was_encoded(message: Message) -> None:
     text = repr(message).encode(errors="replace").decode()
     codec = codec_of(message)
     back = codec.decode(*codec.encode(message))
@@ -124,7 +124,7 @@ def test_row_29_frames_of_the_other_direction_are_refused() -> None:
 
 
 @pytest.mark.security
-def test_row_29_every_flipped_bit_is_noticed() -> None:
+def test_row_29_every_flipped_bit_is_detected() -> None:
     good = Sealer(KEY).seal(LinkRequest(1, 2))
     for place in range(len(good) * 8):
         bad = bytearray(good)

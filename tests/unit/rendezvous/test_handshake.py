@@ -99,7 +99,7 @@ def talk(
         return results[0], results[1], left.sent, right.sent
 
 
-def test_both_sides_prove_themselves_and_get_the_same_keys() -> None:
+def test_both_sides_authenticate_and_derive_the_same_keys() -> None:
     one, two, sent, received = talk()
     assert one.peer == replace(CALLEE, target=1) and two.peer == CALLER
     assert one.send_key == two.receive_key and one.receive_key == two.send_key
@@ -130,7 +130,7 @@ def test_a_greeting_has_sixty_bytes() -> None:
     ],
 )
 @pytest.mark.security
-def test_row_29_whoever_does_not_fit_is_refused(wrong: dict[str, Any]) -> None:
+def test_row_29_mismatched_greetings_are_refused(wrong: dict[str, Any]) -> None:
     one, two, _, received = talk(**wrong)
     assert isinstance(one, Refused | EOFError | ConnectionError), one
     assert isinstance(two, Refused | EOFError | ConnectionError), two
@@ -161,7 +161,7 @@ def say(first: bytes, then: bytes) -> Callable[[Counting], Flow[Any]]:
 
 
 @pytest.mark.security
-def test_row_29_a_recorded_talk_does_not_work_again() -> None:
+def test_row_29_a_replayed_handshake_is_refused() -> None:
     _, good, sent, _ = talk()
     assert isinstance(good, Proven)
     result, received, read = attack(say(sent[:GREETING_BYTES], sent[GREETING_BYTES:]))
@@ -169,14 +169,14 @@ def test_row_29_a_recorded_talk_does_not_work_again() -> None:
 
 
 @pytest.mark.security
-def test_row_29_what_the_callee_said_does_not_work_as_a_call() -> None:
+def test_row_29_the_bytes_of_the_callee_are_refused_from_a_caller() -> None:
     _, _, _, received = talk()
     result, _, _ = attack(say(received[:GREETING_BYTES], received[GREETING_BYTES : GREETING_BYTES + PROOF_BYTES]))
     assert isinstance(result, Refused)
 
 
 @pytest.mark.security
-def test_row_29_a_mirror_convinces_nobody() -> None:
+def test_row_29_a_reflected_handshake_is_refused() -> None:
     def mirror(sock: Counting) -> Flow[Any]:
         from farandole.rendezvous.flow import receive, send
 
@@ -220,7 +220,7 @@ def test_row_29_every_refusal_looks_the_same() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 4, 59, 60, 61, 91])
 @pytest.mark.security
-def test_row_30_a_talk_that_breaks_off_ends(count: int) -> None:
+def test_row_30_a_handshake_that_stops_early_ends(count: int) -> None:
     _, _, sent, _ = talk()
     with pair() as (left, right):
         left.sendall(sent[:count])
@@ -230,7 +230,7 @@ def test_row_30_a_talk_that_breaks_off_ends(count: int) -> None:
 
 
 @pytest.mark.security
-def test_row_28_no_more_than_96_bytes_are_read_from_a_stranger() -> None:
+def test_row_28_at_most_96_bytes_of_an_unauthenticated_connection_are_read() -> None:
     with pair() as (left, right):
         left.send(bytes(64 << 10))
         (result,) = run((right, answer(right, SECRET, CALLEE, lambda peer: True)))
@@ -238,7 +238,7 @@ def test_row_28_no_more_than_96_bytes_are_read_from_a_stranger() -> None:
 
 
 @pytest.mark.security
-def test_row_28_a_silent_stranger_is_not_waited_for() -> None:
+def test_row_28_an_unauthenticated_silent_connection_is_not_waited_for() -> None:
     with pair() as (left, right):
         left.send(b"F")
         began = time.monotonic()

@@ -15,7 +15,7 @@ from farandole.rendezvous.key_value import KeyValueClient, KeyValueServer
 from farandole.rendezvous.service import MAX_BYTES, NONCE_BYTES, REQUEST, RESPONSE, _Connection, _exactly
 
 
-def test_words_are_waited_for() -> None:
+def test_a_client_waits_for_a_value() -> None:
     with KeyValueServer(b"key") as board:
         client = KeyValueClient([("127.0.0.1", board.port)], b"key")
         found: list[object] = []
@@ -30,7 +30,7 @@ def test_words_are_waited_for() -> None:
             client.put("large", "x" * (1 << 17))
 
 
-def test_nobody_without_the_key_is_heard() -> None:
+def test_a_client_without_the_key_gets_no_answer() -> None:
     with KeyValueServer(b"key") as board:
         with pytest.raises(ConnectionError):
             KeyValueClient([("127.0.0.1", board.port)], b"another").put("a", 1)
@@ -43,7 +43,7 @@ def test_nobody_without_the_key_is_heard() -> None:
                 _exactly(noise, 1)
 
 
-def test_who_drips_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_sends_too_slowly_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time for a proof is for all of it: each byte that comes does not begin it anew."""
     monkeypatch.setattr("farandole.rendezvous.service.CONNECT_S", 0.3)
     with KeyValueServer(b"key") as board, socket.create_connection(("127.0.0.1", board.port)) as stranger:
@@ -60,7 +60,7 @@ def test_who_drips_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
                     continue
 
 
-def test_what_was_said_cannot_be_said_again() -> None:
+def test_a_message_cannot_be_replayed() -> None:
     with KeyValueServer(b"key") as board, socket.create_connection(("127.0.0.1", board.port)) as sock:
         mine = bytes(NONCE_BYTES)
         sock.sendall(mine)
@@ -74,7 +74,7 @@ def test_what_was_said_cannot_be_said_again() -> None:
             line.receive(RESPONSE)
 
 
-def test_closing_wakes_whoever_waits() -> None:
+def test_closing_ends_every_wait() -> None:
     board = KeyValueServer(b"key")
     client = KeyValueClient([("127.0.0.1", 1), ("127.0.0.1", board.port)], b"key")  # the first place answers nobody
     client.put("here", True)

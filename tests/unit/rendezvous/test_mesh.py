@@ -46,7 +46,7 @@ def test_links_are_local_inside_a_host_and_tcp_between_hosts(shape: str) -> None
         assert not any(stub.revoked for stub in stubs)
 
 
-def test_a_world_of_one_needs_nobody() -> None:
+def test_a_world_of_one_rank_needs_no_launcher() -> None:
     session = mesh.join(Config())
     assert (session.rank, session.size, session.hosts, session.links) == (0, 1, [0], {})
     session.serve(StubEngine())
@@ -176,7 +176,7 @@ def test_a_death_reaches_ranks_that_have_no_link_to_the_dead(
     assert (code, rank) == (errors.PEER_LOST, 2) and "rank 2" in text and str(os.getpid()) in text
 
 
-def test_losing_the_hub_revokes_or_calls_back() -> None:
+def test_the_loss_of_the_hub_revokes_the_generation_or_calls_the_callback() -> None:
     with local_job(2) as place:
         sessions = place.join_all()
         stubs = [StubEngine(0), StubEngine(1)]
@@ -207,7 +207,7 @@ def test_a_hundred_rounds() -> None:
         assert len(os.listdir("/proc/self/fd")) <= before + 1  # the hub may not yet have read the last goodbye
 
 
-def test_the_next_round_while_others_linger() -> None:
+def test_the_next_round_begins_while_ranks_are_still_in_the_old_one() -> None:
     with local_job(2) as place:
         first = place.join_all()
         first[0].close()

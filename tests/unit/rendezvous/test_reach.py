@@ -11,7 +11,7 @@ from farandole.rendezvous import sockets
 from farandole.rendezvous.reach import read_probes, send_probe
 
 
-def test_a_note_arrives_at_every_door_that_is_open() -> None:
+def test_probes_arrive_at_every_open_address() -> None:
     first, here = sockets.listen("tcp:127.0.0.1")
     second, there = sockets.listen("tcp:127.0.0.1")
     closed, nowhere = sockets.listen("tcp:127.0.0.1")
@@ -25,7 +25,7 @@ def test_a_note_arrives_at_every_door_that_is_open() -> None:
         assert read_probes(second, 8, 5.0) == set()  # nobody waits there now
 
 
-def test_a_visitor_who_says_nothing_holds_nobody_up() -> None:
+def test_a_silent_connection_does_not_block_the_others() -> None:
     listener, address = sockets.listen("tcp:127.0.0.1")
     place = sockets.split(address)
     assert isinstance(place, tuple)

@@ -98,7 +98,7 @@ def test_missing_ranks_are_named_with_the_variable_to_raise() -> None:
         ({"rank": 0, "pid": 77}, "rank 0: 100 on h and 77 on h"),
     ],
 )
-def test_a_wrong_hello_is_told_to_all(wrong: dict[str, object], words: str) -> None:
+def test_a_wrong_hello_is_reported_to_all_ranks(wrong: dict[str, object], words: str) -> None:
     rounds = Rounds(3, "1")
     rounds.message(0, hello(0), 0.0)
     said = texts(rounds.message(1, hello(1, **wrong) if "rank" not in wrong else replace(hello(1), **wrong), 0.0))  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ def test_a_wrong_hello_is_told_to_all(wrong: dict[str, object], words: str) -> N
     assert rounds.generation == 1
 
 
-def test_late_ranks_hear_what_was_wrong_once() -> None:
+def test_ranks_that_join_late_get_the_error_once() -> None:
     rounds = Rounds(3, "1")
     wrong = "has farandole 2, the launcher 1"
     assert wrong in texts(rounds.message(0, hello(1, package="2"), 0.0))[0]
@@ -145,7 +145,7 @@ def test_a_rank_may_be_in_the_next_round_while_others_are_in_the_old_one() -> No
     assert isinstance(welcome, Welcome) and welcome.generation == 2
 
 
-def test_a_death_in_a_running_round_is_told_to_those_who_are_still_there() -> None:
+def test_a_death_in_a_running_round_is_reported_to_the_remaining_ranks() -> None:
     rounds = running()
     rounds.message(0, Leave(1), 1.0)
     sends = rounds.gone(1, "eof")
@@ -155,7 +155,7 @@ def test_a_death_in_a_running_round_is_told_to_those_who_are_still_there() -> No
     assert rounds.gone(0, "eof") == [], "who left cannot be lost"
 
 
-def test_a_host_without_shared_memory_becomes_many() -> None:
+def test_ranks_without_shared_memory_count_as_separate_hosts() -> None:
     rounds = Rounds(4, "1")
     arrive(rounds)
     # Rank 0 could not share with rank 1; the others of the host are not waited for.
@@ -194,7 +194,7 @@ def test_slow_links_end_the_round_with_names() -> None:
     assert "ranks 0, 2 did not finish trying shared memory" in texts(rounds.tick(LINK_SECONDS))[0]
 
 
-def test_wishes_are_brought_together_once() -> None:
+def test_two_requests_for_one_link_are_answered_once() -> None:
     rounds = running()
     assert rounds.message(0, LinkRequest(1, 2), 0.0) == [(2, ListenRequest(1, 0))], "the higher rank listens"
     assert rounds.message(2, LinkRequest(1, 0), 0.0) == [], "both wished for the same link"
@@ -202,7 +202,7 @@ def test_wishes_are_brought_together_once() -> None:
     assert rounds.message(2, ListenAddress(1, 1, "tcp:h:5"), 0.0) == [], "nobody asked for this one"
 
 
-def test_a_wish_for_somebody_who_left_is_answered() -> None:
+def test_a_link_request_for_a_rank_that_has_left_is_refused() -> None:
     rounds = running()
     rounds.message(2, LinkRequest(1, 1), 0.0)
     assert rounds.message(1, Leave(1), 0.0) == [(2, LinkRefused(1, 1, "rank 1 has left"))]
@@ -212,7 +212,7 @@ def test_a_wish_for_somebody_who_left_is_answered() -> None:
 
 
 @pytest.mark.security
-def test_row_29_a_word_of_another_generation_ends_the_round() -> None:
+def test_row_29_a_message_of_another_generation_ends_the_round() -> None:
     rounds = running()
     assert "another generation" in texts(rounds.message(0, LinkRequest(2, 1), 0.0))[0]
 

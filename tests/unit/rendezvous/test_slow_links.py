@@ -70,7 +70,7 @@ def test_no_link_is_named(rows: list[Row]) -> None:
     assert named(3, rows, rows, rows) == []
 
 
-def test_what_the_kernel_says_of_a_stream() -> None:
+def test_statistics_of_a_stream_from_the_kernel() -> None:
     """Bytes that arrived count; a stream that was closed, or is none, is forgotten."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname())

@@ -24,7 +24,7 @@ def test_the_rank_that_all_wait_for_is_named_once() -> None:
     assert named(SLOW, SLOW, SLOW) == ["rank 1 is slow: the others wait for it 88% of the time"]
 
 
-def test_it_is_named_again_when_it_had_been_quick_meanwhile() -> None:
+def test_a_rank_that_was_fast_in_between_is_reported_again() -> None:
     even = [0.2, 0.2, 0.1, 0.2]
     assert len(named(SLOW, SLOW, even, even, SLOW, SLOW)) == 2
     assert len(named(SLOW, SLOW, even, SLOW, SLOW)) == 1  # a moment is not meanwhile
@@ -50,7 +50,7 @@ def test_nobody_is_named(shares: list[float]) -> None:
     assert named(shares, shares, shares) == []
 
 
-def test_shares_beyond_the_possible_do_no_harm() -> None:
+def test_a_share_that_is_too_large_is_limited() -> None:
     assert named([7.0, -3.0], [7.0, -3.0]) == ["rank 1 is slow: the others wait for it 100% of the time"]
 
 

@@ -84,7 +84,7 @@ def test_the_order_is_that_of_the_seed(request: pytest.FixtureRequest, where: st
     assert ids(Reader(store, data, 8, shuffle=False)) == everything()
 
 
-def test_steps_of_the_user_go_on_where_the_last_epoch_ended(tmp_path: Path) -> None:
+def test_steps_of_the_user_continue_where_the_last_epoch_ended(tmp_path: Path) -> None:
     store, path = write(tmp_path)
     data = inspect(store, path, ["id"])
     whole = [one for turn in range(3) for one in ids(Reader(store, data, 8, seed=1), turn)]
@@ -110,7 +110,7 @@ def test_short_epochs_read_each_window_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["tmp_path", "in_memory"])
-def test_rows_that_are_kept_are_read_once(request: pytest.FixtureRequest, where: str) -> None:
+def test_rows_in_memory_are_read_once(request: pytest.FixtureRequest, where: str) -> None:
     store, path = write(request.getfixturevalue(where))
     reader = Reader(store, inspect(store, path, ["id"]), 8, seed=1, keep=True)
     first = ids(reader)
@@ -234,7 +234,7 @@ def test_columns_of_no_rows() -> None:
     assert Dataset((), (), 0).rows == 0
 
 
-def test_a_transformation_of_frames() -> None:
+def test_a_transformation_of_data_frames() -> None:
     def change(frame: Any) -> Any:
         frame["twice"] = frame["a"] * 2
         frame["v"] = [one + 1 for one in frame["v"]]

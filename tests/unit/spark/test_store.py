@@ -33,7 +33,7 @@ def make(prefix: str) -> AbstractFilesystemStore:
     return made
 
 
-def test_where_things_lie(prefix: str) -> None:
+def test_paths_in_a_store(prefix: str) -> None:
     store = make(prefix + "/")
     assert store.get_train_data_path() == f"{prefix}/intermediate_train_data"
     assert store.get_val_data_path(3) == f"{prefix}/intermediate_val_data.3"
@@ -64,7 +64,7 @@ def test_files(prefix: str, tmp_path: Path) -> None:
     assert not store.exists(path)
 
 
-def test_own_places_and_none(tmp_path: Path) -> None:
+def test_paths_that_the_user_sets_and_wrong_ones(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path), train_path="/data/train", runs_path="/runs", save_runs=False,
                        checkpoint_filename="last.ckpt")  # fmt: skip
     assert store.get_train_data_path() == "/data/train" and not store.saving_runs()

@@ -84,7 +84,7 @@ def test_a_rank_alone_with_a_path_writes_over_what_was_there(tmp_path: Path) -> 
         file.close()
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = TraceFile(tmp_path / "t.json")
     file.append(event(0))
     write, calls = os.pwrite, []

@@ -31,7 +31,7 @@ def file_in(folder: str) -> Path:
     return file
 
 
-def test_what_is_stored_is_loaded(folder: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_loading_gives_what_was_stored(folder: str, caplog: pytest.LogCaptureFixture) -> None:
     assert cache.load(folder, SHAPE) is None  # and nothing is made or said
     assert not os.path.exists(folder) and not caplog.records
     cache.store(folder, SHAPE, VALUES)
@@ -106,13 +106,13 @@ def test_links_and_what_others_can_write_are_not_followed(folder: str, tmp_path:
     assert cache.load(str(linked), SHAPE) is None
 
 
-def test_a_place_that_cannot_be_written_costs_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_that_cannot_be_written_logs_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     cache.store(str(tmp_path / "file" / "cache"), SHAPE, VALUES)
     assert len(caplog.records) == 1 and "could not be kept" in caplog.text
 
 
-def test_where_it_is_and_what_is_given() -> None:
+def test_source_and_path_of_a_library() -> None:
     assert cache_directory(Config(cache_directory="/x"), {"XDG_CACHE_HOME": "/y"}) == "/x"
     assert cache_directory(Config(), {"XDG_CACHE_HOME": "/y"}) == "/y/farandole"
     assert cache_directory(Config(), {"XDG_CACHE_HOME": "y"}).endswith("/.cache/farandole")

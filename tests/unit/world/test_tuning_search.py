@@ -74,18 +74,18 @@ def test_the_contract_s_numbers_of_samples() -> None:
 
 
 @pytest.mark.parametrize("samples", [0, 1])
-def test_without_samples_the_defaults_stay(samples: int) -> None:
+def test_without_samples_the_defaults_are_kept(samples: int) -> None:
     search = Search(DEFAULT, CHOICES, samples=samples)
     assert search.over and search.best == DEFAULT
 
 
-def test_with_nothing_to_choose_it_is_over_at_once() -> None:
+def test_tuning_ends_at_once_if_there_is_one_candidate() -> None:
     search = Search(DEFAULT, {})
     assert search.over and search.best == DEFAULT
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_a_quiet_machine_s_best_is_found(name: str) -> None:
+def test_the_best_value_is_found_on_an_idle_machine(name: str) -> None:
     for value in CHOICES[name]:
         best = replace(DEFAULT, **{name: value})
         found = found_on(functools.partial(speed, best=best, gain=1.0), noise=0.1)
@@ -99,12 +99,12 @@ def test_equal_speeds_keep_the_defaults() -> None:
     assert found_on(lambda values: float("nan")).best == DEFAULT
 
 
-def test_a_gain_that_is_not_clear_is_no_gain() -> None:
+def test_an_unclear_gain_is_not_used() -> None:
     """Whatever the search meets, in the end it is 1 % faster, which nobody can tell from noise."""
     assert found_on(lambda values: 1.0 if values == DEFAULT else 1.01).best == DEFAULT
 
 
-def test_one_lucky_sample_decides_nothing() -> None:
+def test_one_fast_sample_does_not_win() -> None:
     seen: dict[Values, int] = {}
 
     def machine(values: Values) -> float:
@@ -122,7 +122,9 @@ def test_one_lucky_sample_decides_nothing() -> None:
     drift=st.sampled_from([0.0, 0.01]),
     trust=st.sampled_from([0.0, 0.8, 1.0]),
 )
-def test_never_what_was_measured_slower(seed: int, noise: float, gain: float, drift: float, trust: float) -> None:
+def test_a_value_that_was_measured_slower_is_never_chosen(
+    seed: int, noise: float, gain: float, drift: float, trust: float
+) -> None:
     chance = random.Random(seed)
     best = chance.choice(Space(DEFAULT, CHOICES).all)
     scores: list[float] = []
@@ -160,7 +162,7 @@ def test_on_noisy_machines_without_a_gain_the_choice_costs_nothing_that_counts()
     assert slower <= 1
 
 
-def test_winning() -> None:
+def test_a_candidate_wins_only_if_it_is_clearly_faster() -> None:
     assert wins([1.1] * 5, [1.0] * 5)
     assert wins([1.1, 1.1, 1.1, 1.1, 0.1], [1.0] * 5)
     assert not wins([1.1, 1.1, 1.1, 0.1, 0.1], [1.0] * 5)

@@ -139,7 +139,7 @@ def test_row_3_the_newest_commit_leads_and_only_if_it_was_in_the_last_generation
     assert policy.arrange([Candidate(1, "a", 9, -1), Candidate(2, "b", 7, 0)])[0].worker == 2
 
 
-def test_a_newcomer_without_state_does_not_go_on_alone() -> None:
+def test_a_new_worker_without_state_does_not_continue_alone() -> None:
     game = Game(np=1, hosts="a:1")
     game.begin(0, commit=0)
     game.hosts("a:1,b:1")
@@ -152,7 +152,7 @@ def test_a_newcomer_without_state_does_not_go_on_alone() -> None:
     assert game.over is not None and game.over.failed and "state" in game.over.text
 
 
-def test_row_2_a_death_while_links_are_made_makes_all_come_again() -> None:
+def test_row_2_a_death_while_links_are_made_repeats_the_round() -> None:
     game = Game()
     game.hello(0), game.hello(1), game.hello(2)
     sends = game.ended(2)
@@ -163,7 +163,7 @@ def test_row_2_a_death_while_links_are_made_makes_all_come_again() -> None:
     assert len(game.link(game.hello(new))) == 3
 
 
-def test_row_5_the_evicted_is_fenced_and_comes_back_or_leaves() -> None:
+def test_row_5_an_evicted_rank_is_fenced_and_rejoins_or_leaves() -> None:
     game = Game()
     game.begin(0, 1, 2)
     game.started()
@@ -209,7 +209,7 @@ def test_rows_5_and_37_who_is_evicted_for_silence_and_who_not() -> None:
     assert [type(m) for _, m in game.take(quiet(2, 5.0, "S", game.now))] == [Lost, Lost]
 
 
-def test_a_host_that_goes_takes_its_ranks_along_and_nobody_else() -> None:
+def test_a_lost_host_loses_only_its_own_ranks() -> None:
     game = Game()
     game.begin(0, 1, 2)
     told = game.hosts("b:1")
@@ -227,7 +227,7 @@ def test_a_host_that_goes_takes_its_ranks_along_and_nobody_else() -> None:
     assert game.started() == [0, 1, 2]  # and no new one
 
 
-def test_the_last_one_with_the_state_stays_until_another_has_it() -> None:
+def test_the_last_rank_with_the_state_stays_until_another_rank_has_it() -> None:
     game = Game(np=1, hosts="a:1")
     game.begin(0)
     game.hosts("b:1")
@@ -240,7 +240,7 @@ def test_the_last_one_with_the_state_stays_until_another_has_it() -> None:
     assert [type(m) for _, m in game.hello(0, 3) if not isinstance(m, Welcome)] == [Removed]
 
 
-def test_who_does_not_leave_in_time_is_killed() -> None:
+def test_a_process_that_does_not_leave_in_time_is_killed() -> None:
     game = Game(drain_timeout=5.0)
     game.begin(0, 1, 2)
     game.hosts("a:2")
@@ -257,7 +257,7 @@ def test_row_23_a_drain_names_its_deadline() -> None:
     assert {message for _, message in told} == {MembershipUpdate(1, 1, policy.REMOVED, 7000)}
 
 
-def test_row_23_a_drain_outlives_the_death_of_somebody_before_the_next_commit() -> None:
+def test_row_23_a_drain_continues_when_a_rank_dies_before_the_next_commit() -> None:
     """The host that has to go is in one more generation, hears how much time is left, saves there, and goes."""
     game = Game()
     game.begin(0, 1, 2)
@@ -275,7 +275,7 @@ def test_row_23_a_drain_outlives_the_death_of_somebody_before_the_next_commit() 
     assert game.link(game.hello(1, 2)) == {1: 0}
 
 
-def test_row_23_a_drain_ends_at_its_deadline_though_somebody_died() -> None:
+def test_row_23_a_drain_ends_at_its_deadline_even_if_a_rank_died() -> None:
     game = Game()
     game.begin(0, 1, 2)
     game.take(game.driver.drain("b", 2.0, game.now))
@@ -286,7 +286,7 @@ def test_row_23_a_drain_ends_at_its_deadline_though_somebody_died() -> None:
     assert [type(message) for _, message in game.hello(2, 1)] == [Removed]
 
 
-def test_row_23_a_rank_that_was_asked_to_go_is_replaced_and_no_success() -> None:
+def test_row_23_a_drained_rank_is_replaced_and_does_not_count_as_a_success() -> None:
     game = Game()
     game.begin(0, 1, 2)
     game.started()
@@ -298,7 +298,7 @@ def test_row_23_a_rank_that_was_asked_to_go_is_replaced_and_no_success() -> None
     assert not game.driver.state.finishing and game.started() == [3]
 
 
-def test_a_rank_that_was_evicted_and_ends_well_is_no_success_but_one_that_just_ended_is() -> None:
+def test_exit_code_0_is_a_success_unless_the_rank_was_evicted() -> None:
     game = Game()
     game.begin(0, 1, 2)
     game.started()
@@ -322,7 +322,7 @@ def test_after_the_end_nothing_is_decided() -> None:
     assert game.started() == [] and game.pass_time(100) == []
 
 
-def test_row_13_one_of_two_that_cannot_reach_each_other_waits() -> None:
+def test_row_13_of_two_hosts_without_connection_one_waits() -> None:
     game = Game(hosts="a:1,b:1,c:1")
     game.hello(0), game.hello(1), game.hello(2)
     for worker in (0, 1, 2):
@@ -347,7 +347,7 @@ def test_row_13_one_of_two_that_cannot_reach_each_other_waits() -> None:
     assert [m for _, m in game.pass_time(6) if isinstance(m, MembershipUpdate)]
 
 
-def test_back_off_of_a_slot_that_fails_and_the_whole_job_when_all_do() -> None:
+def test_a_failing_slot_is_restarted_later_and_the_job_fails_when_all_slots_do() -> None:
     game = Game(np=2, hosts="a:2")
     game.begin(0, 1)
     game.started()
@@ -374,7 +374,7 @@ def test_a_command_that_always_fails_ends_the_job() -> None:
     assert game.over is not None and game.over.failed and "before the first" in game.over.text
 
 
-def test_success_of_one_lets_the_others_finish_and_starts_nobody() -> None:
+def test_after_one_success_the_others_finish_and_no_worker_is_started() -> None:
     game = Game()
     game.begin(0, 1, 2)
     game.started()
@@ -403,7 +403,7 @@ def test_limits_of_size_and_of_resets() -> None:
     assert game.over is not None and "--reset-limit 1" in game.over.text
 
 
-def test_below_min_np_waits_and_then_says_what_is_missing() -> None:
+def test_below_min_np_the_job_waits_and_then_ends_with_what_is_missing() -> None:
     game = Game(np=3, least=3, elastic_timeout=20.0)
     game.begin(0, 1, 2)
     game.hosts("a:2")
@@ -448,7 +448,7 @@ def test_another_wire_at_the_start_is_told_to_all_who_wait() -> None:
     assert game.driver.generation == 0
 
 
-def test_a_newcomer_of_another_wire_is_refused_and_the_job_goes_on() -> None:
+def test_a_new_worker_with_another_wire_version_is_refused_and_the_job_continues() -> None:
     game = Game(np=2, hosts="a:1,b:1", least=1)
     for worker in (0, 1):
         sends = game.hello(worker, wire="aa")
@@ -509,7 +509,7 @@ def test_an_exit_before_the_first_generation_is_no_success_while_others_wait() -
     assert other.over == Over(False, "") and other.started() == [0, 1, 2]
 
 
-def test_a_newcomer_that_ends_well_without_having_been_in_does_not_end_the_job() -> None:
+def test_a_new_worker_that_exits_with_0_before_it_was_a_member_does_not_end_the_job() -> None:
     game = Game()
     game.begin(0, 1, 2)
     game.started()
@@ -519,7 +519,7 @@ def test_a_newcomer_that_ends_well_without_having_been_in_does_not_end_the_job()
     assert not game.driver.state.finishing
 
 
-def test_the_roster_tells_which_worker_a_rank_was() -> None:
+def test_the_roster_has_the_worker_of_each_rank() -> None:
     game = Game()
     game.begin(0, 1, 2)
     assert game.driver.state.roster == {0: 0, 1: 1, 2: 2}
@@ -563,7 +563,7 @@ def test_a_host_that_is_left_out_is_back_after_its_time() -> None:
     assert game.started() == [2]
 
 
-def test_who_alone_has_the_state_stays_on_a_host_that_is_left_out_until_another_has_it() -> None:
+def test_the_only_rank_with_the_state_stays_on_a_host_without_slots_until_another_rank_has_it() -> None:
     game = Game(np=2, hosts="a:2", leave_hosts_out=True)
     game.begin(0, 1)
     game.started()

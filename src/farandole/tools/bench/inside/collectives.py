@@ -69,10 +69,10 @@ class Collectives:
             began = time.perf_counter()
             result = call(tensor)
             times.append(time.perf_counter() - began)
-            self._compare(library.give(result[:1]), self._wanted[:1], dtype, library.size)
-            self._compare(library.give(result[-1:]), self._wanted[-1:], dtype, library.size)
+            self._compare(library.array_of(result[:1]), self._wanted[:1], dtype, library.size)
+            self._compare(library.array_of(result[-1:]), self._wanted[-1:], dtype, library.size)
             checked += 1
-        self._compare(library.give(result), self._wanted, dtype, library.size)
+        self._compare(library.array_of(result), self._wanted, dtype, library.size)
         return {"times": times, "checked": checked}
 
     def _prepare(self, library: Library, operation: str, bytes_asked: int, dtype: str) -> None:
@@ -81,7 +81,7 @@ class Collectives:
             return
         width = 4 if dtype == "float32" else 2
         count = elements(operation, library.size, bytes_asked, width)
-        self._source = library.take(numbers(library.rank, count), dtype)
+        self._source = library.tensor_of(numbers(library.rank, count), dtype)
         self._kept = library.copy(self._source)
         self._wanted = wanted(operation, library.rank, library.size, count)
         self._key = key

@@ -22,10 +22,10 @@ class Tensors(Library):
         self.torch: Any = torch
         self.torch.set_num_threads(1)
 
-    def take(self, array: Any, dtype: str) -> Any:
+    def tensor_of(self, array: Any, dtype: str) -> Any:
         return self.torch.from_numpy(array.copy()).to(getattr(self.torch, dtype))
 
-    def give(self, tensor: Any) -> Any:
+    def array_of(self, tensor: Any) -> Any:
         return tensor.to(self.torch.float32).numpy()
 
     def copy(self, tensor: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a library that is measured has to do: make its kind of tensor, and a collective on it.
+"""The interface of a measured library: it makes its kind of tensor, and runs a collective on it.
 Touches NumPy alone."""
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ Call = Callable[[Any], Any]
 
 
 class Library:
-    """What all of them have. `take` makes their kind of tensor of an array, `give` an array of theirs."""
+    """A library that is measured. The defaults are for a library that works on NumPy arrays."""
 
     rank = 0
     size = 1
 
     def open(self) -> None:
-        """Joins the others."""
+        """Joins the other ranks."""
 
     def close(self) -> None:
-        """Leaves."""
+        """Leaves the other ranks."""
 
-    def take(self, array: Any, dtype: str) -> Any:
+    def tensor_of(self, array: Any, dtype: str) -> Any:
         """A tensor with these values."""
         return array.astype(dtype)
 
-    def give(self, tensor: Any) -> Any:
-        """Its values."""
+    def array_of(self, tensor: Any) -> Any:
+        """The tensor's values as an array."""
         return tensor
 
     def copy(self, tensor: Any) -> Any:
@@ -37,7 +37,7 @@ class Library:
         return tensor.copy()
 
     def refill(self, tensor: Any, source: Any) -> None:
-        """The source's values again."""
+        """Copies the values of `source` into the tensor."""
         np.copyto(tensor, source)
 
     def call(self, operation: str, name: str, fresh: bool) -> Call:
