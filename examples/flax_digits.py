@@ -1,5 +1,5 @@
-"""Trains a small network on scikit-learn's handwritten digits with Flax, and saves it with --save. It is here twice:
-flax_single.py for one process, flax_digits.py for any number of them."""
+"""Trains a small network on scikit-learn's handwritten digits with Flax, and saves it with --save.
+Run: farandole run -np 2 python examples/flax_digits.py"""
 
 import argparse
 

@@ -1,5 +1,5 @@
-"""Trains a small network on scikit-learn's handwritten digits with JAX and optax, and saves it with --save. It is here
-twice: jax_single.py for one process, jax_digits.py for any number of them."""
+"""Trains a small network on scikit-learn's handwritten digits with JAX and optax, and saves it with --save.
+Run: farandole run -np 2 python examples/jax_digits.py"""
 
 import argparse
 

@@ -1,5 +1,5 @@
-"""Trains a small network on scikit-learn's handwritten digits with Keras, and saves it with --save. It is here twice:
-keras_single.py for one process, keras_digits.py for any number of them."""
+"""Trains a small network on scikit-learn's handwritten digits with Keras, and saves it with --save.
+Run: farandole run -np 2 python examples/keras_digits.py"""
 
 import argparse
 

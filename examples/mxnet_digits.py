@@ -1,5 +1,5 @@
-"""Trains a small network on scikit-learn's handwritten digits with MXNet's Gluon, and saves it with --save. It is here
-twice: mxnet_single.py for one process, mxnet_digits.py for any number of them."""
+"""Trains a small network on scikit-learn's handwritten digits with MXNet's Gluon, and saves it with --save.
+Run: farandole run -np 2 python examples/mxnet_digits.py"""
 
 import argparse
 

@@ -1,5 +1,5 @@
-"""Trains a small network on scikit-learn's handwritten digits with TensorFlow, and saves it with --save. It is here
-twice: tensorflow_single.py for one process, tensorflow_digits.py for any number of them."""
+"""Trains a small network on scikit-learn's handwritten digits with TensorFlow, and saves it with --save.
+Run: farandole run -np 2 python examples/tensorflow_digits.py"""
 
 import argparse
 

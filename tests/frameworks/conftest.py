@@ -33,7 +33,7 @@ NIGHTLY = (
     "test_jax.py::test_the_code_of_the_page",
     "test_keras.py::test_examples*",
     "test_keras.py::test_the_code_of_the_pages*",
-    "test_mxnet.py::test_the_example_gives_the_same_with_and_without_farandole",
+    "test_mxnet.py::test_the_example_runs_with_and_without_a_launcher",
     "test_ray_train.py::test_the_example_with_torch",
     "test_ray_train.py::test_lightning_in_ray_train",
     "test_ray_stack.py::test_lightning_on_ray_with_horovod",

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import os
 import re
@@ -75,11 +74,9 @@ def test_scripts_for_horovod(script: str, legacy: str) -> None:
 def test_examples(kind: str) -> None:
     if importlib.util.find_spec("sklearn") is None:  # not imported here: it changes the environment
         pytest.skip("scikit-learn is not installed")
-    before, after = (EXAMPLES / f"{kind}_{name}.py" for name in ("single", "digits"))
-    lines = difflib.ndiff(before.read_text().splitlines(), after.read_text().splitlines())
-    assert sum(line.startswith("+ ") for line in lines) <= 10
+    script = EXAMPLES / f"{kind}_digits.py"
     with tempfile.TemporaryDirectory() as place:
-        said = launched(after, place, "--epochs", "3", "--save", "digits.keras", TESTS_WITHOUT="matplotlib pandas jax")
+        said = launched(script, place, "--epochs", "3", "--save", "digits.keras", TESTS_WITHOUT="matplotlib pandas jax")
         assert "digits.keras" in os.listdir(place)
     (accuracy,) = re.findall(r"\baccuracy ([\d.]+)%", said)  # one rank speaks
     assert float(accuracy) > 60

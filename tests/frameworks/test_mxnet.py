@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import os
 import re
@@ -20,7 +19,6 @@ from battery.run import judge, judge_all
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-EXAMPLES = ROOT / "examples"
 PYTHON = ROOT / "build" / "mxnet" / "bin" / "python"
 ENVIRONMENT = {"PYTHONPATH": f"{jobs.SOURCE}:{HERE}", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 JOB_S = 280.0
@@ -129,16 +127,14 @@ def run_with_launcher(script: Path, folder: str, *options: str) -> str:
     return done.stdout
 
 
-def test_the_example_gives_the_same_with_and_without_farandole() -> None:
-    before, after = (EXAMPLES / f"mxnet_{name}.py" for name in ("single", "digits"))
-    lines = difflib.ndiff(before.read_text().splitlines(), after.read_text().splitlines())
-    assert len([line for line in lines if line.startswith("+ ")]) <= 10
+def test_the_example_runs_with_and_without_a_launcher() -> None:
+    script = ROOT / "examples" / "mxnet_digits.py"
     with tempfile.TemporaryDirectory() as folder:
         # In 25 runs of 8 epochs the worst accuracy was 90%; in 40 runs of 3 epochs one had 67%.
-        said = run_with_launcher(after, folder, "--epochs", "8", "--save", "digits.params")
+        said = run_with_launcher(script, folder, "--epochs", "8", "--save", "digits.params")
         assert "digits.params" in os.listdir(folder)
     assert float(re.findall(r"accuracy ([\d.]+)%", said)[0]) > 80
-    done = run_python(f"import sys; sys.argv = ['x', '--epochs', '1']\n{before.read_text()}")
+    done = run_python(f"import sys; sys.argv = ['x', '--epochs', '1']\n{script.read_text()}")
     assert "accuracy" in done.stdout, done.stderr
 
 
