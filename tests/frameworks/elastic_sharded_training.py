@@ -5,20 +5,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import random
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
+from elastic_files import agreed, begin, finishing, leave, tell
 
 import farandole.torch as hvd
 from farandole.elastic import commits, memory
-from farandole.world.runtime import runtime
 
-SCRATCH = Path(os.environ["SCRATCH"])
 COMMIT_EVERY = 3
 BATCH = 6
 SHAPES = [(7, 5), (3,), (11, 13), (1,)]
@@ -30,7 +26,7 @@ def samples(step: int) -> list[list[torch.Tensor]]:
     return [[torch.randint(-9, 10, shape, generator=draw).float() for shape in SHAPES] for _ in range(BATCH)]
 
 
-def begin() -> list[torch.nn.Parameter]:
+def parameters() -> list[torch.nn.Parameter]:
     draw = torch.Generator().manual_seed(1)
     return [torch.nn.Parameter(torch.randn(shape, generator=draw)) for shape in SHAPES]
 
@@ -51,7 +47,7 @@ def made(params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 
 def plain(steps: int) -> tuple[list[torch.nn.Parameter], Any]:
     """The same training in one process, without any of this package."""
-    params = begin()
+    params = parameters()
     optimizer = made(params)
     for step in range(steps):
         optimizer.zero_grad()
@@ -74,18 +70,10 @@ def as_plain(params: list[torch.nn.Parameter], whole: Any, steps: int) -> dict[s
     }
 
 
-def tell(state: Any, pids: list[int]) -> None:
-    if hvd.rank() == 0:
-        words = {"step": state.step, "size": hvd.size(), "pids": pids, "commits": commits(state)}
-        words |= {"generation": runtime.world.session.generation, "time": time.monotonic()}
-        (SCRATCH / "progress.new").write_text(json.dumps(words))
-        os.rename(SCRATCH / "progress.new", SCRATCH / "progress")
-
-
 def main() -> None:
     torch.set_num_threads(1)
     hvd.init()
-    params = begin()
+    params = parameters()
     model = torch.nn.ParameterList(params)
     optimizer: Any = hvd.DistributedOptimizer(made(params), op=hvd.Sum, shard_optimizer_state=True)
     state = hvd.elastic.TorchState(model=model, optimizer=optimizer, step=0, sizes=[])
@@ -94,11 +82,8 @@ def main() -> None:
     @hvd.elastic.run
     def train(state: Any) -> None:
         assert state.step >= floor[0], f"committed step {floor[0]} was lost: this is step {state.step}"
-        pids = hvd.allgather_object(os.getpid(), name="pids")
-        while True:
-            wish = torch.tensor([int((SCRATCH / "finish").exists())])
-            if hvd.allreduce(wish, op=hvd.Max, name="finish")[0]:
-                return
+        begin()
+        while not agreed(finishing()):
             optimizer.zero_grad()
             backward(params, state.step, hvd.rank(), hvd.size())
             for group in optimizer.param_groups:
@@ -106,7 +91,7 @@ def main() -> None:
             optimizer.step()
             state.step += 1
             state.sizes.append(hvd.size())
-            tell(state, pids)
+            tell(state.step, commits=commits(state))
             time.sleep(0.03 * random.random())  # sleep: cores for those who are being started
             if state.step % COMMIT_EVERY == 0:
                 state.commit()
@@ -114,16 +99,14 @@ def main() -> None:
 
     train(state)
     whole = optimizer.state_dict()
-    result = {
-        "plain": as_plain(params, whole, state.step) if hvd.rank() == 0 else {},
-        "weights": hashlib.sha256(b"".join(param.detach().numpy().tobytes() for param in params)).hexdigest(),
-        "counted": [int(items["step"]) for items in whole["state"].values()],
-        "steps": state.step,
-        "sizes": state.sizes,
-        "memory": memory(state),
-    }
-    (SCRATCH / f"result.{hvd.rank()}").write_text(json.dumps(result))
-    hvd.shutdown()
+    leave(
+        plain=as_plain(params, whole, state.step) if hvd.rank() == 0 else {},
+        weights=hashlib.sha256(b"".join(param.detach().numpy().tobytes() for param in params)).hexdigest(),
+        counted=[int(items["step"]) for items in whole["state"].values()],
+        steps=state.step,
+        sizes=state.sizes,
+        memory=memory(state),
+    )
 
 
 if __name__ == "__main__":

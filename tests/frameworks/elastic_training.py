@@ -2,29 +2,26 @@
 # Touches farandole.torch as users see it, and files in a scratch directory.
 """The ledger is part of the committed state: which samples of which epoch stand behind the model, and how often.
 
-Rank 0 tells its progress in a file; a file named `finish` ends the training after the current epoch.
+A file named `finish` ends the training after the current epoch.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import torch
+from elastic_files import SCRATCH, agreed, begin, finishing, leave
+from elastic_files import tell as tell_step
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 import farandole.torch as hvd
 from farandole.elastic import commits
-from farandole.world.runtime import runtime
 
-SCRATCH = Path(os.environ["SCRATCH"])
 MODE, SAMPLES, EPOCHS, WORKERS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 COMMIT_EVERY = 3
 SHARDS = 8
@@ -58,14 +55,7 @@ def note(state: Any, epoch: int, used: list[int], padded: list[int]) -> None:
 
 
 def tell(state: Any, epoch: int) -> None:
-    if hvd.rank() == 0:
-        words = {"step": state.step, "epoch": epoch, "size": hvd.size(), "pids": PIDS, "commits": commits(state)}
-        words["generation"] = runtime.world.session.generation
-        (SCRATCH / "progress.new").write_text(json.dumps({**words, "time": time.monotonic()}))
-        os.rename(SCRATCH / "progress.new", SCRATCH / "progress")
-
-
-PIDS: list[int] = []
+    tell_step(state.step, epoch=epoch, commits=commits(state))
 
 
 def over(epoch: int, done: int) -> bool:
@@ -74,8 +64,7 @@ def over(epoch: int, done: int) -> bool:
         return False
     if EPOCHS:
         return True
-    wish = torch.tensor([int((SCRATCH / "finish").exists())])
-    return bool(hvd.allreduce(wish, op=hvd.Max, name="finish")[0])
+    return agreed(finishing())
 
 
 def with_sampler(state: Any, model: nn.Module, optimizer: Any) -> None:
@@ -165,22 +154,20 @@ def main() -> None:
 
     @hvd.elastic.run
     def train(state: Any) -> None:
-        PIDS[:] = hvd.allgather_object(os.getpid(), name="pids")
+        begin()
         tell(state, -1)
         way(state, model, optimizer)
 
     train(state)
     hvd.check_equal(model)
     weights = b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())
-    result = {
-        "weights": hashlib.sha256(weights).hexdigest(),
-        "used": [state.ledger[epoch][0].tolist() for epoch in sorted(state.ledger)],
-        "padded": [state.ledger[epoch][1].tolist() for epoch in sorted(state.ledger)],
-        "sizes": state.sizes,
-        "commits": commits(state),
-    }
-    (SCRATCH / f"result.{hvd.rank()}").write_text(json.dumps(result))
-    hvd.shutdown()
+    leave(
+        weights=hashlib.sha256(weights).hexdigest(),
+        used=[state.ledger[epoch][0].tolist() for epoch in sorted(state.ledger)],
+        padded=[state.ledger[epoch][1].tolist() for epoch in sorted(state.ledger)],
+        sizes=state.sizes,
+        commits=commits(state),
+    )
 
 
 if __name__ == "__main__":

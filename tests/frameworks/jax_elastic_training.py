@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from elastic_regression import MOMENTUM, NP, RATE, SCRATCH, W, X, Y, begin, finishing, leave, tell
+from elastic_files import SCRATCH, finishing
+from elastic_regression import MOMENTUM, NP, RATE, W, X, Y, begin, leave, tell
 
 import farandole.jax as hvd
 from farandole.jax import compiled
@@ -113,7 +114,6 @@ def main() -> None:
     hvd.init()
     steps, weights = trained()
     leave(steps, weights, compiled=compiled.ready(), errors=ERRORS)
-    hvd.shutdown()
 
 
 if __name__ == "__main__":

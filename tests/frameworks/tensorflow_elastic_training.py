@@ -88,7 +88,6 @@ def main() -> None:
     steps, weights = {"loop": loop, "fit": fit}[sys.argv[1]]()
     total = float(np.asarray(allreduce(tf.ones(1), op=hvd.Sum))[0])
     leave(steps, weights, compiled=compiled.library() is not None, sum=total)
-    hvd.shutdown()
 
 
 if __name__ == "__main__":

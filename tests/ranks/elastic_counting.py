@@ -5,22 +5,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import random
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from elastic_files import agreed, begin, finishing, leave, tell
 
 import farandole as hvd
 from farandole.elastic import ObjectState, RandomState, Sharded, run
 from farandole.elastic.sampler import next_cursor, order, shares
-from farandole.world.runtime import runtime
 
-SCRATCH = Path(os.environ["SCRATCH"])
 SAMPLES, BATCH, COMMIT_EVERY = (int(word) for word in sys.argv[1:4])
 COUNTERS = 7
 
@@ -42,22 +38,17 @@ def step(state: Any) -> None:
 
 @run
 def train(state: Any) -> None:
-    pids = hvd.allgather_object(os.getpid(), name="pids")
+    begin()
     for key in state.counters:  # the keys that this rank got belong to this step
         assert state.counters[key] == state.step, (key, state.counters[key], state.step)
     while True:
         if state.cursor >= SAMPLES:
             state.epoch, state.cursor = state.epoch + 1, 0
-        wish = np.array([state.cursor == 0 and (SCRATCH / "finish").exists()], dtype=np.int32)
-        if hvd.allreduce(wish, op=hvd.Max, name="finish")[0]:
+        if agreed(state.cursor == 0 and finishing()):
             return
         step(state)
         random.random()
-        if hvd.rank() == 0:
-            words = {"step": state.step, "size": hvd.size(), "pids": pids, "time": time.monotonic()}
-            words["generation"] = runtime.world.session.generation
-            (SCRATCH / "progress.new").write_text(json.dumps(words))
-            os.rename(SCRATCH / "progress.new", SCRATCH / "progress")
+        tell(state.step)
         time.sleep(0.003)  # sleep: what a step computes
         if state.step % COMMIT_EVERY == 0:
             state.commit()
@@ -79,16 +70,14 @@ def main() -> None:
     )
     train(state)
     counters = [pair for pairs in hvd.allgather_object(list(state.counters._values.items())) for pair in pairs]
-    result = {
-        "weights": hashlib.sha256(state.weights.tobytes()).hexdigest(),
-        "used": [state.ledger[epoch].tolist() for epoch in sorted(state.ledger)],
-        "padded": [[0]],
-        "sizes": state.sizes,
-        "steps": state.step,
-        "counters": sorted(counters),
-    }
-    (SCRATCH / f"result.{hvd.rank()}").write_text(json.dumps(result))
-    hvd.shutdown()
+    leave(
+        weights=hashlib.sha256(state.weights.tobytes()).hexdigest(),
+        used=[state.ledger[epoch].tolist() for epoch in sorted(state.ledger)],
+        padded=[[0]],
+        sizes=state.sizes,
+        steps=state.step,
+        counters=sorted(counters),
+    )
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class ElasticRun:
         scratch.mkdir(parents=True, exist_ok=True)
         environment = {
             **os.environ,
-            "PYTHONPATH": str(ROOT / "src"),
+            "PYTHONPATH": f"{ROOT / 'src'}:{Path(__file__).parent}",  # for elastic_files.py
             "OMP_NUM_THREADS": "1",
             "SCRATCH": str(scratch),
             "TMPDIR": self.temporary.name,

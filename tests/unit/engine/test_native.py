@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from alarms import interrupted
 from waiting import in_time, until
 
 from farandole.base import errors
@@ -25,15 +25,6 @@ from farandole.engine.library import load
 from farandole.engine.native import NativeEngine
 
 COPIED_BYTES = 64 << 10  # kCopiedBytes in core/python/outcome.cc
-
-
-@pytest.fixture
-def engine() -> Iterator[NativeEngine]:
-    """A world of one, started."""
-    engine = NativeEngine(Config(), 0, [0])
-    engine.start(5.0)
-    yield engine
-    engine.close()
 
 
 def receive(engine: NativeEngine, array: np.ndarray, tag: int = 0) -> int:
@@ -221,23 +212,11 @@ def test_close_ends_the_waits_of_other_threads(engine: NativeEngine) -> None:
 
 
 def test_signal_handlers_run_while_a_thread_waits(engine: NativeEngine) -> None:
-    class Alarm(Exception):
-        pass
-
-    def ring(number: int, frame: object) -> None:
-        raise Alarm
-
-    before = signal.signal(signal.SIGALRM, ring)
     handle = receive(engine, np.zeros(1))
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        began = time.monotonic()
-        with pytest.raises(Alarm):
-            engine.wait(handle)
-        in_time(time.monotonic() - began, 2.0, "a signal's handler in a wait")
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    began = time.monotonic()
+    with interrupted(0.05):
+        engine.wait(handle)
+    in_time(time.monotonic() - began, 2.0, "a signal's handler in a wait")
     send(engine, np.ones(1))
     assert engine.wait(handle).output.tolist() == [1.0]
 

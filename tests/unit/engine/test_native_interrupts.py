@@ -6,15 +6,14 @@ import dataclasses
 import fcntl
 import gc
 import os
-import signal
 import socket
 import threading
 import weakref
 from collections.abc import Callable
-from types import FrameType
 
 import numpy as np
 import pytest
+from alarms import alarm, interrupted
 
 from farandole.base.config import Config
 from farandole.base.errors import ShutDown
@@ -32,55 +31,35 @@ def sum_of(engine: NativeEngine, count: int, name: str) -> np.ndarray:
     return output
 
 
-def test_a_signal_handler_may_use_the_engine_in_the_middle_of_a_call() -> None:
-    engine = NativeEngine(Config(), 0, [0])
-    engine.start(5.0)
+def test_a_signal_handler_may_use_the_engine_in_the_middle_of_a_call(engine: NativeEngine) -> None:
     handled: list[np.ndarray] = []
-
-    def handler(_number: int, _frame: FrameType | None) -> None:
-        handled.append(sum_of(engine, 3, f"inner.{len(handled)}"))
-
-    before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
-    try:
-        rounds = 0
+    rounds = 0
+    with alarm(lambda: handled.append(sum_of(engine, 3, f"inner.{len(handled)}")), 0.0005, 0.0005):
         while len(handled) < 300:
             assert sum_of(engine, 7, f"outer.{rounds}").tolist() == [0, 1, 2, 3, 4, 5, 6]
             rounds += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        engine.close()
     assert all(found.tolist() == [0, 1, 2] for found in handled)
 
 
 @pytest.mark.parametrize("call", ["wait", "wait with a limit", "poll", "run"])
-def test_a_signal_handler_may_close_the_engine_in_the_middle_of_a_call(call: str) -> None:
-    engine = NativeEngine(Config(), 0, [0, 0])  # the other rank never comes
+def test_a_signal_handler_may_close_the_engine_in_the_middle_of_a_call(call: str, waiting: NativeEngine) -> None:
     values = np.ones(3, np.float32)
     request = Request(Kind.ALLREDUCE, "x", values, values)
-    [handle] = engine.submit([request])
+    [handle] = waiting.submit([request])
     calls: dict[str, Callable[[], object]] = {
-        "wait": lambda: engine.wait(handle),
-        "wait with a limit": lambda: engine.wait(handle, 60.0),
-        "poll": lambda: engine.poll(handle, 60.0),
-        "run": lambda: engine.run(dataclasses.replace(request, name="y")),
+        "wait": lambda: waiting.wait(handle),
+        "wait with a limit": lambda: waiting.wait(handle, 60.0),
+        "poll": lambda: waiting.poll(handle, 60.0),
+        "run": lambda: waiting.run(dataclasses.replace(request, name="y")),
     }
     freed: list[bool] = []
 
-    def handler(_number: int, _frame: FrameType | None) -> None:
-        engine.close()  # waits until no call uses it: not for the one that it interrupts
-        freed.append(engine.freed)
+    def handler() -> None:
+        waiting.close()  # waits until no call uses it: not for the one that it interrupts
+        freed.append(waiting.freed)
 
-    before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
-    try:
-        with pytest.raises(ShutDown):
-            calls[call]()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        engine.close()
+    with alarm(handler, 0.05), pytest.raises(ShutDown):
+        calls[call]()
     assert freed == [True]
 
 
@@ -122,28 +101,13 @@ def test_a_closed_engine_closes_the_links_it_is_given() -> None:
         assert theirs.recv(1) == b""
 
 
-def test_a_close_that_was_interrupted_is_finished_by_the_next_one() -> None:
-    engine = NativeEngine(Config(), 0, [0])
-    engine.start(5.0)
+def test_a_close_that_was_interrupted_is_finished_by_the_next_one(engine: NativeEngine) -> None:
     busy = threading.Event()
     events = engine._events
     events._thread, idle = threading.Thread(target=busy.wait), events._thread  # one that does not end
     events._thread.start()
-
-    class Interrupted(Exception):
-        pass
-
-    def handler(_number: int, _frame: FrameType | None) -> None:
-        raise Interrupted
-
-    before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    try:
-        with pytest.raises(Interrupted):
-            engine.close()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with interrupted(0.2):
+        engine.close()
     assert not engine.freed
     busy.set()
     engine.close()
@@ -161,22 +125,9 @@ def test_a_signal_ends_the_wait_for_bytes_that_a_peer_does_not_read() -> None:
         while True:
             mine.send(bytes(4096))
     engine.add_link(1, mine.detach(), 1)
-
-    class Interrupted(Exception):
-        pass
-
-    def handler(_number: int, _frame: FrameType | None) -> None:
-        raise Interrupted
-
-    before = signal.signal(signal.SIGALRM, handler)
     with theirs:
         engine.start(5.0)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        try:
-            with pytest.raises(Interrupted):
-                engine.leave(60.0)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+        with interrupted(0.3):
+            engine.leave(60.0)
         engine.close()
     assert engine.freed

@@ -6,17 +6,15 @@ import array
 import gc
 import mmap
 import os
-import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
+from alarms import interrupted
 
 from farandole.base.config import Config
 from farandole.engine.interface import DType, Kind, Request
@@ -26,22 +24,6 @@ from farandole.engine.native import NativeEngine
 SOURCE = Path(__file__).parents[3] / "src"
 
 pytestmark = pytest.mark.skipif(not LIBRARY.exists(), reason="the native library is not built")
-
-
-@pytest.fixture
-def waiting() -> Iterator[NativeEngine]:
-    """An engine whose operations stay pending: the other rank never comes."""
-    engine = NativeEngine(Config(), 0, [0, 0])
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def alone() -> Iterator[NativeEngine]:
-    engine = NativeEngine(Config(), 0, [0])
-    engine.start(5.0)
-    yield engine
-    engine.close()
 
 
 class Lender:
@@ -83,31 +65,18 @@ def test_a_tensor_of_dlpack_is_held_until_its_outcome_is_taken(waiting: NativeEn
     assert not lender.alive()
 
 
-def test_a_tensor_of_dlpack_goes_with_its_outcome(alone: NativeEngine) -> None:
+def test_a_tensor_of_dlpack_goes_with_its_outcome(engine: NativeEngine) -> None:
     lender = Lender(np.ones(4, np.float32))
     output = np.zeros(4, np.float32)
-    [handle] = alone.submit([Request(Kind.ALLREDUCE, "d", lender, output, DType.FLOAT32)])
-    assert alone.wait(handle).output.tolist() == [1.0] * 4
-    assert not lender.alive() and alone.pending == 0
+    [handle] = engine.submit([Request(Kind.ALLREDUCE, "d", lender, output, DType.FLOAT32)])
+    assert engine.wait(handle).output.tolist() == [1.0] * 4
+    assert not lender.alive() and engine.pending == 0
 
 
 def test_an_interrupted_call_keeps_its_buffer_export(waiting: NativeEngine) -> None:
     lender = Lender(np.ones(4, np.float32))
-
-    class Interrupted(Exception):
-        pass
-
-    def handler(_number: int, _frame: FrameType | None) -> None:
-        raise Interrupted
-
-    before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
-    try:
-        with pytest.raises(Interrupted):
-            waiting.run(Request(Kind.ALLREDUCE, "d", lender, np.zeros(4, np.float32), DType.FLOAT32))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with interrupted(0.05):
+        waiting.run(Request(Kind.ALLREDUCE, "d", lender, np.zeros(4, np.float32), DType.FLOAT32))
     assert waiting.pending == 1 and lender.alive()
 
 
@@ -150,38 +119,38 @@ def test_collecting_a_cycle_with_an_open_engine_keeps_pending_memory() -> None:
     assert done.stdout.strip() == "True", done.stderr
 
 
-def test_the_format_of_a_buffer_is_read(alone: NativeEngine) -> None:
+def test_the_format_of_a_buffer_is_read(engine: NativeEngine) -> None:
     halves = np.array([0.5, 1.5, 2.0], np.float32)
     assert Request(Kind.ALLREDUCE, "f", memoryview(halves)).elements() == DType.FLOAT32  # type: ignore[arg-type]
     assert Request(Kind.ALLREDUCE, "f", bytearray(3)).elements() == DType.UINT8
     assert Request(Kind.ALLREDUCE, "f", array.array("d", [1.0])).elements() == DType.FLOAT64
     output = np.zeros(3, np.float32)
-    alone.run(Request(Kind.ALLREDUCE, "f", memoryview(halves), output, prescale=2.0))  # type: ignore[arg-type]
+    engine.run(Request(Kind.ALLREDUCE, "f", memoryview(halves), output, prescale=2.0))  # type: ignore[arg-type]
     assert output.tolist() == [1.0, 3.0, 4.0]
-    gathered = alone.run(Request(Kind.ALLGATHER, "g", memoryview(halves))).output  # type: ignore[arg-type]
+    gathered = engine.run(Request(Kind.ALLGATHER, "g", memoryview(halves))).output  # type: ignore[arg-type]
     assert gathered.dtype == np.float32 and gathered.tolist() == halves.tolist()
     with pytest.raises(ValueError, match="Lender does not name its element type"):
-        alone.run(Request(Kind.ALLREDUCE, "f", Lender(halves), output))
+        engine.run(Request(Kind.ALLREDUCE, "f", Lender(halves), output))
 
 
-def test_elements_of_another_size_or_type_are_refused(alone: NativeEngine) -> None:
+def test_elements_of_another_size_or_type_are_refused(engine: NativeEngine) -> None:
     floats = np.ones(4, np.float32)
     for first, output in ((bytearray(4), floats), (floats, bytearray(4)), (floats, np.zeros(4)), (np.ones(4), floats)):
         with pytest.raises(ValueError, match=r"elements have 4 bytes .*those of the memory have"):
-            alone.run(Request(Kind.ALLREDUCE, "s", first, output, DType.FLOAT32))
+            engine.run(Request(Kind.ALLREDUCE, "s", first, output, DType.FLOAT32))
     with pytest.raises(ValueError, match="the request's dtype is 8, that of the tensor 5"):
-        alone.run(Request(Kind.ALLREDUCE, "s", Lender(np.ones(4, np.int32)), floats, DType.FLOAT32))
+        engine.run(Request(Kind.ALLREDUCE, "s", Lender(np.ones(4, np.int32)), floats, DType.FLOAT32))
     with pytest.raises(ValueError, match="code 5 with 64 bits"):
-        alone.run(Request(Kind.ALLREDUCE, "s", Lender(np.ones(4, np.complex64)), floats, DType.FLOAT32))
+        engine.run(Request(Kind.ALLREDUCE, "s", Lender(np.ones(4, np.complex64)), floats, DType.FLOAT32))
     with pytest.raises(ValueError, match="of the memory have 4"):
-        alone.run(Request(Kind.ALLREDUCE, "s", floats, floats, pieces=np.zeros((1, 2), np.int32)))
+        engine.run(Request(Kind.ALLREDUCE, "s", floats, floats, pieces=np.zeros((1, 2), np.int32)))
     ml_dtypes = pytest.importorskip("ml_dtypes")
     with pytest.raises(ValueError, match="of the memory have 2"):
-        alone.run(Request(Kind.ALLREDUCE, "s", np.ones(4, ml_dtypes.bfloat16), floats, DType.FLOAT32))
-    assert alone.pending == 0 and alone.calls == 0
+        engine.run(Request(Kind.ALLREDUCE, "s", np.ones(4, ml_dtypes.bfloat16), floats, DType.FLOAT32))
+    assert engine.pending == 0 and engine.calls == 0
 
 
-def test_read_only_memory_is_refused_as_output(alone: NativeEngine) -> None:
+def test_read_only_memory_is_refused_as_output(engine: NativeEngine) -> None:
     fixed = np.ones(4, np.float32)
     fixed.flags.writeable = False
     try:
@@ -189,12 +158,12 @@ def test_read_only_memory_is_refused_as_output(alone: NativeEngine) -> None:
     except (TypeError, BufferError):
         pytest.skip("this NumPy knows only the older DLPack")
     with pytest.raises(ValueError, match="cannot be written to: it is read-only"):
-        alone.run(Request(Kind.ALLREDUCE, "r", np.ones(4, np.float32), Newer(fixed), DType.FLOAT32))
+        engine.run(Request(Kind.ALLREDUCE, "r", np.ones(4, np.float32), Newer(fixed), DType.FLOAT32))
     written = Newer(np.zeros(4, np.float32))
-    alone.run(Request(Kind.ALLREDUCE, "r", Newer(fixed), written, DType.FLOAT32))
+    engine.run(Request(Kind.ALLREDUCE, "r", Newer(fixed), written, DType.FLOAT32))
     assert written.values.tolist() == [1.0] * 4
     with pytest.raises(ValueError, match="cannot be written to"):
-        alone.run(Request(Kind.ALLREDUCE, "r", bytes(4), bytes(4)))
+        engine.run(Request(Kind.ALLREDUCE, "r", bytes(4), bytes(4)))
 
 
 def test_an_addition_of_arrays_that_do_not_fit_is_refused() -> None:

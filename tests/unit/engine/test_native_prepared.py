@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gc
-import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from alarms import interrupted
 from waiting import until
 
-from farandole.base.config import Config
 from farandole.engine.interface import DType, Kind, ReduceOp, Request, Span
 from farandole.engine.library import LIBRARY
 from farandole.engine.native import NativeEngine
@@ -24,21 +22,6 @@ if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
     pytest.skip("this torch has no table of DLPack's functions", allow_module_level=True)
 
 Tensor = Any
-
-
-@pytest.fixture
-def alone() -> Iterator[NativeEngine]:
-    engine = NativeEngine(Config(), 0, [0])
-    engine.start(5.0)
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def waiting() -> Iterator[NativeEngine]:
-    engine = NativeEngine(Config(), 0, [0, 0])  # the other rank never comes
-    yield engine
-    engine.close()
 
 
 def spans(tensor: Tensor, result: Tensor | None) -> tuple[Span, Span | None]:
@@ -59,8 +42,8 @@ def prepared(engine: NativeEngine, **changes: Any) -> Any:
     return found
 
 
-def test_it_runs_on_every_tensor_of_its_kind(alone: NativeEngine) -> None:
-    call = prepared(alone, prescale=2.0)
+def test_it_runs_on_every_tensor_of_its_kind(engine: NativeEngine) -> None:
+    call = prepared(engine, prescale=2.0)
     for start in (1.0, 5.0):
         tensor = torch.full((3,), start)
         assert call.run(tensor, tensor) is None
@@ -86,33 +69,21 @@ def test_it_runs_on_every_tensor_of_its_kind(alone: NativeEngine) -> None:
         lambda: None,
     ],
 )
-def test_another_operation_takes_the_general_path(alone: NativeEngine, other: Callable[[], Any]) -> None:
-    call, tensor = prepared(alone), other()
+def test_another_operation_takes_the_general_path(engine: NativeEngine, other: Callable[[], Any]) -> None:
+    call, tensor = prepared(engine), other()
     assert call.run(tensor, tensor) is NotImplemented
-    assert alone.pending == 0
+    assert engine.pending == 0
 
 
-def test_types_without_the_table_cannot_be_prepared(alone: NativeEngine) -> None:
-    assert alone.prepare(sum_of_three(), list, spans) is None
+def test_types_without_the_table_cannot_be_prepared(engine: NativeEngine) -> None:
+    assert engine.prepare(sum_of_three(), list, spans) is None
 
 
 def test_an_interrupt_does_not_free_the_memory(waiting: NativeEngine) -> None:
-    class Interrupted(Exception):
-        pass
-
-    def handler(_number: int, _frame: FrameType | None) -> None:
-        raise Interrupted
-
     call, tensor = prepared(waiting), torch.ones(3)
     alive = weakref.ref(tensor)
-    before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
-    try:
-        with pytest.raises(Interrupted):
-            call.run(tensor, tensor)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with interrupted(0.05):
+        call.run(tensor, tensor)
     del tensor
     gc.collect()
     assert alive() is not None  # the core still works on it
@@ -155,6 +126,6 @@ def test_a_reference_cycle_through_it_is_collected(waiting: NativeEngine) -> Non
     assert gone() is None
 
 
-def test_a_prepared_call_takes_two_arguments(alone: NativeEngine) -> None:
+def test_a_prepared_call_takes_two_arguments(engine: NativeEngine) -> None:
     with pytest.raises(TypeError, match="tensor, result"):
-        prepared(alone).run(torch.ones(3))
+        prepared(engine).run(torch.ones(3))
