@@ -14,7 +14,7 @@ from pathlib import Path
 
 from build import build
 from check import PYTHON, QUIET
-from stages import ROOT
+from stages import ROOT, chosen
 
 PLACE = ROOT / "build" / "coverage"
 FOLDERS = ("unit", "ranks", "security", "chaos", "bed", "clusters", "frameworks")
@@ -73,12 +73,7 @@ def table(found: Iterable[tuple[str, int, int]]) -> list[str]:
 
 def main() -> int:
     """Measures all folders of tests, or the given ones."""
-    folders = sys.argv[1:] or FOLDERS
-    if unknown := [name for name in folders if name not in FOLDERS]:
-        print(
-            f"coverage: no such folder of tests: {', '.join(unknown)} (there are {', '.join(FOLDERS)})", file=sys.stderr
-        )
-        return 2
+    folders = chosen("coverage", "folder of tests", FOLDERS)
     if shutil.which("gcov") is None:
         print("coverage: gcov is missing: it comes with gcc", file=sys.stderr)
         return 1

@@ -131,64 +131,56 @@ SLEEP_REASON = r"(?:#|//) sleep: \w"
 # Paths and settings of one machine. They are split here, so that this file itself does not break the rule.
 FORBIDDEN_WORDS = ["/wo" + "rk/", "index" + "-url", "find" + "-links", "/opt/" + "pypi", "/root" + "/"]
 
-# (rule, file): the reason. A broken rule without a line here is an error. A line that is not needed is an error too.
-EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("system-call", "core/wire/crc32c.cc"): "asks once which instructions the processor has; no other effect",
-    ("system-call", "core/python/library.cc"): "opens the core, which is no part of the extension",
-    ("system-call", "core/python/operations.cc"): "finds the operations that a framework has loaded",
-    ("system-call", "core/python/engine.cc"): "is told of forks; copies and closes descriptors that Python hands over",
-    ("system-call", "core/python/heartbeat.cc"): "copies descriptors that Python hands over; ends nothing in a child",
-    ("system-call", "core/link/chaos.cc"): "the test-only library: stops and kills its own process on purpose",
-    ("core-arrow", "core/link/chaos.cc"): "the test-only library: defines the chaos functions of the C interface",
-    (
-        "pickle",
-        "src/farandole/operations/objects.py",
-    ): "objects that users ask to send, over links that have proven the secret",
-    (
-        "pickle",
-        "src/farandole/launch/calls.py",
-    ): "functions that users ask to run, over channels that have proven the secret",
-    (
-        "socket",
-        "src/farandole/engine/reference_links.py",
-    ): "wraps the descriptors that rendezvous/ connected; opens none itself",
-    (
-        "environment",
-        "src/farandole/bindings/compat.py",
-    ): "Horovod's `env`: sets what its caller asks for, and reads no setting",
-    (
-        "framework",
-        "src/farandole/clusters/torch_store.py",
-    ): "torchrun's own store; loaded only in a job of torchrun",
-    ("framework", "src/farandole/autoload.py"): "torch runs it; torch's registries are all that it touches",
-    ("import-by-name", "src/farandole/autoload.py"): "what stands behind a name is loaded when the name is used",
-    ("import-by-name", "src/farandole/base/named.py"): "the one place that does",
-    ("import-by-name", "src/farandole/tools/bench/inside/libraries.py"): "runs where this package may not be",
-    ("environment", "src/farandole/horovod_names/env.py"): "Horovod's `env`: its callers ask what variables say",
-    (
-        "environment",
-        "src/farandole/horovod_names/http_server.py",
-    ): "the key of ranks that its caller starts",
-    ("environment", "src/farandole/horovod_names/launch.py"): "the command line gets it as an argument",
-    (
-        "environment",
-        "src/farandole/horovod_names/safe_shell_exec.py",
-    ): "what commands get; it reads no setting",
-    ("environment", "src/farandole/ray/worker.py"): "an actor is a rank: its place is put where ranks look for it",
-    ("environment", "src/farandole/spark/task.py"): "Spark's own worker: what it has, ranks get; it reads no setting",
-    ("environment", "src/farandole/autoload.py"): "runs in every import of torch: the settings would cost too much",
-    ("environment", "src/farandole/tools/doctor.py"): "its probes get what a job would get; it reads no setting",
-    ("process", "src/farandole/tools/bench/processes.py"): "peers and yardsticks do not run under what is measured",
-    ("environment", "src/farandole/tools/bench/processes.py"): "they get what a job would get; it reads no setting",
-    ("socket", "src/farandole/tools/bench/inside/stream.py"): "plain TCP, the yardstick; runs in a measurement alone",
-    (
-        "process",
-        "src/farandole/bindings/compiled/__init__.py",
-    ): "the compiler, once per version of a framework; it ends before the call returns",
-    ("ctypes", "src/farandole/jax/compiled/__init__.py"): "JAX's own way to be told of a compiled function",
-    ("ctypes", "src/farandole/mxnet/access.py"): "only MXNet's C interface tells where an array lies",
-    (
-        "ctypes",
-        "src/farandole/launch/spawn.py",
-    ): "workers die with their launcher; only ctypes can call prctl",
+# By rule, the files that may break it and the reason. A broken rule without a line here is an error, and so is a line
+# that is not needed.
+EXCEPTIONS: dict[str, dict[str, str]] = {
+    "core-arrow": {
+        "core/link/chaos.cc": "the test-only library: defines the chaos functions of the C interface",
+    },
+    "ctypes": {
+        "src/farandole/jax/compiled/__init__.py": "JAX's own way to be told of a compiled function",
+        "src/farandole/launch/spawn.py": "workers die with their launcher; only ctypes can call prctl",
+        "src/farandole/mxnet/access.py": "only MXNet's C interface tells where an array lies",
+    },
+    "environment": {
+        "src/farandole/autoload.py": "runs in every import of torch: the settings would cost too much",
+        "src/farandole/bindings/compat.py": "Horovod's `env`: sets what its caller asks for, and reads no setting",
+        "src/farandole/horovod_names/env.py": "Horovod's `env`: its callers ask what variables say",
+        "src/farandole/horovod_names/http_server.py": "the key of ranks that its caller starts",
+        "src/farandole/horovod_names/launch.py": "the command line gets it as an argument",
+        "src/farandole/horovod_names/safe_shell_exec.py": "what commands get; it reads no setting",
+        "src/farandole/ray/worker.py": "an actor is a rank: its place is put where ranks look for it",
+        "src/farandole/spark/task.py": "Spark's own worker: what it has, ranks get; it reads no setting",
+        "src/farandole/tools/bench/processes.py": "they get what a job would get; it reads no setting",
+        "src/farandole/tools/doctor.py": "its probes get what a job would get; it reads no setting",
+    },
+    "framework": {
+        "src/farandole/autoload.py": "torch runs it; torch's registries are all that it touches",
+        "src/farandole/clusters/torch_store.py": "torchrun's own store; loaded only in a job of torchrun",
+    },
+    "import-by-name": {
+        "src/farandole/autoload.py": "what stands behind a name is loaded when the name is used",
+        "src/farandole/base/named.py": "the one place that does",
+        "src/farandole/tools/bench/inside/libraries.py": "runs where this package may not be",
+    },
+    "pickle": {
+        "src/farandole/launch/calls.py": "functions that users ask to run, over channels that have proven the secret",
+        "src/farandole/operations/objects.py": "objects that users ask to send, over links that have proven the secret",
+    },
+    "process": {
+        "src/farandole/bindings/compiled/__init__.py": "the compiler, once per framework; ends before the call returns",
+        "src/farandole/tools/bench/processes.py": "peers and yardsticks do not run under what is measured",
+    },
+    "socket": {
+        "src/farandole/engine/reference_links.py": "wraps the descriptors that rendezvous/ connected; opens none",
+        "src/farandole/tools/bench/inside/stream.py": "plain TCP, the yardstick; runs in a measurement alone",
+    },
+    "system-call": {
+        "core/link/chaos.cc": "the test-only library: stops and kills its own process on purpose",
+        "core/python/engine.cc": "is told of forks; copies and closes descriptors that Python hands over",
+        "core/python/heartbeat.cc": "copies descriptors that Python hands over; ends nothing in a child",
+        "core/python/library.cc": "opens the core, which is no part of the extension",
+        "core/python/operations.cc": "finds the operations that a framework has loaded",
+        "core/wire/crc32c.cc": "asks once which instructions the processor has; no other effect",
+    },
 }

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from stages import ROOT, Stage, run
+from stages import ROOT, Stage, chosen, run
 
 PYTHON = Path(sys.executable)
 SANITIZERS = ("address,undefined", "thread")
@@ -31,12 +31,7 @@ def stages(name: str, background: bool = False) -> list[Stage]:
 
 def main() -> int:
     """Runs all sanitizers, or the given ones."""
-    names = sys.argv[1:] or SANITIZERS
-    if unknown := [name for name in names if name not in SANITIZERS]:
-        print(
-            f"sanitize: no such sanitizer: {', '.join(unknown)} (there are {' and '.join(SANITIZERS)})", file=sys.stderr
-        )
-        return 2
+    names = chosen("sanitize", "sanitizer", SANITIZERS)
     return run([stage for name in names for stage in stages(name)])
 
 

@@ -18,6 +18,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def chosen(script: str, kind: str, known: Sequence[str]) -> Sequence[str]:
+    """The names on the command line, or all that there are. Ends the script if a name is unknown."""
+    names = sys.argv[1:] or known
+    if unknown := [name for name in names if name not in known]:
+        print(f"{script}: no such {kind}: {', '.join(unknown)} (known: {' | '.join(known)})", file=sys.stderr)
+        sys.exit(2)
+    return names
+
+
 @dataclass(frozen=True)
 class Stage:
     """`needed`: if this stage fails, the next ones do not run. `background`: it runs while other stages run, one

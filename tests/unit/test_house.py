@@ -20,7 +20,7 @@ PYTHON = '"""A file.\nTouches nothing."""\n'
 
 
 def test_every_exception_has_a_reason() -> None:
-    assert all(len(reason) > 20 for reason in rules.EXCEPTIONS.values())
+    assert all(len(reason) > 20 for files in rules.EXCEPTIONS.values() for reason in files.values())
 
 
 VIOLATIONS = [
