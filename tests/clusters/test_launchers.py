@@ -154,18 +154,28 @@ def test_jobs_at_once_do_not_meet_and_every_init_is_a_new_round() -> None:
     assert not left()
 
 
+DIES = """
+import os, signal, sys, numpy as np, farandole as hvd
+hvd.init()
+try:
+    hvd.barrier()
+    if hvd.rank() == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    hvd.allreduce(np.ones(1), name="b")
+except hvd.HorovodInternalError as error:
+    open(sys.argv[2], "w").write(f"{type(error).__name__} {error.rank}")
+"""
+LAZY = """
+import os, sys, time, farandole as hvd
+if int(os.environ["OMPI_COMM_WORLD_RANK"]) == int(sys.argv[1]):
+    time.sleep(60)  # sleep: until it is killed
+hvd.init()
+"""
+
+
 def test_a_rank_that_dies_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     script = tmp_path / "dies.py"
-    script.write_text(
-        "import os, signal, sys, numpy as np, farandole as hvd\n"
-        "hvd.init()\n"
-        "try:\n"
-        "    hvd.barrier()\n"
-        "    if hvd.rank() == int(sys.argv[1]): os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    hvd.allreduce(np.ones(1), name='b')\n"
-        "except hvd.HorovodInternalError as error:\n"
-        "    open(sys.argv[2], 'w').write(f'{type(error).__name__} {error.rank}')\n"
-    )
+    script.write_text(DIES)
     for victim in (0, 1):
         words = command("openmpi", 2, str(script), str(victim), str(tmp_path / f"{victim}"))
         words.insert(1, "--enable-recovery")  # or it kills the survivor, which may then be slower than that
@@ -177,12 +187,7 @@ def test_a_rank_that_dies_is_named_and_nothing_is_left(tmp_path: Path) -> None:
 
 def test_a_rank_that_never_comes(tmp_path: Path) -> None:
     script = tmp_path / "lazy.py"
-    script.write_text(
-        "import os, sys, time, farandole as hvd\n"
-        "lazy = int(sys.argv[1])\n"
-        "if int(os.environ['OMPI_COMM_WORLD_RANK']) == lazy: time.sleep(60)\n"  # sleep: until it is killed
-        "hvd.init()\n"
-    )
+    script.write_text(LAZY)
     for lazy, text in (
         (1, "1 of 2 ranks came to init within 0.5 s; missing: rank 1"),
         (0, "rank 1 has not found rank 0"),
@@ -219,12 +224,8 @@ def test_an_incomplete_environment_is_an_error_with_the_variables_that_were_foun
 def test_the_next_start_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     """Rank 0 is killed while it waits in init, with its endpoint and its socket in place."""
     script = tmp_path / "waits.py"
-    script.write_text(
-        "import os, sys, time, farandole as hvd\n"
-        "if int(os.environ['OMPI_COMM_WORLD_RANK']) == 1: time.sleep(60)\n"  # sleep: until it is killed
-        "hvd.init()\n"
-    )
-    with started(command("openmpi", 2, str(script))) as job:
+    script.write_text(LAZY)
+    with started(command("openmpi", 2, str(script), "1")) as job:
         place = Path(os.environ["TMPDIR"], f"farandole-{os.geteuid()}")
         until(lambda: place.exists() and any(place.iterdir()))
         (file,) = place.iterdir()

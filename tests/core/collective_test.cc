@@ -151,18 +151,24 @@ Reduction summing(DType dtype = DType::float32) {
   return reduction;
 }
 
+// Runs `body` on every member of each world of everywhere().
+template <class Body>
+void on_every_member(const Body& body) {
+  for (const std::vector<int>& hosts : everywhere()) {
+    World all(hosts, {});
+    all.run(body);
+  }
+}
+
 }  // namespace
 
 TEST(allreduce_everywhere) {
-  for (const std::vector<int>& hosts : everywhere()) {
-    World all(hosts, {});
-    all.run([&](Member& member) {
-      for (std::size_t elements : kElements) {
-        check_allreduce(member, elements, summing(), false, true);
-        check_allreduce(member, elements, summing(), true, true);
-      }
-    });
-  }
+  on_every_member([](Member& member) {
+    for (std::size_t elements : kElements) {
+      check_allreduce(member, elements, summing(), false, true);
+      check_allreduce(member, elements, summing(), true, true);
+    }
+  });
 }
 
 TEST(allreduce_types_and_scales) {
@@ -256,117 +262,105 @@ TEST(allreduce_bytes_on_the_wire) {
 }
 
 TEST(allgather_everywhere) {
-  for (const std::vector<int>& hosts : everywhere()) {
-    World all(hosts, {});
-    all.run([&](Member& member) {
-      for (unsigned round = 0; round < 6; ++round) {
-        std::vector<std::size_t> sizes;
-        for (int m = 0; m < member.topology.size(); ++m) {
-          sizes.push_back(member.shared() % 3 == 0 ? 0 : member.shared() % (round % 2 == 0 ? 50 : 20000));
-        }
-        std::vector<std::unique_ptr<Buffer>> out;
-        std::vector<Pieces> targets;
-        for (std::size_t bytes : sizes) {
-          out.push_back(std::make_unique<Buffer>(bytes, 1, member.own));
-          targets.push_back(out.back()->pieces());
-        }
-        Bytes mine = contribution(DType::uint8, sizes[at(member.topology.me)], member.rank, round);
-        Pieces in(mine.data(), mine.size());
-        if (round >= 4) {  // in place: the block lies where it belongs already
-          out[at(member.topology.me)]->fill(mine);
-          in = targets[at(member.topology.me)];
-        }
-        member.finish(collective::allgather(member.context(Kind::allgather), in, targets));
-        for (int m = 0; m < member.topology.size(); ++m) {
-          CHECK(out[at(m)]->contents() == contribution(DType::uint8, sizes[at(m)], m, round));
-          CHECK(out[at(m)]->gaps_untouched());
-        }
+  on_every_member([](Member& member) {
+    for (unsigned round = 0; round < 6; ++round) {
+      std::vector<std::size_t> sizes;
+      for (int m = 0; m < member.topology.size(); ++m) {
+        sizes.push_back(member.shared() % 3 == 0 ? 0 : member.shared() % (round % 2 == 0 ? 50 : 20000));
       }
-    });
-  }
+      std::vector<std::unique_ptr<Buffer>> out;
+      std::vector<Pieces> targets;
+      for (std::size_t bytes : sizes) {
+        out.push_back(std::make_unique<Buffer>(bytes, 1, member.own));
+        targets.push_back(out.back()->pieces());
+      }
+      Bytes mine = contribution(DType::uint8, sizes[at(member.topology.me)], member.rank, round);
+      Pieces in(mine.data(), mine.size());
+      if (round >= 4) {  // in place: the block lies where it belongs already
+        out[at(member.topology.me)]->fill(mine);
+        in = targets[at(member.topology.me)];
+      }
+      member.finish(collective::allgather(member.context(Kind::allgather), in, targets));
+      for (int m = 0; m < member.topology.size(); ++m) {
+        CHECK(out[at(m)]->contents() == contribution(DType::uint8, sizes[at(m)], m, round));
+        CHECK(out[at(m)]->gaps_untouched());
+      }
+    }
+  });
 }
 
 TEST(broadcast_everywhere) {
-  for (const std::vector<int>& hosts : everywhere()) {
-    World all(hosts, {});
-    all.run([&](Member& member) {
-      for (int root = 0; root < member.topology.size(); ++root) {
-        for (std::size_t bytes : {0u, 1u, 77u, 4096u, 50001u}) {
-          Buffer data(bytes, 1, member.own);
-          Bytes right = contribution(DType::uint8, bytes, root, 5);
-          if (member.topology.me == root) data.fill(right);
-          member.finish(collective::broadcast(member.context(Kind::broadcast), data.pieces(), root));
-          CHECK(data.contents() == right);
-          CHECK(data.gaps_untouched());
-        }
+  on_every_member([](Member& member) {
+    for (int root = 0; root < member.topology.size(); ++root) {
+      for (std::size_t bytes : {0u, 1u, 77u, 4096u, 50001u}) {
+        Buffer data(bytes, 1, member.own);
+        Bytes right = contribution(DType::uint8, bytes, root, 5);
+        if (member.topology.me == root) data.fill(right);
+        member.finish(collective::broadcast(member.context(Kind::broadcast), data.pieces(), root));
+        CHECK(data.contents() == right);
+        CHECK(data.gaps_untouched());
       }
-    });
-  }
+    }
+  });
 }
 
 TEST(alltoall_everywhere) {
-  for (const std::vector<int>& hosts : everywhere()) {
-    World all(hosts, {});
-    all.run([&](Member& member) {
-      int size = member.topology.size();
-      for (unsigned round = 0; round < 4; ++round) {
-        std::vector<std::vector<std::size_t>> sizes(at(size));
-        for (auto& row : sizes) {
-          for (int m = 0; m < size; ++m) row.push_back(member.shared() % 4 == 0 ? 0 : member.shared() % 9000);
-        }
-        std::vector<Bytes> inputs;
-        std::vector<std::unique_ptr<Buffer>> outputs;
-        std::vector<Pieces> in, out;
-        for (int m = 0; m < size; ++m) {
-          inputs.push_back(contribution(DType::uint8, sizes[at(member.rank)][at(m)], member.rank, round + 10 * at(m)));
-          outputs.push_back(std::make_unique<Buffer>(sizes[at(m)][at(member.rank)], 1, member.own));
-          out.push_back(outputs.back()->pieces());
-        }
-        for (const Bytes& input : inputs) in.emplace_back(input.data(), input.size());
-        member.finish(collective::alltoall(member.context(Kind::alltoall), in, out, false));
-        for (int m = 0; m < size; ++m) {
-          CHECK(outputs[at(m)]->contents() ==
-                contribution(DType::uint8, sizes[at(m)][at(member.rank)], m, round + 10 * at(member.rank)));
-        }
+  on_every_member([](Member& member) {
+    int size = member.topology.size();
+    for (unsigned round = 0; round < 4; ++round) {
+      std::vector<std::vector<std::size_t>> sizes(at(size));
+      for (auto& row : sizes) {
+        for (int m = 0; m < size; ++m) row.push_back(member.shared() % 4 == 0 ? 0 : member.shared() % 9000);
       }
-    });
-  }
+      std::vector<Bytes> inputs;
+      std::vector<std::unique_ptr<Buffer>> outputs;
+      std::vector<Pieces> in, out;
+      for (int m = 0; m < size; ++m) {
+        inputs.push_back(contribution(DType::uint8, sizes[at(member.rank)][at(m)], member.rank, round + 10 * at(m)));
+        outputs.push_back(std::make_unique<Buffer>(sizes[at(m)][at(member.rank)], 1, member.own));
+        out.push_back(outputs.back()->pieces());
+      }
+      for (const Bytes& input : inputs) in.emplace_back(input.data(), input.size());
+      member.finish(collective::alltoall(member.context(Kind::alltoall), in, out, false));
+      for (int m = 0; m < size; ++m) {
+        CHECK(outputs[at(m)]->contents() ==
+              contribution(DType::uint8, sizes[at(m)][at(member.rank)], m, round + 10 * at(member.rank)));
+      }
+    }
+  });
 }
 
 TEST(reducescatter_equals_allreduce) {
-  for (const std::vector<int>& hosts : everywhere()) {
-    World all(hosts, {});
-    all.run([&](Member& member) {
-      int size = member.topology.size();
-      for (unsigned round = 0; round < 4; ++round) {
-        Reduction reduction = summing(round % 2 == 0 ? DType::float32 : DType::bfloat16);
-        if (round == 2) reduction.prescale = 0.37;
-        if (round == 3) reduction.divisor = size;
-        std::size_t element = size_of(reduction.dtype);
-        std::vector<std::size_t> sizes;
-        std::size_t total = 0;
-        for (int m = 0; m < size; ++m) {
-          sizes.push_back(member.shared() % 4 == 0 ? 0 : member.shared() % 5000 * element);
-          total += sizes.back();
-        }
-        std::vector<Bytes> inputs = contributions(member.topology, reduction.dtype, total / element, round);
-        Bytes right = expected(member.topology, inputs, reduction);
-        std::vector<Pieces> in;
-        std::size_t offset = 0, begin = 0;
-        for (int m = 0; m < size; ++m) {
-          in.emplace_back(inputs[at(member.topology.me)].data() + offset, sizes[at(m)]);
-          if (m == member.topology.me) begin = offset;
-          offset += sizes[at(m)];
-        }
-        Buffer out(sizes[at(member.topology.me)], element, member.own);
-        member.finish(collective::reducescatter(member.context(Kind::reducescatter), in, out.pieces(), reduction));
-        right = Bytes(right.begin() + static_cast<long>(begin),
-                      right.begin() + static_cast<long>(begin + sizes[at(member.topology.me)]));
-        CHECK(out.contents() == right);
-        CHECK(out.gaps_untouched());
+  on_every_member([](Member& member) {
+    int size = member.topology.size();
+    for (unsigned round = 0; round < 4; ++round) {
+      Reduction reduction = summing(round % 2 == 0 ? DType::float32 : DType::bfloat16);
+      if (round == 2) reduction.prescale = 0.37;
+      if (round == 3) reduction.divisor = size;
+      std::size_t element = size_of(reduction.dtype);
+      std::vector<std::size_t> sizes;
+      std::size_t total = 0;
+      for (int m = 0; m < size; ++m) {
+        sizes.push_back(member.shared() % 4 == 0 ? 0 : member.shared() % 5000 * element);
+        total += sizes.back();
       }
-    });
-  }
+      std::vector<Bytes> inputs = contributions(member.topology, reduction.dtype, total / element, round);
+      Bytes right = expected(member.topology, inputs, reduction);
+      std::vector<Pieces> in;
+      std::size_t offset = 0, begin = 0;
+      for (int m = 0; m < size; ++m) {
+        in.emplace_back(inputs[at(member.topology.me)].data() + offset, sizes[at(m)]);
+        if (m == member.topology.me) begin = offset;
+        offset += sizes[at(m)];
+      }
+      Buffer out(sizes[at(member.topology.me)], element, member.own);
+      member.finish(collective::reducescatter(member.context(Kind::reducescatter), in, out.pieces(), reduction));
+      right = Bytes(right.begin() + static_cast<long>(begin),
+                    right.begin() + static_cast<long>(begin + sizes[at(member.topology.me)]));
+      CHECK(out.contents() == right);
+      CHECK(out.gaps_untouched());
+    }
+  });
 }
 
 TEST(barrier_waits_for_all) {

@@ -149,15 +149,18 @@ void compare(const Shape& shape, const std::vector<const char*>& sets) {
   }
 }
 
+// Reduces tensors of one element each.
 template <class T>
-T reduce_two(DType dtype, ReduceOp op, T a, T b, double prescale = 1, double postscale = 1, std::int64_t divisor = 1) {
-  const void* sources[] = {&a, &b};
+T reduce_elements(DType dtype, ReduceOp op, const std::vector<T>& elements, double prescale, double postscale,
+                  std::int64_t divisor) {
+  std::vector<const void*> sources;
+  for (const T& element : elements) sources.push_back(&element);
   T out{};
   Reduce work;
   work.dtype = dtype;
   work.op = op;
-  work.sources = sources;
-  work.count = 2;
+  work.sources = sources.data();
+  work.count = static_cast<int>(sources.size());
   work.out = &out;
   work.elements = 1;
   work.prescale = prescale;
@@ -168,20 +171,13 @@ T reduce_two(DType dtype, ReduceOp op, T a, T b, double prescale = 1, double pos
 }
 
 template <class T>
+T reduce_two(DType dtype, ReduceOp op, T a, T b, double prescale = 1, double postscale = 1, std::int64_t divisor = 1) {
+  return reduce_elements<T>(dtype, op, {a, b}, prescale, postscale, divisor);
+}
+
+template <class T>
 T scale_one(DType dtype, T value, double prescale, double postscale, std::int64_t divisor) {
-  const void* sources[] = {&value};
-  T out{};
-  Reduce work;
-  work.dtype = dtype;
-  work.sources = sources;
-  work.count = 1;
-  work.out = &out;
-  work.elements = 1;
-  work.prescale = prescale;
-  work.postscale = postscale;
-  work.divisor = divisor;
-  kernel::reduce(work);
-  return out;
+  return reduce_elements<T>(dtype, ReduceOp::sum, {value}, prescale, postscale, divisor);
 }
 
 std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value); }

@@ -1,21 +1,22 @@
 // A process that has opened the stand-ins for CUDA's libraries, and memory that tests share between processes.
-// Touches cuda/, memory, sockets.
+// Touches cuda/, os/, memory.
 #pragma once
 
 #include <dlfcn.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
-#include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
 #include "cuda/nccl.h"
 #include "cuda/nvrtc.h"
+#include "os/descriptor.h"
+#include "os/socket.h"
 
 namespace standin {
 
@@ -157,38 +158,19 @@ class Shared {
   SharedPage<Meeting> page_;
 };
 
-inline void send_descriptor(int to, int file) {
+inline void send_descriptor(int to, farandole::os::Descriptor file) {
   char byte = 1;
-  iovec part{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  cmsghdr* head = CMSG_FIRSTHDR(&message);
-  head->cmsg_level = SOL_SOCKET;
-  head->cmsg_type = SCM_RIGHTS;
-  head->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(head), &file, sizeof file);
-  CHECK(::sendmsg(to, &message, 0) == 1);
+  const iovec part{&byte, 1};
+  CHECK_EQUAL(farandole::os::send_some(to, {&part, 1}, {&file, 1}).bytes, std::size_t{1});
 }
 
-inline int receive_descriptor(int from) {
+inline farandole::os::Descriptor receive_descriptor(int from) {
   char byte = 0;
-  iovec part{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  CHECK(::recvmsg(from, &message, 0) == 1);
-  int file = -1;
-  const cmsghdr* head = CMSG_FIRSTHDR(&message);
-  CHECK(head != nullptr && head->cmsg_type == SCM_RIGHTS);
-  std::memcpy(&file, CMSG_DATA(head), sizeof file);
-  return file;
+  const iovec part{&byte, 1};
+  std::vector<farandole::os::Descriptor> files;
+  until([&] { return farandole::os::receive_some(from, {&part, 1}, &files).bytes == 1; });
+  CHECK_EQUAL(files.size(), std::size_t{1});
+  return std::move(files.front());
 }
 
 }  // namespace standin

@@ -1,5 +1,7 @@
 // The stand-ins for CUDA's libraries behave as the real ones: order on streams, memory of other processes, collectives
 // between real processes, and the faults that they are told to have. Touches cuda/, the stand-ins and processes.
+#include <sys/socket.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -94,14 +96,14 @@ TEST(memory_is_shared_with_another_process_by_descriptor_and_outlives_its_maker)
       *mine.words() = 41;
       int file = -1;
       CHECK(all.driver.mem_export(&file, mine.allocation, kPosixDescriptor, 0) == kSuccess);
-      standin::send_descriptor(sides[0], file);
+      standin::send_descriptor(sides[0], farandole::os::Descriptor(file));
     });
-    const int file = standin::receive_descriptor(sides[1]);
+    const farandole::os::Descriptor file = standin::receive_descriptor(sides[1]);
     CHECK_EQUAL(processes::result_of(maker), "");
     Libraries all;
     Allocation theirs = 0;
-    CHECK(all.driver.mem_import(&theirs, reinterpret_cast<void*>(static_cast<std::intptr_t>(file)), kPosixDescriptor) ==
-          kSuccess);
+    void* const name = reinterpret_cast<void*>(static_cast<std::intptr_t>(file.get()));
+    CHECK(all.driver.mem_import(&theirs, name, kPosixDescriptor) == kSuccess);
     standin::Mapped mapped(all.driver, theirs);
     CHECK_EQUAL(*mapped.words(), 41u);
   });

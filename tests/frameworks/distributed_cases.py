@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -25,26 +26,23 @@ def numbers(rank: int, dtype: torch.dtype, shape: Any = (2, 3)) -> torch.Tensor:
     return ((torch.arange(torch.Size(shape).numel()).reshape(shape) * 7 + rank * 3) % 11 + 1).to(dtype)
 
 
+def allreduced(rank: int, dtypes: list[torch.dtype], ops: tuple[Any, ...]) -> list[torch.Tensor]:
+    found = []
+    for dtype, op in itertools.product(dtypes, ops):
+        tensor = numbers(rank, dtype)
+        dist.all_reduce(tensor, op)
+        found.append(tensor)
+    return found
+
+
 @case
 def allreduce_of_whole_numbers(rank: int, size: int) -> Any:
-    found = []
-    for dtype in [*WHOLE, *FLOATS]:
-        for op in (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT):
-            tensor = numbers(rank, dtype)
-            dist.all_reduce(tensor, op)
-            found.append(tensor)
-    return found
+    return allreduced(rank, [*WHOLE, *FLOATS], (ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT))
 
 
 @case
 def allreduce_of_bits(rank: int, size: int) -> Any:
-    found = []
-    for dtype in WHOLE:
-        for op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR):
-            tensor = numbers(rank, dtype)
-            dist.all_reduce(tensor, op)
-            found.append(tensor)
-    return found
+    return allreduced(rank, WHOLE, (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR))
 
 
 @close

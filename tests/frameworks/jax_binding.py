@@ -6,20 +6,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from battery.binding import BARRIER, GRADIENTS, JOIN, Binding, Table
+from battery.binding import BARRIER, GRADIENTS, JOIN, Binding, Table, TracedBinding, numbers_of
 from battery.run import common, run_forms
 
 import farandole.jax as hvd
 from farandole.engine.interface import Array, DType
-
-OPERATIONS = """allreduce grouped_allreduce allgather grouped_allgather broadcast alltoall reducescatter
-    grouped_reducescatter"""
 
 
 class EagerBinding(Binding):
@@ -31,8 +27,7 @@ class EagerBinding(Binding):
         return jnp.asarray(np.asarray(values)).astype(getattr(jnp, kind))
 
     def array(self, tensor: Any) -> Array:
-        found = np.asarray(tensor)
-        return found.astype(np.float32) if found.dtype.name == "bfloat16" else found
+        return numbers_of(tensor)
 
     def dtype_of(self, tensor: Any) -> DType:
         return DType[tensor.dtype.name.upper()]
@@ -44,15 +39,10 @@ class EagerBinding(Binding):
         return {"complex": jnp.ones(4, jnp.complex64), "unsigned": jnp.ones(4, jnp.uint32)}
 
 
-class JitBinding(EagerBinding):
+class JitBinding(TracedBinding, EagerBinding):
     """Each operation is compiled and run as a function of its arrays."""
 
     offers = frozenset({BARRIER, JOIN})
-
-    def __init__(self) -> None:
-        self.hvd = SimpleNamespace(**{name: getattr(hvd, name) for name in dir(hvd) if not name.startswith("__")})
-        for name in OPERATIONS.split():
-            setattr(self.hvd, name, self.traced(getattr(hvd, name)))
 
     def traced(self, operation: Callable[..., Any]) -> Callable[..., Any]:
         def call(first: Any, *args: Any, **kwargs: Any) -> Any:

@@ -69,6 +69,21 @@ class Plain(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.05)
 
 
+class ByHand(Plain):
+    """Steps its optimizer itself."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, index: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.propagate(super().training_step(batch, index))
+        optimizer.step()
+
+    def propagate(self, loss: Any) -> None:
+        self.manual_backward(loss)
+
+
 def close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
     for name, tensor in wanted.items():
         torch.testing.assert_close(found[name], tensor, msg=functools.partial("{}: {}".format, name))
@@ -96,16 +111,6 @@ def uneven_data() -> None:
 @own
 def uneven_data_by_hand() -> None:
     """As above where the module steps its optimizer itself."""
-
-    class ByHand(Plain):
-        automatic_optimization = False
-
-        def training_step(self, batch: Any, index: int) -> Any:
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch, index))
-            optimizer.step()
-
     module = fresh(ByHand)
     trainer("ours", max_epochs=1, use_distributed_sampler=False).fit(
         module, DataLoader(Subset(data(4 * (SIZE + 1)), range(4 * (RANK + 2))), 4)
@@ -153,16 +158,11 @@ def closures() -> None:
 def plain_backward() -> None:
     """`loss.backward()` in manual optimization, where Lightning asks for `manual_backward`."""
 
-    class ByHand(Plain):
-        automatic_optimization = False
+    class ByLoss(ByHand):
+        def propagate(self, loss: Any) -> None:
+            loss.backward()
 
-        def training_step(self, batch: Any, index: int) -> None:
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            super().training_step(batch, index).backward()
-            optimizer.step()
-
-    module = fresh(ByHand)
+    module = fresh(ByLoss)
     trainer("ours", max_epochs=1).fit(module, loader())
     hvd.check_equal(module)
 

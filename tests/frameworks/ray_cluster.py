@@ -16,7 +16,7 @@ import tempfile
 import time
 import traceback
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,14 +156,20 @@ def cluster_fixture(*nodes: dict[str, Any], client: bool = False) -> Any:
     return cluster
 
 
-def main() -> None:
+def answering() -> Callable[[bool, Any], None]:
+    """A driver's function that sends an answer. What the driver prints from now on is no answer."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what Ray prints is no answer
+    os.dup2(2, 1)
 
     def answer(good: bool, value: Any) -> None:
         answers.write(ANSWER + json.dumps([good, value]) + "\n")
         answers.flush()
 
+    return answer
+
+
+def main() -> None:
+    answer = answering()
     import ray
     from ray.cluster_utils import Cluster as Nodes
 

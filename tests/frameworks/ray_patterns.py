@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+QUIET: dict[str, Any] = {"enable_progress_bar": False, "enable_checkpointing": False, "logger": False}
+
 
 def small_model() -> torch.nn.Module:
     torch.manual_seed(1)
@@ -111,9 +113,7 @@ def lightning_train_func() -> None:
         strategy=RayDDPStrategy(),
         plugins=[RayLightningEnvironment()],
         callbacks=[RayTrainReportCallback()],
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        logger=False,
+        **QUIET,
     )
     trainer = prepare_trainer(trainer)
     trainer.fit(lightning_module(), train_dataloaders=torch.utils.data.DataLoader(dataset(), batch_size=4))
@@ -144,9 +144,7 @@ def three_layers_train_func() -> None:
         devices=1,
         strategy="horovod",
         callbacks=[RayTrainReportCallback()],
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        logger=False,
+        **QUIET,
     )
     trainer.fit(lightning_module(), train_dataloaders=torch.utils.data.DataLoader(dataset(), batch_size=4))
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ray_cluster import ANSWER, HERE, MARK, ROOT, Cluster, marked
+from ray_cluster import HERE, MARK, ROOT, Cluster, answering, marked
 
 JAVA = 17
 MODULES = ("java.lang", "java.lang.invoke", "java.net", "java.nio", "java.util", "java.util.concurrent", "sun.nio.ch")
@@ -154,13 +154,7 @@ class Application(Cluster):
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what Spark prints is no answer
-
-    def answer(good: bool, value: Any) -> None:
-        answers.write(ANSWER + json.dumps([good, value]) + "\n")
-        answers.flush()
-
+    answer = answering()
     from pyspark.sql import SparkSession
 
     import farandole.rendezvous.sockets as sockets

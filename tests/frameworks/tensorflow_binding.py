@@ -6,20 +6,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from battery.binding import BARRIER, GRADIENTS, JOIN, Binding, Table
+from battery.binding import BARRIER, GRADIENTS, JOIN, Binding, Table, TracedBinding, numbers_of
 from battery.run import common, run_forms
 
 import farandole.tensorflow as hvd
 from farandole.engine.interface import Array, DType
 from farandole.tensorflow.failures import translated
-
-OPERATIONS = """allreduce grouped_allreduce allgather grouped_allgather broadcast alltoall reducescatter
-    grouped_reducescatter"""
 
 
 class EagerBinding(Binding):
@@ -30,8 +26,7 @@ class EagerBinding(Binding):
         return tf.cast(tf.convert_to_tensor(np.asarray(values)), getattr(tf, dtype.name.lower()))
 
     def array(self, tensor: Any) -> Array:
-        found = np.asarray(tensor)
-        return found.astype(np.float32) if found.dtype.name == "bfloat16" else found
+        return numbers_of(tensor)
 
     def dtype_of(self, tensor: Any) -> DType:
         return DType[np.asarray(tensor).dtype.name.upper()]
@@ -47,13 +42,8 @@ class EagerBinding(Binding):
         return {"complex": tf.ones(4, tf.complex64), "strings": tf.constant(["a", "b", "c", "d"])}
 
 
-class FunctionBinding(EagerBinding):
+class FunctionBinding(TracedBinding, EagerBinding):
     """Each operation is traced and run as a function of its tensors."""
-
-    def __init__(self) -> None:
-        self.hvd = SimpleNamespace(**{name: getattr(hvd, name) for name in dir(hvd) if not name.startswith("__")})
-        for name in OPERATIONS.split():
-            setattr(self.hvd, name, self.traced(getattr(hvd, name)))
 
     def traced(self, operation: Callable[..., Any]) -> Callable[..., Any]:
         def call(first: Any, *args: Any, **kwargs: Any) -> Any:

@@ -80,6 +80,28 @@ def backward(model: nn.Module, seed: int) -> None:
     loss_on(model, 100 * seed + hvd.rank()).backward()
 
 
+def synchronized(model: nn.Module, optimizer: Any, seed: int, **zero: Any) -> None:
+    """One step's gradients of all ranks, which are checked."""
+    optimizer.zero_grad(**zero)
+    wanted = expected_grads(model, [seed], list(range(hvd.size())), 1 / hvd.size())
+    backward(model, seed)
+    optimizer.synchronize()
+    same(grads_of(model), wanted)
+
+
+def apply(optimizer: Any) -> None:
+    """A step with the gradients as they are."""
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+def take_steps(model: nn.Module, optimizer: Any, count: int) -> None:
+    for step in range(count):
+        optimizer.zero_grad()
+        backward(model, step)
+        optimizer.step()
+
+
 class Branches(nn.Module):
     def __init__(self, sparse: bool = False) -> None:
         super().__init__()

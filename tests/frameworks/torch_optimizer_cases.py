@@ -16,6 +16,7 @@ import torch_script_cases  # noqa: F401 (adds its cases)
 from torch import nn
 from torch_job import (
     Branches,
+    apply,
     backward,
     case,
     data,
@@ -27,6 +28,8 @@ from torch_job import (
     run,
     same,
     small_model,
+    synchronized,
+    take_steps,
     wrap,
 )
 
@@ -58,8 +61,7 @@ def gradients_are_those_of_all_ranks() -> None:
             optimizer.synchronize()
             assert not optimizer._handles
             same(grads_of(model), wanted)
-            with optimizer.skip_synchronize():
-                optimizer.step()
+            apply(optimizer)
         equal_everywhere(model)
 
 
@@ -69,13 +71,8 @@ def groups_of_tensors() -> None:
     first, second, _, fourth = model.parameters()
     optimizer = wrap(model, groups=[[first, fourth], [second]])
     for step in range(3):
-        optimizer.zero_grad(set_to_none=step % 2 == 0)
-        wanted = expected_grads(model, [step], list(range(hvd.size())), 1 / hvd.size())
-        backward(model, step)
-        optimizer.synchronize()
-        same(grads_of(model), wanted)
-        with optimizer.skip_synchronize():
-            optimizer.step()
+        synchronized(model, optimizer, step, set_to_none=step % 2 == 0)
+        apply(optimizer)
     raises(ValueError, "only appear once", wrap, model, groups=[[first, second], [second]])
     raises(ValueError, "must consist of torch.Tensor", wrap, model, groups=[["first"]])
     raises(ValueError, "groups should be", wrap, model, groups=0)
@@ -95,8 +92,7 @@ def several_backward_passes() -> None:
         backward(model, step + 50)
         optimizer.synchronize()
         same(grads_of(model), wanted)
-        with optimizer.skip_synchronize():
-            optimizer.step()
+        apply(optimizer)
     optimizer.zero_grad()
     optimizer.set_backward_passes_per_step(1)
     assert optimizer.backward_passes_per_step == 1
@@ -133,8 +129,7 @@ def compressors() -> None:
             backward(model, step)
             optimizer.synchronize()
             same(grads_of(model), wanted, tolerance)
-            with optimizer.skip_synchronize():
-                optimizer.step()
+            apply(optimizer)
         equal_everywhere(model)
     assert Halved.seen == 12
 
@@ -180,8 +175,7 @@ def process_sets() -> None:
         backward(model, step)
         optimizer.synchronize()
         same(grads_of(model), wanted)
-        with optimizer.skip_synchronize():
-            optimizer.step()
+        apply(optimizer)
     assert optimizer.process_set is some
     if some.included():
         twin = pickle.loads(pickle.dumps(optimizer))
@@ -202,10 +196,7 @@ def adasum_of_equal_gradients_is_one_of_them() -> None:
             loss_on(one, step).backward()
             two.step()
     same(model.parameters(), local.parameters(), 1e-9)
-    for step in range(3):
-        optimizer.zero_grad()
-        backward(model, step)
-        optimizer.step()
+    take_steps(model, optimizer, 3)
     equal_everywhere(model)
     raises(AssertionError, "Adasum", optimizer.skip_synchronize)
     model, optimizer = copy.deepcopy((model, pickle.loads(pickle.dumps((model, optimizer)))))[1]
@@ -290,8 +281,7 @@ def missing_gradients_count_as_zeros() -> None:
                     wanted = torch.zeros_like(theirs) if theirs.grad is None else theirs.grad
                     same([ours.grad.to_dense()], [wanted.to_dense()])
                 assert model.words.weight.grad.is_sparse == sparse
-                with optimizer.skip_synchronize():
-                    optimizer.step()
+                apply(optimizer)
             equal_everywhere(model)
 
 
@@ -318,8 +308,7 @@ def one_hook_speaks_for_small_gradients() -> None:
             backward(model, step)
         optimizer.synchronize()
         same(grads_of(model), wanted)
-        with optimizer.skip_synchronize():
-            optimizer.step()
+        apply(optimizer)
 
     assert hooks() == 1
     check([0])
@@ -336,8 +325,7 @@ def one_hook_speaks_for_small_gradients() -> None:
             loss.backward(inputs=[param for layer in part for param in layer.parameters()])
         optimizer.synchronize()
         same(grads_of(model), wanted)
-        with optimizer.skip_synchronize():
-            optimizer.step()
+        apply(optimizer)
     # Over gradients that are kept and filled with zeros nobody can tell what is new: every one has its hook again.
     model = deep_model()
     optimizer = wrap(model)
@@ -528,11 +516,7 @@ def parameters_in_another_order_on_each_rank() -> None:
     optimizer = torch.optim.SGD([param for _, param in turned], lr=0.1)
     optimizer = hvd.DistributedOptimizer(optimizer, turned)
     for step in range(3):
-        optimizer.zero_grad()
-        wanted = expected_grads(model, [step], list(range(hvd.size())), 1 / hvd.size())
-        backward(model, step)
-        optimizer.synchronize()
-        same(grads_of(model), wanted)
+        synchronized(model, optimizer, step)
     equal_everywhere(model)
 
 
@@ -571,10 +555,7 @@ def after_an_error_it_goes_on() -> None:
     assert not optimizer._handles
     model = small_model()
     optimizer = wrap(model)
-    for step in range(3):
-        optimizer.zero_grad()
-        backward(model, step)
-        optimizer.step()
+    take_steps(model, optimizer, 3)
     equal_everywhere(model)
 
 
@@ -615,10 +596,7 @@ def another_world() -> None:
     model = small_model()
     optimizer = wrap(model)
     for _ in range(2):
-        for step in range(3):
-            optimizer.zero_grad()
-            backward(model, step)
-            optimizer.step()
+        take_steps(model, optimizer, 3)
         hvd.shutdown()
         hvd.init(process_sets="dynamic")
     equal_everywhere(model)

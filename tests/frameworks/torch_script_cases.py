@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch_job import (
     Branches,
+    apply,
     backward,
     case,
     data,
@@ -31,6 +32,8 @@ from torch_job import (
     raises,
     same,
     small_model,
+    synchronized,
+    take_steps,
     wrap,
 )
 
@@ -107,8 +110,7 @@ def clipping_after_synchronize() -> None:
         assert torch.equal(hvd.allreduce(norm, op=hvd.Max), norm)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            with optimizer.skip_synchronize():
-                optimizer.step()
+            apply(optimizer)
     equal_everywhere(model)
     optimizer.zero_grad()
     backward(model, 9)
@@ -315,13 +317,8 @@ def copies_and_pickles() -> None:
         assert type(other) is type(optimizer)
         assert str(other.state_dict()) == str(optimizer.state_dict())
         for step in range(3):
-            other.zero_grad()
-            wanted = expected_grads(twin, [step], list(range(hvd.size())), 1 / hvd.size())
-            backward(twin, step)
-            other.synchronize()
-            same(grads_of(twin), wanted)
-            with other.skip_synchronize():
-                other.step()
+            synchronized(twin, other, step)
+            apply(other)
         equal_everywhere(twin)
 
 
@@ -337,10 +334,7 @@ def state_goes_around() -> None:
     backward(model, 1)
     optimizer.load_state_dict(inner.state_dict())  # in the middle of a step
     assert not optimizer._handles
-    for step in range(3):
-        optimizer.zero_grad()
-        backward(model, step)
-        optimizer.step()
+    take_steps(model, optimizer, 3)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     assert float(optimizer.state_dict()["state"][0]["step"]) == 4
@@ -476,8 +470,7 @@ def checkpointed_and_threaded() -> None:
                 x.square().mean().backward()
                 optimizer.synchronize()
                 same(grads_of(model), wanted)
-                with optimizer.skip_synchronize():
-                    optimizer.step()
+                apply(optimizer)
 
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             pool.submit(train).result()
@@ -504,8 +497,7 @@ def compiled_model() -> None:
         compiled(data(100 * step + hvd.rank())).square().mean().backward()
         optimizer.synchronize()
         same(grads_of(model), wanted)
-        with optimizer.skip_synchronize():
-            optimizer.step()
+        apply(optimizer)
     equal_everywhere(model)
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert graphs, "nothing was compiled"

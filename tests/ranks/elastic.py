@@ -26,8 +26,21 @@ import farandole
 SOURCE = str(Path(farandole.__file__).parents[1])
 RUN = [sys.executable, "-m", "farandole", "run"]
 LONG = "CHAOS_N" in os.environ  # `make chaos`: long tests run in full
+# Children as data loaders have them: one in its parent's session, one in a session of its own.
+CHILDREN = """
+import os, time
+def fork_children():
+    for kind in ("loader", "setsid"):
+        if os.fork() == 0:
+            if kind == "setsid":
+                os.setsid()
+            time.sleep(120)  # sleep: until it is killed
+            os._exit(0)
+"""
 # Runs steps until the file FINISH exists. `weights` is the state: every step changes it, so that two histories differ.
-PROGRAM = """
+PROGRAM = (
+    CHILDREN
+    + """
 import ctypes, faulthandler, hashlib, json, os, sys, threading, time
 import numpy as np
 import farandole as hvd
@@ -79,12 +92,7 @@ hvd.init()
 if saves:
     runtime.membership.set_saving(True)
 if os.environ.get("JOB_CHILDREN"):
-    for kind in ("loader", "setsid"):
-        if os.fork() == 0:
-            if kind == "setsid":
-                os.setsid()
-            time.sleep(120)  # sleep: until it is killed
-            os._exit(0)
+    fork_children()
 say("up", **place())
 fresh = True
 while True:
@@ -121,6 +129,7 @@ while True:
 say("end", **place())
 hvd.shutdown()
 """
+)
 
 
 class ElasticJob:

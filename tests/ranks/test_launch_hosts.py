@@ -17,6 +17,7 @@ from typing import Any
 
 import bed
 import pytest
+from elastic import CHILDREN
 from waiting import in_time, until
 
 from farandole.launch import spawn
@@ -34,14 +35,9 @@ print("said " + json.dumps([socket.gethostname(), hvd.rank(), hvd.local_rank(), 
                             float(total[0]), os.getcwd(), {name: os.environ.get(name) for name in names}]))
 hvd.shutdown()
 """
-CHILDREN = """
-import os, time
-for kind in ("loader", "setsid"):
-    if os.fork() == 0:
-        if kind == "setsid":
-            os.setsid()
-        time.sleep(120)  # sleep: until it is killed
-        os._exit(0)
+WITH_CHILDREN = f"""
+{CHILDREN}
+fork_children()
 print("up", flush=True)
 time.sleep(120)  # sleep: until it is killed
 """
@@ -231,7 +227,7 @@ def test_rows_21_22_whoever_is_killed_nothing_is_left_on_any_host(who: str) -> N
     worst = 0.0
     with bed.hosts(2, ssh=True) as hosts:
         for turn in range(MOMENTS):
-            words = [*RUN, "-np", "3", "-H", "host1:1,host2:2", sys.executable, "-c", CHILDREN]
+            words = [*RUN, "-np", "3", "-H", "host1:1,host2:2", sys.executable, "-c", WITH_CHILDREN]
             pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
             with hosts[0].start(words, ENVIRONMENT, **pipe) as launcher:
                 try:

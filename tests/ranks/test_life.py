@@ -93,10 +93,10 @@ report(failed=[name for name, good in checks.items() if not good])
 
 
 needs_native = pytest.mark.skipif("native" not in ENGINES, reason="the native library is not built")
+native_links = pytest.mark.parametrize("links", [pytest.param(name, marks=needs_native) for name in HOSTS])
 
 
-@needs_native
-@pytest.mark.parametrize("links", HOSTS)
+@native_links
 def test_two_hundred_worlds_in_one_process(links: str) -> None:
     body = """
 def alive(task):
@@ -128,8 +128,7 @@ report(descriptors=late[0] - early[0], threads=late[1] - early[1], resident=late
         assert found["resident"] < 4 << 20, "160 lives may not cost 4 MiB"
 
 
-@needs_native
-@pytest.mark.parametrize("links", HOSTS)
+@native_links
 def test_a_rank_that_leaves_late_does_not_disturb_the_next_init(links: str) -> None:
     """Rank 0 is in its next init already while rank 1 still holds its old engine."""
     body = """
@@ -152,8 +151,7 @@ hvd.shutdown()
     assert jobs.run(body, 2, HOSTS[links]) == [{"sum": 2.0}] * 2
 
 
-@needs_native
-@pytest.mark.parametrize("links", HOSTS)
+@native_links
 def test_the_last_operation_completes_although_a_peer_shuts_down_early(links: str) -> None:
     """Ranks shut down as soon as their last operation is done: every rank must get its result."""
     body = """
@@ -166,8 +164,7 @@ report(good=True)
     assert jobs.run(body, 3, [*HOSTS[links], "one"], timeout=60.0) == [{"good": True}] * 3
 
 
-@needs_native
-@pytest.mark.parametrize("links", HOSTS)
+@native_links
 def test_forked_children_are_harmless(links: str) -> None:
     body = """
 import multiprocessing

@@ -129,9 +129,7 @@ def error(call):
 
 
 def test_all_members_get_the_error_when_one_cannot_create_a_group() -> None:
-    body = (
-        FOUNDED
-        + """
+    body = """
 hvd.init()
 if rank == 1:
     used = max(int(number) for number in os.listdir("/proc/self/fd")) + 1
@@ -154,16 +152,13 @@ report(said=said)
 hvd.allreduce(np.ones(1))  # the world goes on
 hvd.shutdown()
 """
-    )
-    zero, one = jobs.run(body, 2)
+    zero, one = jobs.run(FOUNDED + body, 2)
     assert "too few file descriptors" in one["said"], one
     assert "rank 1 could not make process set" in zero["said"], zero
 
 
 def test_a_group_with_a_member_that_has_left_says_so() -> None:
-    body = (
-        FOUNDED
-        + """
+    body = """
 hvd.init()
 if rank == 1:
     hvd.shutdown()
@@ -175,6 +170,5 @@ else:
         pass
     report(said=error(found) or error(use))
 """
-    )
-    zero, _ = jobs.run(body, 2)
+    zero, _ = jobs.run(FOUNDED + body, 2)
     assert "rank 1 has been shut down" in zero["said"], zero

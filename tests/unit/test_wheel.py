@@ -39,14 +39,20 @@ def test_a_wheel_with_the_fault_injector_is_refused(tmp_path: Path) -> None:
         wheel.check(path, "x86_64")
 
 
-def test_the_stand_in_for_horovod_has_its_extras_and_asks_for_farandole(tmp_path: Path) -> None:
-    path = wheel.stand_in(tmp_path)
-    assert path.name == "horovod-0.28.1+farandole-py3-none-any.whl"
+def unpacked(path: Path, name: str, version: str) -> importlib.metadata.Distribution:
+    """What a wheel of metadata alone installs, beside the wheel."""
+    assert path.name == f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path) as archive:
-        assert all(name.startswith("horovod-0.28.1+farandole.dist-info/") for name in archive.namelist())
-        archive.extractall(tmp_path)
-    (found,) = importlib.metadata.distributions(name="horovod", path=[str(tmp_path)])
-    assert found.version == "0.28.1+farandole" and (found.requires or [])[0].startswith("farandole>=")
+        assert all(file.startswith(f"{name}-{version}.dist-info/") for file in archive.namelist())
+        archive.extractall(path.parent)
+    (found,) = importlib.metadata.distributions(name=name.replace("_", "-"), path=[str(path.parent)])
+    assert found.version == version
+    return found
+
+
+def test_the_stand_in_for_horovod_has_its_extras_and_asks_for_farandole(tmp_path: Path) -> None:
+    found = unpacked(wheel.stand_in(tmp_path), "horovod", "0.28.1+farandole")
+    assert (found.requires or [])[0].startswith("farandole>=")
     extras = (
         "all-frameworks tensorflow tensorflow-cpu tensorflow-gpu keras pytorch mxnet spark pytorch-spark ray dev test"
     )
@@ -54,11 +60,5 @@ def test_the_stand_in_for_horovod_has_its_extras_and_asks_for_farandole(tmp_path
 
 
 def test_the_stand_in_for_lightning_horovod_asks_for_farandole_with_lightning(tmp_path: Path) -> None:
-    path = wheel.lightning_stand_in(tmp_path)
-    assert path.name == "lightning_horovod-0.1.0+farandole-py3-none-any.whl"
-    with zipfile.ZipFile(path) as archive:
-        assert all(name.startswith("lightning_horovod-0.1.0+farandole.dist-info/") for name in archive.namelist())
-        archive.extractall(tmp_path)
-    (found,) = importlib.metadata.distributions(name="lightning-horovod", path=[str(tmp_path)])
-    assert found.version == "0.1.0+farandole"
+    found = unpacked(wheel.lightning_stand_in(tmp_path), "lightning_horovod", "0.1.0+farandole")
     assert [need.partition(">")[0] for need in found.requires or []] == ["farandole[lightning]"]

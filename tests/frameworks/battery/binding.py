@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,30 @@ class Binding:
         assert found.shape == expected.shape, f"shape {found.shape} instead of {expected.shape}"
         assert np.array_equal(found, expected.astype(found.dtype)), f"{found} instead of {expected}"
         assert dtype is None or self.dtype_of(tensor) == dtype, f"{self.dtype_of(tensor)} instead of {dtype}"
+
+
+OPERATIONS = """allreduce grouped_allreduce allgather grouped_allgather broadcast alltoall reducescatter
+    grouped_reducescatter"""
+
+
+class TracedBinding(Binding):
+    """Each operation runs inside of a function that the framework traces or compiles."""
+
+    def __init__(self) -> None:
+        module = self.hvd
+        self.hvd = SimpleNamespace(**{name: getattr(module, name) for name in dir(module) if not name.startswith("__")})
+        for name in OPERATIONS.split():
+            setattr(self.hvd, name, self.traced(getattr(module, name)))
+
+    def traced(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that traces this operation on its arguments, and runs it."""
+        raise NotImplementedError
+
+
+def numbers_of(tensor: Any) -> Array:
+    """What NumPy makes of a tensor; bfloat16 as float32."""
+    found = np.asarray(tensor)
+    return found.astype(np.float32) if found.dtype.name == "bfloat16" else found
 
 
 Body = Callable[[Any, int, int], None]  # of a binding, this rank and the number of ranks

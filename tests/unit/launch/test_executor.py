@@ -217,21 +217,40 @@ def test_bad_arguments(more: dict[str, Any], said: str) -> None:
         farandole.run(count, **more)
 
 
+INTERRUPTED = """
+import time, farandole
+def work():
+    print("working", flush=True)
+    time.sleep(60)  # sleep: until it is interrupted
+if __name__ == "__main__":
+    with farandole.Executor(2) as executor:
+        try:
+            executor.run(work)
+        except KeyboardInterrupt:
+            print("interrupted", executor.run(int), flush=True)
+"""
+STUCK = """
+import os, signal, farandole
+if __name__ == "__main__":
+    executor = farandole.Executor(2).start()
+    pids = executor.run(os.getpid)
+    os.kill(pids[1], signal.SIGSTOP)
+    executor.submit(len, 1, bytes(60_000_000))
+    [executor.submit(len, 0, bytes(1 << 20)).result(10) for _ in range(5)]
+    print(*pids, flush=True)
+    signal.pause()
+"""
+
+
+def started(folder: Path, text: str) -> subprocess.Popen[str]:
+    """A script that runs; its output can be read."""
+    script = folder / "script.py"
+    script.write_text(text)
+    return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+
+
 def test_ctrl_c_ends_the_work(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import time, farandole\n"
-        "def work():\n"
-        "    print('working', flush=True)\n"
-        "    time.sleep(60)\n"  # sleep: until it is interrupted
-        "if __name__ == '__main__':\n"
-        "    with farandole.Executor(2) as executor:\n"
-        "        try:\n"
-        "            executor.run(work)\n"
-        "        except KeyboardInterrupt:\n"
-        "            print('interrupted', executor.run(int), flush=True)\n"
-    )
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as process:
+    with started(tmp_path, INTERRUPTED) as process:
         assert process.stdout is not None
         for _ in range(2):
             assert "working" in process.stdout.readline()
@@ -277,19 +296,7 @@ def test_a_rank_that_does_not_read_does_not_block_the_others() -> None:
 
 
 def test_a_launcher_that_is_killed_while_a_rank_does_not_read_leaves_nothing(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import os, signal, farandole\n"
-        "if __name__ == '__main__':\n"
-        "    executor = farandole.Executor(2).start()\n"
-        "    pids = executor.run(os.getpid)\n"
-        "    os.kill(pids[1], signal.SIGSTOP)\n"
-        "    executor.submit(len, 1, bytes(60_000_000))\n"
-        "    [executor.submit(len, 0, bytes(1 << 20)).result(10) for _ in range(5)]\n"
-        "    print(*pids, flush=True)\n"
-        "    signal.pause()\n"
-    )
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as process:
+    with started(tmp_path, STUCK) as process:
         assert process.stdout is not None
         pids = [int(word) for word in process.stdout.readline().split()]
         pids += [parent(pids[0]), parent(parent(pids[0]))]
