@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-QUIET: dict[str, Any] = {"enable_progress_bar": False, "enable_checkpointing": False, "logger": False}
-
 
 def small_model() -> torch.nn.Module:
     torch.manual_seed(1)
@@ -113,7 +111,9 @@ def lightning_train_func() -> None:
         strategy=RayDDPStrategy(),
         plugins=[RayLightningEnvironment()],
         callbacks=[RayTrainReportCallback()],
-        **QUIET,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        logger=False,
     )
     trainer = prepare_trainer(trainer)
     trainer.fit(lightning_module(), train_dataloaders=torch.utils.data.DataLoader(dataset(), batch_size=4))
@@ -144,7 +144,9 @@ def three_layers_train_func() -> None:
         devices=1,
         strategy="horovod",
         callbacks=[RayTrainReportCallback()],
-        **QUIET,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        logger=False,
     )
     trainer.fit(lightning_module(), train_dataloaders=torch.utils.data.DataLoader(dataset(), batch_size=4))
 

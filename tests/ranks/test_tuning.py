@@ -196,13 +196,16 @@ def test_a_rank_that_is_killed_while_tuning_is_a_peer_lost() -> None:
             assert jobs.results(job, rank)[-1] == {"error": "PeerLost", "rank": 1, "tuned": True}, job.stderr(rank)
 
 
+WHOLE_NUMBER = "a whole number, at least 0"
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "text"),
     [
         ("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE", "1.5", "a number, at least 0, at most 1"),
-        ("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "-1", "a whole number, at least 0"),
-        ("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "many", "a whole number, at least 0"),
-        ("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "1.5", "a whole number, at least 0"),
+        ("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "-1", WHOLE_NUMBER),
+        ("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "many", WHOLE_NUMBER),
+        ("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "1.5", WHOLE_NUMBER),
         ("HOROVOD_AUTOTUNE", "perhaps", "0 or 1"),
     ],
 )
