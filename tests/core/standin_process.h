@@ -65,11 +65,11 @@ struct Libraries {
 
  private:
   template <class Table>
-  static int open(const cuda::Kind& kind, const char* file, Table& table) {
+  static int open(const cuda::LibraryDescription& library, const char* file, Table& table) {
     std::vector<cuda::Place> places(1);
     places[0].source = cuda::Source::setting;
     places[0].path = std::string(FARANDOLE_STANDINS) + file;
-    const cuda::Report report = cuda::open(kind, places, &table);
+    const cuda::Report report = cuda::open(library, places, &table);
     CHECK_EQUAL(report.why, "");
     return report.version;
   }
