@@ -29,6 +29,10 @@ def _setting(default: Any, help: str, *aliases: str, **more: Any) -> Any:
     return dataclasses.field(default=default, metadata={"help": help, "aliases": aliases, **more})
 
 
+def _seconds(default: float, help: str, *aliases: str, **more: Any) -> Any:
+    return _setting(default, help, *aliases, unit="seconds", minimum=0, **more)
+
+
 def _ignored(default: Any, why: str, *aliases: str, **more: Any) -> Any:
     """A setting that scripts for Horovod may set, but that is ignored; `why` says the reason."""
     return _setting(default, f"accepted, but ignored: {why}", *aliases, no_effect=why, **more)
@@ -253,15 +257,11 @@ class Config:
     )
 
     # Times.
-    start_timeout: float = _setting(
-        30.0, "how long init waits for all ranks", "HOROVOD_START_TIMEOUT", unit="seconds", minimum=0
-    )
-    survivor_grace_seconds: float = _setting(
+    start_timeout: float = _seconds(30.0, "how long init waits for all ranks", "HOROVOD_START_TIMEOUT")
+    survivor_grace_seconds: float = _seconds(
         1.0,
         "after a rank has failed, or was lost with its agent, the others have this time to end before they get "
         "SIGTERM; in an elastic job they have as long as they need",
-        unit="seconds",
-        minimum=0,
     )
     suspect_seconds: float = _setting(
         2.0,
@@ -270,11 +270,8 @@ class Config:
         minimum=0.5,
         maximum=3600,
     )
-    stall_note_seconds: float = _setting(
-        5.0,
-        "when a line is logged about a tensor that some ranks have not submitted; 0: never",
-        unit="seconds",
-        minimum=0,
+    stall_note_seconds: float = _seconds(
+        5.0, "when a line is logged about a tensor that some ranks have not submitted; 0: never"
     )
     stall_check_disable: bool = _setting(
         False,
@@ -284,21 +281,17 @@ class Config:
         yaml="stall_check.enabled",
         inverted=True,
     )
-    stall_check_time_seconds: float = _setting(
+    stall_check_time_seconds: float = _seconds(
         60.0,
         "when stalled tensors are reported in full, and how often the report is repeated",
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
-        unit="seconds",
-        minimum=0,
         flag="--stall-check-warning-time-seconds",
         yaml="stall_check.warning_time_seconds",
     )
-    stall_shutdown_time_seconds: float = _setting(
+    stall_shutdown_time_seconds: float = _seconds(
         0.0,
         "end the job when a tensor has been stalled this long; 0 never; ignored below the warning time",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-        unit="seconds",
-        minimum=0,
         flag="--stall-check-shutdown-time-seconds",
         yaml="stall_check.shutdown_time_seconds",
     )
@@ -332,12 +325,10 @@ class Config:
     )
 
     # For scripts and command lines of Horovod; each help text says what is done instead.
-    gloo_timeout_seconds: float = _setting(
+    gloo_timeout_seconds: float = _seconds(
         60.0,
         "a peer on another host that is silent for this long is lost; less than 60 counts as 60",
         "HOROVOD_GLOO_TIMEOUT_SECONDS",
-        unit="seconds",
-        minimum=0,
         yaml="library_options.gloo_timeout_seconds",
     )
     num_nccl_streams: int = _ignored(
@@ -380,19 +371,13 @@ class Config:
     )
     ccl_cache: bool = _ignored(False, "oneCCL is not used", "HOROVOD_CCL_CACHE")
     disable_nvtx_ranges: bool = _ignored(False, "there are no NVTX ranges", "HOROVOD_DISABLE_NVTX_RANGES")
-    elastic_timeout: float = _setting(
+    elastic_timeout: float = _seconds(
         600.0,
         "how long an elastic job waits for --min-np ranks (at the start: -np) before it gives up",
         "HOROVOD_ELASTIC_TIMEOUT",
-        unit="seconds",
-        minimum=0,
     )
-    spark_start_timeout: float = _setting(
-        600.0,
-        "how long a job on Spark waits for its tasks to start",
-        "HOROVOD_SPARK_START_TIMEOUT",
-        unit="seconds",
-        minimum=0,
+    spark_start_timeout: float = _seconds(
+        600.0, "how long a job on Spark waits for its tasks to start", "HOROVOD_SPARK_START_TIMEOUT"
     )
     spark_use_local_rank_gpu_index: bool = _setting(
         False,

@@ -14,10 +14,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..engine.interface import Array, Kind, Outcome, ReduceOp
+from ..engine.interface import NAMES, Array, Kind, Outcome, ReduceOp, unsupported
 from ..operations import requests
-from ..operations.pending import Submission
+from ..operations.pending import Submission, names_of
 from ..world.groups import ProcessSet, global_process_set
+from ..world.runtime import runtime
 from ..world.world import World
 
 _lock = threading.Lock()
@@ -44,6 +45,15 @@ class Work:
     def label(self) -> str:
         """Horovod's name for such nodes."""
         return f"Horovod{self.kind.name.capitalize()}"
+
+
+def check(work: Work, what: str, tensors: Sequence[Any]) -> None:
+    """TypeError or ValueError for a call that must fail now, and not when a graph runs. `what`: tensors or arrays."""
+    names_of("name", work.name)
+    runtime.world.groups.members(work.process_set)
+    for tensor in tensors:
+        if tensor.dtype.name not in NAMES:
+            raise unsupported(what, tensor.dtype.name)
 
 
 def own_name(framework: str, name: str) -> str:

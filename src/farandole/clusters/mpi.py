@@ -29,12 +29,10 @@ def open_mpi(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank |
     title = "Open MPI"
     if (numbers := place(title, environ, "OMPI_COMM_WORLD")) is None:
         return None
-    rank, size, local_rank, local_size = numbers
     # The namespace is a short hash in Open MPI 4: the other two are there so that no other job has the same key.
     needed = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "JSM_NAMESPACE_ID")
     more = ("OMPI_MCA_orte_hnp_uri", "OMPI_MCA_orte_precondition_transports", "LSB_JOBID")
-    found = key(title, environ, (*needed, *more), needed) if size > 1 else title
-    return ClusterRank("openmpi", title, rank, size, local_rank, local_size, host, found, mpi=True)
+    return _found("openmpi", title, numbers, host, lambda: key(title, environ, (*needed, *more), needed))
 
 
 def mvapich2(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
@@ -42,9 +40,7 @@ def mvapich2(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank |
     title = "MVAPICH2"
     if (numbers := place(title, environ, "MV2_COMM_WORLD")) is None:
         return None
-    rank, size, local_rank, local_size = numbers
-    found = _hydra_key(title, environ, ancestors, size == local_size) if size > 1 else title
-    return ClusterRank("mvapich2", title, rank, size, local_rank, local_size, host, found, mpi=True)
+    return _found("mvapich2", title, numbers, host, lambda: _hydra_key(title, environ, ancestors, numbers))
 
 
 def hydra(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
@@ -54,9 +50,8 @@ def hydra(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | No
     intel = any(name.startswith("I_MPI_") for name in environ)
     title = "Intel MPI" if intel else "MPICH"
     names = (("PMI_RANK", "PMI_ID"), ("PMI_SIZE",), ("MPI_LOCALRANKID",), ("MPI_LOCALNRANKS",))
-    rank, size, local_rank, local_size = (number(title, environ, *each) for each in names)
-    found = _hydra_key(title, environ, ancestors, size == local_size) if size > 1 else title
-    return ClusterRank("mpich", title, rank, size, local_rank, local_size, host, found, mpi=True)
+    numbers = [number(title, environ, *each) for each in names]
+    return _found("mpich", title, numbers, host, lambda: _hydra_key(title, environ, ancestors, numbers))
 
 
 def pals(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
@@ -65,10 +60,9 @@ def pals(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | Non
         return None
     title = "PALS"
     names = [(f"PMI_{what}", f"PALS_{own}") for what, own in PALS_NAMES.items()]
-    rank, size, local_rank, local_size = (number(title, environ, *each) for each in names)
+    numbers = [number(title, environ, *each) for each in names]
     needed = ("PALS_APID", "PMI_JOBID")
-    found = key(title, environ, (*needed, "PBS_JOBID"), needed) if size > 1 else title
-    return ClusterRank("pals", title, rank, size, local_rank, local_size, host, found, mpi=True)
+    return _found("pals", title, numbers, host, lambda: key(title, environ, (*needed, "PBS_JOBID"), needed))
 
 
 def jsrun(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
@@ -76,17 +70,23 @@ def jsrun(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | No
     title = "jsrun"
     if (numbers := place(title, environ, "JSM_NAMESPACE")) is None:
         return None
-    rank, size, local_rank, local_size = numbers
     # LSB_JOBID alone would be the same for two steps of one allocation.
     needed = ("PMIX_NAMESPACE", "JSM_NAMESPACE_ID", "JSM_JSRUN_STEP_ID")
-    found = key(title, environ, (*needed, "LSB_JOBID"), needed) if size > 1 else title
-    return ClusterRank("jsrun", title, rank, size, local_rank, local_size, host, found, mpi=True)
+    return _found("jsrun", title, numbers, host, lambda: key(title, environ, (*needed, "LSB_JOBID"), needed))
 
 
-def _hydra_key(title: str, environ: Environ, ancestors: Ancestors, one_host: bool) -> str:
+def _found(launcher: str, title: str, numbers: Sequence[int], host: str, find_key: Callable[[], str]) -> ClusterRank:
+    """`numbers`: rank, size, local rank and local size. A job of one rank needs no key."""
+    rank, size, local_rank, local_size = numbers
+    key_of_job = find_key() if size > 1 else title
+    return ClusterRank(launcher, title, rank, size, local_rank, local_size, host, key_of_job, mpi=True)
+
+
+def _hydra_key(title: str, environ: Environ, ancestors: Ancestors, numbers: Sequence[int]) -> str:
     """Hydra exports no name of the job. On one host the ranks have one proxy; over hosts all proxies use one port."""
+    _, size, _, local_size = numbers
     proxy = next((process for process in ancestors() if process.name == HYDRA_PROXY), None)
-    if proxy is not None and one_host:
+    if proxy is not None and size == local_size:
         return f"hydra proxy {proxy.pid} started {proxy.started}"
     if proxy is not None:
         options = ("--control-port", "--upstream-host", "--upstream-port", "--pgid")

@@ -81,7 +81,12 @@ def dtype_of(array: Array) -> DType:
         return found
     if array.dtype.name == "bfloat16":
         return DType.BFLOAT16
-    raise ValueError(f"arrays of dtype {array.dtype} are not supported; supported are {', '.join(NAMES)}")
+    raise unsupported("arrays", array.dtype)
+
+
+def unsupported(what: str, dtype: Any) -> ValueError:
+    """The error for elements that cannot be sent, as for `"arrays"`."""
+    return ValueError(f"{what} of dtype {dtype} are not supported; supported are {', '.join(NAMES)}")
 
 
 def _dtype_of_memory(memory: Any) -> DType:

@@ -11,11 +11,9 @@ It has no fusion, shared memory, plan or stall report: results depend only on th
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 import time
-import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +23,7 @@ import numpy as np
 
 from ..base import errors
 from ..base.config import Config
+from ..base.forks import abandoned_in_children
 from .interface import STORAGE, DType, Kind, Outcome, ReduceOp, Request, Span, Spans
 from .reference_links import Link, Record
 from .specification import Bucket, Communicator, Coordinator, RequestData, check, run_collective
@@ -65,6 +64,9 @@ class Pending:
 
 def left_error(peer: int) -> errors.ShutDown:
     return errors.ShutDown(f"Horovod has been shut down. Rank {peer} has left the job.", rank=peer)
+
+
+ENGINES = abandoned_in_children()
 
 
 class ReferenceEngine:
@@ -472,14 +474,3 @@ class ReferenceEngine:
 
     def trace_drain(self) -> bytes:
         return self.record.drain()
-
-
-ENGINES: weakref.WeakSet[ReferenceEngine] = weakref.WeakSet()
-
-
-def abandon_in_child() -> None:
-    for engine in ENGINES:
-        engine.abandon()
-
-
-os.register_at_fork(after_in_child=abandon_in_child)

@@ -13,18 +13,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..base.errors import (
-    FarandoleTimeout,
-    HorovodInternalError,
-    HostsUpdatedInterrupt,
-    Mismatch,
-    NotInitialized,
-    PeerLost,
-    Revoked,
-    ShutDown,
-)
+from ..base.errors import HostsUpdatedInterrupt
 from ..base.named import module_of
+from ..bindings import errors as _errors
 from ..bindings import face as _face
+from ..bindings.errors import *  # noqa: F403 - the errors of every binding
 from ..bindings.face import *  # noqa: F403 - the names of every binding
 from .compression import Compression, Compressor
 from .failures import translated
@@ -49,14 +42,7 @@ __all__ = [
     "Compression",
     "Compressor",
     "DistributedOptimizer",
-    "FarandoleTimeout",
-    "HorovodInternalError",
     "HostsUpdatedInterrupt",
-    "Mismatch",
-    "NotInitialized",
-    "PeerLost",
-    "Revoked",
-    "ShutDown",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -79,6 +65,7 @@ __all__ = [
     "translated",
     "value_and_grad",
 ]
+__all__ += _errors.__all__
 __all__ += _face.__all__
 
 

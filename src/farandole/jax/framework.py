@@ -1,36 +1,17 @@
 # JAX itself: present and new enough or an ImportError says what to install.
-# Touches the import system, the version of JAX and private.
+# Touches the import system, bindings/required and private.
 """`jax` is JAX. Every file of this binding imports it from here, after its private names were found."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..base import tested
-from ..bindings.compat import is_version_greater_equal_than
+from ..base.named import module_of
+from ..bindings.required import required
 
-LEAST = tested.LEAST["jax"]
+jax: Any = required("jax", "JAX")
 
-
-def require() -> Any:
-    """Imports JAX. ImportError says what to install."""
-    try:
-        import jax
-        import jax.extend.core
-    except ModuleNotFoundError as error:
-        if error.name != "jax":
-            raise
-        raise ImportError(
-            f"farandole.jax needs JAX {LEAST} or newer, and it is not installed: pip install jax"
-        ) from None
-    if not is_version_greater_equal_than(jax.__version__, LEAST):
-        raise ImportError(
-            f"farandole.jax needs JAX {LEAST} or newer; this is {jax.__version__}: pip install --upgrade jax"
-        )
-    return jax
-
-
-jax: Any = require()
+module_of("jax.extend.core")  # `import jax` does not load it
 
 from ..bindings.private import jax_names as jax_names  # noqa: E402 (it looks for names of JAX)
 

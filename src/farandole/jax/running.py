@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import NoRows
-from ..bindings.work import Work
-from ..engine.interface import NAMES, Kind
+from ..bindings.work import Work, check
+from ..engine.interface import Kind
 from ..operations import ops as arrays_ops
-from ..operations.pending import names_of
 from ..operations.reductions import Average, Sum
 from ..world.basics import rank
 from ..world.runtime import runtime
@@ -31,14 +30,11 @@ def traced(arrays: Sequence[Any]) -> bool:
 
 def run(work: Work, arrays: Sequence[Any], splits: Any = None) -> list[Any]:
     """The outputs, with gradients; for an alltoall with splits, the rows and the received splits."""
-    names_of("name", work.name)  # raises TypeError or ValueError
-    runtime.world.groups.members(work.process_set)  # raises ValueError now and not when the function runs
     given = [_array(array) for array in arrays]
+    check(work, "arrays", given)
     if not given:
         return []
     for array in given:
-        if array.dtype.name not in NAMES:
-            raise ValueError(f"arrays of dtype {array.dtype} are not supported; supported are {', '.join(NAMES)}")
         if array.ndim == 0 and work.kind not in (Kind.ALLREDUCE, Kind.BROADCAST):
             raise NoRows(f"{work.kind.name.lower()} needs an array with at least one dimension; reshape it to (1,)")
     if not traced(given):

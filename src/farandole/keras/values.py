@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..engine.interface import ReduceOp
 from ..operations import ops
 from ..operations.ops import reducescatter as reducescatter_arrays
 from ..operations.pending import checked_compression, chosen_op
@@ -19,20 +20,12 @@ from .framework import array_of, require
 
 
 def allreduce(
-    value: Any,
-    name: str | None = None,
-    average: bool | None = True,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    op: Any = None,
-    compression: Any = Compression.none,
-) -> Any:
+    value: Any, name: str | None = None, average: bool | None = True, prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0, op: Any = None, compression: Any = Compression.none,
+) -> Any:  # fmt: skip
     """The reduction of all ranks' values; the average if `op` is not given."""
     chosen = chosen_op(op, False if average is not None and not average else None)  # True is the default
-
-    def reduce(array: Any) -> Any:
-        return ops.allreduce(array, None, name, chosen, prescale_factor, postscale_factor)
-
+    reduce = reduction(name, chosen, prescale_factor, postscale_factor)
     if compression is Compression.none:
         return reduce(array_of(value))
     convert = require().ops
@@ -40,6 +33,11 @@ def allreduce(
 
 
 Conversion = Callable[[Any], Any]
+
+
+def reduction(name: str | None, op: ReduceOp, prescale_factor: float, postscale_factor: float) -> Conversion:
+    """What reduces an array over all ranks."""
+    return lambda array: ops.allreduce(array, None, name, op, prescale_factor, postscale_factor)
 
 
 def compressed(value: Any, compression: Any, tensor: Conversion, array: Conversion, reduce: Conversion) -> Any:

@@ -24,7 +24,7 @@ class DiscoveryError(Exception):
 class Discovery(Protocol):
     """Finds hosts for an elastic job. Integrations have their own classes."""
 
-    fixed: bool  # the hosts never change
+    fixed: bool = False  # the hosts never change
 
     def find(self) -> list[Host]:
         """The present hosts; there may be none. DiscoveryError when they cannot be found."""
@@ -32,10 +32,10 @@ class Discovery(Protocol):
 
     def close(self) -> None:
         """Called at the end of the job, from any thread. A `find` that runs then ends soon."""
-        ...
+        return  # most have nothing to close
 
 
-class Fixed:
+class Fixed(Discovery):
     """A list of hosts that does not change, as with -H."""
 
     fixed = True
@@ -47,14 +47,9 @@ class Fixed:
         """The hosts of the list."""
         return self._hosts
 
-    def close(self) -> None:
-        """Nothing must be closed."""
 
-
-class Hostfile:
+class Hostfile(Discovery):
     """A hostfile that a user or a cluster may change while the job runs."""
-
-    fixed = False
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -68,14 +63,9 @@ class Hostfile:
         except ValueError as error:
             raise DiscoveryError(str(error)) from None
 
-    def close(self) -> None:
-        """Nothing must be closed."""
 
-
-class Script:
+class Script(Discovery):
     """A program that prints a line `host:slots` or `host` for each host."""
-
-    fixed = False
 
     def __init__(self, command: str, slots: int | None = None) -> None:
         self._command = command if os.path.dirname(command) or not os.path.exists(command) else f"./{command}"
@@ -102,10 +92,8 @@ class Script:
         self._script.close()
 
 
-class Given:
+class Given(Discovery):
     """A discovery object of the user, as in Horovod: it has the method `find_available_hosts_and_slots`."""
-
-    fixed = False
 
     def __init__(self, discovery: Any) -> None:
         self._discovery = discovery
@@ -117,9 +105,6 @@ class Given:
         except Exception as error:
             raise DiscoveryError(f"{type(self._discovery).__name__}: {error}") from None
         return [Host(str(name), int(slots)) for name, slots in found.items() if slots]
-
-    def close(self) -> None:
-        """Nothing must be closed."""
 
 
 class DiscoveryThread:

@@ -14,12 +14,11 @@ from farandole.base.version import package_version
 from farandole.launch import blame, environment, ssh
 from farandole.launch.agent_connection import AgentConnection, StartError
 from farandole.launch.agent_hosts import AgentHost, AgentHosts
-from farandole.launch.agents import Agents
 from farandole.launch.blame import Ending
 from farandole.launch.discovery import DiscoveryError, DiscoveryThread
 from farandole.launch.hosts import Host
-from farandole.launch.outcome import Outcome
-from farandole.launch.plan import ElasticOptions, Plan, cannot_run
+from farandole.launch.plan import ElasticOptions, cannot_run
+from farandole.launch.ranks import JobRanks, Parts
 from farandole.launch.slots import Place
 from farandole.rendezvous import agent_messages, interfaces
 from farandole.rendezvous.elastic.driver import ElasticDriver
@@ -28,27 +27,14 @@ from farandole.rendezvous.elastic.members import Over, Start
 from farandole.rendezvous.phases import Sends
 
 
-class ElasticRanks:
+class ElasticRanks(JobRanks):
     """See the module. `on_running(worker)` is called for each worker that has started."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        options: ElasticOptions,
-        agents: Agents,
-        outcome: Outcome,
-        say: Callable[[str], None],
-        on_ended: Callable[[int, int], None],
-        on_running: Callable[[int], None],
-    ) -> None:
+    def __init__(self, options: ElasticOptions, on_running: Callable[[int], None], *parts: *Parts) -> None:
+        super().__init__(*parts)
         self.codes: list[int | None] = []  # only jobs of fixed size have them
         self.pids: list[int] = []
-        self._plan = plan
         self._options = options
-        self._agents = agents
-        self._outcome = outcome
-        self._say = say
-        self._on_ended = on_ended
         self._on_running = on_running
         self._driver = ElasticDriver(options.limits, package_version(), options.times)
         self._looking = DiscoveryThread(options.discovery, self._look, self._not_found)
@@ -58,7 +44,7 @@ class ElasticRanks:
         self._where: dict[int, tuple[str, int]] = {}  # worker -> its host and process id
         self._was: dict[int, int] = {}  # worker -> its rank when it ended
         self._running: set[int] = set()
-        outcome.runs = lambda: self._driver.state.runs
+        self._outcome.runs = lambda: self._driver.state.runs
 
     # What a job asks.
 

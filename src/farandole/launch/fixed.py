@@ -6,38 +6,26 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from farandole.base.version import package_version
 from farandole.launch import blame, environment
 from farandole.launch.agent_connection import AgentConnection, StartError
-from farandole.launch.agents import Agents
 from farandole.launch.blame import Ending
-from farandole.launch.outcome import Outcome
-from farandole.launch.plan import NotStarted, Plan
+from farandole.launch.plan import NotStarted
+from farandole.launch.ranks import JobRanks, Parts
 from farandole.rendezvous import agent_messages, interfaces, sockets
 from farandole.rendezvous.hub import Hub
 
 
-class FixedRanks:
-    """See the module. `on_ended(rank, code)` is called for each rank that ends without a failure."""
+class FixedRanks(JobRanks):
+    """See the module."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        agents: Agents,
-        outcome: Outcome,
-        say: Callable[[str], None],
-        on_ended: Callable[[int, int], None],
-    ) -> None:
-        self.codes: list[int | None] = [None] * len(plan.places)
-        self.pids: list[int] = [0] * len(plan.places)
-        self._plan = plan
-        self._agents = agents
-        self._outcome = outcome
-        self._say = say
-        self._on_ended = on_ended
+    def __init__(self, *parts: *Parts) -> None:
+        super().__init__(*parts)
+        self.codes: list[int | None] = [None] * len(self._plan.places)
+        self.pids: list[int] = [0] * len(self._plan.places)
         self._hub: Hub | None = None
         self._trouble: StartError | None = None
         self._waiting_for: set[object] = set()  # what must still happen before the job has started

@@ -78,11 +78,8 @@ class Job:
         self._agents = Agents(self._loop, plan.way, plan.secret or Secret.create(), self._heard, self._agent_lost)
         self._outcome = Outcome(plan, self._agents, on_stop=lambda: self._ranks.stop())
         self._output = OutputRelay(self._loop, sink, self._outcome.fail)
-        self._ranks: Ranks
-        if elastic is None:
-            self._ranks = FixedRanks(plan, self._agents, self._outcome, say, on_ended)
-        else:
-            self._ranks = ElasticRanks(plan, elastic, self._agents, self._outcome, say, on_ended, on_running)
+        parts = (plan, self._agents, self._outcome, say, on_ended)
+        self._ranks: Ranks = FixedRanks(*parts) if elastic is None else ElasticRanks(elastic, on_running, *parts)
         self._pumps: dict[int, Pump] = {}
         self._thread: threading.Thread | None = None
         self._over = threading.Event()

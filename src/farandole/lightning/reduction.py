@@ -15,6 +15,7 @@ from ..operations.pending import checked_compression
 from ..operations.reductions import Adasum, Average, Sum
 from ..torch.buckets import Gradients
 from ..torch.compression import Compression
+from ..torch.slots import Terms
 from ..world.groups import global_process_set
 from .stack import COMPRESSIONS
 
@@ -55,17 +56,9 @@ class Reducer:
         new = {param: name for name, param in named if param not in known}
         if not new:
             return None
-        group = Gradients(
-            list(new),
-            list(new.values()),
-            compression=self._terms.compression,
-            passes=1,
-            op=self._terms.op,
-            predivide=self._terms.gradient_predivide_factor,
-            bundles=(),
-            sparse_as_dense=False,
-            process_set=global_process_set,
-        )
+        given = self._terms
+        terms = Terms(given.compression, given.op, global_process_set, predivide=given.gradient_predivide_factor)
+        group = Gradients(list(new), list(new.values()), (), terms)
         self._groups.append(group)
         return group
 

@@ -30,6 +30,7 @@ class TrainerRanks(Ranks):
     """
 
     strategy_name = "farandole"
+    scales_by_default = False
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class TrainerRanks(Ranks):
         checkpoint_io: Any = None,
         precision_plugin: Any = None,
         *,
-        scale_lr: bool = False,
+        scale_lr: bool | None = None,
         compression: Any = Compression.none,
         op: Any = Average,
         gradient_predivide_factor: float = 1.0,
@@ -53,7 +54,7 @@ class TrainerRanks(Ranks):
         )
         terms = {"compression": compression, "op": op, "gradient_predivide_factor": gradient_predivide_factor}
         self._begin(terms, unknown)
-        self.scale_lr = scale_lr
+        self.scale_lr = self.scales_by_default if scale_lr is None else scale_lr
         self._normalised: list[Any] = []
         self._evened: list[PaddedLoader] = []
         self._dealt: elastic.DataLoaderAdapter | None = None
@@ -237,18 +238,7 @@ class HorovodRanks(TrainerRanks):
     """`strategy="horovod"`, `lightning_horovod.HorovodStrategy`: scales learning rates, unless `scale_lr=False`."""
 
     strategy_name = "horovod"
-
-    def __init__(
-        self,
-        accelerator: Any = None,
-        parallel_devices: Any = None,
-        checkpoint_io: Any = None,
-        precision_plugin: Any = None,
-        *,
-        scale_lr: bool = True,
-        **options: Any,
-    ) -> None:
-        super().__init__(accelerator, parallel_devices, checkpoint_io, precision_plugin, scale_lr=scale_lr, **options)
+    scales_by_default = True
 
 
 def _params(optimizer: Any) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from farandole.launch.discovery import DiscoveryError, Given
+from farandole.launch.discovery import Discovery, DiscoveryError, Given
 from farandole.launch.hosts import MOST_SLOTS, Host
 from farandole.ray.elastic_job import ActorJob, ActorSpec
 from farandole.ray.strategy import gpus_of
@@ -21,11 +21,12 @@ from farandole.rendezvous.elastic.policy import Limits
 
 log = logging.getLogger("farandole.ray")
 
+# Of what each worker makes an object for the functions of `execute`: a class and its arguments, or nothing.
+Executable = tuple[type | None, Sequence[Any] | None, Mapping[str, Any] | None]
 
-class RayHostDiscovery:
+
+class RayHostDiscovery(Discovery):
     """The nodes of the cluster, also those that the autoscaler adds, and the number of workers that fit on each."""
-
-    fixed = False
 
     def __init__(self, use_gpu: bool = False, cpus_per_slot: float = 1, gpus_per_slot: float = 1) -> None:
         self.use_gpu = use_gpu
@@ -55,9 +56,6 @@ class RayHostDiscovery:
                 address = node["NodeManagerAddress"]
                 found[address] = found.get(address, 0) + slots[node["NodeID"]]
         return found
-
-    def close(self) -> None:
-        """Nothing must be closed."""
 
 
 class TestDiscovery(RayHostDiscovery):
@@ -132,20 +130,14 @@ class ElasticAdapter:
     def __init__(self, params: ElasticParams, settings: Any) -> None:
         self.params = params
         self.settings = settings
-        self._executable: tuple[Any, ...] = ()
+        self._executable: Executable = (None, None, None)
         self._variables: dict[str, Any] = {}
         self._job: ActorJob | None = None
 
-    def start(
-        self,
-        executable_cls: type | None = None,
-        executable_args: Sequence[Any] | None = None,
-        executable_kwargs: Mapping[str, Any] | None = None,
-        extra_env_vars: Mapping[str, Any] | None = None,
-    ) -> None:
+    def start(self, executable: Executable, extra_env_vars: Mapping[str, Any]) -> None:
         """Keeps the arguments for the workers, which are started for each function."""
-        self._executable = (executable_cls, executable_args, executable_kwargs)
-        self._variables = dict(extra_env_vars or {})
+        self._executable = executable
+        self._variables = dict(extra_env_vars)
 
     def run(
         self, fn: Callable[[Any], Any], queue: Any = None, turn: Callable[[], None] = lambda: None

@@ -17,7 +17,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from farandole.base import tested
 from farandole.base.ending import blames
 from farandole.base.errors import RankFailed
-from farandole.ray.elastic_adapter import ElasticAdapter, ElasticParams
+from farandole.ray.elastic_adapter import ElasticAdapter, ElasticParams, Executable
 from farandole.ray.rendezvous import Coordinator as Coordinator  # Horovod has this name here
 from farandole.ray.settings import MiniSettings, write_key
 from farandole.ray.strategy import ColocatedStrategy, PGStrategy, Strategy, by_node, gpus_of
@@ -63,22 +63,11 @@ class StaticAdapter:
         self.workers: list[Any] = []
         self.coordinator: Coordinator | None = None
 
-    def start(
-        self,
-        executable_cls: type | None = None,
-        executable_args: Sequence[Any] | None = None,
-        executable_kwargs: Mapping[str, Any] | None = None,
-        extra_env_vars: Mapping[str, Any] | None = None,
-    ) -> None:
+    def start(self, executable: Executable, extra_env_vars: Mapping[str, Any]) -> None:
         """Places the workers, gives each its rank, and starts their hub."""
         try:
-            self._start(extra_env_vars or {})
-            ray.get(
-                [
-                    one.start_executable.remote(executable_cls, executable_args, executable_kwargs)
-                    for one in self.workers
-                ]
-            )
+            self._start(extra_env_vars)
+            ray.get([one.start_executable.remote(*executable) for one in self.workers])
         except BaseException:
             self.shutdown()
             raise
@@ -284,7 +273,7 @@ class RayExecutor:
         arguments = (self.params, self.settings)
         adapter = _Remote(adapter_cls, *arguments) if under_client() else adapter_cls(*arguments)
         try:
-            adapter.start(executable_cls, executable_args, executable_kwargs, extra_env_vars)
+            adapter.start((executable_cls, executable_args, executable_kwargs), extra_env_vars or {})
         except RayTaskError as error:
             if isinstance(adapter, _Remote):
                 adapter.kill()

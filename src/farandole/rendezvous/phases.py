@@ -107,8 +107,10 @@ class Round:
         raise RoundFailed(f"rank {rank} sent a {type(message).__name__} while {self.phase.value}")
 
     def left(self, rank: int) -> Sends:
-        """A rank has left while the round ran: nobody gets a link to it any more."""
+        """A rank has left: nobody gets a link to it any more. RoundFailed if the round does not run yet."""
         del self.members[rank]
+        if self.phase is not Phase.RUNNING:
+            raise RoundFailed(f"rank {rank} left while the job was {self.phase.value}")
         sends: Sends = []
         for pair in [pair for pair in self.link_requests if rank in pair]:
             self.link_requests.discard(pair)

@@ -4,17 +4,19 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 
+from farandole.base.forks import abandoned_in_children
 from farandole.rendezvous.handshake import Proven
 from farandole.rendezvous.hub import Hub
 from farandole.rendezvous.messages import Started
 from farandole.rendezvous.phases import Sends
 from farandole.rendezvous.secret import Secret
+
+# Forked children would keep the hub's connections open and hide the death of this rank.
+_HUBS = abandoned_in_children()
 
 
 class RankHub(Hub):
@@ -66,16 +68,3 @@ class RankHub(Hub):
 
     def _open_listeners(self) -> None:
         pass
-
-
-# Forked children would keep the hub's connections open and hide the death of this rank.
-_HUBS: weakref.WeakSet[RankHub] = weakref.WeakSet()
-
-
-def _forget_in_child() -> None:
-    for hub in list(_HUBS):
-        hub.abandon()
-    _HUBS.clear()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)

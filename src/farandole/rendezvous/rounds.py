@@ -70,13 +70,16 @@ class Rounds:
         one, rank = place
         if getattr(message, "generation", -1) != one.generation:
             return self._end(one, f"rank {rank} sent a message for another generation than {one.generation}")
-        if isinstance(message, Leave):
-            self._places.pop(member, None)
-            return self._left(one, rank)
         try:
-            return one.heard(rank, message)
+            if not isinstance(message, Leave):
+                return one.heard(rank, message)
+            self._places.pop(member, None)
+            sends = one.left(rank)
         except RoundFailed as error:
             return self._end(one, str(error))
+        if not one.members:
+            self._rounds.remove(one)
+        return sends
 
     def gone(self, member: int, reason: str, now: float = 0.0) -> Sends:
         """Handles the end of a member's connection."""
@@ -150,15 +153,6 @@ class Rounds:
         self._gathering = None
         self.generation += 1
         return one.tell(one.welcome(self.generation, now))
-
-    def _left(self, one: Round, rank: int) -> Sends:
-        if one.phase is not Phase.RUNNING:
-            del one.members[rank]
-            return self._end(one, f"rank {rank} left while the job was {one.phase.value}")
-        sends = one.left(rank)
-        if not one.members:
-            self._rounds.remove(one)
-        return sends
 
     def _end(self, one: Round, text: str) -> Sends:
         sends = one.tell(Rejected(text))

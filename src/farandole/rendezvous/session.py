@@ -10,11 +10,11 @@ import os
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from farandole.base import errors
+from farandole.base.forks import abandoned_in_children
 from farandole.rendezvous import sockets
 from farandole.rendezvous.channel import Channel
 from farandole.rendezvous.flow import Loop, Stream
@@ -40,6 +40,9 @@ CLOSE_SECONDS = 0.5
 
 log = logging.getLogger("farandole.rendezvous")
 
+
+# Forked children (data loaders) would keep the connection to the hub open and hide the death of this rank.
+_SESSIONS = abandoned_in_children()
 
 Links: TypeAlias = dict[int, tuple[list[int], int]]  # peer -> descriptors of its streams, kind
 
@@ -374,16 +377,3 @@ def _close_after_leave(sock: Stream) -> None:
         deadline = time.monotonic() + CLOSE_SECONDS
         while sock.recv(65536) and time.monotonic() < deadline:
             pass
-
-
-# Forked children (data loaders) would keep the connection to the hub open and hide the death of this rank.
-_SESSIONS: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-def _forget_in_child() -> None:
-    for session in list(_SESSIONS):
-        session.abandon()
-    _SESSIONS.clear()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)

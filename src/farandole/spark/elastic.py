@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Any
 
+from farandole.launch.discovery import Discovery
 from farandole.launch.hosts import Host
 from farandole.spark import session
 from farandole.spark.registry import TaskRegistry
@@ -18,10 +19,8 @@ LONGEST_PAUSE = 30.0  # the longest pause before a slot that keeps ending is req
 GOOD_SECONDS = 10.0  # after this time the earlier ends of a slot do not count
 
 
-class Executors:
+class Executors(Discovery):
     """The hosts of an elastic job on Spark: its executors, each with one slot per task."""
-
-    fixed = False
 
     def __init__(self, registry: TaskRegistry) -> None:
         self._registry = registry
@@ -29,9 +28,6 @@ class Executors:
     def find(self) -> list[Host]:
         """The present executors."""
         return [Host(name, len(found)) for name, found in self._registry.slots().items()]
-
-    def close(self) -> None:
-        """Nothing must be closed."""
 
 
 class _Slot:

@@ -13,20 +13,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..base.errors import (
-    FarandoleTimeout,
-    HorovodInternalError,
-    HostsUpdatedInterrupt,
-    Mismatch,
-    NotInitialized,
-    PeerLost,
-    Revoked,
-    ShutDown,
-)
+from ..base.errors import HostsUpdatedInterrupt
 from ..base.named import module_of
+from ..bindings import errors as _errors
 from ..bindings import face as _face
 from ..bindings.compat import check_extension, gpu_available, split_list
 from ..bindings.compat import num_rank_is_power_2 as check_num_rank_power_of_2
+from ..bindings.errors import *  # noqa: F403 - the errors of every binding
 from ..bindings.face import *  # noqa: F403 - the names of every binding
 from ..operations.pending import chosen_op as handle_average_backwards_compatibility
 from ..world.basics import shutdown
@@ -70,16 +63,9 @@ __all__ = [
     "Compressor",
     "DistributedGradientTape",
     "DistributedOptimizer",
-    "FarandoleTimeout",
-    "HorovodInternalError",
     "HostsUpdatedInterrupt",
     "LocalGradientAggregationHelper",
-    "Mismatch",
-    "NotInitialized",
     "PartialDistributedGradientTape",
-    "PeerLost",
-    "Revoked",
-    "ShutDown",
     "SyncBatchNormalization",
     "_DistributedAdasumOptimizer",
     "_DistributedGradientTape",
@@ -122,6 +108,7 @@ __all__ = [
     "split_list",
     "vars_to_refs",
 ]
+__all__ += _errors.__all__
 __all__ += _face.__all__
 
 # These need Keras, which TensorFlow itself loads only when it is used.

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..bindings.work import Work
-from ..engine.interface import NAMES, Kind
+from ..bindings.work import Work, check
+from ..engine.interface import Kind, ReduceOp
 from ..operations import ops as arrays_ops
 from ..operations import requests
 from ..operations.pending import checked_compression, checked_scales, chosen_op
@@ -40,16 +40,10 @@ def run(work: Work, tensors: Sequence[Any], splits: Any = None, ignore_name_scop
 
 
 def _run(work: Work, tensors: Sequence[Any], splits: Any, ignore_name_scope: bool) -> list[Any]:
-    naming.checked(work.name)
-    runtime.world.groups.members(work.process_set)  # raises ValueError now and not when the graph runs
     given = [_dense(tensor) for tensor in tensors]
+    check(work, "tensors", given)
     if not given:
         return []
-    for tensor in given:
-        if tensor.dtype.name not in NAMES:
-            raise ValueError(
-                f"tensors of dtype {tensor.dtype.name} are not supported; supported are {', '.join(NAMES)}"
-            )
     if not tf.executing_eagerly() and work.names is None:
         work = replace(work, name=naming.in_graph(work.label, work.name, given[0], ignore_name_scope))
 
@@ -119,39 +113,26 @@ def _members_op(process_set: ProcessSet) -> Any:
 # --- allreduce -------------------------------------------------------------------------------------------------------
 
 
-def _allreduce(
-    tensors: Sequence[Any],
-    average: bool | None,
-    compression: Any,
-    op: Any,
-    scales: tuple[float, float],
-    name: str | None,
-    process_set: ProcessSet,
-    grouped: bool,
-    ignore_name_scope: bool,
-) -> list[Any]:
-    chosen = chosen_op(op, average)
-    scales = checked_scales(scales)
+def _compressed(work: Work, tensors: Sequence[Any], compression: Any, ignore_name_scope: bool) -> list[Any]:
+    """The outputs of the work on tensors that a compressor packs and unpacks."""
+    packed = [checked_compression(compression).compress(_dense(tensor)) for tensor in tensors]
+    reduced = run(work, [tensor for tensor, _ in packed], None, ignore_name_scope)
+    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, packed, strict=True)]
+
+
+def _allreduce(work: Work, tensors: Sequence[Any], compression: Any, ignore_name_scope: bool) -> list[Any]:
     sparse = [place for place, tensor in enumerate(tensors) if isinstance(tensor, tf.IndexedSlices)]
     if sparse:
-        _check_sparse(chosen, scales)
-    packed = [
-        checked_compression(compression).compress(_dense(tensor))
-        for place, tensor in enumerate(tensors)
-        if place not in sparse
-    ]
-    work = Work(Kind.ALLREDUCE, name, chosen, scales, process_set, grouped=grouped)
-    reduced = run(work, [tensor for tensor, _ in packed], None, ignore_name_scope)
-    result = [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, packed, strict=True)]
+        _check_sparse(work.op, work.scales)
+    dense = [tensor for place, tensor in enumerate(tensors) if place not in sparse]
+    result = _compressed(work, dense, compression, ignore_name_scope)
     for place in sparse:  # in ascending order, so that each is inserted at the right place
-        own = f"{name}.{place}" if grouped and name else name
-        result.insert(
-            place, _sparse_allreduce(tensors[place], chosen, own, process_set, compression, ignore_name_scope)
-        )
+        own = replace(work, name=f"{work.name}.{place}") if work.grouped and work.name else work
+        result.insert(place, _sparse_allreduce(own, tensors[place], compression, ignore_name_scope))
     return result
 
 
-def _check_sparse(op: Any, scales: tuple[float, float]) -> None:
+def _check_sparse(op: ReduceOp, scales: tuple[float, float]) -> None:
     if op == Adasum:
         raise NotImplementedError("Adasum does not take tf.IndexedSlices; use sparse_as_dense=True")
     if op not in (Average, Sum):
@@ -160,110 +141,74 @@ def _check_sparse(op: Any, scales: tuple[float, float]) -> None:
         raise NotImplementedError("prescale_factor and postscale_factor are not supported for tf.IndexedSlices")
 
 
-def _sparse_allreduce(
-    slices: Any, op: Any, name: str | None, process_set: ProcessSet, compression: Any, ignore_name_scope: bool
-) -> Any:
+def _sparse_allreduce(work: Work, slices: Any, compression: Any, ignore_name_scope: bool) -> Any:
     """Two allgathers. Rows that occur on several ranks stay separate; code that uses the slices adds them."""
+    name, process_set = work.name, work.process_set
     sent, ctx = checked_compression(compression).compress(_dense(slices.values))
     rows = allgather(sent, name and f"{name}.values", ignore_name_scope, process_set)
     values = compression.decompress(rows, ctx)
     indices = allgather(slices.indices, name and f"{name}.indices", ignore_name_scope, process_set)
-    if op == Average:
+    if work.op == Average:
         values = values / tf.cast(_members_op(process_set), values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def allreduce(
-    tensor: Any,
-    average: bool | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
-) -> Any:
+    tensor: Any, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = Compression.none, op: Any = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    name: str | None = None, process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
+) -> Any:  # fmt: skip
     """The reduction of all ranks' tensors on every rank; the average if `op` is not given.
 
     For tf.IndexedSlices the result is tf.IndexedSlices. `device_dense` and `device_sparse` are accepted for
     compatibility.
     """
-    scales = (prescale_factor, postscale_factor)
-    return _allreduce([tensor], average, compression, op, scales, name, process_set, False, ignore_name_scope)[0]
+    scales = checked_scales((prescale_factor, postscale_factor))
+    work = Work(Kind.ALLREDUCE, name, chosen_op(op, average), scales, process_set)
+    return _allreduce(work, [tensor], compression, ignore_name_scope)[0]
 
 
 def grouped_allreduce(
-    tensors: Sequence[Any],
-    average: bool | None = None,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
-    name: str | None = None,
-) -> list[Any]:
+    tensors: Sequence[Any], average: bool | None = None, device_dense: str = "", device_sparse: str = "",
+    compression: Any = Compression.none, op: Any = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False, name: str | None = None,
+) -> list[Any]:  # fmt: skip
     """Allreduce of several tensors that become ready together; each tf.IndexedSlices is gathered by itself."""
-    scales = (prescale_factor, postscale_factor)
-    return _allreduce(list(tensors), average, compression, op, scales, name, process_set, True, ignore_name_scope)
+    scales = checked_scales((prescale_factor, postscale_factor))
+    work = Work(Kind.ALLREDUCE, name, chosen_op(op, average), scales, process_set, grouped=True)
+    return _allreduce(work, list(tensors), compression, ignore_name_scope)
 
 
 # --- reducescatter ---------------------------------------------------------------------------------------------------
 
 
-def _reducescatter(
-    tensors: Sequence[Any],
-    compression: Any,
-    op: Any,
-    scales: tuple[float, float],
-    name: str | None,
-    process_set: ProcessSet,
-    grouped: bool,
-    ignore_name_scope: bool,
-) -> list[Any]:
+def _scatter_op(op: Any) -> ReduceOp:
     chosen = chosen_op(op, None)
     if chosen not in (Average, Sum):
         raise GraphAborted(None, None, "Reducescatter currently only supports Average and Sum")
-    packed = [checked_compression(compression).compress(_dense(tensor)) for tensor in tensors]
-    work = Work(Kind.REDUCESCATTER, name, chosen, checked_scales(scales), process_set, grouped=grouped)
-    reduced = run(work, [tensor for tensor, _ in packed], None, ignore_name_scope)
-    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, packed, strict=True)]
+    return chosen
 
 
 def reducescatter(
-    tensor: Any,
-    device_dense: str = "",
-    compression: Any = Compression.none,
-    op: Any = Average,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Any:
+    tensor: Any, device_dense: str = "", compression: Any = Compression.none, op: Any = Average,
+    name: str | None = None, process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0, postscale_factor: float = 1.0,
+) -> Any:  # fmt: skip
     """This rank's rows of the reduction; the first `rows % size` ranks get one more row."""
-    scales = (prescale_factor, postscale_factor)
-    return _reducescatter([tensor], compression, op, scales, name, process_set, False, ignore_name_scope)[0]
+    scales = checked_scales((prescale_factor, postscale_factor))
+    work = Work(Kind.REDUCESCATTER, name, _scatter_op(op), scales, process_set)
+    return _compressed(work, [tensor], compression, ignore_name_scope)[0]
 
 
 def grouped_reducescatter(
-    tensors: Sequence[Any],
-    device_dense: str = "",
-    compression: Any = Compression.none,
-    op: Any = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
+    tensors: Sequence[Any], device_dense: str = "", compression: Any = Compression.none, op: Any = Average,
+    process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
     name: str | None = None,
-) -> list[Any]:
+) -> list[Any]:  # fmt: skip
     """Reducescatter of several tensors that become ready together."""
-    scales = (prescale_factor, postscale_factor)
-    return _reducescatter(list(tensors), compression, op, scales, name, process_set, True, False)
+    scales = checked_scales((prescale_factor, postscale_factor))
+    work = Work(Kind.REDUCESCATTER, name, _scatter_op(op), scales, process_set, grouped=True)
+    return _compressed(work, list(tensors), compression, False)
 
 
 # --- allgather, broadcast, alltoall ----------------------------------------------------------------------------------

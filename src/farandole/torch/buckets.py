@@ -29,7 +29,6 @@ import torch
 
 from ..bindings.private.torch_names import after_backward
 from ..engine.interface import ReduceOp
-from ..world.groups import ProcessSet
 from ..world.runtime import runtime
 from ..world.world import World
 from .compression import Compression
@@ -45,6 +44,7 @@ from .slots import (
     Bundle,
     PackedBucket,
     Slot,
+    Terms,
     packed_buckets,
     packing,
     small,
@@ -63,27 +63,18 @@ class Gradients:
         self,
         params: Sequence[torch.Tensor],
         names: Sequence[str],
-        *,
-        compression: Any,
-        passes: int,
-        op: ReduceOp,
-        predivide: float,
         bundles: Iterable[Sequence[torch.Tensor]],
-        sparse_as_dense: bool,
-        process_set: ProcessSet,
+        terms: Terms,
     ) -> None:
-        self.compression = compression
-        self.passes = passes
-        self.op = op
-        self.predivide = predivide
-        self.sparse_as_dense = sparse_as_dense
-        self.process_set = process_set
-        self.plain = compression is Compression.none
+        self.terms = terms
+        self.passes = terms.passes
+        self.process_set = terms.process_set
+        self.plain = terms.compression is Compression.none
         self.slots: dict[torch.Tensor, Slot] = {}
         self.groups: list[Bundle] = []  # the groups that the user chose
         self.packed_buckets: list[PackedBucket] = []
         self.active = False
-        self.layouts = Layouts(compression, sparse_as_dense, process_set)
+        self.layouts = Layouts(terms)
         self.hooks = Hooks(self)
         self._ready: list[Slot] = []  # READY, for the next batch
         self._ready_bytes = 0
@@ -120,10 +111,10 @@ class Gradients:
 
     def _address(self, slot: Slot) -> None:
         request = slot.request
-        request.op = self.op
+        request.op = self.terms.op
         request.group = self.process_set.process_set_id or 0
-        if self.op == ReduceOp.AVERAGE and self.predivide != 1.0:
-            request.prescale, request.postscale = 1.0 / self.predivide, self.predivide
+        if self.terms.op == ReduceOp.AVERAGE and self.terms.predivide != 1.0:
+            request.prescale, request.postscale = 1.0 / self.terms.predivide, self.terms.predivide
 
     def _look_at_world(self) -> None:
         """In a new world the group's number and size can differ, and the ranks must agree on layouts again."""
@@ -146,7 +137,7 @@ class Gradients:
 
     def _attach_few(self) -> None:
         """Calls _attach. Where buckets can be deferred, small slots lose their hooks first: one shared hook stays."""
-        if self._can_defer() and packing(self.compression) is not None:
+        if self._can_defer() and packing(self.terms.compression) is not None:
             without = [slot for slot in self.layouts.open if slot.hook is None and slot.param.is_cpu and small(slot)]
             self.hooks.unhook(without)
         self._attach()
@@ -279,7 +270,7 @@ class Gradients:
             for slot in dense:
                 slot.grad = slot.tensor = slot.param.grad if slot.pending else slot.stand_in()
                 if not self.plain:
-                    slot.tensor, slot.context = self.compression.compress(slot.grad)
+                    slot.tensor, slot.context = self.terms.compression.compress(slot.grad)
                 sent: Any = slot.tensor
                 if not sent.is_contiguous():
                     slot.tensor = sent.contiguous()
@@ -296,12 +287,14 @@ class Gradients:
         assert grad is not None
         sparse = grad.layout != torch.strided
         if not slot.agreed:
-            slot.layout = SPARSE if sparse and not self.sparse_as_dense else DENSE
+            slot.layout = SPARSE if sparse and not self.terms.sparse_as_dense else DENSE
         if slot.layout == DENSE:
             if sparse:
                 slot.param.grad = grad.to_dense()
             return False
-        result = sparse_allreduce_async(grad if sparse else grad.to_sparse(1), slot.name, self.op, self.process_set)
+        result = sparse_allreduce_async(
+            grad if sparse else grad.to_sparse(1), slot.name, self.terms.op, self.process_set
+        )
 
         def wait() -> None:
             if slot.pending:
@@ -361,7 +354,7 @@ class Gradients:
         for slot in self.slots.values():
             slot.pending = False
             slot.delay = passes
-        travelling = packing(self.compression)
+        travelling = packing(self.terms.compression)
         new = self.layouts.take_new()
         if new and travelling is not None:
             made = packed_buckets(new, travelling, self._batch_bytes)
@@ -380,7 +373,7 @@ class Gradients:
         if slot.tensor is None or slot.grad is None:
             return
         if slot.tensor is not slot.grad:
-            result = slot.tensor if self.plain else self.compression.decompress(slot.tensor, slot.context)
+            result = slot.tensor if self.plain else self.terms.compression.decompress(slot.tensor, slot.context)
             if result is not slot.grad:
                 slot.grad.detach().copy_(result)
         if not slot.pending and slot.param is not slot.grad:  # neither a gradient nor a packed bucket: a stand-in

@@ -17,24 +17,20 @@ From FROZEN, all go back to OPEN when a rank has unfrozen any of them. In a new 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 
 from ..engine.interface import ReduceOp
 from ..operations.pending import synchronize
-from ..world.groups import ProcessSet
 from .ops import allreduce_async_
-from .slots import DENSE, SPARSE, UNKNOWN, Slot, digest
+from .slots import DENSE, SPARSE, UNKNOWN, Slot, Terms, digest
 
 
 class Layouts:
     """The states of the parameters, and the question to the other ranks that is pending."""
 
-    def __init__(self, compression: Any, sparse_as_dense: bool, process_set: ProcessSet) -> None:
-        self.compression = compression
-        self.sparse_as_dense = sparse_as_dense
-        self.process_set = process_set
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
         self.open: list[Slot] = []
         self._frozen: list[Slot] = []
         self._new: list[Slot] = []  # slots that were agreed on in this step, and that all ranks would pack alike
@@ -82,7 +78,7 @@ class Layouts:
         if not self.open and not self._frozen:
             return
         asked = self.open
-        mine = digest(asked, self.compression)
+        mine = digest(asked, self.terms.compression)
         marks = [*mine, *(255 - byte for byte in mine)]
         # Sorted by name: ranks may have their parameters in different orders.
         ordered = sorted(asked, key=lambda slot: slot.name)
@@ -90,7 +86,7 @@ class Layouts:
         wanted = [slot.param.requires_grad for slot in ordered]
         unfrozen = any(slot.param.requires_grad for slot in self._frozen)
         known = torch.tensor([unfrozen, *layouts, *wanted, *marks], dtype=torch.uint8)
-        handle = allreduce_async_(known, name=self._name, op=ReduceOp.MAX, process_set=self.process_set)
+        handle = allreduce_async_(known, name=self._name, op=ReduceOp.MAX, process_set=self.terms.process_set)
 
         def agree() -> None:
             self._answer = None
@@ -113,4 +109,4 @@ class Layouts:
         grad = slot.param.grad
         if grad is None:
             return UNKNOWN
-        return DENSE if grad.layout == torch.strided or self.sparse_as_dense else SPARSE
+        return DENSE if grad.layout == torch.strided or self.terms.sparse_as_dense else SPARSE

@@ -27,6 +27,7 @@ from .compression import Compression
 from .ops import allreduce_
 from .scaling import prepare_scalers
 from .sharded_optimizer import shard
+from .slots import Terms
 from .wrapping import above, adopt, checked_passes, class_over, registered, state_of
 
 __all__ = ["DistributedOptimizer"]
@@ -63,18 +64,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         _check_factor(gradient_predivide_factor, chosen)
         prepare_scalers()
         _check_set(process_set)
-        gradients = Gradients(
-            own,
-            _names_of(self, named_parameters),
-            compression=checked_compression(compression),
-            passes=checked_passes(backward_passes_per_step),
-            op=chosen,
-            predivide=gradient_predivide_factor,
-            bundles=_bundles_of(own, 0, groups),
-            sparse_as_dense=sparse_as_dense,
-            process_set=process_set,
+        passes = checked_passes(backward_passes_per_step)
+        terms = Terms(
+            checked_compression(compression), chosen, process_set, passes, gradient_predivide_factor, sparse_as_dense
         )
-        _equip(self, gradients)
+        _equip(self, Gradients(own, _names_of(self, named_parameters), _bundles_of(own, 0, groups), terms))
 
     # --- what scripts call -------------------------------------------------------------------------------------------
 
@@ -214,27 +208,23 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def __reduce_ex__(self, protocol: Any) -> Any:
         gradients = self._gradients
         places = {param: place for place, param in enumerate(gradients.slots)}
-        options = {
-            "names": [slot.given for slot in gradients.slots.values()],
-            "compression": gradients.compression,
-            "passes": gradients.passes,
-            "op": gradients.op,
-            "predivide": gradients.predivide,
-            "bundles": [[places[slot.param] for slot in bundle.slots] for bundle in gradients.groups],
-            "sparse_as_dense": gradients.sparse_as_dense,
-            "ranks": None if gradients.process_set is global_process_set else gradients.process_set.ranks,
-        }
-        return _restore, (type(self).__mro__[2], options, state_of(self))
+        names = [slot.given for slot in gradients.slots.values()]
+        bundles = [[places[slot.param] for slot in bundle.slots] for bundle in gradients.groups]
+        ranks = None if gradients.process_set is global_process_set else gradients.process_set.ranks
+        terms = {**vars(gradients.terms), "passes": gradients.passes, "process_set": ranks}
+        return _restore, (type(self).__mro__[2], names, bundles, terms, state_of(self))
 
 
-def _restore(base: type, options: dict[str, Any], state: dict[str, Any]) -> Any:
+def _restore(
+    base: type, names: list[str], bundles: list[list[int]], terms: dict[str, Any], state: dict[str, Any]
+) -> Any:
     """Makes a copy, or an object from a pickle: it makes the class again and uses the parameters of `state`."""
     prepare_scalers()
     optimizer: Any = object.__new__(class_over(_DistributedOptimizer, base))
     params = [param for group in state["param_groups"] for param in group["params"]]
-    bundles = [[params[place] for place in places] for places in options.pop("bundles")]
-    process_set = registered(options.pop("ranks"))
-    _equip(optimizer, Gradients(params, **options, bundles=bundles, process_set=process_set))
+    members = [[params[place] for place in places] for places in bundles]
+    terms = {**terms, "process_set": registered(terms["process_set"])}
+    _equip(optimizer, Gradients(params, names, members, Terms(**terms)))
     optimizer.__setstate__(state)
     return optimizer
 
@@ -358,7 +348,9 @@ def DistributedOptimizer(
     _check_wrapped(optimizer)
     _check_factor(gradient_predivide_factor, chosen)
     passes = checked_passes(backward_passes_per_step)
-    checked_compression(compression)
+    terms = Terms(
+        checked_compression(compression), chosen, process_set, passes, gradient_predivide_factor, sparse_as_dense
+    )
     prepare_scalers()
     params = _params_of(optimizer)
     names = _names_of(optimizer, named_parameters)
@@ -367,23 +359,12 @@ def DistributedOptimizer(
     if shard_optimizer_state and process_set.included():
         if bundles or gradient_predivide_factor != 1.0:
             raise ValueError("shard_optimizer_state=True goes with neither groups nor gradient_predivide_factor")
-        return shard(_DistributedOptimizer, optimizer, names, compression, passes, chosen, process_set)
+        return shard(_DistributedOptimizer, optimizer, names, terms)
     base: Any = type(optimizer)
     if chosen == ReduceOp.ADASUM and runtime.world.engine.size > 1:
         distributed = adopt(class_over(_DistributedAdasumOptimizer, base), optimizer)
         distributed.prepare(names, compression, passes, process_set)
         return distributed
     distributed = adopt(class_over(_DistributedOptimizer, base), optimizer)
-    gradients = Gradients(
-        params,
-        names,
-        compression=compression,
-        passes=passes,
-        op=chosen,
-        predivide=gradient_predivide_factor,
-        bundles=bundles,
-        sparse_as_dense=sparse_as_dense,
-        process_set=process_set,
-    )
-    _equip(distributed, gradients)
+    _equip(distributed, Gradients(params, names, bundles, terms))
     return distributed

@@ -13,10 +13,9 @@ import torch
 
 from ..bindings.private.torch_names import runs_hooks_itself
 from ..engine.interface import ReduceOp
-from ..world.groups import ProcessSet
 from .scaling import agree_on_infinity
 from .sharding import Bucket, Shares, check_elementwise
-from .slots import without_graph
+from .slots import Terms, without_graph
 from .wrapping import adopt, class_over
 
 
@@ -224,28 +223,20 @@ def _before(methods: type) -> type:
     return type("ShardedSteps", (ShardedSteps, methods), {})
 
 
-def shard(
-    methods: type,
-    optimizer: torch.optim.Optimizer,
-    names: Sequence[str],
-    compression: Any,
-    passes: int,
-    op: ReduceOp,
-    process_set: ProcessSet,
-) -> Any:
+def shard(methods: type, optimizer: torch.optim.Optimizer, names: Sequence[str], terms: Terms) -> Any:
     """The sharded optimizer for `optimizer`, whose state it divides; `optimizer` must not be used afterwards.
 
     methods: the methods that every DistributedOptimizer has.
     """
     check_elementwise(optimizer)
-    if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+    if terms.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
         raise ValueError("shard_optimizer_state=True needs op=Average or op=Sum")
     before = optimizer.state_dict()
     groups = [list(group["params"]) for group in optimizer.param_groups]
     named = dict(zip((param for params in groups for param in params), names, strict=True))
     base: Any = type(optimizer)
     distributed: Any = adopt(class_over(_before(methods), base), optimizer)
-    shares = Shares(groups, named, compression=compression, passes=passes, op=op, process_set=process_set)
+    shares = Shares(groups, named, terms)
     distributed._gradients = shares
     distributed._should_synchronize, distributed._synchronized, distributed._for_scaler = True, False, False
     distributed._agreed = False

@@ -11,14 +11,12 @@ from typing import Any
 import torch
 
 from ..bindings.private.torch_names import copy_each
-from ..engine.interface import ReduceOp
 from ..operations.pending import synchronize
 from ..operations.reductions import Sum
-from ..world.groups import ProcessSet
 from ..world.runtime import runtime
 from ..world.world import World
 from .ops import allgather_async, allreduce_, reducescatter_async
-from .slots import without_graph
+from .slots import Terms, without_graph
 
 BUCKET_BYTES = 16 << 20
 
@@ -95,20 +93,10 @@ class Bucket:
 class Shares:
     """Reduces gradients into shares; has the same methods as Gradients, which is used without sharding."""
 
-    def __init__(
-        self,
-        groups: list[list[torch.Tensor]],
-        names: dict[torch.Tensor, str],
-        *,
-        compression: Any,
-        passes: int,
-        op: ReduceOp,
-        process_set: ProcessSet,
-    ) -> None:
-        self.compression = compression
-        self.passes = passes
-        self.op = op
-        self.process_set = process_set
+    def __init__(self, groups: list[list[torch.Tensor]], names: dict[torch.Tensor, str], terms: Terms) -> None:
+        self.terms = terms
+        self.passes = terms.passes
+        self.process_set = terms.process_set
         self.names = names
         self.groups = groups
         self.slots: dict[torch.Tensor, Any] = {}  # empty: scripts for Horovod read nothing here
@@ -207,8 +195,8 @@ class Shares:
     def _send(self, bucket: Bucket) -> None:
         grads = [param.grad for param in bucket.params]
         row = bucket.row(grad.to_dense() if grad is not None and grad.is_sparse else grad for grad in grads)
-        row, bucket.context = self.compression.compress(row)
-        bucket.handle = reducescatter_async(row, f"gradients.{bucket.name}", self.op, self.process_set)
+        row, bucket.context = self.terms.compression.compress(row)
+        bucket.handle = reducescatter_async(row, f"gradients.{bucket.name}", self.terms.op, self.process_set)
 
     def synchronize(self) -> None:
         """Returns when the gradients of all shares are reduced; gradients that were not computed count as zeros."""
@@ -217,41 +205,35 @@ class Shares:
                 "the job has changed since the optimizer's state was divided among its ranks; call load_state_dict() "
                 "with a state that was saved before"
             )
-        failure: Exception | None = None
         for bucket in self.buckets:
             if bucket.handle is None:
                 self._send(bucket)
-        for bucket in self.buckets:
-            handle, bucket.handle = bucket.handle, None
-            assert handle is not None
-            try:
-                reduced = self.compression.decompress(synchronize(handle), bucket.context)
-                bucket.shard.grad = reduced.to(bucket.shard.dtype)
-            except Exception as error:
-                failure = failure or error
-        self._begin_anew()
-        if failure is not None:
-            raise failure
+        self._finish(self._receive)
+
+    def _receive(self, bucket: Bucket, row: torch.Tensor) -> None:
+        reduced = self.terms.compression.decompress(row, bucket.context)
+        bucket.shard.grad = reduced.to(bucket.shard.dtype)
 
     def drain(self) -> None:
         """Waits for what is pending and discards it; raises the first error."""
+        self._finish(lambda bucket, row: None)
+
+    def _finish(self, use: Callable[[Bucket, torch.Tensor], None]) -> None:
+        """Waits for what is pending, calls `use` with each result, and begins anew; raises the first error."""
         failure: Exception | None = None
         for bucket in self.buckets:
             handle, bucket.handle = bucket.handle, None
             try:
                 if handle is not None:
-                    synchronize(handle)
+                    use(bucket, synchronize(handle))
             except Exception as error:
                 failure = failure or error
-        self._begin_anew()
-        if failure is not None:
-            raise failure
-
-    def _begin_anew(self) -> None:
         self.under_way = False
         self.delays = dict.fromkeys(self.delays, self.passes)
         for bucket in self.buckets:
             bucket.missing = len(bucket.params)
+        if failure is not None:
+            raise failure
 
     def handles(self) -> dict[torch.Tensor, tuple[Any, Any]]:
         return {}

@@ -1,18 +1,20 @@
 # A slot is a parameter with its pending gradient. A bundle is slots that are sent together, packed or not.
-# Touches torch, engine and compression.
+# Touches torch, engine, groups and compression.
 """The data that buckets.py works with; nothing here calls the engine."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from ..bindings.private.torch_names import copy_each
-from ..engine.interface import Kind, Request, Span
+from ..engine.interface import Kind, ReduceOp, Request, Span
+from ..world.groups import ProcessSet
 from .compression import BF16Compressor, FP16Compressor, NoneCompressor
 
 # Gradients up to this size are packed into one buffer: the copy costs less than one more tensor in the engine.
@@ -38,6 +40,18 @@ def without_graph(function: Function) -> Function:
     hidden: Any = torch.no_grad()(function)
     kept: Function = hidden
     return kept
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How gradients are reduced: the arguments of a DistributedOptimizer, already checked."""
+
+    compression: Any
+    op: ReduceOp
+    process_set: ProcessSet
+    passes: int = 1
+    predivide: float = 1.0
+    sparse_as_dense: bool = False
 
 
 class Slot:

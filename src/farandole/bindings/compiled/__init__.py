@@ -1,6 +1,6 @@
 # Shared by the compiled operations of frameworks: builds them once per version, ranks agree, errors become text.
 # Touches a compiler, the user's cache directory, native and runtime.
-"""`built(...)` gives a library's path, `agreed(...)` whether all ranks have one, `meant(words)` the error."""
+"""`Operations` loads and connects them, `built(...)` gives a library's path, `meant(words)` an operation's error."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ...engine.native import NativeEngine
 from ...operations import ops
 from ...operations.reductions import Min
 from ...world import basics
+from ...world.runtime import runtime
 from ...world.world import World
 
 HERE = Path(__file__).resolve().parent
@@ -64,6 +65,51 @@ def agreed(world: World, framework: str, wanted: str, load: Callable[[], str]) -
     if not able and wanted == "auto":
         _log.info("%s uses callbacks of Python instead of compiled operations: %s", framework, reason)
     return able
+
+
+class Operations:
+    """The compiled operations of one framework: loaded once in a process, and connected to the engine of one world."""
+
+    def __init__(
+        self,
+        framework: str,
+        load: Callable[[World], Path],
+        connect: Callable[[NativeEngine, str], None],
+        *more: type[Exception],
+    ) -> None:
+        """`load` gives the library's path. `more`: what it raises besides FAILURES."""
+        self._framework = framework
+        self._load = load
+        self._connect = connect
+        self._failures: tuple[type[Exception], ...] = (*FAILURES, *more)
+        self._path = ""
+        self._world: World | None = None
+
+    def ready(self) -> bool:
+        """Whether the operations use the engine of the current world."""
+        return self._world is not None and runtime.initialized and runtime.world is self._world
+
+    def prepare(self) -> None:
+        """After init: builds or finds the operations; all ranks agree whether to use them or callbacks."""
+        world = runtime.world
+        if self._world is world:
+            return
+        wanted = getattr(world.config, f"{self._framework}_ops")
+        if wanted == "auto" and world.engine.size == 1 and not world.config.elastic:
+            return  # with one rank callbacks are sufficient, and compiling is not needed
+        if agreed(world, self._framework, wanted, lambda: self._failure(world)):
+            assert isinstance(world.engine, NativeEngine)
+            self._connect(world.engine, self._path)
+            self._world = world
+
+    def _failure(self, world: World) -> str:
+        """Loads the library. Gives "" or the reason for a failure."""
+        if not self._path:
+            try:
+                self._path = str(self._load(world))
+            except self._failures as error:
+                return str(error)
+        return ""
 
 
 def join(prepare: Callable[[], object], comm: Any, process_sets: Any) -> None:

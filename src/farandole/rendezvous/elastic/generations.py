@@ -157,9 +157,6 @@ class Generations:
         # If a member was lost meanwhile, this worker may not have come to the step at which all save.
         worker.must_save = worker.must_save and self._broken and again == 1
         worker.become(Status.RETURNING if again in (1, 3) else Status.LEFT, self._state.now)
-        if one.phase is not Phase.RUNNING:
-            del one.members[rank]
-            return self._end(one, f"rank {rank} left while the ranks were {one.phase.value}")
         sends = one.left(rank)
         if not one.members:
             self._rounds.remove(one)

@@ -24,42 +24,31 @@ RESET_LIMIT_EXCEEDED_MESSAGE = (
 COOLDOWN_BOUNDS = (1, 3600)  # seconds that --blacklist-cooldown-range may name
 
 
+class _Multiple:
+    """A time of the table: `suspect` times a factor."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+
+    def __get__(self, times: Times, owner: type) -> float:
+        return times.suspect * self._factor
+
+
 @dataclass(frozen=True)
 class Times:
     """The table of times of an elastic job, in seconds; all follow from one number."""
 
     suspect: float = 2.0  # a silent rank or host is named
-
-    @property
-    def heartbeat(self) -> float:
-        """Between two heartbeats."""
-        return self.suspect / 4
-
-    @property
-    def evict(self) -> float:
-        """A silent rank or host is evicted after this time."""
-        return self.suspect * 2.5
-
-    @property
-    def give_up(self) -> float:
-        """A rank that waits in the kernel, or fell silent together with most others, is evicted after this time."""
-        return self.suspect * 15
-
-    @property
-    def revoke(self) -> float:
-        """A rank whose agent has not heard from the launcher for this long ends its generation: the others may be
-        about to continue without it."""
-        return self.suspect * 2
-
-    @property
-    def replace(self) -> float:
-        """An evicted rank that stays silent for this long loses its slot to a new process."""
-        return self.suspect * 5
-
-    @property
-    def barred(self) -> float:
-        """A rank that could not be reached by others waits this long, twice as long each time, before it comes back."""
-        return self.suspect * 7.5
+    heartbeat = _Multiple(0.25)  # between two heartbeats
+    evict = _Multiple(2.5)  # a silent rank or host is evicted after this time
+    # A rank that waits in the kernel, or fell silent together with most others, is evicted after this time.
+    give_up = _Multiple(15)
+    # A rank whose agent has not heard from the launcher for this long ends its generation: the others may be about to
+    # continue without it.
+    revoke = _Multiple(2)
+    replace = _Multiple(5)  # an evicted rank that stays silent for this long loses its slot to a new process
+    # A rank that could not be reached by others waits this long, twice as long each time, before it comes back.
+    barred = _Multiple(7.5)
 
 
 @dataclass(frozen=True)

@@ -55,19 +55,26 @@ def _batches(parts: Iterable[Any], rows: int, window: int) -> Iterator[Batch]:
         count -= end
 
 
-class PytorchDataLoader(BaseDataLoader):
+class _Loader(BaseDataLoader):
+    """What all loaders have."""
+
+    def __init__(self, batch_size: int, name: str, limit_step_per_epoch: int, verbose: bool) -> None:
+        self.batch_size = batch_size
+        self.name = name
+        self.limit_step_per_epoch = limit_step_per_epoch
+        self.verbose = verbose
+
+
+class PytorchDataLoader(_Loader):
     """One pass over the reader."""
 
     def __init__(
         self, reader: Any, batch_size: int, shuffling_queue_capacity: int, name: str = "",
         limit_step_per_epoch: int = -1, verbose: bool = False,
     ) -> None:  # fmt: skip
+        super().__init__(batch_size, name, limit_step_per_epoch, verbose)
         self.reader = reader
-        self.batch_size = batch_size
         self.shuffling_queue_capacity = shuffling_queue_capacity
-        self.name = name
-        self.limit_step_per_epoch = limit_step_per_epoch
-        self.verbose = verbose
 
     def __len__(self) -> int:
         """Batches of a pass, where it has a limit."""
@@ -113,19 +120,16 @@ class PytorchInfiniteAsyncDataLoader(AsyncDataLoaderMixin, PytorchInfiniteDataLo
     """Repeats the reader; a thread loads ahead."""
 
 
-class PytorchInmemDataLoader(BaseDataLoader):
+class PytorchInmemDataLoader(_Loader):
     """Reads everything once, and returns it `num_epochs` times."""
 
     def __init__(
         self, reader: Any, batch_size: int, num_epochs: int, name: str = "", shuffle: bool = False,
         limit_step_per_epoch: int = -1, verbose: bool = False,
     ) -> None:  # fmt: skip
-        self.batch_size = batch_size
+        super().__init__(batch_size, name, limit_step_per_epoch, verbose)
         self.num_epochs = num_epochs
-        self.name = name
         self.shuffle = shuffle
-        self.limit_step_per_epoch = limit_step_per_epoch
-        self.verbose = verbose
         parts = [_columns(part) for part in reader]
         if not parts:
             raise ValueError(f"the reader of the loader {name!r} has no rows")

@@ -90,10 +90,7 @@ def load_model(
     filepath: Any, custom_optimizers: Any = None, custom_objects: Any = None, compression: Any = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:  # fmt: skip
-    """A saved model whose optimizer reduces the gradients of all ranks and has the saved state.
-
-    `custom_optimizers`: classes that Keras does not know. `legacy_opts` is accepted for compatibility.
-    """
+    """Like `farandole.keras.load_model`, by tf.keras."""
 
     def distributed(optimizer: Any) -> Any:
         return DistributedOptimizer(optimizer, compression=compression)

@@ -55,31 +55,11 @@ def horovod_call(hvd: Any, operation: str, name: str) -> Call:
     return exchange
 
 
-class Horovod(Tensors):
-    """Whatever serves Horovod's interface for torch: ours (farandole.torch) or another (horovod.torch)."""
+class WithHorovodsNames(Library):
+    """Whatever has Horovod's interface: the module `hvd`."""
 
-    def __init__(self, module: str) -> None:
-        super().__init__()
-        self.hvd = importlib.import_module(module)
-
-    def open(self) -> None:
-        self.hvd.init()
-        self.rank, self.size = self.hvd.rank(), self.hvd.size()
-
-    def close(self) -> None:
-        self.hvd.shutdown()
-
-    def call(self, operation: str, name: str, fresh: bool) -> Call:
-        return horovod_call(self.hvd, operation, f"torch.{name}")
-
-
-class Arrays(Library):
-    """Ours with NumPy arrays."""
-
-    def __init__(self) -> None:
-        import farandole
-
-        self.hvd: Any = farandole
+    hvd: Any
+    prefix: str  # of the names of operations
 
     def open(self) -> None:
         if not self.hvd.is_initialized():
@@ -90,7 +70,28 @@ class Arrays(Library):
         self.hvd.shutdown()
 
     def call(self, operation: str, name: str, fresh: bool) -> Call:
-        return horovod_call(self.hvd, operation, f"numpy.{name}")
+        return horovod_call(self.hvd, operation, f"{self.prefix}.{name}")
+
+
+class Horovod(WithHorovodsNames, Tensors):
+    """Horovod's interface for torch: ours (farandole.torch) or another's (horovod.torch)."""
+
+    prefix = "torch"
+
+    def __init__(self, module: str) -> None:
+        super().__init__()
+        self.hvd = importlib.import_module(module)
+
+
+class Arrays(WithHorovodsNames):
+    """Ours with NumPy arrays."""
+
+    prefix = "numpy"
+
+    def __init__(self) -> None:
+        import farandole
+
+        self.hvd = farandole
 
 
 class Gloo(Tensors):
