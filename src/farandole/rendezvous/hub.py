@@ -167,7 +167,7 @@ class Hub:
 
     def _listen(self, address: str) -> Listener[Proven]:
         most = MAX_UNAUTHENTICATED + self._size  # all ranks may connect at once
-        return Listener(self._loop, address, most, self._talk, self._admit, self._other_version, self._no_descriptors)
+        return Listener(self._loop, address, most, self)
 
     def _close_listeners(self) -> None:
         for listener in self._listeners:
@@ -187,18 +187,24 @@ class Hub:
             listener.open()
             self._listeners.append(listener)
 
-    def _talk(self, sock: socket.socket) -> Flow[Proven]:
+    # What the listeners call.
+
+    def talk(self, sock: socket.socket) -> Flow[Proven]:
+        """Authenticates a rank or an agent."""
         return answer(sock, self._secret, Greeting(Role.HUB, NOBODY, 0), lambda peer: peer.role in CALLERS)
 
-    def _other_version(self, error: VersionMismatch) -> None:
+    def other_version(self, error: VersionMismatch) -> None:
+        """Reports a rank with another version."""
         log.error("a rank of this job was refused: %s", error)  # it has proven itself, so it is a rank of this job
 
-    def _no_descriptors(self, error: OSError) -> None:
+    def lacks_descriptors(self, error: OSError) -> None:
+        """Reports, once, that no rank can connect."""
         if not self._reported_descriptors:
             self._reported_descriptors = True
             log.error("the launcher cannot accept connections: %s", sockets.explain(error))
 
-    def _admit(self, sock: socket.socket, proven: Proven) -> None:
+    def entered(self, sock: socket.socket, proven: Proven) -> None:
+        """Takes over the connection of a rank or an agent."""
         if proven.peer.role is Role.AGENT:
             sock.close()
             self.on_agent(proven.peer.rank)

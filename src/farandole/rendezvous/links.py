@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from farandole.rendezvous import sockets
 from farandole.rendezvous.flow import READ, WRITE, Flow, Loop, Task, Wait, pause, receive, send
-from farandole.rendezvous.handshake import Greeting, Role, answer, call
+from farandole.rendezvous.handshake import Greeting, Role, VersionMismatch, answer, call
 from farandole.rendezvous.listener import MAX_UNAUTHENTICATED, Listener
 from farandole.rendezvous.secret import Secret
 
@@ -248,11 +248,7 @@ class LinkBuilder:
         trouble: OSError | None = None
         for address in sockets.split_addresses(addresses):
             try:
-                made.append(
-                    Listener(
-                        self._loop, address, most, self._answer, self._entered, lambda error: None, self._no_descriptors
-                    )
-                )
+                made.append(Listener(self._loop, address, most, self))
             except OSError as error:  # an address that appears or disappears just now
                 trouble = error
         if not made and trouble is not None:
@@ -314,7 +310,7 @@ class LinkBuilder:
                 return sock, stream
 
     def _introduce(self, sock: socket.socket, peer: int, number: int) -> Flow[LinkStream]:
-        """The caller's side of `_answer`, after the handshake."""
+        """The caller's side of `talk`, after the handshake."""
         problem = (yield from prove_memory(sock)) if self._kind == sockets.LOCAL else ""
         # Only now the peer counts this connection as a stream, and confirms it. Connections to other addresses send
         # no number.
@@ -337,7 +333,10 @@ class LinkBuilder:
             if (yield from none_if_closed(sock, handshake)) is not None:
                 return sock
 
-    def _answer(self, sock: socket.socket) -> Flow[LinkStream]:
+    # What the listeners call.
+
+    def talk(self, sock: socket.socket) -> Flow[LinkStream]:
+        """Authenticates a peer, and learns which of its streams this is."""
         me = self._greeting(Role.CALLEE, 0)
         proven = yield from answer(sock, self._secret, me, self._admit)
         problem = (yield from prove_memory(sock)) if self._kind == sockets.LOCAL else ""
@@ -345,11 +344,16 @@ class LinkBuilder:
         yield from send(sock, number)
         return LinkStream(proven.peer.rank, number[0], problem)
 
-    def _no_descriptors(self, error: OSError) -> None:
+    def lacks_descriptors(self, error: OSError) -> None:
+        """Notes why no peer can connect."""
         self.no_descriptors = error
+
+    def other_version(self, error: VersionMismatch) -> None:
+        """The peer itself reports it."""
 
     def _admit(self, peer: Greeting) -> bool:
         return peer.role is Role.CALLER and peer.rank in self.wanted and peer.rank not in self.made
 
-    def _entered(self, sock: socket.socket, stream: LinkStream) -> None:
+    def entered(self, sock: socket.socket, stream: LinkStream) -> None:
+        """Takes over a stream of a peer."""
         self._settle(sock, stream)

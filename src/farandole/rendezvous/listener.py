@@ -13,8 +13,7 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from farandole.rendezvous import sockets
 from farandole.rendezvous.flow import READ, Flow, Loop, Task
@@ -28,30 +27,33 @@ ACCEPT_PAUSE_SECONDS = 0.1  # without free descriptors the listener accepts noth
 T = TypeVar("T")
 
 
+class Owner(Protocol[T]):
+    """What a listener needs from its owner."""
+
+    def talk(self, sock: socket.socket) -> Flow[T]:
+        """Authenticates a connection."""
+        ...
+
+    def entered(self, sock: socket.socket, result: T) -> None:
+        """A connection is authenticated; `result` is that of `talk`."""
+        ...
+
+    def other_version(self, error: VersionMismatch) -> None:
+        """A process of this job has another version."""
+        ...
+
+    def lacks_descriptors(self, error: OSError) -> None:
+        """No connection can be accepted now."""
+        ...
+
+
 class Listener(Generic[T]):
-    """`talk(sock)` is the flow that authenticates a connection, `enter(sock, result)` is called after it, `most` is the
-    number of unauthenticated connections at a time.
+    """Accepts connections for its owner; `most` is the number of unauthenticated connections at a time."""
 
-    `other_version(error)`: a process of this job has another version. `no_descriptors(error)`: no connection can be
-    accepted now.
-    """
-
-    def __init__(
-        self,
-        loop: Loop,
-        address: str,
-        most: int,
-        talk: Callable[[socket.socket], Flow[T]],
-        enter: Callable[[socket.socket, T], None],
-        other_version: Callable[[VersionMismatch], None],
-        no_descriptors: Callable[[OSError], None],
-    ) -> None:
+    def __init__(self, loop: Loop, address: str, most: int, owner: Owner[T]) -> None:
         self._loop = loop
         self._most = most
-        self._talk = talk
-        self._enter = enter
-        self._other_version = other_version
-        self._reported_descriptors = no_descriptors
+        self._owner = owner
         self._names = itertools.count()
         self._unauthenticated: dict[int, tuple[Task[T], socket.socket]] = {}
         self._listener, self.address = sockets.listen(address)
@@ -100,7 +102,7 @@ class Listener(Generic[T]):
             if self._descriptor_failures < DESCRIPTOR_FAILURES:
                 return
         self._descriptor_failures = 0
-        self._reported_descriptors(error)
+        self._owner.lacks_descriptors(error)
         self._loop.forget(self._listener)
         self._loop.at(self, time.monotonic() + ACCEPT_PAUSE_SECONDS, self.open)
 
@@ -116,15 +118,15 @@ class Listener(Generic[T]):
             self._unauthenticated.pop(name, None)
             if result is not None:
                 self._descriptor_failures = 0
-                self._enter(sock, result)
+                self._owner.entered(sock, result)
                 return
             if isinstance(error, VersionMismatch):
-                self._other_version(error)
+                self._owner.other_version(error)
             else:
                 self.refused += 1
             sock.close()
 
-        task = self._loop.spawn(self._talk(sock), time.monotonic() + HANDSHAKE_SECONDS, done)
+        task = self._loop.spawn(self._owner.talk(sock), time.monotonic() + HANDSHAKE_SECONDS, done)
         if not over:
             self._unauthenticated[name] = (task, sock)
 

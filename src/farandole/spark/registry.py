@@ -188,27 +188,25 @@ class TaskRegistry:
         return all(executor_slots.agent is not agent for executor_slots in self._executors.values())
 
     def _listen(self, address: str, most: int) -> Listener[Proven]:
-        return Listener(
-            self._loop,
-            address,
-            MAX_UNAUTHENTICATED + most,
-            self._talk,
-            self._admit,
-            self._other,
-            self._reported_descriptors,
-        )
+        return Listener(self._loop, address, MAX_UNAUTHENTICATED + most, self)
 
-    def _talk(self, sock: Any) -> Flow[Proven]:
+    # What the listeners call.
+
+    def talk(self, sock: Any) -> Flow[Proven]:
+        """Authenticates a task or an agent."""
         me = Greeting(Role.LAUNCHER, NOBODY, 0)
         return answer(sock, self._secret, me, lambda peer: peer.role is Role.AGENT)
 
-    def _other(self, error: VersionMismatch) -> None:
+    def other_version(self, error: VersionMismatch) -> None:
+        """Reports a task with another version."""
         log.error("a task of this job was refused: %s", error)
 
-    def _reported_descriptors(self, error: OSError) -> None:
+    def lacks_descriptors(self, error: OSError) -> None:
+        """Reports that no task can connect."""
         log.error("tasks cannot be heard: %s", sockets.explain(error))
 
-    def _admit(self, sock: Any, proven: Proven) -> None:
+    def entered(self, sock: Any, proven: Proven) -> None:
+        """Takes over the connection of a task or an agent."""
         number = proven.peer.rank
         if number != TASK_NUMBER:
             self._arrived(sock, number)
