@@ -1,5 +1,5 @@
-"""`make nightly`: what takes too long for `make test`: the thread sanitizer, torch 2.13.0 on Arm, the oldest releases
-of the frameworks, more forms of the cases, wheels for both platforms, an hour of fuzzing, and `make chaos`. Starts the
+"""`make nightly`: what takes too long for `make test`: the thread sanitizer, torch 2.13.0, the oldest releases of
+the frameworks, more forms of the cases, wheels for both platforms, an hour of fuzzing, and `make chaos`. Starts the
 stages below, each whatever became of the others."""
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ def stages(chaos: str) -> list[Stage]:
     more: list[str | Path] = [*PYTEST, "-n", "2", "--dist", "loadgroup", "-m", "nightly"]
     more += ["tests/ranks", "tests/frameworks", "tests/strangers"]
     found = [*sanitize.stages("thread"), Stage("more forms of the cases", more, environment=QUIET)]
-    if not test.NEWEST_IS_APART:
-        found.append(test.again("other-torch", test.ON_OTHER_TORCH))
-    found.append(test.again("oldest", {**test.ON_OTHER_TORCH, **ON_OLDEST}))
+    found.append(test.again(".venv" if test.NEWEST_IS_APART else "other-torch", test.ON_NEWEST))  # torch 2.13.0
+    found.append(test.again("oldest", {**test.ON_NEWEST, **ON_OLDEST}))
     found.append(Stage("wheels for x86_64 and aarch64", [PYTHON, ROOT / "scripts" / "wheel.py"]))
     fuzz: list[str | Path] = [PYTHON, ROOT / "scripts" / "fuzz.py", str(FUZZ_SECONDS)]
     return [*found, Stage("an hour of fuzzing", fuzz), Stage("chaos", ["make", "chaos", f"N={chaos}"])]

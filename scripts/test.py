@@ -15,16 +15,13 @@ from stages import ROOT, Stage, run
 
 SCRIPTS = ROOT / "scripts"
 FUZZ_SECONDS = 60
-# Folders of tests that start ranks and need no framework. Most of their time they wait.
-WITH_RANKS = ("ranks", "bed", "clusters", "security", "chaos")
 
-
-# On x86_64 the newest torch brings 5 GB of CUDA libraries and is in build/other-torch. On Arm build/other-torch has
-# torch 2.13.0, for `make nightly`.
+# On x86_64 the newest torch brings 5 GB of CUDA libraries and is in build/other-torch, and .venv has torch 2.13.0.
+# On Arm it is the other way round.
 NEWEST_IS_APART = platform.machine() == "x86_64"
-# Tests that run again with another release of torch: torch.distributed, the optimizer, Lightning and Accelerate,
-# and the names by which torch and Lightning find this package.
-ON_OTHER_TORCH = {
+# Tests that `make test` runs with the newest torch and `make nightly` with 2.13.0: torch.distributed, the optimizer,
+# Lightning and Accelerate, and the names by which torch and Lightning find this package.
+ON_NEWEST = {
     "test_torch_distributed.py": "not (3 and ranks)",
     "test_torch_optimizer.py": "2-native",
     "test_lightning.py": "test_as_with_ddp",
@@ -33,12 +30,17 @@ ON_OTHER_TORCH = {
 }
 
 
+def chosen(files: dict[str, str]) -> str:
+    """The expression for pytest that selects the named tests of each file."""
+    return " or ".join(f"({file.removesuffix('.py')} and ({names}))" for file, names in files.items())
+
+
 def again(place: str, files: dict[str, str]) -> Stage:
-    """The stage that runs the chosen tests of each file in another environment."""
-    chosen = " or ".join(f"({file.removesuffix('.py')} and ({names}))" for file, names in files.items())
-    pytest: list[str | Path] = [APART[place] / "bin" / "python", *PYTEST[1:], "-n", "2", "--dist", "loadgroup"]
+    """The stage that runs the chosen tests of each file in this environment: one of those in build/, or .venv."""
+    python = APART[place] / "bin" / "python" if place in APART else PYTHON
+    command: list[str | Path] = [python, *PYTEST[1:], "-n", "2", "--dist", "loadgroup", "-k", chosen(files)]
     paths = [f"tests/frameworks/{file}" for file in files]
-    return Stage(f"Python: on {place}", [*pytest, "-k", chosen, *paths], environment=QUIET, after=True)
+    return Stage(f"Python: on {place}", [*command, *paths], environment=QUIET, after=True)
 
 
 def stages(packages: list[str]) -> list[Stage]:
@@ -49,7 +51,6 @@ def stages(packages: list[str]) -> list[Stage]:
     build, sanitized = sanitize.stages("address,undefined", background=True)
     fuzzer = Stage("build the fuzzers", [PYTHON, SCRIPTS / "fuzz.py", "build"], background=True)
     wheel = Stage("compile the wheel", [PYTHON, SCRIPTS / "wheel.py", "compile", "here"], background=True)
-    unit: list[str | Path] = [*PYTEST, "-n", str(check.cores()), "-m", rest, "tests/unit"]
     found = [
         Stage("compile the core", [PYTHON, SCRIPTS / "build.py", "tests"], background=True),
         Stage("install packages", [*environment, *(name for name in packages if name not in apart)], needed=True),
@@ -58,17 +59,14 @@ def stages(packages: list[str]) -> list[Stage]:
         build,
         fuzzer,
         wheel,
-        Stage("Python: unit, with processes", unit, environment=QUIET),
     ]
-    two: list[str | Path] = [*PYTEST, "-n", "2", "--dist"]
-    ranks = [*two, "loadfile", "-m", rest, *(f"tests/{folder}" for folder in WITH_RANKS)]
-    found.append(Stage(f"Python: {', '.join(WITH_RANKS)}, two files at a time", ranks, environment=QUIET))
-    # Most of their time they wait for processes.
-    frameworks = [*PYTEST, "-n", "3", "--dist", "loadgroup", "-m", "not nightly"]
-    frameworks += ["tests/frameworks", "tests/strangers"]
-    found.append(Stage("Python: frameworks and strangers, three files at a time", frameworks, environment=QUIET))
+    # Half of the time they wait for processes, so three groups run at the same time.
+    python: list[str | Path] = [*PYTEST, "-n", "3", "--dist", "loadgroup", "-m", rest, "tests"]
     if NEWEST_IS_APART:
-        found.append(again("other-torch", ON_OTHER_TORCH))
+        python += ["-k", f"not ({chosen(ON_NEWEST)})"]
+    found.append(Stage("Python: every other test, three groups at a time", python, environment=QUIET))
+    if NEWEST_IS_APART:
+        found.append(again("other-torch", ON_NEWEST))
     found += [
         sanitized,
         Stage("fuzzing of the wire and of whole engines", [PYTHON, SCRIPTS / "fuzz.py", str(FUZZ_SECONDS)]),

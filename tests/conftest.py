@@ -150,6 +150,17 @@ def sweep() -> None:
                 shutil.rmtree(file.parent, ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Only tests/unit and tests/ranks have quick tests. `--dist loadgroup` keeps the files elsewhere together."""
+    for item in items:
+        folder = item.path.relative_to(HERE).parts[0]
+        if folder not in ("unit", "ranks"):
+            item.add_marker(pytest.mark.slow)
+        if folder not in ("unit", "frameworks", "strangers"):  # the last two have groups of their own
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def private_directories() -> Iterator[None]:
     """Gives this run its own directories: all files left there are ours; files of other programs are not checked."""

@@ -1,6 +1,6 @@
 # Which tests of frameworks may run at the same time, and which are for `make nightly` alone.
 # Touches the names of files and tests alone.
-"""For `pytest -n 2 --dist loadgroup`: files run at the same time, but not two that start a cluster of the same kind."""
+"""For `pytest -n 3 --dist loadgroup`: files run at the same time, but not two that start a cluster of the same kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLUSTERS = ("test_ray", "test_spark")
 # What `make test` has in another form.
 NIGHTLY = (
     # With another number of ranks, or with the engine in Python.
-    "test_jax.py::test_the_battery[[]2]",
+    "test_jax.py::test_the_battery[[]3]",
     "test_mxnet.py::test_the_battery[[]2]",
     "test_torch_distributed.py::test_as_on_gloo[[]2 ranks*",
     "test_torch_distributed.py::test_beyond_gloo[[]*2 ranks*",

@@ -18,11 +18,13 @@ pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
 HERE = Path(__file__).parent
 # Eager tensors, tf.function, and graphs with a session; with compiled operations, or with callbacks into Python.
 FORMS = ["eager", "function/compiled", "function/callback", "session/compiled", "session/callback"]
-NIGHTLY_WITH_TWO_RANKS = pytest.param(2, FORMS[:3], id="2", marks=pytest.mark.nightly)
+NIGHTLY_WITH_THREE_RANKS = pytest.param(3, FORMS, id="3", marks=pytest.mark.nightly)
 
 
 @pytest.mark.timeout(450)
-@pytest.mark.parametrize(("ranks", "forms"), [NIGHTLY_WITH_TWO_RANKS, (2, FORMS[4:]), (3, FORMS[:4])])
+@pytest.mark.parametrize(
+    ("ranks", "forms"), [pytest.param(2, [*FORMS[:2], FORMS[4]], id="2"), NIGHTLY_WITH_THREE_RANKS]
+)
 def test_the_battery(ranks: int, forms: list[str]) -> None:
     judge_all(results("tensorflow_binding.py", ranks, *forms, **TENSORFLOW), ranks, forms, 40)
 

@@ -44,6 +44,7 @@ for life in range(3):
     hvd.barrier()
 if hvd.rank() == 0:
     shutil.rmtree(folder)
+hvd.barrier()
 hvd.start_timeline(path if hvd.rank() else os.devnull)  # the folder is gone: only rank 0 opens the file
 hvd.allreduce(torch.ones(1))
 hvd.stop_timeline()
