@@ -39,12 +39,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     command = COMMANDS.get(words[0])
     if command is None:
-        close = difflib.get_close_matches(words[0], COMMANDS, n=1)
-        hint = f"; did you mean `{close[0]}`?" if close else ""
+        hint = _meant(words)
         print(f"farandole: unknown command {words[0]!r}{hint}", file=sys.stderr)
         print(USAGE, end="", file=sys.stderr)
         return 2
     return command(words[1:])
+
+
+def _meant(words: Sequence[str]) -> str:
+    """What a user may have meant who typed an unknown command."""
+    first = words[0]
+    if first.startswith("-") or first in ("launch", "start", "exec", "horovodrun", "torchrun", "mpirun", "srun"):
+        return "; did you mean `farandole run -np N COMMAND...`?"
+    if first.endswith(".py"):
+        return f"; did you mean `farandole run -np N python {first}`?"
+    close = difflib.get_close_matches(first, COMMANDS, n=1)
+    return f"; did you mean `{close[0]}`?" if close else ""
 
 
 def horovodrun(arguments: Sequence[str] | None = None) -> int:

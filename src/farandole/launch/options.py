@@ -87,6 +87,15 @@ FLAGS = (
     Flag("drain_timeout", ("--drain-timeout",), "elastic: seconds to save when ranks have to go (30)", "S", "float"),
     Flag("survive_launcher", ("--survive-launcher",), "elastic: the job goes on when this process ends"),
 )
+_RANKS = "; did you mean -np, the number of all ranks?"
+_HOSTS = "; did you mean -H host1:2,host2:2, the hosts with the number of ranks on each?"
+_FOUND = "; leave it out: ranks find each other, and one command starts all of them"
+OF_OTHER_LAUNCHERS = {  # what torchrun, accelerate and mpirun call it, with - for _
+    **dict.fromkeys(("-n", "--np", "--nproc", "--nprocs", "--num-processes", "--nproc-per-node"), _RANKS),
+    **dict.fromkeys(("--nnodes", "--num-machines", "--host", "-host", "--npernode", "--ppn"), _HOSTS),
+    **dict.fromkeys(("--node-rank", "--machine-rank", "--master-addr", "--master-port", "--main-process-ip"), _FOUND),
+    **dict.fromkeys(("--main-process-port", "--rdzv-endpoint", "--rdzv-backend", "--rdzv-id", "--standalone"), _FOUND),
+}
 ELASTIC = ("min_np", "max_np", "discovery")  # any of them makes a job elastic
 FOR_ELASTIC = (
     "slots_per_host",
@@ -179,8 +188,9 @@ def _read_words(words: list[str], options: Options, flags: dict[str, Chosen]) ->
         name, equals, value = word.partition("=")
         found = table.get(name)
         if found is None:
+            meant = OF_OTHER_LAUNCHERS.get(name.replace("_", "-"), "")
             close = difflib.get_close_matches(name, table, n=1)
-            raise Usage(f"unknown option {name}" + (f"; did you mean {close[0]}?" if close else ""))
+            raise Usage(f"unknown option {name}" + (meant or (f"; did you mean {close[0]}?" if close else "")))
         if isinstance(found, tuple):
             setting, on = found
             if setting.base == "bool":

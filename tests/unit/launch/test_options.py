@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farandole.base.config import SETTINGS, Config
-from farandole.launch import options
+from farandole.launch import cli, options
 from farandole.launch.options import Usage, parse
 
 # Section 2.1 of the contract, as users type them.
@@ -142,3 +142,40 @@ def test_double_dash_and_options_of_the_command() -> None:
 def test_a_users_controller_reaches_rank_0_though_ranks_get_ours() -> None:
     variables = parse(["x"], {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CYCLE_TIME": "2"}).variables()
     assert variables == {"FARANDOLE_CONTROLLER": "mpi"}
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("--nproc-per-node", "did you mean -np, the number of all ranks?"),
+        ("--nproc_per_node=2", "did you mean -np, the number of all ranks?"),
+        ("--num_processes", "did you mean -np, the number of all ranks?"),
+        ("--nnodes", "did you mean -H host1:2,host2:2"),
+        ("--master_port", "leave it out: ranks find each other"),
+        ("--num-prox", "did you mean --num-proc?"),
+    ],
+)
+def test_spellings_of_other_launchers(word: str, meant: str) -> None:
+    with pytest.raises(Usage, match="unknown option " + word.partition("=")[0]) as caught:
+        parse([word, "2", "python", "train.py"], {})
+    assert meant in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["runn", "-np", "2", "a"], "did you mean `run`?"),
+        (["launch", "a"], "did you mean `farandole run -np N COMMAND...`?"),
+        (["-np", "2", "a"], "did you mean `farandole run -np N COMMAND...`?"),
+        (["train.py"], "did you mean `farandole run -np N python train.py`?"),
+    ],
+)
+def test_commands_that_do_not_exist(words: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert f"unknown command {words[0]!r}; {meant}" in said
+
+
+def test_ranks_without_a_command(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "-np", "2"]) == 2
+    assert "there is no command to run, e.g. horovodrun -np 2 python train.py" in capfd.readouterr().err
