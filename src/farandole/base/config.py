@@ -76,6 +76,7 @@ class Config:
     rendezvous: str | None = _worker(None, "where the ranks meet: unix:PATH or tcp:HOST:PORT")
     secret_fd: int | None = _worker(None, "descriptor of the memory file with the job's secret", minimum=0)
     report_fd: int | None = _worker(None, "descriptor for telling the agent why this rank failed", minimum=0)
+    report_pipe: int = _worker(0, "the number of the pipe behind that descriptor", minimum=0)
     calls_fd: int | None = _worker(None, "descriptor over which an executor's functions come", minimum=0)
     network_interfaces: str | None = _worker(None, "interfaces on which this rank may listen, with commas; none: all")
     private_directory: str | None = _worker(None, "a directory for sockets that the agent removes")
@@ -100,6 +101,14 @@ class Config:
         True,
         "0: nothing of other packages is replaced, but for what a distributed optimizer needs of GradScaler, and "
         "torch's import does not make the backend known; docs/private-names.md lists what there is",
+    )
+
+    hints: bool = _setting(
+        True, "warn about a script whose ranks train alone, without init() or without reducing gradients"
+    )
+
+    check_parameters: bool = _setting(
+        True, "torch: warn when the parameters differ between ranks, at the first step and once in 1000 steps"
     )
 
     # Speed.

@@ -1,4 +1,4 @@
-# How a rank that fails reports to its agent which rank is the root cause.
+# How a rank reports at its end to its agent: which rank is the root cause of its failure, or that it never joined.
 # Touches the descriptor that the agent gave to the rank.
 """At the end of the process, `report(fd)` writes one line of JSON about the exception that ended it."""
 
@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import sys
+from typing import Any
 
 from farandole.base.errors import HorovodInternalError, Mismatch
 
@@ -17,9 +18,23 @@ LONGEST_TEXT = 1000  # characters; a pipe takes a line of this length in one wri
 def report(fd: int) -> None:
     """Writes the uncaught exception that ended this process; without one it writes nothing."""
     error = getattr(sys, "last_value", None)  # set by the interpreter, whatever hooks users have installed
-    if not isinstance(error, BaseException):
-        return
-    line = {"error": f"{type(error).__name__}: {error}"[:LONGEST_TEXT], "blames": blames(error)}
+    if isinstance(error, BaseException):
+        _write(fd, {"error": f"{type(error).__name__}: {error}"[:LONGEST_TEXT], "blames": blames(error)})
+
+
+def report_alone(fd: int, framework: str) -> None:
+    """Writes that this process trained with `framework` and never joined the other ranks."""
+    _write(fd, {"alone": framework})
+
+
+def is_pipe(fd: int, number: int) -> bool:
+    """Whether `fd` is the pipe of this number. A child of a rank has the rank's variables, but not its files."""
+    with contextlib.suppress(OSError):
+        return os.fstat(fd).st_ino == number
+    return False
+
+
+def _write(fd: int, line: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         os.write(fd, json.dumps(line).encode() + b"\n")
 

@@ -216,6 +216,7 @@ class Agent:
         variables.update(environment.keeping_memory(variables))
         variables[b"FARANDOLE_SECRET_FD"] = b"%d" % self._secret_fd
         variables[b"FARANDOLE_REPORT_FD"] = b"%d" % writer
+        variables[b"FARANDOLE_REPORT_PIPE"] = b"%d" % os.fstat(writer).st_ino
         variables[b"FARANDOLE_PRIVATE_DIRECTORY"] = os.fsencode(self._directory)
         word: watch.StatusPage | None = None
         if self._watcher is not None:

@@ -26,16 +26,19 @@ class Ending:
     cause: str = ""  # why the agent or the kernel killed it, if that is known
     error: str = ""  # the exception that ended it, as the worker reported it
     blames: int | None = None  # the rank that the exception is about; -1: another rank, but it is not known which
+    alone: str = ""  # the framework with which it trained, if it never joined the other ranks
 
     @classmethod
     def read(cls, rank: int, code: int, asked: bool, cause: str, report: str) -> Ending:
         """From the message of the agent. `report` is written by base/ending.py and may be missing or incomplete."""
-        error, blames = "", None
-        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-            found = json.loads(report)
-            error = str(found["error"])
-            blames = None if found["blames"] is None else int(found["blames"])
-        return cls(rank, code, asked, cause, error, None if blames == rank else blames)
+        error, blames, alone = "", None, ""
+        for line in report.splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+                found = json.loads(line)
+                alone = str(found.get("alone", alone))
+                error = str(found["error"])
+                blames = None if found["blames"] is None else int(found["blames"])
+        return cls(rank, code, asked, cause, error, None if blames == rank else blames, alone)
 
     @property
     def failed(self) -> bool:

@@ -53,6 +53,11 @@ class ElasticRanks(JobRanks):
         """How many unauthenticated connections the hub has refused."""
         return self._elastic.refused if self._elastic is not None else 0
 
+    @property
+    def joined(self) -> bool:
+        """Whether a generation has run."""
+        return self._driver.state.runs > 0
+
     def rank_of(self, worker: int) -> int:
         """The present rank of a worker, or its last rank if it has ended."""
         known = self._driver.state.workers.get(worker)

@@ -38,6 +38,11 @@ class FixedRanks(JobRanks):
         """How many unauthenticated connections the hub has refused."""
         return self._hub.refused if self._hub is not None else 0
 
+    @property
+    def joined(self) -> bool:
+        """Whether a rank has called init()."""
+        return self._hub is not None and self._hub.admitted > 0
+
     def rank_of(self, rank: int) -> int:
         """The rank itself."""
         return rank

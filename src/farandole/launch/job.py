@@ -34,6 +34,8 @@ class Ranks(Protocol):
 
     @property
     def refused(self) -> int: ...
+    @property
+    def joined(self) -> bool: ...
     def rank_of(self, rank: int) -> int: ...
     def host_of(self, rank: int) -> str: ...
     def pid_of(self, rank: int) -> int: ...
@@ -119,6 +121,11 @@ class Job:
     def verdict(self) -> blame.Verdict | None:
         """Which rank is the root cause; None when no rank has failed."""
         return self._outcome.verdict
+
+    @property
+    def alone(self) -> str:
+        """The framework with which each rank trained without the others, if none called init(); else ""."""
+        return "" if self._ranks.joined else self._outcome.alone
 
     @property
     def refused(self) -> int:

@@ -43,6 +43,13 @@ class Outcome:
         """Which rank is the root cause; None when no rank has failed."""
         return blame.judge(self.endings) if self._endings_of == self.runs() else None
 
+    @property
+    def alone(self) -> str:
+        """The framework with which each rank trained without the others, if the job succeeded; else ""."""
+        found = [ending.alone for ending in self.endings]
+        ended_well = self.failure is None and not self.stopped
+        return found[0] if ended_well and len(found) > 1 and all(found) else ""
+
     def worker_ended(self, ending: Ending) -> None:
         """A worker of an elastic job has ended. Those that failed before the last generation began were replaced."""
         runs = self.runs()

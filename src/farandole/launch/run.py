@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from farandole.base import hints
 from farandole.base.version import package_version
 from farandole.launch import discovery, environment, foreign, hosts, spawn, ssh
 from farandole.launch.agent_connection import StartError, package_place
@@ -326,8 +327,11 @@ class Reporter:
             files.close()
 
     def summary(self, job: Job) -> None:
-        """Reports the root cause with its last output, and the collateral ranks."""
+        """Reports the root cause with its last output, and the collateral ranks; or that the ranks trained alone."""
         if job.failure is None:
+            if job.alone:
+                what = hints.remedy(job.alone)
+                say(f"no rank has called init(), so each has trained a model of its own. {what} {hints.OFF}")
             return
         if job.failure[0] < 0:
             if job.reason:

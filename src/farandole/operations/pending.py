@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..base import errors
-from ..engine.interface import Memory, Outcome, ReduceOp, Request
+from ..engine.interface import Kind, Memory, Outcome, ReduceOp, Request
 from ..world.runtime import runtime
 from ..world.world import Pending, World
 from .arrays import Buffer
 
 NO_SCALES = (1.0, 1.0)
+FEW_NUMBERS = 64
 
 
 class Submission:
@@ -31,6 +32,8 @@ class Submission:
         self.finish = finish
         self.bundle = bundle
         self.pending: Pending | None = None
+        if not world.exchanged:
+            world.exchanged = any(map(_large, requests))
 
     def submit(self) -> list[int]:
         """Submits the requests, so that `result` only waits; returns the engine's handles."""
@@ -50,6 +53,11 @@ class Submission:
     def handle(self) -> int:
         """Submits the requests and returns a handle for the user."""
         return self.world.add_handle(Pending(self.world.engine.submit(self.requests, self.bundle), self.finish))
+
+
+def _large(request: Request) -> bool:
+    """Whether it exchanges more than a few numbers, such as the averages of metrics; a broadcast does not count."""
+    return request.kind != Kind.BROADCAST and request.input is not None and math.prod(request.input.shape) > FEW_NUMBERS
 
 
 def _finish(world: World, pending: Pending, timeout: float | None) -> Any:

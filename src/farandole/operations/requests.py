@@ -199,6 +199,7 @@ def begin_barrier(process_set: ProcessSet) -> Submission:
 
 
 def begin_join() -> Submission:
+    runtime.world.joins += 1
     return Submission(runtime.world, [Request(Kind.JOIN)], lambda outcomes: int(outcomes[0].value))
 
 

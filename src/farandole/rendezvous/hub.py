@@ -88,6 +88,7 @@ class Hub:
         self.on_agent: Callable[[int], None] = lambda number: None  # an agent has connected
         self._names = itertools.count(1)
         self._channels: dict[int, Channel] = {}
+        self.admitted = 0  # how many connections of ranks it has accepted
         self._closing = False
         self._reported_descriptors = False
         self._thread: threading.Thread | None = None
@@ -209,6 +210,7 @@ class Hub:
             sock.close()
             self.on_agent(proven.peer.rank)
             return
+        self.admitted += 1
         name = next(self._names)
 
         def heard(message: Message) -> None:

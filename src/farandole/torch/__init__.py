@@ -11,6 +11,7 @@ tensor([1., 1., 1.])
 
 from __future__ import annotations
 
+from ..base import hints as _hints
 from ..base.errors import HostsUpdatedInterrupt
 from ..bindings import errors as _errors
 from ..bindings import face as _face
@@ -30,6 +31,8 @@ from .helpers import WarmupLR, check_equal, cuda_built, device, rocm_built, scal
 from .ops import *  # noqa: F403 - the others
 from .optimizer import DistributedOptimizer
 from .sync_batch_norm import SyncBatchNorm
+
+_hints.watch_torch()  # also where torch does not know farandole: FARANDOLE_AUTOLOAD=0, or a checkout
 
 __all__ = [
     "Compression",

@@ -150,6 +150,10 @@ class Gradients:
         """Whether hooks of small gradients cost more time than they save: links inside a host are fast."""
         return self.passes == 1 and runtime.world.config.cross_size == 1
 
+    def steps_alone(self) -> None:
+        """The script steps with the gradients of this rank alone, so the parameters of the ranks differ on purpose."""
+        self.layouts.comparison.steps_alone = True
+
     def set_passes(self, passes: int) -> None:
         self.passes = passes
         if passes > 1:  # each gradient counts its own passes, so each needs a hook
@@ -319,6 +323,7 @@ class Gradients:
                     self.layouts.answer()
                 self._submit_missing()
         finally:
+            self.layouts.comparison.count()
             self.drain()
 
     def drain(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..base import hints
 from ..operations.objects import allgather_object, broadcast_object
 from ..world.groups import ProcessSet, global_process_set
 from ..world.runtime import runtime
@@ -34,6 +35,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"params: {name!r} is a {type(tensor).__name__}, not a tensor; see broadcast_object")
     _broadcast_all(pairs, root_rank, process_set)
+    hints.training.parameters_broadcast = True
 
 
 def _broadcast_all(pairs: list[tuple[str | None, torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:

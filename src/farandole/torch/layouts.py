@@ -1,5 +1,5 @@
 # The exchange of layouts: which gradients the ranks want, which are sparse, and which may be packed together.
-# Touches torch, slots, ops and the NumPy layer below.
+# Touches torch, slots, ops, comparison and the NumPy layer below.
 """A rank without a gradient must know whether to send something, and what. `Layouts` asks all ranks.
 
 Each parameter is in one of three states, the same one on all ranks:
@@ -12,6 +12,7 @@ Each parameter is in one of three states, the same one on all ranks:
         FROZEN: no rank sends it
 
 From FROZEN, all go back to OPEN when a rank has unfrozen any of them. In a new world all parameters are OPEN.
+In steps in which the parameters themselves are compared (comparison.py), the question carries that too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 
 from ..engine.interface import ReduceOp
 from ..operations.pending import synchronize
+from .comparison import Comparison
 from .ops import allreduce_async_
 from .slots import DENSE, SPARSE, UNKNOWN, Slot, Terms, digest
 
@@ -31,7 +33,9 @@ class Layouts:
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
+        self.comparison = Comparison(terms.process_set)
         self.open: list[Slot] = []
+        self._all: list[Slot] = []
         self._frozen: list[Slot] = []
         self._new: list[Slot] = []  # slots that were agreed on in this step, and that all ranks would pack alike
         self._answer: Callable[[], None] | None = None  # waits for the answer to the pending question
@@ -40,6 +44,7 @@ class Layouts:
     def add(self, slot: Slot) -> None:
         """A new parameter; all ranks add the same ones."""
         self.open.append(slot)
+        self._all.append(slot)
 
     def name_after(self, slots: Iterable[Slot]) -> None:
         """Gives the question a name that is the same on all ranks."""
@@ -48,6 +53,7 @@ class Layouts:
     def reopen(self, slots: Iterable[Slot]) -> None:
         """A new world: nothing is agreed on."""
         self.open, self._frozen = list(slots), []
+        self.comparison.begin()
         for slot in self.open:
             slot.agreed, slot.used = False, True
 
@@ -75,7 +81,8 @@ class Layouts:
 
         While parameters are frozen on all ranks, each step also asks, with one byte, whether a rank has unfrozen any.
         """
-        if not self.open and not self._frozen:
+        compares = bool(self._all) and self.comparison.due(self._all)
+        if not self.open and not self._frozen and not compares:
             return
         asked = self.open
         mine = digest(asked, self.terms.compression)
@@ -85,13 +92,19 @@ class Layouts:
         layouts = [self._layout_of(slot) for slot in ordered]
         wanted = [slot.param.requires_grad for slot in ordered]
         unfrozen = any(slot.param.requires_grad for slot in self._frozen)
-        known = torch.tensor([unfrozen, *layouts, *wanted, *marks], dtype=torch.uint8)
+        compared = sorted(self._all, key=lambda slot: slot.name) if compares else []
+        said = self.comparison.question(compared) if compares else []
+        known = torch.tensor([unfrozen, self.comparison.off, *layouts, *wanted, *marks, *said], dtype=torch.uint8)
         handle = allreduce_async_(known, name=self._name, op=ReduceOp.MAX, process_set=self.terms.process_set)
 
         def agree() -> None:
             self._answer = None
             synchronize(handle)
-            [any_unfrozen, *answer] = known.tolist()
+            [any_unfrozen, off, *answer] = known.tolist()
+            self.comparison.off = bool(off)
+            if compares:
+                self.comparison.answer(compared, answer[len(answer) - len(said) :], self._all)
+                del answer[len(answer) - len(said) :]
             count = len(ordered)
             for slot, layout, used in zip(ordered, answer[:count], answer[count : 2 * count], strict=True):
                 slot.layout, slot.agreed, slot.used = layout, layout != UNKNOWN, bool(used)

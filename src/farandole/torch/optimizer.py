@@ -107,6 +107,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                     )
             elif closure is None or self._gradients.pending:
                 self.synchronize()
+        elif not self._synchronized:
+            self._gradients.steps_alone()
         self._synchronized = False
         base = above(self, _DistributedOptimizer)
         return base.step() if closure is None else base.step(closure)

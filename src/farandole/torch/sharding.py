@@ -173,6 +173,9 @@ class Shares:
         """The shares that this rank steps for the optimizer's parameter group of this number."""
         return [bucket.shard for bucket in self.buckets if bucket.group == number]
 
+    def steps_alone(self) -> None:
+        """Nothing: all ranks have the same parameters after each step."""
+
     def set_passes(self, passes: int) -> None:
         self.passes = passes
         self.delays = dict.fromkeys(self.delays, passes)

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import threading
 from typing import TYPE_CHECKING
 
-from ..base import ending, errors, tested
+from ..base import ending, errors, hints, tested
 from ..base.config import Config, update_rank_variables, warn_of_ignored
 from .groups import ProcessSet
 from .joining import PLACE, connect
@@ -55,6 +56,7 @@ class Runtime:
             if not self._registered:
                 self._registered = True
                 atexit.register(self.at_exit, config.report_fd, os.getpid())
+            hints.training.joined(functools.partial(self._world.engine.counter, "collectives"))
             if self._world.engine.rank == 0:  # one rank is enough
                 warn_of_ignored()
                 tested.tell(tested.used())
@@ -64,10 +66,16 @@ class Runtime:
             if self._world is not None:
                 self.membership.unguard()
                 self.membership.active = False
+                self._look_for_mistakes(self._world)
                 self._world.close()
                 self._world = None  # only now, so that an interrupted close can be repeated
             self._opened = None
             self.membership.closed()
+
+    @staticmethod
+    def _look_for_mistakes(world: World) -> None:
+        engine = world.engine
+        hints.training.left(engine.rank, engine.size, world.exchanged, world.config)
 
     def reset(self, commit: int = 0) -> None:
         """Leaves this generation and joins the next, in this process; blocks until it starts.
@@ -82,6 +90,7 @@ class Runtime:
                 raise errors.NotInitialized
             world, self._world = self._world, None
             self.membership.active = False
+            hints.training.unsure = True  # an interrupted step is no sign of a mistake
             if world is not None:
                 self.membership.unguard()
                 world.close(self.membership.how_to_leave())
@@ -130,4 +139,5 @@ def _fits(process_set: ProcessSet, size: int) -> bool:
 
 
 runtime = Runtime()
+hints.training.watch_exit()
 os.register_at_fork(after_in_child=runtime.after_fork)
