@@ -22,6 +22,12 @@ for step in range(100000):
         HERE
     hvd.allreduce(np.ones(3), name="x")
 """
+ALL_RAISE = """
+import farandole as hvd
+hvd.init()
+hvd.barrier()
+raise ValueError(f"bad data of rank {hvd.rank()}")
+"""
 CASES = {
     "sys.exit(7)": (7, "exit code 7", ""),
     "os._exit(9)": (9, "exit code 9", ""),
@@ -56,6 +62,17 @@ def test_row_8_the_rank_with_the_root_cause_is_named(body: str) -> None:
     assert " on localhost) failed first: " + words in done.stderr and "rank 1 (process" in done.stderr, done.stderr
     assert "collateral, because rank 1 was gone: rank 0, 2" in done.stderr, done.stderr
     assert last in done.stderr and done.stderr.count("failed first") == 1
+
+
+def test_ranks_that_fail_by_themselves_are_told_apart() -> None:
+    """All three raise in the same step, each its own exception: none of them failed because of another."""
+    command = [sys.executable, "-m", "farandole", "run", "-np", "3", sys.executable, "-c", ALL_RAISE]
+    # However long the others take on a busy machine, the launcher does not end them.
+    env = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "FARANDOLE_SURVIVOR_GRACE_SECONDS": "40"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "collateral" not in done.stderr, done.stderr
+    assert done.stderr.count("failed first: exit code 1") == 1, done.stderr
+    assert done.stderr.count("failed by itself too: exit code 1 (ValueError: bad data of rank ") == 2, done.stderr
 
 
 def test_a_rank_that_leaves_with_code_0_is_mentioned() -> None:

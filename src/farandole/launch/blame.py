@@ -46,6 +46,11 @@ class Ending:
         return self.code != 0 and not self.asked
 
     @property
+    def by_itself(self) -> bool:
+        """Whether it reports an exception that is about no other rank."""
+        return self.failed and bool(self.error) and self.blames is None
+
+    @property
     def collateral(self) -> bool:
         """Whether it reports that it failed because of another rank."""
         return self.failed and self.blames is not None
@@ -53,12 +58,13 @@ class Ending:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The root cause, the reason as text, and the ranks that failed because of it."""
+    """The root cause, the reason as text, the ranks that failed because of it, and others that failed by themselves."""
 
     rank: int
     code: int
     text: str
     collateral: tuple[int, ...]
+    by_themselves: tuple[Ending, ...] = ()
 
 
 def root_cause_running(endings: Sequence[Ending], running: Sequence[int]) -> bool:
@@ -93,7 +99,7 @@ def judge(endings: Sequence[Ending]) -> Verdict | None:
     """The first rank that failed by itself; None when no rank failed.
 
     >>> judge([Ending(0, 1, blames=1), Ending(1, 7)])
-    Verdict(rank=1, code=7, text='exit code 7', collateral=(0,))
+    Verdict(rank=1, code=7, text='exit code 7', collateral=(0,), by_themselves=())
     """
     failed = [ending for ending in endings if ending.failed]
     if not failed:
@@ -106,8 +112,9 @@ def judge(endings: Sequence[Ending]) -> Verdict | None:
         left = next((ending for ending in endings if ending.rank in blamed and ending.code == 0), None)
         if left is not None:
             text += f"; rank {left.rank} had ended before with exit code 0"
-    others = tuple(ending.rank for ending in endings if ending.code != 0 and ending is not root_cause)
-    return Verdict(root_cause.rank, root_cause.code, text, others)
+    others = [ending for ending in endings if ending.code != 0 and ending is not root_cause]
+    collateral = tuple(ending.rank for ending in others if not ending.by_itself)
+    return Verdict(root_cause.rank, root_cause.code, text, collateral, tuple(one for one in others if one.by_itself))
 
 
 def describe(code: int, cause: str = "") -> str:

@@ -21,6 +21,7 @@ from farandole.base import hints
 from farandole.base.version import package_version
 from farandole.launch import discovery, environment, foreign, hosts, spawn, ssh
 from farandole.launch.agent_connection import StartError, package_place
+from farandole.launch.blame import describe
 from farandole.launch.hosts import Host
 from farandole.launch.job import Job
 from farandole.launch.options import ELASTIC, FLAGS, FOR_ELASTIC, Options, Usage
@@ -351,6 +352,9 @@ class Reporter:
             named = ", ".join(map(str, fallen[:BACKLOG_OF_COLLATERAL]))
             more = " ..." if len(verdict.collateral) > BACKLOG_OF_COLLATERAL else ""
             say(f"collateral, because rank {name} was gone: rank {named}{more}")
+        for ending in verdict.by_themselves[:BACKLOG_OF_COLLATERAL]:
+            error = ending.error.partition("\n")[0]
+            say(f"rank {self._name(ending.rank)} failed by itself too: {describe(ending.code, ending.cause)} ({error})")
         if job.reason:
             say(job.reason)
         if self.log_directory is not None:

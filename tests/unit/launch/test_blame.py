@@ -30,6 +30,12 @@ def test_the_root_cause_of_several_endings(
     assert (verdict and (verdict.rank, verdict.code, verdict.collateral)) == expected
 
 
+def test_a_rank_that_failed_by_itself_is_not_collateral() -> None:
+    own = Ending(2, 1, error="ValueError: bad data")
+    verdict = judge([Ending(1, 7), own, Ending(0, 1, blames=1, error="PeerLost: x"), Ending(3, 137)])
+    assert verdict is not None and (verdict.rank, verdict.collateral, verdict.by_themselves) == (1, (0, 3), (own,))
+
+
 def test_words() -> None:
     assert describe(3) == "exit code 3" and describe(137) == "killed by SIGKILL"
     assert describe(137, "killed by the kernel: out of memory").endswith("out of memory")
