@@ -94,7 +94,7 @@ def step_time(hosts: bed.Bed, target: str) -> float:
 
 
 def main() -> int:
-    if reason := bed.unfit():
+    if reason := bed.missing_requirement():
         sys.exit(f"attacked: {reason}")
     times: dict[str, list[float]] = {"": [], "bare": [], "job": []}
     with contextlib.closing(bed.Bed(3, [bed.Network()], False, False, [])) as hosts:

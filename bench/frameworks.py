@@ -192,7 +192,7 @@ def wait(path: Path, job: subprocess.Popen[Any]) -> None:
 def measure(names: list[str], turns: int) -> dict[str, list[float]]:
     """Seconds of each step, by row."""
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
+        path = Path(folder)
         jobs = {}
         for name in names:
             environment = {**os.environ, **KEEP, "OMP_NUM_THREADS": "1", **ROWS[name][2]}
@@ -202,13 +202,13 @@ def measure(names: list[str], turns: int) -> dict[str, list[float]]:
         try:
             for name, job in jobs.items():
                 for number in range(2):
-                    wait(place / f"{name}.{number}.ready", job)
+                    wait(path / f"{name}.{number}.ready", job)
             found: dict[str, list[float]] = {name: [] for name in names}
             for turn in range(turns):
                 for name, job in jobs.items():
-                    (place / f"{name}.{turn}").touch()
-                    wait(place / f"{name}.{turn}.done", job)
-                    found[name] += json.loads((place / f"{name}.{turn}.done").read_text())
+                    (path / f"{name}.{turn}").touch()
+                    wait(path / f"{name}.{turn}.done", job)
+                    found[name] += json.loads((path / f"{name}.{turn}.done").read_text())
         finally:
             for job in jobs.values():
                 try:

@@ -156,13 +156,13 @@ def main() -> None:
         quiet: dict[str, Any] = {"include_dashboard": False, "logging_level": "ERROR", "log_to_driver": False}
         ray.init(num_cpus=2 * len(LAYERS), _system_config={"worker_niceness": 0}, **quiet)
     found: dict[str, list[list[float]]] = {name: [] for name in chosen}
-    with tempfile.TemporaryDirectory() as place:
-        config = {**vars(options), "place": place, "examples": str(EXAMPLES)}
+    with tempfile.TemporaryDirectory() as path:
+        config = {**vars(options), "place": path, "examples": str(EXAMPLES)}
         threads = [begin(name, {**config, "name": name}) for name in chosen]
         for turn in range(options.turns):
             for name in chosen if turn % 2 else reversed(chosen):
-                Path(place, f"{name}.{turn}").touch()
-                while not (answer := Path(place, f"{name}.{turn}.done")).exists():
+                Path(path, f"{name}.{turn}").touch()
+                while not (answer := Path(path, f"{name}.{turn}.done")).exists():
                     time.sleep(0.01)
                 found[name].append([float(word) for word in answer.read_text().split()])
         for thread in threads:

@@ -157,8 +157,8 @@ def main() -> None:
     watched, by_turns = modules()
     spark = session()
     frame = million(spark, options.rows)
-    with tempfile.TemporaryDirectory() as place:
-        store = Store.create(place)
+    with tempfile.TemporaryDirectory() as path:
+        store = Store.create(path)
         plain = fit(frame, store, "plain", watched, options.batch, options.epochs)
         # The same DataFrame: its Parquet is written once.
         turns = fit(frame, store, "by turns", by_turns, options.batch, 2 * (options.turns + 1))

@@ -125,9 +125,9 @@ class Running:
         """Lets the script end. Returns the accuracy that it printed."""
         self._lane.close(END_SECONDS)
         assert self._process is not None
-        found = re.search(r"accuracy ([\d.]+)%", self._process.said())
+        found = re.search(r"accuracy ([\d.]+)%", self._process.printed())
         if self._process.code() != 0 or found is None:
-            raise Failed(f"{self._process.said()}\n{self.job.title}: the job failed ({self._process.code()})")
+            raise Failed(f"{self._process.printed()}\n{self.job.title}: the job failed ({self._process.code()})")
         return float(found[1])
 
     def stop(self) -> None:
@@ -140,7 +140,7 @@ class Running:
         try:
             yield
         except Failed as failure:
-            said = self._process.said() if self._process else ""
+            said = self._process.printed() if self._process else ""
             why = str(failure).removesuffix(said[-500:]).rstrip(" :")
             raise Failed(f"{said}\n{why}") from None
 

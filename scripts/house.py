@@ -236,25 +236,25 @@ def core_functions(text: str) -> Iterator[tuple[str, int, int]]:
     kinds: list[tuple[bool, str, int]] = []  # (is a function, its name, the line it begins in)
     since = 0
     line = 1
-    for place, sign in enumerate(code):
+    for index, sign in enumerate(code):
         if sign == "\n":
             line += 1
         elif sign == "{":
-            before = code[since:place]
+            before = code[since:index]
             inside = any(function for function, _, _ in kinds)
             name = re.search(r"([\w~:]+|operator\S+)\s*\(", before)
             scope = re.search(r"\b(namespace|class|struct|enum|union|extern)\b(?![^(]*\()", before)
             function = not inside and name is not None and scope is None
             kinds.append((function, name.group(1) if name else "", line - before.lstrip().count("\n")))
-            since = place + 1
+            since = index + 1
         elif sign == "}":
             if kinds:
                 function, title, first = kinds.pop()
                 if function:
                     yield title, first, line - first + 1
-            since = place + 1
+            since = index + 1
         elif sign == ";":
-            since = place + 1
+            since = index + 1
 
 
 def size(path: str, text: str, functions: Iterator[tuple[str, int, int]]) -> Iterator[Finding]:

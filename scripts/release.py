@@ -85,9 +85,9 @@ def check(paths: list[Path]) -> None:
 
 def llvm_release() -> str:
     """The LLVM release of the C++ library that the cross compiler links."""
-    said = run([PYTHON, "-m", "ziglang", "c++", "--version"])
-    found = re.search(r"clang version (\d+\.\d+\.\d+)", said)
-    assert found is not None, said
+    output = run([PYTHON, "-m", "ziglang", "c++", "--version"])
+    found = re.search(r"clang version (\d+\.\d+\.\d+)", output)
+    assert found is not None, output
     return found.group(1)
 
 

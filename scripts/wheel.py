@@ -132,8 +132,8 @@ def check(wheel: Path, machine: str) -> None:
         for package in ("horovod", "lightning_horovod"):
             assert f"{package}/__init__.py" in archive.namelist(), f"the package `{package}` is missing"
     core, bridge = (_symbols(content, machine) for content in libraries.values())
-    strangers = [name for name in core if not name.startswith("farandole_")]
-    assert not strangers, f"exported by mistake: {strangers[:10]}"
+    unexpected = [name for name in core if not name.startswith("farandole_")]
+    assert not unexpected, f"exported by mistake: {unexpected[:10]}"
     assert not any("chaos" in name for name in core), "the fault injector is for tests alone"
     assert bridge == ["PyInit_bridge"], bridge
     # What the symbols need. The tag may name a newer platform, but not an older one.
@@ -161,7 +161,7 @@ def _symbols(library: bytes, machine: str) -> list[str]:
 
 def stand_in(folder: Path = DIST) -> Path:
     """Builds the wheel `horovod`, which has only metadata and depends on farandole; for private indexes."""
-    lines = ["Summary: Farandole in Horovod's place: the package `horovod` comes with farandole."]
+    lines = ["Summary: Replaces Horovod: the package `horovod` comes with farandole."]
     lines += [f"Requires-Dist: farandole>={(ROOT / 'VERSION').read_text().strip()}"]
     for extra, needs in EXTRAS.items():
         lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {need}; extra == "{extra}"' for need in needs)]
@@ -170,7 +170,7 @@ def stand_in(folder: Path = DIST) -> Path:
 
 def lightning_stand_in(folder: Path = DIST) -> Path:
     """Builds the wheel `lightning-horovod` in the same way."""
-    lines = ["Summary: Farandole in its place: the package `lightning_horovod` comes with farandole."]
+    lines = ["Summary: Replaces lightning-horovod: the package `lightning_horovod` comes with farandole."]
     lines += [f"Requires-Dist: farandole[lightning]>={(ROOT / 'VERSION').read_text().strip()}"]
     return metadata_wheel("lightning-horovod", LIGHTNING_STAND_IN, lines, folder)
 
@@ -212,14 +212,14 @@ def trial(wheel: Path, horovod: Path) -> None:
     script.write_text(TRIAL)
     began = time.monotonic()
     command: list[str | Path] = [fresh / "bin" / "horovodrun", "-np", "2", fresh / "bin" / "python", script]
-    said = run(command, PYTHONPATH="")
-    assert said.count("has the sum") == 2, said
+    output = run(command, PYTHONPATH="")
+    assert output.count("has the sum") == 2, output
     print(f"wheel: two ranks in a bare environment agreed, {time.monotonic() - began:.1f} s")
-    said = run([fresh / "bin" / "farandole", "doctor"], PYTHONPATH="")
-    assert said.splitlines()[-1] == "fit" and "latency" in said, said
+    output = run([fresh / "bin" / "farandole", "doctor"], PYTHONPATH="")
+    assert output.splitlines()[-1] == "fit" and "latency" in output, output
     assert "python:" in run([fresh / "bin" / "farandole", "env"], PYTHONPATH="")
-    said = run([fresh / "bin" / "farandole", "bench", "--quick", "collectives", "life"], PYTHONPATH="")
-    assert "init and shutdown" in said and "allreduce 2 ranks 1 MiB reused" in said, said
+    output = run([fresh / "bin" / "farandole", "bench", "--quick", "collectives", "life"], PYTHONPATH="")
+    assert "init and shutdown" in output and "allreduce 2 ranks 1 MiB reused" in output, output
 
 
 def main() -> None:
@@ -238,7 +238,7 @@ def main() -> None:
         check(wheels[machine], machine)
     horovod = stand_in()
     for path in (horovod, lightning_stand_in()):
-        print(f"wheel: {path.relative_to(ROOT)}: no code, asks for farandole")
+        print(f"wheel: {path.relative_to(ROOT)}: no code, requires farandole")
     here = platform.machine()
     if here in wheels and sys.platform == "linux":
         trial(wheels[here], horovod)

@@ -89,14 +89,14 @@ def listing(path: str) -> list[str]:
 def temporary_files() -> set[str]:
     """What lies in the directory of temporary files. Python probes that directory with a file of eight characters that
     says "blat"; a process that is killed at this moment leaves the file, which cannot be prevented."""
-    place = Path(tempfile.gettempdir())
+    path = Path(tempfile.gettempdir())
     found = set()
-    for name in listing(str(place)):
+    for name in listing(str(path)):
         if name.startswith("pytest-of-"):
             continue
         if re.fullmatch("[a-z0-9_]{8}", name):
             try:
-                probe = place.joinpath(name).read_bytes() in (b"", b"blat")
+                probe = path.joinpath(name).read_bytes() in (b"", b"blat")
             except OSError:  # a directory, or already removed
                 probe = False
             if probe:
@@ -166,16 +166,16 @@ def private_directories() -> Iterator[None]:
     """Gives this run its own directories: all files left there are ours; files of other programs are not checked."""
     before = dict(os.environ)
     sweep()
-    place = tempfile.mkdtemp(prefix=PREFIX)  # a short name: Ray has sockets far below it
-    Path(place, OWNER).write_text(f"{os.readlink('/proc/self/ns/pid')} {waiting.this_process()}")
-    os.environ["TMPDIR"] = tempfile.tempdir = place
-    os.environ["XDG_STATE_HOME"] = f"{place}/state"
+    path = tempfile.mkdtemp(prefix=PREFIX)  # a short name: Ray has sockets far below it
+    Path(path, OWNER).write_text(f"{os.readlink('/proc/self/ns/pid')} {waiting.this_process()}")
+    os.environ["TMPDIR"] = tempfile.tempdir = path
+    os.environ["XDG_STATE_HOME"] = f"{path}/state"
     os.environ["XDG_CACHE_HOME"] = str(HERE.parent / "build" / "cache")  # kept: bindings compile once per framework
     yield
     tempfile.tempdir = None
     os.environ.clear()
     os.environ.update(before)
-    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +192,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 BEGAN = pytest.StashKey[waiting.Moment]()
 PROCESSORS = "seconds of processors"  # the property of a teardown's report
-MOST_SHOWN = 10
+MAX_SHOWN = 10
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -265,7 +265,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ]
     if sum(seconds for seconds, _ in used) > 60:
         terminalreporter.section(f"most seconds of processors, of {sum(seconds for seconds, _ in used):.0f} in all")
-        for seconds, test in sorted(used, reverse=True)[:MOST_SHOWN]:
+        for seconds, test in sorted(used, reverse=True)[:MAX_SHOWN]:
             terminalreporter.line(f"{seconds:.1f} {test}")
     reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
     again = [

@@ -1,6 +1,6 @@
 # Runs notebooks for test_notebook.py, in a separate process: Jupyter's client leaves an event loop behind.
 # Touches a Jupyter kernel, which starts workers.
-"""`python notebook_program.py quickstart | troubles`: an AssertionError when a cell does not say what it should."""
+"""`python notebook_program.py quickstart | troubleshooting`: AssertionError if the output of a cell is wrong."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def quickstart() -> None:
     assert "[[3.0, 1.0], [3.0, 1.0]]" in said(cells[4])
 
 
-def troubles() -> None:
+def troubleshooting() -> None:
     make = nbformat.v4.new_code_cell
     cells = [
         "import farandole, time\nexecutor = farandole.Executor(2).start()",
@@ -71,4 +71,4 @@ def troubles() -> None:
 
 
 if __name__ == "__main__":
-    {"quickstart": quickstart, "troubles": troubles}[sys.argv[1]]()
+    {"quickstart": quickstart, "troubleshooting": troubleshooting}[sys.argv[1]]()

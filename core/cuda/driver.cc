@@ -1,4 +1,4 @@
-// The table of CUDA's driver, and how it tells its version.
+// The table of CUDA's driver, and how its version is read.
 // Touches base/ and os/.
 #include "cuda/driver.h"
 

@@ -28,7 +28,7 @@ Report look(const LibraryDescription& wanted, const os::Library& library, Source
   report.path = library.path();
   report.version = wanted.version(library, report.why);
   if (report.version == 0) {
-    if (report.why.empty()) report.why = std::string("it does not tell its version as ") + wanted.name + " does";
+    if (report.why.empty()) report.why = std::string("it does not report its version as ") + wanted.name + " does";
     return report;
   }
   if (report.version < wanted.oldest) {

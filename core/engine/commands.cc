@@ -92,7 +92,7 @@ Error Commands::check(const Operation& operation) const {
   }
   // Other errors must be equal on all ranks (docs: Horovod's contract). The coordinator finds them again and sends them
   // to all.
-  Error error = negotiate::validate_alone(operation.request, ranks);
+  Error error = negotiate::validate_one(operation.request, ranks);
   if (error.code == Code::invalid_argument) return error;
   if (!operation.request.unnamed && name_taken(operation))
     return {Code::invalid_argument,

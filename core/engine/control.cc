@@ -108,9 +108,9 @@ bool decode(std::span<const std::byte> bytes, Revocation& revocation) {
   // `ok` and `in_progress` do not end a generation.
   const bool failure = names_failure(code);
   revocation.error.code = failure ? static_cast<Code>(code) : Code::internal;
-  // A rank without memory must name itself; else the receiver would treat the lack of memory as its own.
-  const bool nobody_s = revocation.error.code == Code::no_memory && revocation.error.rank < 0;
-  return reader.finished() && failure && revocation.error.rank >= -1 && !nobody_s;
+  // A rank that has no memory must send its number. Without it the receiver would think that its own memory is full.
+  const bool unnamed = revocation.error.code == Code::no_memory && revocation.error.rank < 0;
+  return reader.finished() && failure && revocation.error.rank >= -1 && !unnamed;
 }
 
 bool decode(std::span<const std::byte> bytes, Abandon& abandon) {

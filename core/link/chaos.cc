@@ -1,5 +1,5 @@
 // Fault injection: rules that a test sets, looked up at every failpoint. Part of the test-only library alone. Touches
-// base/ and os/. The registry is global, because the C functions may mean all engines at once.
+// base/ and os/. The registry is global, because a rule may be for all engines of the process.
 #include "link/chaos.h"
 
 #include <signal.h>
@@ -34,7 +34,7 @@ struct Rule {
   std::int64_t skip;
   std::int64_t fired = 0;
 
-  bool meant(const void* who, const std::string& where) const {
+  bool matches(const void* who, const std::string& where) const {
     if (engine != nullptr && engine != who) return false;
     if (point == where) return true;
     return point.starts_with("*.") && where.ends_with(point.substr(1));
@@ -118,7 +118,7 @@ void failpoint(const void* engine, Kind kind, const char* phase) {
   {
     const std::lock_guard lock(mutex);
     for (Rule& rule : rules()) {
-      if (!of_stream(rule.action) && rule.meant(engine, where) && passes(rule)) firing.push_back(rule);
+      if (!of_stream(rule.action) && rule.matches(engine, where) && passes(rule)) firing.push_back(rule);
     }
   }
   for (const Rule& rule : firing) act(rule);
@@ -131,7 +131,7 @@ bool chaos_fires(const void* engine, const char* point) {
   const std::lock_guard lock(mutex);
   bool fires = false;
   for (Rule& rule : rules()) {
-    if (of_stream(rule.action) && rule.meant(engine, point) && passes(rule)) fires = true;
+    if (of_stream(rule.action) && rule.matches(engine, point) && passes(rule)) fires = true;
   }
   return fires;
 }

@@ -65,7 +65,7 @@ void fill_rows(Item& item, const Submitted& said, Kind kind) {
 Error check(const Submitted& said, const std::vector<int>& ranks) {
   Error error;
   const auto alone = [&](const Request& request) {
-    if (!error.failed()) error = validate_alone(request, ranks);
+    if (!error.failed()) error = validate_one(request, ranks);
   };
   if (said.whole().empty()) {  // then nothing can differ
     error = validate({&said.common()}, ranks);

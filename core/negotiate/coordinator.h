@@ -92,7 +92,7 @@ class Coordinator {
 // joined ones.
 Error validate(const std::vector<const Request*>& by_member, const std::vector<int>& ranks);
 // What one rank can check alone before anything is sent: dtype and op, shape, splits, root in the group ...
-Error validate_alone(const Request& request, const std::vector<int>& ranks);
+Error validate_one(const Request& request, const std::vector<int>& ranks);
 // Buckets in order. Looks ahead past tensors that do not match, as long as fused + skipped bytes are below the
 // threshold. A bucket's description of its tensors stays small enough for one frame.
 std::vector<Bucket> fuse(std::vector<Bucket> singles, const CoordinatorOptions& options);

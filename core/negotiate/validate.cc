@@ -204,7 +204,7 @@ Error scalar(const Request& request) {
           "Process-set rank zero tried to " + lower(name_of(request.kind)) + " a rank-zero tensor. " + tensor(request)};
 }
 
-Error splits_alone(const Request& request, std::size_t members) {
+Error check_splits(const Request& request, std::size_t members) {
   const std::int64_t rows = request.shape.front();
   if (request.splits.empty()) {
     if (rows % static_cast<std::int64_t>(members) == 0) return {};
@@ -227,7 +227,7 @@ Error splits_alone(const Request& request, std::size_t members) {
   return {};
 }
 
-Error reduction_alone(const Request& request) {
+Error check_reduction(const Request& request) {
   const bool averages = request.op == ReduceOp::average;
   if (request.kind == Kind::reducescatter && !averages && request.op != ReduceOp::sum) {
     return {Code::aborted, std::string("Reducescatter currently only supports Average and Sum, not ") +
@@ -268,7 +268,7 @@ Error validate(const std::vector<const Request*>& by_member, const std::vector<i
   return devices_and_bundles(compare);
 }
 
-Error validate_alone(const Request& request, const std::vector<int>& ranks) {
+Error validate_one(const Request& request, const std::vector<int>& ranks) {
   std::int64_t bytes = 0;
   if (!volume(request.shape, static_cast<std::int64_t>(size_of(request.dtype)), bytes)) {
     return invalid("A tensor of shape " + text_of(request.shape) + " cannot exist. " + tensor(request));
@@ -277,9 +277,9 @@ Error validate_alone(const Request& request, const std::vector<int>& ranks) {
   switch (request.kind) {
     case Kind::allreduce:
     case Kind::reducescatter:
-      return reduction_alone(request);
+      return check_reduction(request);
     case Kind::alltoall:
-      return splits_alone(request, ranks.size());
+      return check_splits(request, ranks.size());
     case Kind::broadcast:
       if (std::find(ranks.begin(), ranks.end(), request.root) != ranks.end()) return {};
       return invalid("Broadcast root rank " + std::to_string(request.root) + " is not in the process set " +

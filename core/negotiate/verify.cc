@@ -97,7 +97,7 @@ const char* fault_in(const Bucket& bucket, const Item& item, const Request* own,
   if (own->dtype != item.dtype) return "has another data type than this rank requested";
   if (item.unnamed && !own->unnamed) return "takes a tensor for unnamed that this rank has named";
   if ((own->device < 0) != (bucket.device < 0)) return "is for another kind of device than this rank requested";
-  if (validate_alone(*own, requester.ranks).failed()) return "agrees to a request that cannot be carried out";
+  if (validate_one(*own, requester.ranks).failed()) return "agrees to a request that cannot be carried out";
   if (reduces(bucket.kind) &&
       (own->op != bucket.op || own->prescale != bucket.prescale || own->postscale != bucket.postscale))
     return "has another reduction than this rank requested";

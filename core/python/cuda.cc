@@ -1,4 +1,4 @@
-// Which of CUDA's libraries are here and which GPUs, as Python's tuples and dicts.
+// The CUDA libraries and GPUs of this host, as tuples and dicts of Python.
 // Touches core/api/farandole.h and Python.
 #include "python/cuda.h"
 
@@ -23,7 +23,7 @@ bool read_places(PyObject* list, std::vector<farandole_place>& places) {
   return true;
 }
 
-// Paths are bytes of the file system; what is no UTF-8 must not hide the rest.
+// A path may have bytes that are not UTF-8; they are kept as Python keeps them in file names.
 PyObject* text(const char* words) { return PyUnicode_DecodeFSDefault(words); }
 
 PyObject* facts_of(const farandole_device& device) {

@@ -1,6 +1,6 @@
-# What the package `lightning-horovod` says about itself, where programs look for its version.
+# The metadata of the package `lightning-horovod`, where programs look for its version.
 # Touches nothing.
-"""Its version is that of the contract that is served; `farandole.__version__` is ours."""
+"""The version is that of the lightning-horovod whose interface we serve; `farandole.__version__` is our own."""
 
 from __future__ import annotations
 

@@ -100,11 +100,11 @@ class Host:
         process = self.start(command, env, cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         with process:
             try:
-                said, complained = process.communicate(timeout=timeout)
+                output, complained = process.communicate(timeout=timeout)
             except BaseException:
                 process.kill()
                 raise
-        done = subprocess.CompletedProcess(list(command), process.returncode, said, complained)
+        done = subprocess.CompletedProcess(list(command), process.returncode, output, complained)
         assert not check or done.returncode == 0, f"{self.name}: {done}"
         return done
 
@@ -430,7 +430,7 @@ def sweep() -> list[str]:
 
 
 @functools.cache
-def unfit(ssh: bool = False) -> str:
+def missing_requirement(ssh: bool = False) -> str:
     """Why a bed cannot be made here, or nothing."""
     if os.geteuid() != 0:
         return "hosts in namespaces need root"
@@ -460,7 +460,7 @@ def hosts(
     """
     import pytest
 
-    if reason := unfit(ssh):
+    if reason := missing_requirement(ssh):
         pytest.skip(reason)
     sweep()
     bed = Bed(count, networks, ssh, shared_home, visible)

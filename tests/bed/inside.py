@@ -27,9 +27,9 @@ def mounts(spec: dict[str, Any]) -> None:
     system.mount("proc", "/proc", "proc")
     kept = [(path, os.open(path, os.O_PATH)) for path in spec["visible"] if is_hidden(path)]
     binds = [(os.open(source, os.O_PATH), target) for source, target in spec["binds"]]
-    for place, data in HIDDEN.items():
-        Path(place).mkdir(exist_ok=True)
-        system.mount("tmpfs", place, "tmpfs", data=data)
+    for index, data in HIDDEN.items():
+        Path(index).mkdir(exist_ok=True)
+        system.mount("tmpfs", index, "tmpfs", data=data)
     for path, fd in kept:
         bind(fd, path)
     for fd, target in binds:

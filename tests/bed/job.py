@@ -49,25 +49,28 @@ class Ranks:
         for place in slots([host.name for host in self.places]):
             worker = {**environment, **place.environment(), "FARANDOLE_RENDEZVOUS": self.address}
             worker["FARANDOLE_SECRET_FD"] = str(self._fd)
-            with open(self._output(place.rank), "w") as said, open(self._output(place.rank, "err"), "w") as complained:
+            with (
+                open(self._output(place.rank), "w") as output,
+                open(self._output(place.rank, "err"), "w") as complained,
+            ):
                 words = [sys.executable, "-c", jobs.PRELUDE + body]
-                more: dict[str, Any] = {"stdout": said, "stderr": complained, "pass_fds": [self._fd]}
+                more: dict[str, Any] = {"stdout": output, "stderr": complained, "pass_fds": [self._fd]}
                 self.processes.append(self.places[place.rank].start(words, worker, **more))
 
-    def said(self, rank: int, kind: str = "out") -> str:
+    def printed(self, rank: int, kind: str = "out") -> str:
         """What a rank has printed so far ("err": to its standard error)."""
         return self._output(rank, kind).read_text()
 
     def reports(self, rank: int) -> list[dict[str, Any]]:
         """What a rank has reported so far."""
-        return [json.loads(line) for line in self.said(rank).splitlines() if line.startswith("{")]
+        return [json.loads(line) for line in self.printed(rank).splitlines() if line.startswith("{")]
 
     def wait_for(self, rank: int, count: int = 1, timeout: float = 30.0) -> dict[str, Any]:
         """The `count`-th report of a rank."""
         found = until(
             lambda: self.reports(rank)[count - 1 : count],
             timeout,
-            lambda: self.said(rank, "err"),
+            lambda: self.printed(rank, "err"),
             lambda: self.processes[rank].poll() is None,
         )
         return found[0]
@@ -76,7 +79,7 @@ class Ranks:
         """The last report of every rank of a job that must end well."""
         deadline = time.monotonic() + timeout
         codes = [process.wait(max(0.1, deadline - time.monotonic())) for process in self.processes]
-        assert not any(codes), [codes, *(self.said(rank, "err") for rank in range(len(codes)))]
+        assert not any(codes), [codes, *(self.printed(rank, "err") for rank in range(len(codes)))]
         return [self.reports(rank)[-1] for rank in range(len(codes))]
 
     def close(self) -> None:

@@ -105,7 +105,7 @@ with bed.hosts(2, ssh=True) as hosts:
     print(hosts.files.name, hosts.switch, *(host.pid for host in hosts), flush=True)
     time.sleep(60)  # sleep: until it is killed
 """
-    if reason := bed.unfit(ssh=True):
+    if reason := bed.missing_requirement(ssh=True):
         pytest.skip(reason)
     monkeypatch.setattr(bed, "PLACE", tmp_path / "beds")
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as maker:

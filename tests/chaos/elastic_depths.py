@@ -148,7 +148,7 @@ def saves(count: int, seed: int, folder: Path) -> list[Record]:
             record.recover = max(event["t"] for event in leave.values()) - moment
             full = job.world(SAVERS, leave[0]["generation"], 60)
             records.append(record)
-        assert not job.said("has ended"), job.tail()  # no rank was killed
+        assert not job.lines_with("has ended"), job.tail()  # no rank was killed
         job.finish()
     records[-1].note = f"{len(known)} saves"
     return records

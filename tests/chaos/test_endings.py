@@ -117,7 +117,7 @@ def test_rows_21_22_whoever_is_killed_nothing_is_left(who: str) -> None:
         moment = draw.uniform(0.0, SPAN_S)
         mark = f"mark-{secrets.token_hex(8)}"
         program = (CHILDREN + LOADER, *KINDS[2:]) if loader else (CHILDREN + PLAIN, *KINDS)
-        with tempfile.TemporaryDirectory() as place, job(mark, place, *program) as launcher:
+        with tempfile.TemporaryDirectory() as path, job(mark, path, *program) as launcher:
             if loader:
                 assert launcher.stdout is not None and b"training" in launcher.stdout.readline()
             time.sleep(moment)  # sleep: the fault itself: when it happens
@@ -131,7 +131,7 @@ def test_rows_21_22_whoever_is_killed_nothing_is_left(who: str) -> None:
             os.kill(draw.choice(found), signal.SIGKILL)
             began = time.monotonic()
             # Python's own pymp- directories of DataLoaders stay when Python is killed, whoever started it.
-            until(lambda: not left(mark, place), what=lambda: left(mark, place))  # noqa: B023
+            until(lambda: not left(mark, path), what=lambda: left(mark, path))  # noqa: B023
             worst = max(worst, time.monotonic() - began)
             in_time(worst, LIMIT_S, f"the end of all, {who} killed after {moment:.3f} s,")
             # Launcher, guard, agent; two ranks, each with two workers of its loader and two children of ours.
@@ -148,7 +148,7 @@ def test_a_rank_that_ends_well_leaves_no_child_and_harms_no_other_ranks_child(tm
         f"while os.environ['FARANDOLE_RANK'] == '1' or not os.path.exists({str(gate)!r}):\n"
         "    time.sleep(0.01)\n"  # sleep: looks for the gate
     )
-    with tempfile.TemporaryDirectory() as place, job(mark, place, program, *KINDS) as launcher:
+    with tempfile.TemporaryDirectory() as path, job(mark, path, program, *KINDS) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline() and launcher.stdout.readline()
         # Launcher, guard, agent; two ranks, each with four children.

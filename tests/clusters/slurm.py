@@ -38,7 +38,7 @@ PartitionName=main Nodes=ALL Default=YES State=UP OverSubscribe=FORCE:8
 """
 
 
-def unfit() -> str:
+def missing_requirement() -> str:
     """Why SLURM cannot run here, or nothing."""
     missing = sorted({package for name, package in PROGRAMS.items() if shutil.which(name, path=bed.PATH) is None})
     return f"needs the packages {', '.join(missing)}" if missing else ""

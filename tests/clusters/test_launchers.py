@@ -62,9 +62,9 @@ def started(words: Sequence[str], **more: str) -> Iterator[subprocess.Popen[str]
 
 def finish(process: subprocess.Popen[str], timeout: float = 90.0) -> str:
     """What a job that ends well has printed."""
-    said, complained = process.communicate(timeout=timeout)
-    assert process.returncode == 0, said + complained
-    return said
+    output, complained = process.communicate(timeout=timeout)
+    assert process.returncode == 0, output + complained
+    return output
 
 
 def reports(text: str) -> list[dict[str, Any]]:
@@ -79,9 +79,9 @@ def reports(text: str) -> list[dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory of temporary files for the jobs alone: launchers leave things of their own there."""
-    with tempfile.TemporaryDirectory() as place:
-        monkeypatch.setenv("TMPDIR", place)
-        yield Path(place)
+    with tempfile.TemporaryDirectory() as path:
+        monkeypatch.setenv("TMPDIR", path)
+        yield Path(path)
         monkeypatch.undo()
 
 
@@ -97,9 +97,9 @@ def test_the_demo_runs_as_it_is(launcher: str) -> None:
     if launcher == "torchrun":  # its own choice is one number, and somebody else may run it here
         words[words.index("--nproc_per_node") : 0] = ["--master_port", str(port)]
     with held, started(words, FARANDOLE_LOG_LEVEL="info") as job:
-        said, complained = job.communicate(timeout=100)
-    assert job.returncode == 0, said + complained
-    assert "accuracy" in said and said.count("accuracy") == 1, "two ranks, one of which prints"
+        output, complained = job.communicate(timeout=100)
+    assert job.returncode == 0, output + complained
+    assert "accuracy" in output and output.count("accuracy") == 1, "two ranks, one of which prints"
     assert complained.count("started this process: rank 0 of 2") == 1, complained
     assert not left()
 
@@ -113,8 +113,8 @@ def test_rank_0_alone_warns_of_settings_without_effect(launcher: str, tmp_path: 
     if launcher == "torchrun":
         words[words.index("--nproc_per_node") : 0] = ["--master_port", str(port)]
     with held, started(words, HOROVOD_HIERARCHICAL_ALLREDUCE="0") as job:
-        said, complained = job.communicate(timeout=100)
-    assert job.returncode == 0, said + complained
+        output, complained = job.communicate(timeout=100)
+    assert job.returncode == 0, output + complained
     assert complained.count("HOROVOD_HIERARCHICAL_ALLREDUCE=0 has no effect") == 1, complained
 
 
@@ -143,13 +143,13 @@ def test_jobs_at_once_do_not_meet_and_every_init_is_a_new_round() -> None:
     jobs = [(launcher, number) for launcher in MPIS for number in (1, 2)]
     with contextlib.ExitStack() as stack:
         running = []
-        for place, (launcher, _) in enumerate(jobs):
-            words = command(launcher, 2, PROGRAM, str(1 + place), "5")
+        for index, (launcher, _) in enumerate(jobs):
+            words = command(launcher, 2, PROGRAM, str(1 + index), "5")
             running.append(stack.enter_context(started(words)))
-        for place, process in enumerate(running):
+        for index, process in enumerate(running):
             found = reports(finish(process))
             assert len(found) == 10, found
-            assert all(one["total"] == [2.0 * (1 + place)] and one["listening"] == [] for one in found), found
+            assert all(one["total"] == [2.0 * (1 + index)] and one["listening"] == [] for one in found), found
             assert sorted(one["place"] for one in found) == [[0, 2, 0, 2, 0, 1]] * 5 + [[1, 2, 1, 2, 0, 1]] * 5
     assert not left()
 
@@ -222,13 +222,13 @@ def test_an_incomplete_environment_is_an_error_with_the_variables_that_were_foun
 
 
 def test_the_next_start_removes_what_a_killed_one_left(tmp_path: Path) -> None:
-    """Rank 0 is killed while it waits in init, with its endpoint and its socket in place."""
+    """Rank 0 is killed while it waits in init, with its endpoint and its socket in path."""
     script = tmp_path / "waits.py"
     script.write_text(LAZY)
     with started(command("openmpi", 2, str(script), "1")) as job:
-        place = Path(os.environ["TMPDIR"], f"farandole-{os.geteuid()}")
-        until(lambda: place.exists() and any(place.iterdir()))
-        (file,) = place.iterdir()
+        path = Path(os.environ["TMPDIR"], f"farandole-{os.geteuid()}")
+        until(lambda: path.exists() and any(path.iterdir()))
+        (file,) = path.iterdir()
         os.kill(json.loads(file.read_text())["owner"]["pid"], signal.SIGKILL)
         job.wait(60)
     assert left(), "the fault has fired"

@@ -69,7 +69,7 @@ def assert_nothing_left(hosts: bed.Bed) -> None:
 
 
 def test_srun_with_nothing_set_over_hosts_that_share_a_home() -> None:
-    if reason := slurm.unfit():
+    if reason := slurm.missing_requirement():
         pytest.skip(reason)
     with bed.hosts(2, networks=NETWORKS, shared_home=True) as hosts, slurm.cluster(hosts) as srun:
         said = srun(["-N", "2", "-n", "2", PYTHON, *DIGITS], timeout=100).stdout
@@ -108,32 +108,32 @@ class ByName(Digits):
 @pytest.mark.timeout(240)
 def test_a_stack_from_a_file_by_slurm() -> None:
     """`farandole fit` with `orchestration: slurm`, one rank on each host: a few steps. Others find ours by its name."""
-    if reason := slurm.unfit():
+    if reason := slurm.missing_requirement():
         pytest.skip(reason)
     if importlib.util.find_spec("lightning") is None:
         pytest.skip("Lightning is not installed")
     (bed.ROOT / "build").mkdir(exist_ok=True)
     # Below the repository: the hosts share that, not their temporary folders.
-    with tempfile.TemporaryDirectory(dir=bed.ROOT / "build") as place, bed.hosts(2, shared_home=True) as hosts:
+    with tempfile.TemporaryDirectory(dir=bed.ROOT / "build") as path, bed.hosts(2, shared_home=True) as hosts:
         with slurm.cluster(hosts):
-            Path(place, "digits.py").write_text((bed.ROOT / "examples" / "lightning_digits.py").read_text() + BY_NAME)
+            Path(path, "digits.py").write_text((bed.ROOT / "examples" / "lightning_digits.py").read_text() + BY_NAME)
             text = (bed.ROOT / "examples" / "stack.yaml").read_text().replace("kind: local", "kind: slurm")
             text = text.replace("lightning_digits.Digits", "digits.ByName").replace("lightning_digits.", "digits.")
-            Path(place, "stack.yaml").write_text(text.replace("max_epochs: 2", "max_steps: 3"))
+            Path(path, "stack.yaml").write_text(text.replace("max_epochs: 2", "max_steps: 3"))
             before = hosts[1].counters()
             environment = {**slurm.ENVIRONMENT, "PYTHONPATH": str(bed.ROOT / "src")}
             environment |= dict.fromkeys(("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK"), "4")  # all that a host has
-            words = [PYTHON, "-m", "farandole", "fit", f"{place}/stack.yaml"]
+            words = [PYTHON, "-m", "farandole", "fit", f"{path}/stack.yaml"]
             done = hosts[0].run(words, environment, bed.ROOT, 200, check=False)
-            said = done.stdout + done.stderr
-            assert done.returncode == 0 and "`max_steps=3` reached" in said, said
-            assert said.count("by name [2, 2, 2, True]") == 2, said
+            output = done.stdout + done.stderr
+            assert done.returncode == 0 and "`max_steps=3` reached" in output, output
+            assert output.count("by name [2, 2, 2, True]") == 2, output
             assert (hosts[1].counters() - before).sent > 30_000, "the ranks should have met over the wire"
         assert_nothing_left(hosts)
 
 
 def test_srun_over_hosts_that_share_nothing_says_what_to_do() -> None:
-    if reason := slurm.unfit():
+    if reason := slurm.missing_requirement():
         pytest.skip(reason)
     with bed.hosts(2, networks=NETWORKS) as hosts, slurm.cluster(hosts) as srun:
         words = ["-N", "2", "-n", "2", PYTHON, PROGRAM, "1", "1"]

@@ -84,7 +84,7 @@ TEST(a_library_that_is_another_one_is_refused) {
   alone([] {
     Nccl nccl;
     const Report report = open_nccl(nccl, kNvrtc);
-    CHECK(!report.usable && contains(report.why, "does not tell its version as NCCL does"));
+    CHECK(!report.usable && contains(report.why, "does not report its version as NCCL does"));
   });
 }
 

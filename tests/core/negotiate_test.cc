@@ -130,8 +130,8 @@ TEST(sizes_do_not_overflow) {
   CHECK_EQUAL(request("t", {}).elements(), 1);
   CHECK_EQUAL(request("t", {1ll << 40, 0, 1ll << 40}).bytes(), 0u);
   CHECK_EQUAL(request("t", {1ll << 40, 1ll << 40}).elements(), std::numeric_limits<std::int64_t>::max());
-  CHECK(validate_alone(request("t", {1ll << 40, 1ll << 40}), kRanks).code == Code::invalid_argument);
-  CHECK(validate_alone(request("t", {3, -1}), kRanks).code == Code::invalid_argument);
+  CHECK(validate_one(request("t", {1ll << 40, 1ll << 40}), kRanks).code == Code::invalid_argument);
+  CHECK(validate_one(request("t", {3, -1}), kRanks).code == Code::invalid_argument);
 }
 
 TEST(mismatches_are_errors_on_all_and_the_next_one_works) {
@@ -172,7 +172,7 @@ TEST(mismatches_are_errors_on_all_and_the_next_one_works) {
 }
 
 TEST(one_rank_gets_validation_errors_too) {
-  const auto code = [](const Request& r) { return validate_alone(r, kRanks).code; };
+  const auto code = [](const Request& r) { return validate_one(r, kRanks).code; };
   Request r = request("t", {6}, Kind::alltoall);
   CHECK(code(r) == Code::ok);
   for (const std::vector<std::int64_t>& splits : std::vector<std::vector<std::int64_t>>{
@@ -187,13 +187,13 @@ TEST(one_rank_gets_validation_errors_too) {
   r.root = 0;
   CHECK(code(r) == Code::invalid_argument);
   for (Kind kind : {Kind::allgather, Kind::alltoall, Kind::reducescatter}) {
-    const Error error = validate_alone(request("t", {}, kind), kRanks);
+    const Error error = validate_one(request("t", {}, kind), kRanks);
     CHECK(error.code == Code::precondition && starts(error.message, "Process-set rank zero tried to "));
   }
   r = request("t", {3}, Kind::reducescatter);
   r.op = ReduceOp::min;
   CHECK(code(r) == Code::aborted);
-  CHECK(starts(validate_alone(r, kRanks).message, "Reducescatter currently only supports Average and Sum"));
+  CHECK(starts(validate_one(r, kRanks).message, "Reducescatter currently only supports Average and Sum"));
   r = request("t");
   r.dtype = DType::boolean;
   CHECK(code(r) == Code::ok);

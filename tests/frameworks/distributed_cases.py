@@ -105,7 +105,7 @@ def scatters(rank: int, size: int) -> Any:
     for dtype in [*WHOLE, *HALVES, *FLOATS]:
         for root in range(size):
             output = torch.empty((2, 3), dtype=dtype)
-            inputs = [numbers(place, dtype) for place in range(size)] if rank == root else None
+            inputs = [numbers(index, dtype) for index in range(size)] if rank == root else None
             dist.scatter(output, inputs, root)
             found.append(output)
     return found
@@ -117,7 +117,7 @@ def reduce_scatters(rank: int, size: int) -> Any:
     for dtype in (torch.int64, torch.float32):
         for op in (ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MIN, ReduceOp.PRODUCT):
             output = torch.empty((2, 3), dtype=dtype)
-            dist.reduce_scatter(output, [numbers(rank + place, dtype) for place in range(size)], op)
+            dist.reduce_scatter(output, [numbers(rank + index, dtype) for index in range(size)], op)
             found.append(output)
             output = torch.empty((2, 3), dtype=dtype)
             reduce_scatter_single(output, numbers(rank, dtype, (2 * size, 3)), op)
@@ -132,13 +132,13 @@ def all_to_alls(rank: int, size: int) -> Any:
         output = torch.empty((2 * size, 3), dtype=dtype)
         dist.all_to_all_single(output, numbers(rank, dtype, (2 * size, 3)))
         found.append(output)
-        sent = [(rank + place) % 3 for place in range(size)]
-        came = [(place + rank) % 3 for place in range(size)]
+        sent = [(rank + index) % 3 for index in range(size)]
+        came = [(index + rank) % 3 for index in range(size)]
         output = torch.empty((sum(came), 2), dtype=dtype)
         dist.all_to_all_single(output, numbers(rank, dtype, (sum(sent), 2)), came, sent)
         found.append(output)
         outputs = [torch.empty((2,), dtype=dtype) for _ in range(size)]
-        inputs = [numbers(rank * size + place, dtype, (2,)) for place in range(size)]
+        inputs = [numbers(rank * size + index, dtype, (2,)) for index in range(size)]
         if BEFORE_2_13 and dist.get_backend() == "gloo":  # it takes no lists
             together = torch.empty((size, 2), dtype=dtype)
             dist.all_to_all_single(together, torch.stack(inputs))
@@ -212,7 +212,7 @@ def objects(rank: int, size: int) -> Any:
     gathered: Any = [None] * size if rank == 0 else None
     dist.gather_object([rank] * rank, gathered, 0)
     given: list[Any] = [None]
-    dist.scatter_object_list(given, [f"for {place}" for place in range(size)] if rank == 0 else None, 0)
+    dist.scatter_object_list(given, [f"for {index}" for index in range(size)] if rank == 0 else None, 0)
     passed: list[Any] = [None]
     if rank == 0:
         dist.send_object_list([{"a": 1}], 1)
@@ -257,7 +257,7 @@ def groups(rank: int, size: int) -> Any:
     pair: Any = dist.new_group([0, size - 1])
     everyone: Any = dist.new_group()
     again: Any = dist.new_group(list(range(size)))
-    alone: Any = [dist.new_group([place]) for place in range(size)][rank]
+    alone: Any = [dist.new_group([index]) for index in range(size)][rank]
     tensor = torch.full((3,), float(rank + 1))
     if rank in (0, size - 1):
         dist.all_reduce(tensor, group=pair)

@@ -37,7 +37,7 @@ def factors(rank: int, size: int) -> Any:
     op = dist._make_nccl_premul_sum(rank + 0.5)  # a factor of each rank's own
     tensor = torch.full((3,), 2.0)
     dist.all_reduce(tensor, op)
-    wanted = sum(2.0 * (place + 0.5) for place in range(size))
+    wanted = sum(2.0 * (index + 0.5) for index in range(size))
     torch.testing.assert_close(tensor, torch.full((3,), wanted))
     given, output = torch.full((size * 2,), 2.0), torch.empty(2)
     reduce_scatter_single(output, given, op)
@@ -60,20 +60,20 @@ def any_layout(rank: int, size: int) -> Any:
     square = numbers(rank, torch.float32, (3, 3))
     tensor = square.clone().t()
     dist.all_reduce(tensor)
-    torch.testing.assert_close(tensor, sum(numbers(place, torch.float32, (3, 3)).t() for place in range(size)))
+    torch.testing.assert_close(tensor, sum(numbers(index, torch.float32, (3, 3)).t() for index in range(size)))
     column = torch.zeros(4, 2)
     dist.broadcast(column[:, 1] if rank else column[:, 1].fill_(3.0), 0)
     assert column.tolist() == [[0.0, 3.0]] * 4
     outputs = [torch.empty(3, 3).t() for _ in range(size)]
     dist.all_gather(outputs, square)
-    assert all(torch.equal(output, numbers(place, torch.float32, (3, 3))) for place, output in enumerate(outputs))
+    assert all(torch.equal(output, numbers(index, torch.float32, (3, 3))) for index, output in enumerate(outputs))
 
 
 @case
 def any_shape_of_the_whole(rank: int, size: int) -> Any:
     stacked = torch.empty(size, 2, 3)
     all_gather_single(stacked, numbers(rank, torch.float32))
-    assert torch.equal(stacked, torch.stack([numbers(place, torch.float32) for place in range(size)]))
+    assert torch.equal(stacked, torch.stack([numbers(index, torch.float32) for index in range(size)]))
 
 
 @case
@@ -93,7 +93,7 @@ def forgotten_work_arrives(rank: int, size: int) -> Any:
     until = time.monotonic() + 20
     here = torch.zeros(1)
     while not here and time.monotonic() < until:
-        here.fill_([float(output[0]) for output in outputs] == [place + 1.0 for place in range(size)])
+        here.fill_([float(output[0]) for output in outputs] == [index + 1.0 for index in range(size)])
         dist.all_reduce(here, ReduceOp.MIN)
     assert here
 
@@ -101,11 +101,11 @@ def forgotten_work_arrives(rank: int, size: int) -> Any:
 @case
 def uneven_parts(rank: int, size: int) -> Any:
     output = torch.empty(rank + 1)
-    dist.reduce_scatter(output, [torch.full((place + 1,), float(place)) for place in range(size)])
+    dist.reduce_scatter(output, [torch.full((index + 1,), float(index)) for index in range(size)])
     assert output.tolist() == [float(rank * size)] * (rank + 1)
-    outputs = [torch.empty(place) for place in range(size)]
+    outputs = [torch.empty(index) for index in range(size)]
     dist.all_gather(outputs, torch.full((rank,), float(rank)))
-    assert all(output.tolist() == [float(place)] * place for place, output in enumerate(outputs))
+    assert all(output.tolist() == [float(index)] * index for index, output in enumerate(outputs))
 
 
 @case

@@ -36,8 +36,8 @@ def run(
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder)  # torch makes it, even an empty one
     with local.start(command, ranks, env=environment, stop_on_failure=False) as job:
         job.wait(seconds)
-        said = "\n".join(f"rank {rank}: {job.stderr(rank)[-3000:]}" for rank in range(ranks))
-        assert list(job.codes) == [0] * ranks, said
+        output = "\n".join(f"rank {rank}: {job.stderr(rank)[-3000:]}" for rank in range(ranks))
+        assert list(job.codes) == [0] * ranks, output
     return [torch.load(folder / str(rank), weights_only=False) for rank in range(ranks)]
 
 
@@ -49,11 +49,11 @@ def compare(mine: Any, other: Any, exact: bool) -> None:
         torch.testing.assert_close(mine, other, equal_nan=True, **tolerance)
     elif isinstance(mine, list | tuple):
         assert len(mine) == len(other)
-        for place, (one, two) in enumerate(zip(mine, other, strict=True)):
+        for index, (one, two) in enumerate(zip(mine, other, strict=True)):
             try:
                 compare(one, two, exact)
             except AssertionError as error:
-                raise AssertionError(f"[{place}] {error}") from None
+                raise AssertionError(f"[{index}] {error}") from None
     elif isinstance(mine, dict):
         compare(sorted(mine.items()), sorted(other.items()), exact)
     else:

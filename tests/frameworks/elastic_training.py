@@ -76,10 +76,10 @@ def with_sampler(state: Any, model: nn.Module, optimizer: Any) -> None:
             learn(model, optimizer, x, 1.0)
             places = range(taken, taken + len(numbers))
             taken += len(numbers)
-            mine = [sampler.indices[place] for place in places]
+            mine = [sampler.indices[index] for index in places]
             assert mine == numbers.tolist()
-            padded = [sampler.indices[place] for place in places if place in sampler.padded]
-            used = [sampler.indices[place] for place in places if place not in sampler.padded]
+            padded = [sampler.indices[index] for index in places if index in sampler.padded]
+            used = [sampler.indices[index] for index in places if index not in sampler.padded]
             note(state, sampler.epoch, used, padded)
             sampler.record_batch(batch, len(numbers))
             tell(state, sampler.epoch)

@@ -65,7 +65,7 @@ def compared(found: Any, expected: str) -> str:
         return str(error)
     if parameters and parameters[0].name in ("self", "cls"):
         parameters = parameters[1:]
-    ours = [written(one, wanted[place] if place < len(wanted) else "") for place, one in enumerate(parameters)]
+    ours = [written(one, wanted[index] if index < len(wanted) else "") for index, one in enumerate(parameters)]
     catches = ours[-1:] == [f"**{parameters[-1].name}"] if ours else False
     if "**kwargs" in wanted and not catches:
         return f"({', '.join(ours)}), without **kwargs"

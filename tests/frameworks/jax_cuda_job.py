@@ -24,7 +24,7 @@ def main() -> None:
     hvd.init()
     ranks = hvd.size()
     mine = jnp.arange(3.0) + hvd.rank()
-    total = [sum(float(place + rank) for rank in range(ranks)) for place in range(3)]
+    total = [sum(float(index + rank) for rank in range(ranks)) for index in range(3)]
     mean = [value / ranks for value in total]
     shown("at once", hvd.allreduce(mine, op=hvd.Sum), total)
     shown("jit", jax.jit(lambda x: hvd.allreduce(2 * x) + 1)(mine), [2 * value + 1 for value in mean])

@@ -32,9 +32,9 @@ def loss_of(weights: Any) -> Any:
 
 def way() -> str:
     """The first processes take the first way, those who come later the other."""
-    for place in range(NP):
+    for index in range(NP):
         try:
-            os.close(os.open(SCRATCH / f"process.{place}", os.O_CREAT | os.O_EXCL))
+            os.close(os.open(SCRATCH / f"process.{index}", os.O_CREAT | os.O_EXCL))
             return sys.argv[2]
         except FileExistsError:
             continue

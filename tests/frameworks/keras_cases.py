@@ -246,7 +246,7 @@ def rates_rise_and_fall(b: Any, rank: int, size: int) -> None:
     falls = hvd.callbacks.LearningRateScheduleCallback(0.1 * size, multiplier=lambda epoch: 0.5, start_epoch=2)
     model.fit(X[:12], Y[:12], batch_size=3, epochs=3, shuffle=False, verbose=0, callbacks=[warm, falls, Watch()])
     # The contract's formula, batch by batch: four of them per epoch.
-    wanted = [0.1 * ((place + 1) / 4 * (size - 1) / 2 + 1) for place in range(8)] + [0.05 * size] * 4
+    wanted = [0.1 * ((index + 1) / 4 * (size - 1) / 2 + 1) for index in range(8)] + [0.05 * size] * 4
     assert np.allclose(rates, wanted, atol=1e-6), rates
     fails((TypeError, ValueError), "", lambda: hvd.callbacks.LearningRateScheduleCallback(None, 1.0))
 

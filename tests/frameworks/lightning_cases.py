@@ -175,8 +175,8 @@ def with_fabric(kind: str) -> Any:
     model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), 0.01))
     batches = fabric.setup_dataloaders(DataLoader(data(), 4))
     for _ in range(2):
-        for place, (x, y) in enumerate(batches):
-            inner = place % 2 == 0
+        for index, (x, y) in enumerate(batches):
+            inner = index % 2 == 0
             with fabric.no_backward_sync(model, enabled=inner):
                 fabric.backward(mse_loss(model(x), y))
             if not inner:

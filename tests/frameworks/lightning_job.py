@@ -31,8 +31,8 @@ def differences(found: Any, wanted: Any, where: str = "") -> None:
             differences(found[name], wanted[name], f"{where}.{name}")
     elif isinstance(wanted, (list, tuple)):
         assert len(found) == len(wanted), f"{where}: {found} != {wanted}"
-        for place, value in enumerate(wanted):
-            differences(found[place], value, f"{where}[{place}]")
+        for index, value in enumerate(wanted):
+            differences(found[index], value, f"{where}[{index}]")
     elif isinstance(wanted, torch.Tensor):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6, msg=lambda text: f"{where}: {text}")
     elif isinstance(wanted, float):

@@ -378,9 +378,9 @@ def alone(run: Callable[[], Any]) -> Any:
             os._exit(1)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
-        said = pipe.read()
+        text = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return json.loads(said) if code == 0 else {"code": code}
+    return json.loads(text) if code == 0 else {"code": code}
 
 
 def names_of(framework: str) -> dict[str, str]:

@@ -87,7 +87,7 @@ class Cluster:
         self._process.stdin.flush()
         return self._answer()
 
-    def said(self) -> str:
+    def printed(self) -> str:
         """The last that the driver and the workers printed."""
         self._said.flush()
         return (self.home / "said").read_text(errors="replace")[-6000:]
@@ -97,9 +97,9 @@ class Cluster:
         for line in self._process.stdout:
             if line.startswith(ANSWER.encode()):
                 good, value = json.loads(line[len(ANSWER) :])
-                assert good, value + "\n----- printed:\n" + self.said()
+                assert good, value + "\n----- printed:\n" + self.printed()
                 return value
-        raise AssertionError(f"the driver has ended:\n{self.said()}")
+        raise AssertionError(f"the driver has ended:\n{self.printed()}")
 
     def run(self, *command: str, **variables: str) -> str:
         """What a program printed that is connected to the cluster."""

@@ -34,9 +34,9 @@ def missing() -> str:
     java = shutil.which("java")
     if java is None:
         return "Java is not installed; Spark needs 17 or newer"
-    said = subprocess.run([java, "-version"], capture_output=True, text=True).stderr
-    found = re.search(r'version "(\d+)', said)
-    return "" if found and int(found.group(1)) >= JAVA else f"Spark needs Java 17 or newer, and this is {said!r}"
+    output = subprocess.run([java, "-version"], capture_output=True, text=True).stderr
+    found = re.search(r'version "(\d+)', output)
+    return "" if found and int(found.group(1)) >= JAVA else f"Spark needs Java 17 or newer, and this is {output!r}"
 
 
 class Application(Cluster):

@@ -70,7 +70,7 @@ def shut_down() -> None:
 def rows(count: int = 40, weight: bool = False) -> Any:
     """Columns x0 .. x3, y (a weighted sum of them) and `held`, which marks the rows for validation."""
     draw = np.random.default_rng(7).uniform(-1, 1, (count, 4)).round(3)
-    made = [(*map(float, x), float(x @ [1, -2, 3, 0.5]), place % 5 == 0) for place, x in enumerate(draw)]
+    made = [(*map(float, x), float(x @ [1, -2, 3, 0.5]), index % 5 == 0) for index, x in enumerate(draw)]
     names = "x0 double, x1 double, x2 double, x3 double, y double, held boolean"
     return spark.createDataFrame(made, names).coalesce(1)
 

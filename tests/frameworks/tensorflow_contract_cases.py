@@ -143,10 +143,10 @@ def groups_take_slices(b: Any, rank: int, size: int) -> None:
     for op, divisor in ((hvd.Sum, 1), (hvd.Average, size)):
         for shaped in (True, False):
             for places in ((0,), (0, 1), (1,), (0, 3), (2, 3)):
-                given = [sliced(shaped) if place in places else tf.fill((place + 1,), rank + 1.0) for place in range(4)]
-                for place, found in enumerate(hvd.grouped_allreduce(given, op=op)):
-                    if place not in places:
-                        b.holds(found, np.full(place + 1, size * (size + 1) / 2 / divisor))
+                given = [sliced(shaped) if index in places else tf.fill((index + 1,), rank + 1.0) for index in range(4)]
+                for index, found in enumerate(hvd.grouped_allreduce(given, op=op)):
+                    if index not in places:
+                        b.holds(found, np.full(index + 1, size * (size + 1) / 2 / divisor))
                         continue
                     assert isinstance(found, tf.IndexedSlices) and (found.dense_shape is not None) is shaped
                     assert np.allclose(found.values, rows / divisor), found.values
@@ -167,7 +167,7 @@ def groups_take_slices(b: Any, rank: int, size: int) -> None:
 @case()
 def local_and_global_gradients(b: Any, rank: int, size: int) -> None:
     for scaled in (True, False):
-        own, common, unused = (tf.Variable([1.0 * (place + 1)]) for place in range(3))
+        own, common, unused = (tf.Variable([1.0 * (index + 1)]) for index in range(3))
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(own * common * (rank + 1.0))
         tape = hvd.DistributedGradientTape(tape, scale_local_gradients=scaled)

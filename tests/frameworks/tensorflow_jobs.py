@@ -36,8 +36,8 @@ def results(program: str, size: int, *arguments: str, **environment: str) -> dic
     CACHE.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(HERE / program), *arguments]
     found: dict[str, list[str]] = {}
-    with tempfile.TemporaryDirectory() as place:  # TensorFlow and torch leave files there when they are killed
-        variables = {**ENVIRONMENT, **environment, "TMPDIR": place, "TORCHINDUCTOR_CACHE_DIR": place}
+    with tempfile.TemporaryDirectory() as path:  # TensorFlow and torch leave files there when they are killed
+        variables = {**ENVIRONMENT, **environment, "TMPDIR": path, "TORCHINDUCTOR_CACHE_DIR": path}
         with jobs.local.start(command, size, None, variables, stop_on_failure=False) as job:
             code = job.wait(JOB_S)
             for rank in range(size):

@@ -332,13 +332,13 @@ def barriers_inside_functions(b: Any, rank: int, size: int) -> None:
 def ranks_join_inside_functions(b: Any, rank: int, size: int) -> None:
     @tf.function
     def epoch(x: Any, branch: Any) -> Any:
-        sums = [hvd.allreduce(x, op=hvd.Sum, name=f"join{place}") for place in range(rank + 1)]
+        sums = [hvd.allreduce(x, op=hvd.Sum, name=f"join{index}") for index in range(rank + 1)]
         last = hvd.join() if branch is None else tf.cond(branch, hvd.join, lambda: -1)
         return sums, last, hvd.allreduce(x, op=hvd.Sum, name="afterwards")
 
-    for place in range(10):
-        sums, last, afterwards = epoch(tf.ones(2), None if place % 2 else tf.constant(True))
-        assert [float(one[0]) for one in sums] == [size - place for place in range(rank + 1)]
+    for index in range(10):
+        sums, last, afterwards = epoch(tf.ones(2), None if index % 2 else tf.constant(True))
+        assert [float(one[0]) for one in sums] == [size - index for index in range(rank + 1)]
         assert last == size - 1 and afterwards.numpy().tolist() == [size] * 2
 
 
@@ -352,7 +352,7 @@ def chains_in_opposite_orders(b: Any, rank: int, size: int) -> None:
             value = hvd.allreduce(value, op=hvd.Sum, name=f"{name}{link}")
         return value
 
-    names = [f"chain{place}." for place in range(8)]
+    names = [f"chain{index}." for index in range(8)]
     names = names[rank:] + names[:rank]
     step = tf.function(lambda: [chain(name) for name in names], autograph=False)
     for _ in range(5):

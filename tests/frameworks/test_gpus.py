@@ -35,7 +35,7 @@ def shown(program: str, scratch: Path) -> list[list[str]]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-5000:]
     lines = [line.partition("<stdout>:") for line in done.stdout.splitlines()]
-    return [[text for place, _, text in lines if place == f"[{rank}]"] for rank in range(RANKS)]
+    return [[text for index, _, text in lines if index == f"[{rank}]"] for rank in range(RANKS)]
 
 
 def test_lightning(tmp_path: Path) -> None:

@@ -220,8 +220,8 @@ def test_a_stack_from_a_file(installed: dict[str, str], tmp_path: Path, communic
     said([sys.executable, "-m", "farandole", "fit", str(tmp_path / "stack.yaml")], environment)
     [table] = (tmp_path / "logs").rglob("metrics.csv")
     header, *rows = table.read_text().splitlines()
-    place = header.split(",").index("accuracy")
-    assert float([row.split(",")[place] for row in rows if row.split(",")[place]][-1]) > 0.7
+    index = header.split(",").index("accuracy")
+    assert float([row.split(",")[index] for row in rows if row.split(",")[index]][-1]) > 0.7
 
 
 def test_a_stack_over_two_hosts(installed: dict[str, str]) -> None:
@@ -229,11 +229,11 @@ def test_a_stack_over_two_hosts(installed: dict[str, str]) -> None:
     text = text.replace("\n  kind: local", "\n  kind: hosts\n  hosts: host1:1,host2:1")
     (ROOT / "build").mkdir(exist_ok=True)
     # Below the repository: these hosts have temporary folders of their own.
-    with tempfile.TemporaryDirectory(dir=ROOT / "build") as place, bed.hosts(2, ssh=True) as hosts:
-        shutil.copy(DIGITS, place)
-        Path(place, "stack.yaml").write_text(text)
+    with tempfile.TemporaryDirectory(dir=ROOT / "build") as path, bed.hosts(2, ssh=True) as hosts:
+        shutil.copy(DIGITS, path)
+        Path(path, "stack.yaml").write_text(text)
         before = hosts[1].counters()
-        command = [sys.executable, "-m", "farandole", "fit", f"{place}/stack.yaml"]
+        command = [sys.executable, "-m", "farandole", "fit", f"{path}/stack.yaml"]
         environment = {**installed, "TMPDIR": "/tmp", "PYTHONPATH": str(ROOT / "src")}
         done = hosts[0].run(command, cwd=bed.ROOT, env=environment, timeout=180, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

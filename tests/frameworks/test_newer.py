@@ -67,8 +67,8 @@ def test_only_rank_0_warns_and_only_once(names: list[str], text: str, tmp_path: 
     environment = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     with local.start(program(names, text), 2, env=environment, stop_on_failure=False) as job:
         assert job.wait(100) == 0, job.stderr(0) + job.stderr(1)
-        said = [job.stderr(rank) for rank in range(2)]
-        assert [lines(names, one) for one in said] == [[1] * len(names), [0] * len(names)], said
+        output = [job.stderr(rank) for rank in range(2)]
+        assert [lines(names, one) for one in output] == [[1] * len(names), [0] * len(names)], output
 
 
 @pytest.mark.parametrize("names, text", EXECUTORS.values(), ids=EXECUTORS)

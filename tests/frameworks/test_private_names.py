@@ -37,8 +37,8 @@ def run(framework: str, python: str = sys.executable) -> subprocess.CompletedPro
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     }
     command = [python, "-W", "ignore", str(HERE / "private_names_job.py"), framework]
-    with tempfile.TemporaryDirectory() as place:  # torch's compiler makes a directory when it is imported
-        environment["TMPDIR"] = place
+    with tempfile.TemporaryDirectory() as path:  # torch's compiler makes a directory when it is imported
+        environment["TMPDIR"] = path
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
 
 

@@ -110,8 +110,8 @@ def fresh(code: str, *options: str, path: str = "") -> subprocess.CompletedProce
 def test_a_ray_that_is_too_old(tmp_path: Path) -> None:
     (tmp_path / "ray-2.9.3.dist-info").mkdir()
     (tmp_path / "ray-2.9.3.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 2.9.3\n")
-    said = fresh("import farandole.ray", path=str(tmp_path)).stderr
-    assert said.endswith(
+    output = fresh("import farandole.ray", path=str(tmp_path)).stderr
+    assert output.endswith(
         "ImportError: farandole.ray needs Ray 2.60 or newer, and this is 2.9.3: pip install 'farandole[ray]'\n"
     )
 
@@ -123,8 +123,8 @@ def test_no_ray(tmp_path: Path) -> None:
         if not entry.name.startswith("ray"):
             (tmp_path / entry.name).symlink_to(entry)
     for name in ("farandole", "horovod"):
-        said = fresh(f"import {name}.ray", "-S", path=str(tmp_path)).stderr
-        assert said.endswith("needs Ray 2.60 or newer, and there is none: pip install 'farandole[ray]'\n"), said
+        output = fresh(f"import {name}.ray", "-S", path=str(tmp_path)).stderr
+        assert output.endswith("needs Ray 2.60 or newer, and there is none: pip install 'farandole[ray]'\n"), output
 
 
 def test_the_names_of_rays_own_module(cluster: Cluster) -> None:

@@ -51,11 +51,11 @@ def test_workers_over_several_nodes(cluster: Cluster) -> None:
 
 
 def test_through_ray_client(cluster: Cluster) -> None:
-    said = cluster.run(str(HERE / "ray_client_driver.py"), cluster.client)
-    assert "through the client: [3.0, 3.0] [7, 7] [0, 1]" in said
-    assert "raised: 1 traceback of on purpose" in said
-    assert "heard: [0, 1, 2]" in said
-    assert "elastic: [3.0, 3.0]" in said
+    output = cluster.run(str(HERE / "ray_client_driver.py"), cluster.client)
+    assert "through the client: [3.0, 3.0] [7, 7] [0, 1]" in output
+    assert "raised: 1 traceback of on purpose" in output
+    assert "heard: [0, 1, 2]" in output
+    assert "elastic: [3.0, 3.0]" in output
 
 
 def test_actors_die_and_nodes_come_and_go(cluster: Cluster, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_lightning_in_the_older_executor(cluster: Cluster, tmp_path: Path) -> No
     at a commit in the last step of an epoch."""
     pytest.importorskip("lightning_utilities", reason="Lightning is not installed")
     job = {"SCRATCH": str(tmp_path), "RANKS": "2", "DEATHS": '{"first": [0, 21]}', "COMMITS": "{}", "EPOCHS": "4"}
-    said = cluster.run(str(HERE / "ray_elastic_driver.py"), "older", "1", "2", "lightning", **job)
-    assert "older 2 2 [{'through': 0}]" in said
+    output = cluster.run(str(HERE / "ray_elastic_driver.py"), "older", "1", "2", "lightning", **job)
+    assert "older 2 2 [{'through': 0}]" in output
     sizes = survived(tmp_path, ["first"])
     assert sizes[0] == 2 and 1 in sizes and sizes[-1] == 2, sizes

@@ -66,7 +66,7 @@ def test_a_stack_that_the_cluster_has_no_room_for(cluster: Cluster, tmp_path: Pa
 
 def test_from_data_to_answers(cluster: Cluster, tmp_path: Path) -> None:
     words = ["--epochs", "2", "--rates", "0.1", "0.0001", "--storage", str(tmp_path)]
-    said = cluster.run(str(ROOT / "examples" / "lifecycle.py"), *words)
-    [(rate, accuracy)] = re.findall(r"best rate ([\d.]+): accuracy ([\d.]+)%", said)
+    output = cluster.run(str(ROOT / "examples" / "lifecycle.py"), *words)
+    [(rate, accuracy)] = re.findall(r"best rate ([\d.]+): accuracy ([\d.]+)%", output)
     assert (rate, float(accuracy) > 60) == ("0.1", True)
-    assert "served: that is a 0, and it should be a 0" in said
+    assert "served: that is a 0, and it should be a 0" in output

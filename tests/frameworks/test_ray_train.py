@@ -41,21 +41,21 @@ def test_torch_trainer_with_our_backend(cluster: Cluster, tmp_path: Path) -> Non
 
 
 def test_the_example_with_torch(cluster: Cluster) -> None:
-    said = cluster.run(str(ROOT / "examples" / "ray_torch.py"), "--epochs", "2")
-    (accuracy,) = re.findall(r"accuracy ([\d.]+)% on 2 workers", said)
+    output = cluster.run(str(ROOT / "examples" / "ray_torch.py"), "--epochs", "2")
+    (accuracy,) = re.findall(r"accuracy ([\d.]+)% on 2 workers", output)
     assert float(accuracy) > 50
 
 
 def test_the_example_with_tune(cluster: Cluster) -> None:
-    said = cluster.run(str(ROOT / "examples" / "ray_tune.py"), "--trials", "2", "--epochs", "3")
-    (rate, accuracy) = re.findall(r"best rate ([\d.]+): accuracy ([\d.]+)%", said)[0]
+    output = cluster.run(str(ROOT / "examples" / "ray_tune.py"), "--trials", "2", "--epochs", "3")
+    (rate, accuracy) = re.findall(r"best rate ([\d.]+): accuracy ([\d.]+)%", output)[0]
     assert float(accuracy) > 50 and float(rate) > 0.001
-    assert int(re.findall(r"(\d) of 2 trials were stopped early", said)[0]) == 1
+    assert int(re.findall(r"(\d) of 2 trials were stopped early", output)[0]) == 1
 
 
 def test_lightning_in_ray_train(cluster: Cluster, tmp_path: Path) -> None:
-    said = cluster.run(str(ROOT / "examples" / "three_layers.py"), "--epochs", "5", "--storage", str(tmp_path))
-    (loss, path) = re.findall(r"loss ([\d.]+) after 5 epochs, checkpoint .*path=([^)]+)", said)[0]
+    output = cluster.run(str(ROOT / "examples" / "three_layers.py"), "--epochs", "5", "--storage", str(tmp_path))
+    (loss, path) = re.findall(r"loss ([\d.]+) after 5 epochs, checkpoint .*path=([^)]+)", output)[0]
     assert float(loss) < 1.0 and (Path(path) / "checkpoint.ckpt").is_file()
 
 

@@ -93,11 +93,11 @@ def test_without_a_session(local: Application) -> None:
 
 
 def test_through_spark_connect(local: Application) -> None:
-    said = local.run(str(HERE / "spark_connect_driver.py"), SPARK_REMOTE=local.remote)
-    assert "kind: pyspark.sql.connect.session" in said
-    assert "sums: [3.0, 3.0] [0, 1]" in said
-    assert "heard: ['[0]<stdout>:rank 0 is here', '[1]<stdout>:rank 1 is here']" in said
-    assert "refused: num_proc=9, but Spark has 3 slots" in said
+    output = local.run(str(HERE / "spark_connect_driver.py"), SPARK_REMOTE=local.remote)
+    assert "kind: pyspark.sql.connect.session" in output
+    assert "sums: [3.0, 3.0] [0, 1]" in output
+    assert "heard: ['[0]<stdout>:rank 0 is here', '[1]<stdout>:rank 1 is here']" in output
+    assert "refused: num_proc=9, but Spark has 3 slots" in output
 
 
 def test_a_cluster_of_two_workers(cluster: Application) -> None:

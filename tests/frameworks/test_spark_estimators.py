@@ -120,8 +120,8 @@ def test_keras_through_spark_connect(cluster: Application, tmp_path: Path, backe
     if backend == "tf_keras" and importlib.util.find_spec(backend) is None:
         pytest.skip("tf_keras is not installed")
     chosen = {"TF_USE_LEGACY_KERAS": "1"} if backend == "tf_keras" else {"KERAS_BACKEND": backend}
-    said = cluster.run(driver, str(tmp_path), SPARK_REMOTE=cluster.remote, **chosen)
-    found = json.loads(said.splitlines()[-1])
+    output = cluster.run(driver, str(tmp_path), SPARK_REMOTE=cluster.remote, **chosen)
+    found = json.loads(output.splitlines()[-1])
     assert found["trained"] == ("tf_keras" if backend == "tf_keras" else "keras")
     assert found["session"] == "pyspark.sql.connect.session" and found["backend"] == backend
     assert near(found["weights"], found["expected"]) and near(found["again"], found["by_hand"])

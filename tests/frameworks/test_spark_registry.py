@@ -53,9 +53,9 @@ class Task:
 
     def end(self) -> tuple[int, str]:
         assert self.process.stderr is not None
-        said = self.process.stderr.read().decode()
+        output = self.process.stderr.read().decode()
         self.process.stderr.close()
-        return self.process.wait(60), said
+        return self.process.wait(60), output
 
 
 @pytest.fixture

@@ -45,8 +45,8 @@ def import_error_of(program: str, *folders: Path) -> str:
 
 @pytest.mark.parametrize("module", ["tensorflow", "keras"])
 def test_the_error_names_what_is_missing(module: str) -> None:
-    said = import_error_of(f"import sys\nsys.modules['{module}'] = None\nimport farandole.{module}")
-    assert f"not installed: pip install {module}" in said, said
+    text = import_error_of(f"import sys\nsys.modules['{module}'] = None\nimport farandole.{module}")
+    assert f"not installed: pip install {module}" in text, text
 
 
 @pytest.mark.parametrize("module", ["tensorflow", "keras"])
@@ -61,8 +61,8 @@ def test_the_error_names_what_is_too_old(module: str, with_metadata: bool, tmp_p
         program = f"import farandole.{module}"  # the import fails, before anything of the module is used
     else:  # the installed metadata is of a newer release, but the imported module counts
         program = f"import farandole.{module} as hvd; hvd.init()"
-    said = import_error_of(program, tmp_path)
-    assert f"or newer; this is 2.15.0: pip install --upgrade {module}" in said, said
+    text = import_error_of(program, tmp_path)
+    assert f"or newer; this is 2.15.0: pip install --upgrade {module}" in text, text
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tf_keras") is None, reason="tf_keras is not installed")

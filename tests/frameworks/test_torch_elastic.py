@@ -25,8 +25,8 @@ def run(script: str, ranks: int, scratch: Path, hosts: Any = None) -> list[str]:
     environment = {**ENVIRONMENT, "SCRATCH": str(scratch), "TORCHINDUCTOR_CACHE_DIR": str(scratch / "cache")}
     with local.start(command, ranks, hosts, env=environment, stop_on_failure=False) as job:
         job.wait(100)
-        said = [f"rank {rank}: {job.stdout(rank)[-4000:]} {job.stderr(rank)[-2000:]}" for rank in range(ranks)]
-        assert list(job.codes) == [0] * ranks, "\n".join(said).replace("\\n", "\n")
+        output = [f"rank {rank}: {job.stdout(rank)[-4000:]} {job.stderr(rank)[-2000:]}" for rank in range(ranks)]
+        assert list(job.codes) == [0] * ranks, "\n".join(output).replace("\\n", "\n")
         return [job.stdout(rank) for rank in range(ranks)]
 
 

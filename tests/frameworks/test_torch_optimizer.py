@@ -26,8 +26,8 @@ def test_cases(ranks: int, engine: str, tmp_path: Path) -> None:
     environment = {**ENVIRONMENT, **cache, "FARANDOLE_ENGINE": engine}
     with local.start(command, ranks, env=environment, stop_on_failure=False) as job:
         job.wait(200)
-        said = [f"rank {rank}: {job.stdout(rank)[-4000:]} {job.stderr(rank)[-2000:]}" for rank in range(ranks)]
-        assert list(job.codes) == [0] * ranks, "\n".join(said).replace("\\n", "\n")
+        output = [f"rank {rank}: {job.stdout(rank)[-4000:]} {job.stderr(rank)[-2000:]}" for rank in range(ranks)]
+        assert list(job.codes) == [0] * ranks, "\n".join(output).replace("\\n", "\n")
         for rank in range(ranks):
             found = json.loads(job.stdout(rank).splitlines()[-1])
             assert found.pop("left behind") == 0

@@ -24,8 +24,8 @@ def run(mode: str, ranks: int, scratch: Path) -> list[Any]:
     environment = {**ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": str(scratch)}
     with local.start(command, ranks, env=environment, stop_on_failure=False) as job:
         job.wait(100)
-        said = [f"rank {rank}: {job.stdout(rank)} {job.stderr(rank)[-3000:]}" for rank in range(ranks)]
-        assert list(job.codes) == [0] * ranks, "\n".join(said)
+        output = [f"rank {rank}: {job.stdout(rank)} {job.stderr(rank)[-3000:]}" for rank in range(ranks)]
+        assert list(job.codes) == [0] * ranks, "\n".join(output)
         return [json.loads(job.stdout(rank).splitlines()[-1]) for rank in range(ranks)]
 
 

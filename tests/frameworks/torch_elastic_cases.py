@@ -383,7 +383,7 @@ def checkpoints_of_sharded_parts() -> None:
 
 @case
 def shares_of_an_optimizer() -> None:
-    """Kept, restored, written and read: by each rank its own share, of the sizes that are there."""
+    """MemorySink, restored, written and read: by each rank its own share, of the sizes that are there."""
     model = small_model()
     optimizer = wrap(model, shard_optimizer_state=True)
     state = TorchState(model=model, optimizer=optimizer, epoch=3)
@@ -431,15 +431,15 @@ def shares_cut_anew_for_other_ranks() -> None:
     rows = [row for _, row in shares.gathered("momentum", mine)]
     for ranks in range(1, 6):
         pieces: dict[int | str, Any] = {}
-        for place in range(ranks):
+        for index in range(ranks):
             states = []
             for bucket, row in zip(shares.buckets, rows, strict=True):
                 share = -(-bucket.elements // ranks)
-                values = row[: bucket.elements][place * share : (place + 1) * share]
+                values = row[: bucket.elements][index * share : (index + 1) * share]
                 padding = torch.zeros(share - len(values), dtype=row.dtype)
                 states.append({"momentum_buffer": torch.cat([values, padding])})
-            if place % hvd.size() == hvd.rank():
-                pieces[place] = {"ranks": ranks, "state": states}
+            if index % hvd.size() == hvd.rank():
+                pieces[index] = {"ranks": ranks, "state": states}
         optimizer.state.clear()
         part = OptimizerShards(optimizer)
         part.apply(pieces)

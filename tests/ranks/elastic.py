@@ -212,7 +212,7 @@ class ElasticJob:
     def tail(self, count: int = 80) -> str:
         return "\n".join(self.lines[-count:])
 
-    def said(self, word: str) -> list[str]:
+    def lines_with(self, word: str) -> list[str]:
         """The lines of the launcher that contain this word."""
         if self.process.poll() is not None:
             self._reader.join(10)  # the last output may still be in the pipe

@@ -58,8 +58,8 @@ def run(body: str, np: int, hosts: Sequence[str] | None = None, timeout: float =
     """Runs a job that must succeed. Returns the last report of every rank."""
     with start(body, np, hosts, **more) as job:
         code = job.wait(timeout)
-        said = [job.stderr(rank) for rank in range(np)]
-        assert code == 0, f"exit codes {job.codes}:\n" + "\n".join(f"rank {r}: {text}" for r, text in enumerate(said))
+        output = [job.stderr(rank) for rank in range(np)]
+        assert code == 0, f"exit codes {job.codes}:\n" + "\n".join(f"rank {r}: {text}" for r, text in enumerate(output))
         return [last_result(job, rank) for rank in range(np)]
 
 

@@ -50,7 +50,7 @@ def test_every_part_runs_and_is_verified(tmp_path: Path) -> None:
         pytest.skip("needs the list `torch` of scripts/requirements")
     found, said = bench(tmp_path, "--peer-python", another_horovod(tmp_path / "bin"))
     rows = found["rows"]
-    reason = hosts.unfit()
+    reason = hosts.missing_requirement()
     if reason:
         assert reason in said
     parts = [part for part in PARTS if part != "hosts" or not reason]

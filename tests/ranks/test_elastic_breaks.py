@@ -23,8 +23,8 @@ def test_a_rank_that_failed_long_ago_is_not_the_root_cause(tmp_path: Path) -> No
         guilty = again[1]
         job.orders.write_text(f"raise {guilty['pid']}")
         assert job.process.wait(60) == 1, job.tail()
-        job.wait(lambda: job.said("failed first"), 5)
-        [blamed] = job.said("failed first")
+        job.wait(lambda: job.lines_with("failed first"), 5)
+        [blamed] = job.lines_with("failed first")
         assert f"rank {guilty['rank']} (process {guilty['pid']} " in blamed and "exit code 1" in blamed
 
 
@@ -47,7 +47,7 @@ def test_hosts_that_cannot_be_reached_leave_nothing_behind(tmp_path: Path) -> No
             return None if "ssh" in names or held() != found else found
 
         def after(attempts: int) -> None:
-            job.wait(lambda: len(job.said("no-such-host.invalid is out")) >= attempts, 60)
+            job.wait(lambda: len(job.lines_with("no-such-host.invalid is out")) >= attempts, 60)
 
         after(1)
         first = job.wait(between_attempts)
@@ -62,7 +62,7 @@ def test_a_command_that_no_host_has(tmp_path: Path) -> None:
     words = ["run", "-np", "1", "--min-np", "1", "--host-discovery-script", str(script), "no-such-command"]
     with ElasticJob([], tmp_path, command=words) as job:
         assert job.process.wait(60) == 127
-        job.wait(lambda: job.said("cannot run the command"), 5)
+        job.wait(lambda: job.lines_with("cannot run the command"), 5)
 
 
 def until_two(listed: str) -> int:

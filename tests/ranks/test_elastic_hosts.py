@@ -128,7 +128,7 @@ def test_row_17_slow_ranks_and_slow_links_are_not_evicted(hosts: tuple[bed.Bed, 
             found[1].run(["sh", "-c", slow])
         finally:
             found[1].unshape()
-        assert job.generation == full[0]["generation"] and not job.said("evicted"), job.tail()
+        assert job.generation == full[0]["generation"] and not job.lines_with("evicted"), job.tail()
         job.finish()
         no_split_brain(job)
 
@@ -140,11 +140,11 @@ def test_row_17_a_slow_link_is_named(hosts: tuple[bed.Bed, Path]) -> None:
     with run_job(hosts, "123", program=PROGRAM.replace("def pause():\n", f"def pause():\n    {send}\n", 1)) as job:
         full = job.world(3, seconds=60)
         time.sleep(5.0)  # sleep: two reports of a quick network
-        assert not job.said("slow") and not job.said("wait for"), job.tail()
+        assert not job.lines_with("slow") and not job.lines_with("wait for"), job.tail()
         found[1].shape("10mbit")
         began = time.monotonic()
         try:
-            line = job.wait(lambda: job.said("the link"), 60.0, "the name of the slow link")[0]
+            line = job.wait(lambda: job.lines_with("the link"), 60.0, "the name of the slow link")[0]
             took = time.monotonic() - began
         finally:
             found[1].unshape()
@@ -153,7 +153,7 @@ def test_row_17_a_slow_link_is_named(hosts: tuple[bed.Bed, Path]) -> None:
         assert "on host2" in line and "slow: " in line, line
         rates = re.search(r"slow: (\S+) MB/s.* others carry (\S+) MB/s", line)
         assert rates and 3 * float(rates[1]) <= float(rates[2]) and float(rates[1]) <= 2.5, line
-        assert not [one for one in job.said("slow") if "the link" not in one], job.tail()
+        assert not [one for one in job.lines_with("slow") if "the link" not in one], job.tail()
         assert job.generation == full[0]["generation"]
         job.finish()
 

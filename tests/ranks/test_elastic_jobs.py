@@ -103,7 +103,7 @@ def test_row_5_a_stopped_rank_is_evicted_fenced_and_rejoins(tmp_path: Path) -> N
         print(f"evicted after {evicted:.2f} s")
         assert evicted >= 4.5
         in_time(evicted, 5.5, "the eviction of a stopped rank")
-        assert job.said("no sign of life for 2") and job.said("evicted")
+        assert job.lines_with("no sign of life for 2") and job.lines_with("evicted")
         ahead = small[0]["step"]
         os.kill(victim, signal.SIGCONT)
         full = job.world(3, small[0]["generation"])
@@ -143,7 +143,7 @@ ptrace(17, {full[0]["pid"]}, 0, 0)
 """
         attached = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
         assert attached.returncode == 0, attached.stderr
-        assert job.generation == full[0]["generation"] and not job.said("evicted"), job.tail()
+        assert job.generation == full[0]["generation"] and not job.lines_with("evicted"), job.tail()
         assert not [event for event in job.events if event["event"] == "lost"]
         job.finish()
 
@@ -159,7 +159,7 @@ def test_row_8_a_rank_that_raises_is_tried_again_and_one_that_always_does_ends_t
     with ElasticJob(["-np", "2", "--min-np", "1"], tmp_path, program=bad) as job:
         assert job.process.wait(60) == 1
         assert any("ValueError: always" in line for line in job.lines), job.tail()
-        assert job.said("failed first")
+        assert job.lines_with("failed first")
 
 
 def test_row_24_hosts_come_and_go_by_discovery(tmp_path: Path) -> None:
@@ -189,10 +189,10 @@ def test_row_24_hosts_come_and_go_by_discovery(tmp_path: Path) -> None:
         found = job.world(4, found[0]["generation"])
         # By host; inside a host a local rank is the slot's number, whichever of the two ranks has been there longer.
         places = [found[rank]["local"] for rank in range(4)]
-        assert [place[2] for place in places] == [0, 0, 1, 1]
+        assert [index[2] for index in places] == [0, 0, 1, 1]
         assert sorted(places) == [[0, 2, 0, 2], [0, 2, 1, 2], [1, 2, 0, 2], [1, 2, 1, 2]]
         script.write_text("#!/bin/sh\necho oops >&2; exit 3\n")
-        job.wait(lambda: job.said("exit code 3"), 10)
+        job.wait(lambda: job.lines_with("exit code 3"), 10)
         job.finish()
 
 
@@ -211,7 +211,7 @@ def test_rows_4_and_22_an_agent_dies_with_its_ranks_and_comes_back(tmp_path: Pat
         job.wait(lambda: not any(map(alive, [*doomed, *below])), what="the end of all that was below the agent")
         in_time(time.monotonic() - moment, 4.0, "the end of all that was below the agent")
         full = job.world(4, small[0]["generation"])
-        assert len(job.said("its agent was lost")) == 1  # one message for the host
+        assert len(job.lines_with("its agent was lost")) == 1  # one message for the host
         job.finish()
 
 
@@ -286,7 +286,7 @@ def test_row_23_sigterm_to_an_agent_drains_its_host_and_the_others_go_on(tmp_pat
         assert sorted(int(name.partition("-")[0]) for name in names) == sorted(e["pid"] for e in full.values())
         assert len({name.partition("-")[2] for name in names}) == 1  # one agreed step, once per rank
         job.wait(lambda: not any(map(alive, doomed)), 10.0)
-        assert not job.said("has ended")  # they left at a commit
+        assert not job.lines_with("has ended")  # they left at a commit
         other = parent_of(full[0]["pid"])
         kill(other, signal.SIGTERM)  # the last one leaves too: the job ends with success
         assert job.process.wait(60) == 0, job.tail()
@@ -303,7 +303,7 @@ def test_row_23_sigterm_to_one_rank_and_to_all_of_them(tmp_path: Path) -> None:
         again = job.world(3, full[0]["generation"] + 1)
         names = [path.name.split("-") for path in folder.iterdir()]
         assert sorted(int(pid) for pid, _ in names) == sorted(event["pid"] for event in full.values())
-        assert len({step for _, step in names}) == 1 and not job.said("has ended")
+        assert len({step for _, step in names}) == 1 and not job.lines_with("has ended")
         assert {full[0]["pid"], full[2]["pid"]} < {event["pid"] for event in again.values()}
         assert not alive(full[1]["pid"])
         job.process.send_signal(signal.SIGTERM)
@@ -326,7 +326,7 @@ def test_row_12_ranks_that_hear_no_launcher_stop_at_the_end_of_their_lease(tmp_p
         stopped = [event["t"] - moment for event in job.events if event["event"] == "lost"]
         assert len(stopped) == 2 and min(stopped) >= 3.0, stopped
         in_time(max(stopped), 5.0, "stopping at the end of a lease")
-        assert not job.said("evicted") and not job.said("silent")
+        assert not job.lines_with("evicted") and not job.lines_with("silent")
         job.finish()
 
 
@@ -403,13 +403,13 @@ def test_limits_end_the_job_with_a_reason(tmp_path: Path) -> None:
     with ElasticJob(["-np", "2", "--min-np", "1", "--reset-limit", "0"], tmp_path) as job:
         full = job.world(2)
         kill(full[1]["pid"])
-        assert job.process.wait(60) != 0 and job.said("--reset-limit 0"), job.tail()
+        assert job.process.wait(60) != 0 and job.lines_with("--reset-limit 0"), job.tail()
     fails = "import os, sys\nos.environ['FARANDOLE_WORKER'] == '0' or sys.exit(3)\n"
     from elastic import PROGRAM
 
     words = ["-np", "2", "--min-np", "2", "--elastic-timeout", "2"]
     with ElasticJob(words, tmp_path, program=fails + PROGRAM) as job:
-        assert job.process.wait(60) == 3 and job.said("-np"), job.tail()
+        assert job.process.wait(60) == 3 and job.lines_with("-np"), job.tail()
 
 
 SAYS_WHY = """
@@ -436,7 +436,7 @@ def test_survivors_of_a_job_that_ends_have_time_to_report_their_error(tmp_path: 
     with ElasticJob(words, tmp_path, program=SAYS_WHY) as job:
         assert job.process.wait(40) == 7, job.tail()
         assert sum("line " in line for line in job.lines) == 20, job.tail()
-        assert job.said("failed first"), job.tail()
+        assert job.lines_with("failed first"), job.tail()
 
 
 def test_heartbeats_cost_a_static_job_nothing(tmp_path: Path) -> None:
@@ -462,7 +462,7 @@ def test_a_discovered_host_whose_rank_fails_is_left_out_unless_slots_are_asked_f
         kill(next(event["pid"] for event in found.values() if event["host"] == "127.0.0.1"))
         smaller = job.world(2, generation)
         assert {event["host"] for event in smaller.values()} == {"localhost"}
-        assert job.said("127.0.0.1 is left out for ")
+        assert job.lines_with("127.0.0.1 is left out for ")
         again = job.world(3, smaller[0]["generation"])  # its time is over
         assert sorted(event["host"] for event in again.values()) == ["127.0.0.1", "localhost", "localhost"]
         kill(next(event["pid"] for event in again.values() if event["host"] == "localhost"))

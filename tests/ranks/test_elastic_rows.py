@@ -83,13 +83,13 @@ def test_row_17_a_slow_rank_is_named_with_what_the_others_wait(tmp_path: Path) -
     with ElasticJob(["-np", "2", "--min-np", "1"], tmp_path, program=program) as job:
         full = job.world(2)
         with slowed(full[1]["pid"]) as began:
-            line = job.wait(lambda: job.said("slow"), 60.0, "the name of the slow rank")[0]
+            line = job.wait(lambda: job.lines_with("slow"), 60.0, "the name of the slow rank")[0]
             took = time.monotonic() - began
         print(f"named after {took:.1f} s: {line}")
         found = re.search(r"rank (\d+) on \S+ is slow: the others wait for it (\d+)% of the time", line)
         assert found and found[1] == "1" and int(found[2]) >= 50, line
         in_time(took, 10.0, "naming a slow rank")
-        assert not job.said("rank 0 on") and not job.said("evicted"), job.tail()
+        assert not job.lines_with("rank 0 on") and not job.lines_with("evicted"), job.tail()
         job.finish()
 
 
@@ -120,7 +120,7 @@ fresh = True
         job.world(8, seconds=120)
         generation = job.generation
         time.sleep(60.0 if LONG else 8.0)  # sleep: longer than eviction takes
-        assert job.generation == generation and not job.said("evicted"), job.tail()
+        assert job.generation == generation and not job.lines_with("evicted"), job.tail()
 
 
 STUCK = """
@@ -168,6 +168,6 @@ def ended_by(job: ElasticJob, number: int) -> float:
     pids = [int(line.split()[-1]) for line in job.lines if "stuck" in line]
     assert not any(map(alive, pids))
     if number == signal.SIGTERM:
-        job.said("")  # its last output may still be in the pipe
+        job.lines_with("")  # its last output may still be in the pipe
         assert sum("handler ran" in line for line in job.lines) == 2
     return took

@@ -52,6 +52,6 @@ def test_more_elements_than_31_bits_can_count(hosts: list[int]) -> None:
     began = time.process_time()  # of both ranks: other work on the machine does not count
     with World(hosts) as world:
         for summed, spread in world.run(body, 600.0):
-            assert summed == [2 * place + 12 for place in range(len(PLACES))]
-            assert spread == [100 + place for place in range(len(PLACES))]
+            assert summed == [2 * index + 12 for index in range(len(PLACES))]
+            assert spread == [100 + index for index in range(len(PLACES))]
     assert time.process_time() - began < 60.0

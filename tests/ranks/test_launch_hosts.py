@@ -196,11 +196,11 @@ def test_when_an_agent_is_lost_ranks_of_other_hosts_have_time_to_report_their_er
                 assert all("up" in launcher.stdout.readline() for _ in range(3))
                 [agent] = victims(hosts, "agent")
                 os.kill(agent, signal.SIGKILL)
-                said, complained = launcher.communicate(timeout=40)
+                output, complained = launcher.communicate(timeout=40)
             finally:
                 launcher.kill()
         assert launcher.returncode == 1, complained
-        assert [line.partition("line ")[2] for line in said.splitlines()] == [f"{one} PeerLost" for one in range(20)]
+        assert [line.partition("line ")[2] for line in output.splitlines()] == [f"{one} PeerLost" for one in range(20)]
         assert "the agent on host2 was lost, and its ranks 1, 2 with it" in complained
         assert "failed first" not in complained
         gone(hosts)

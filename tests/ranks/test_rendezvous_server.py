@@ -100,8 +100,8 @@ def test_ranks_of_a_foreign_master_meet_again_and_again(monkeypatch: pytest.Monk
             [[1, 3, 1, 2, 0, 1], 6.0],
             [[2, 3, 0, 1, 1, 2], 6.0],
         ]
-        assert [place[0] for place, _ in master.meet(first, "one:2")] == [0, 1]  # and one of them less
-        assert [place[:2] for place, _ in master.meet(first, "one:2")] == [[0, 2], [1, 2]]  # the same once more
+        assert [index[0] for index, _ in master.meet(first, "one:2")] == [0, 1]  # and one of them less
+        assert [index[:2] for index, _ in master.meet(first, "one:2")] == [[0, 2], [1, 2]]  # the same once more
     finally:
         master.close()
     assert [worker.returncode for worker in master.workers] == [0, 0, 0]

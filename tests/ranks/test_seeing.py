@@ -38,14 +38,14 @@ hvd.shutdown()
 def test_the_timeline_of_any_rank_has_a_summary_of_ten_lines(
     traced: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = tmp_path / "trace.json"
-    jobs.run(f"TRACED, PLACE = {traced}, {str(place)!r}\n" + STEPS, 2)
-    events = json.loads(place.read_text())
+    path = tmp_path / "trace.json"
+    jobs.run(f"TRACED, PLACE = {traced}, {str(path)!r}\n" + STEPS, 2)
+    events = json.loads(path.read_text())
     names = {event.get("name") for event in events}
     assert {"NEGOTIATE_ALLREDUCE", "ALLREDUCE", "QUEUE"} <= names, names
     phases = {"B", "E", "M"} | ({"X"} if traced == 0 else set())  # only the coordinator sees the others report
     assert phases <= {event["ph"] for event in events}
-    assert cli.main(["trace", str(place)]) == 0
+    assert cli.main(["trace", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10
     shares = {line.split()[0]: float(line.split()[3]) for line in lines[1:4]}
@@ -58,8 +58,8 @@ def test_the_timeline_of_any_rank_has_a_summary_of_ten_lines(
 def test_the_specification_announces_itself_once() -> None:
     with jobs.start("hvd.init(); hvd.barrier(); hvd.shutdown()", 2, env={"FARANDOLE_ENGINE": "python"}) as job:
         assert job.wait(60) == 0
-        said = [job.stderr(rank).count("the Python reference engine is in use") for rank in range(2)]
-    assert said == [1, 0]
+        output = [job.stderr(rank).count("the Python reference engine is in use") for rank in range(2)]
+    assert output == [1, 0]
 
 
 @needs_native

@@ -86,19 +86,19 @@ def test_the_bytes_on_every_link_are_those_that_the_algorithms_predict(three: be
     hosts, ranks = 3, 3 * each
     block, least = BYTES / ranks, 2 * 2 / 3 * BYTES
     found = wires(three, each, REDUCE + OTHERS, FARANDOLE_ALLREDUCE_ALGORITHM="direct")
-    for place, host in enumerate(found):
-        children = ceil(log2(hosts)) if place == 0 else 0
+    for index, host in enumerate(found):
+        children = ceil(log2(hosts)) if index == 0 else 0
         predicted = {
             "allreduce": (least, least),
             "allgather": ((hosts - 1) * each * block, (ranks - each) * block),
-            "broadcast": (children * BYTES, BYTES if place else 0),
+            "broadcast": (children * BYTES, BYTES if index else 0),
             "alltoall": (each * (ranks - each) * block, each * (ranks - each) * block),
             # Each host sends one sum for each rank elsewhere, and each of its ranks gets one from every other host.
             "reducescatter": ((ranks - each) * block, (hosts - 1) * each * block),
         }
         for name, (sent, received) in predicted.items():
             have = host[name]
-            assert holds(have[0], sent) and holds(have[1], received), (name, place, have, sent, received)
+            assert holds(have[0], sent) and holds(have[1], received), (name, index, have, sent, received)
 
 
 def test_the_ring_too_puts_the_least_possible_on_every_wire(three: bed.Bed) -> None:

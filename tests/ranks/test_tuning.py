@@ -39,7 +39,7 @@ def gradients(rank: int, turn: int) -> list[Any]:
 def step(engine: Engine, rank: int, turn: int) -> bytes:
     """The sums' bits."""
     data = gradients(rank, turn)
-    requests = [Request(Kind.ALLREDUCE, f"layer.{place}", each, each) for place, each in enumerate(data)]
+    requests = [Request(Kind.ALLREDUCE, f"layer.{index}", each, each) for index, each in enumerate(data)]
     for handle in engine.submit(requests):
         engine.wait(handle, 30.0)
     return b"".join(each.tobytes() for each in data)
@@ -218,8 +218,8 @@ def test_bad_options_are_named(variable: str, value: str, text: str) -> None:
 def test_a_log_that_cannot_be_written_is_an_error_of_init(tmp_path: Path) -> None:
     body = "try:\n    hvd.init()\nexcept ValueError as error:\n    report(error=str(error))"
     env = {**AUTOTUNE, "HOROVOD_AUTOTUNE_LOG": str(tmp_path / "nowhere" / "log.csv")}
-    [said, _] = jobs.run(body, 2, env=env)
-    assert "nowhere" in said["error"] and "HOROVOD_AUTOTUNE_LOG" in said["error"]
+    [output, _] = jobs.run(body, 2, env=env)
+    assert "nowhere" in output["error"] and "HOROVOD_AUTOTUNE_LOG" in output["error"]
 
 
 SHORT = """
@@ -250,8 +250,8 @@ def test_tuning_at_init_is_done_once_and_remembered(hosts: list[str], tmp_path: 
     file.write_text("nonsense")
     with jobs.start(SHORT, len(hosts), hosts, env) as job:
         assert job.wait(60.0) == 0
-        said = "".join(job.stderr(rank) for rank in range(len(hosts)))
-    assert said.count("is not used: it is not JSON") == 1, said
+        output = "".join(job.stderr(rank) for rank in range(len(hosts)))
+    assert output.count("is not used: it is not JSON") == 1, output
     assert json.loads(file.read_text())["shape"] == kept["shape"]
 
 

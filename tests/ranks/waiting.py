@@ -192,6 +192,6 @@ def fresh(fixtures: dict[str, Any], turn: int) -> dict[str, Any]:
     """The same fixtures, with another directory."""
     if "tmp_path" not in fixtures:
         return fixtures
-    place = fixtures["tmp_path"] / f"again{turn}"
-    place.mkdir()
-    return {**fixtures, "tmp_path": place}
+    path = fixtures["tmp_path"] / f"again{turn}"
+    path.mkdir()
+    return {**fixtures, "tmp_path": path}

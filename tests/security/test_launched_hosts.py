@@ -172,8 +172,8 @@ def test_row_32_hostile_arguments_arrive_unchanged_and_run_nothing() -> None:
         for host in hosts:
             (host.files / odd).mkdir()
         variables = {**ENVIRONMENT, "EVIL": evil, "EMPTY": ""}
-        said = hosts[0].run(launch(["host2"], TELL, *HOSTILE), variables, cwd=f"/run/host/{odd}").stdout
-        assert json.loads(said.partition("told ")[2]) == [HOSTILE, evil, "", f"/run/host/{odd}"]
+        output = hosts[0].run(launch(["host2"], TELL, *HOSTILE), variables, cwd=f"/run/host/{odd}").stdout
+        assert json.loads(output.partition("told ")[2]) == [HOSTILE, evil, "", f"/run/host/{odd}"]
         for host in hosts:
             assert [path for path in host.own_files() if path.name == "owned"] == []
             assert not list(host.files.rglob("owned"))

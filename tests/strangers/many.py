@@ -17,8 +17,8 @@ from typing import Any
 from horovod.common.basics import HorovodBasics
 
 
-def alone(script: Path) -> None:
-    """Runs a script, and puts back what it may have changed of the process."""
+def run_script(script: Path) -> None:
+    """Runs a script, and then restores the arguments and variables of the process."""
     before, arguments = dict(os.environ), sys.argv
     sys.argv = [str(script)]
     try:
@@ -35,7 +35,7 @@ def main(folder: Path, names: list[str]) -> int:
         began = time.process_time()
         random.seed(0)
         try:
-            alone(folder / f"{name}.py")
+            run_script(folder / f"{name}.py")
             basics.shutdown()  # as the end of the process would
         except BaseException:
             print(json.dumps({"script": name, "wrong": traceback.format_exc()}), flush=True)

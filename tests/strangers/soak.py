@@ -164,7 +164,7 @@ class Rank:
         self.rank, self.size = farandole.rank(), farandole.size()
         self.say = say
         self.sets: dict[tuple[int, ...], Any] = {tuple(range(self.size)): farandole.global_process_set}
-        subsets = [[place for place in range(self.size) if bits >> place & 1] for bits in range(1, 1 << self.size)]
+        subsets = [[index for index in range(self.size) if bits >> index & 1] for bits in range(1, 1 << self.size)]
         for ranks in subsets:
             if len(ranks) < self.size:
                 self.sets[tuple(ranks)] = farandole.add_process_set(ranks)

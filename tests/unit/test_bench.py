@@ -239,14 +239,16 @@ def test_a_run_is_compared_with_the_file_of_its_kind(tmp_path: Path, capsys: pyt
     assert "expected a file that --json wrote, or a folder" in capsys.readouterr().err
     command.write(folder / "x86-2-cores.json", {**FACTS, "architecture": "x86_64"}, made_up(), quick=False)
     assert command.main(words) == 0 and command.main([*words, "--strict"]) == 1
-    said = capsys.readouterr().out
-    assert "no run of this kind of machine (arm-2-cores)" in said
-    assert f"--json '{folder}/arm-2-cores.json'" in said
+    output = capsys.readouterr().out
+    assert "no run of this kind of machine (arm-2-cores)" in output
+    assert f"--json '{folder}/arm-2-cores.json'" in output
     command.write(folder / "arm-2-cores.json", FACTS, made_up(), quick=False)
     assert command.main(words) == 0 and command.main([*words, "--strict"]) == 1
-    said = capsys.readouterr().out
-    assert "2 became slower, 0 faster" in said
-    assert said.count("collectives: allreduce 2 ranks 64 MiB reused  farandole  Gloo    6x      3x   +100 %  ±0 %") == 2
+    output = capsys.readouterr().out
+    assert "2 became slower, 0 faster" in output
+    assert (
+        output.count("collectives: allreduce 2 ranks 64 MiB reused  farandole  Gloo    6x      3x   +100 %  ±0 %") == 2
+    )
     command.write(folder / "arm-2-cores.json", FACTS, made_up(ours=0.016), quick=False)
     assert command.main([*words, "--strict"]) == 0
     assert "0 became slower" in capsys.readouterr().out
@@ -257,9 +259,9 @@ def test_a_run_is_compared_with_the_file_of_its_kind(tmp_path: Path, capsys: pyt
 def test_a_wrong_path_of_the_baseline_is_an_error_before_the_measurement(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["idle", "--strict"]) == 2
     assert command.main(["idle", "--compare", "no-such-file.json"]) == 1
-    said = capsys.readouterr().err
-    assert "without --compare" in said and "--compare no-such-file.json: expected a file" in said
-    assert "bench: idle" not in said
+    output = capsys.readouterr().err
+    assert "without --compare" in output and "--compare no-such-file.json: expected a file" in output
+    assert "bench: idle" not in output
 
 
 def test_the_page_is_current() -> None:

@@ -24,8 +24,8 @@ from farandole.tools import checks
 for act in (checks.gpus, checks.nccl):
     try:
         print(act())
-    except checks.Problem as trouble:
-        print("note" if trouble.note else "unfit", trouble, "->", trouble.remedy)
+    except checks.Problem as problem:
+        print("note" if problem.note else "unfit", problem, "->", problem.remedy)
 """
 
 
@@ -54,7 +54,7 @@ def test_doctor_names_gpus_and_libraries_and_says_that_they_are_not_used() -> No
     assert nccl.startswith("NVRTC 13.0 in ") and nccl.endswith("libnccl.so.2: found, not used yet"), nccl
     assert "NCCL 2.28.9 in " in nccl
     gpus = run(TELL, **HERE, STANDIN_CUDA_NAME="NVIDIA H200 MIG 1g.18gb", STANDIN_CUDA_MPS="-1").splitlines()[0]
-    assert gpus.startswith("NVIDIA H200 MIG 1g.18gb, a slice of MIG, 140.0 GiB, the driver does not tell whether MPS")
+    assert gpus.startswith("NVIDIA H200 MIG 1g.18gb, a slice of MIG, 140.0 GiB, the driver does not report whether MPS")
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_doctor_names_gpus_and_libraries_and_says_that_they_are_not_used() -> No
     ],
 )
 def test_doctor_explains_what_cannot_be_used(variables: dict[str, str], words: str) -> None:
-    said = run(TELL, **{**HERE, **variables})
-    assert words in said and "unfit" not in said, said
+    output = run(TELL, **{**HERE, **variables})
+    assert words in output and "unfit" not in output, output
 
 
 def test_a_host_without_cuda_has_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,8 +98,8 @@ def test_kubernetes(tmp_path: Path, api: tuple[str, list[tuple[str, str]]], caps
     assert capsys.readouterr().out == "10.0.0.1:8\n10.0.0.2:8\n"
     assert asked == [("/api/v1/namespaces/mine/pods?labelSelector=app%3Dtrain", "Bearer secret")]
     assert main([*words, "other"]) == 1
-    said = capsys.readouterr().err
-    assert "403" in said and "list pods" in said and "secret" not in said
+    output = capsys.readouterr().err
+    assert "403" in output and "list pods" in output and "secret" not in output
     assert main(["k8s", "--account", str(tmp_path), "--selector", "a"]) == 1
     assert "no pod of Kubernetes" in capsys.readouterr().err
     with pytest.raises(NotFound, match="service account"):

@@ -56,7 +56,7 @@ def test_another_installed_horovod_is_a_problem(tmp_path: Path) -> None:
     ("version", "why"),
     [
         ("99.1.0", f"torch 99.1.0 is newer than {tested.TESTED['torch']}, the newest release"),
-        ("2.1.0", f"farandole works with torch {tested.LEAST['torch']} or newer"),
+        ("2.1.0", f"farandole works with torch {tested.OLDEST['torch']} or newer"),
     ],
 )
 def test_a_framework_newer_or_older_than_tested_is_noted(version: str, why: str, tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_few_descriptors_are_noted_with_the_remedy() -> None:
 def test_a_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "libfarandole.so")
     library.load.cache_clear()
-    with pytest.raises(checks.Problem, match="does not exist") as trouble:
+    with pytest.raises(checks.Problem, match="does not exist") as problem:
         checks.native_library()
-    assert "pip install" in trouble.value.remedy and not trouble.value.note
+    assert "pip install" in problem.value.remedy and not problem.value.note
     library.load.cache_clear()
 
 

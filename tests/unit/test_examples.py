@@ -30,8 +30,8 @@ def run(launcher: list[str], script: Path, *options: str) -> str:
     """What the script printed; the test fails with its errors."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
     command = [*launcher, sys.executable, str(script), *options]
-    with tempfile.TemporaryDirectory() as place:  # torch leaves a cache behind
-        environment["TMPDIR"] = place
+    with tempfile.TemporaryDirectory() as path:  # torch leaves a cache behind
+        environment["TMPDIR"] = path
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -69,8 +69,8 @@ def test_going_distributed_adds_ten_lines_at_most() -> None:
 )
 def test_the_digits_are_learned(name: str, launcher: list[str], tmp_path: Path) -> None:
     file = tmp_path / "digits.pt"
-    said = run(launcher, EXAMPLES / f"torch_{name}.py", "--epochs", "2", "--rate", "0.02", "--save", str(file))
-    (accuracy,) = re.findall(r"accuracy ([\d.]+)%", said)  # one rank speaks
+    output = run(launcher, EXAMPLES / f"torch_{name}.py", "--epochs", "2", "--rate", "0.02", "--save", str(file))
+    (accuracy,) = re.findall(r"accuracy ([\d.]+)%", output)  # one rank speaks
     assert float(accuracy) > 50
     assert len(torch.load(file)) == 8
 
@@ -79,8 +79,8 @@ def test_the_digits_are_learned(name: str, launcher: list[str], tmp_path: Path) 
 @pytest.mark.parametrize("options", [[], ["--fp16-allreduce", "--use-adasum"]], ids=["plain", "fp16 and adasum"])
 def test_the_synthetic_benchmark_prints_what_horovods_does(options: list[str]) -> None:
     sizes = "--model tiny --batch-size 2 --image-size 32 --num-warmup-batches 1 --num-batches-per-iter 1 --num-iters 2"
-    said = run(RANKS, EXAMPLES / "torch_synthetic.py", "--no-cuda", *sizes.split(), *options)
-    lines = [line.removeprefix("[0]<stdout>:") for line in said.splitlines()]
+    output = run(RANKS, EXAMPLES / "torch_synthetic.py", "--no-cuda", *sizes.split(), *options)
+    lines = [line.removeprefix("[0]<stdout>:") for line in output.splitlines()]
     patterns = [
         r"Model: tiny",
         r"Batch size: 2",
@@ -98,17 +98,17 @@ def test_the_synthetic_benchmark_prints_what_horovods_does(options: list[str]) -
 
 @pytest.mark.ranks
 def test_sparse_gradients_touch_few_rows() -> None:
-    said = run(RANKS, EXAMPLES / "torch_sparse_embedding.py", "--steps", "60", "--words", "2000")
-    (rows,) = re.findall(r"a step changed (\d+) of 2000 rows", said)
+    output = run(RANKS, EXAMPLES / "torch_sparse_embedding.py", "--steps", "60", "--words", "2000")
+    (rows,) = re.findall(r"a step changed (\d+) of 2000 rows", output)
     assert 0 < int(rows) < 1500
-    (accuracy,) = re.findall(r"accuracy ([\d.]+)%", said)
+    (accuracy,) = re.findall(r"accuracy ([\d.]+)%", output)
     assert float(accuracy) > 50
 
 
 @pytest.mark.ranks
 def test_the_elastic_script_of_horovod() -> None:
-    said = run([*RANKS, "--min-np", "1"], EXAMPLES / "elastic_horovod.py", "--epochs", "3")
-    (accuracy,) = re.findall(r"accuracy ([\d.]+)% after 3 epochs on 2 ranks", said)
+    output = run([*RANKS, "--min-np", "1"], EXAMPLES / "elastic_horovod.py", "--epochs", "3")
+    (accuracy,) = re.findall(r"accuracy ([\d.]+)% after 3 epochs on 2 ranks", output)
     assert float(accuracy) > 80
 
 

@@ -148,12 +148,12 @@ def nothing_left(folder: Path) -> None:
 def test_the_demo_runs_in_a_path_with_a_space_and_in_the_background(tmp_path: Path) -> None:
     folder = tmp_path / "with a space"
     with started(folder, signal.SIG_IGN) as process:
-        said = process.communicate(timeout=560)[0]
-    rows = re.findall(r"^  (one process|Farandole|DDP over Gloo) +(\d) +([\d.]+)% +\d+ +[\d.]+ +(\d+)%$", said, re.M)
-    assert [row[:2] for row in rows] == [("one process", "1"), ("Farandole", "2"), ("DDP over Gloo", "2")], said
-    assert all(float(row[2]) > 50 for row in rows) and rows[0][3] == "100", said
+        output = process.communicate(timeout=560)[0]
+    rows = re.findall(r"^  (one process|Farandole|DDP over Gloo) +(\d) +([\d.]+)% +\d+ +[\d.]+ +(\d+)%$", output, re.M)
+    assert [row[:2] for row in rows] == [("one process", "1"), ("Farandole", "2"), ("DDP over Gloo", "2")], output
+    assert all(float(row[2]) > 50 for row in rows) and rows[0][3] == "100", output
     assert process.returncode == (0 if min(float(row[2]) for row in rows) > 90 else 1)
-    assert "medians of 3 rounds" in said
+    assert "medians of 3 rounds" in output
     nothing_left(folder)
 
 

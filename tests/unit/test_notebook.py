@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ranks
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("what", ["quickstart", "troubles"])
+@pytest.mark.parametrize("what", ["quickstart", "troubleshooting"])
 def test_notebooks(what: str, tmp_path: Path) -> None:
     names = ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR", "TMPDIR")
     own = dict.fromkeys(names, str(tmp_path))

@@ -18,7 +18,7 @@ import wheel  # noqa: E402
 
 
 @pytest.mark.parametrize("machine", wheel.PLATFORMS)
-def test_the_cross_compiler_aims_at_its_platform(machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cross_compiler_targets_its_platform(machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wheel, "WORK", tmp_path)
     toolchain = wheel.toolchain(machine)
     assert f"set(CMAKE_SYSTEM_PROCESSOR {machine})" in toolchain.read_text()

@@ -22,7 +22,7 @@ TESTED = {
 }
 
 # The oldest release that each binding works with, as in pyproject.toml; an older one may still be installed.
-LEAST = {
+OLDEST = {
     "torch": "2.9.1",
     "tensorflow": "2.21.0",
     "keras": "3.12.0",
@@ -69,9 +69,9 @@ def line(name: str, version: str) -> str:
 
 def too_old(name: str, version: str) -> str:
     """The error about a release that is too old for our binding; otherwise an empty text."""
-    if _numbers(version) >= _numbers(LEAST[name]):
+    if _numbers(version) >= _numbers(OLDEST[name]):
         return ""
-    return f"farandole works with {name} {LEAST[name]} or newer: pip install --upgrade {name}"
+    return f"farandole works with {name} {OLDEST[name]} or newer: pip install --upgrade {name}"
 
 
 def used() -> list[str]:

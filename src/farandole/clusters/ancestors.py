@@ -21,9 +21,9 @@ class Process:
 
     def option(self, name: str) -> str | None:
         """The argument after this one."""
-        for place, argument in enumerate(self.arguments[:-1]):
+        for index, argument in enumerate(self.arguments[:-1]):
             if argument == name:
-                return self.arguments[place + 1]
+                return self.arguments[index + 1]
         return None
 
 

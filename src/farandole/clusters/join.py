@@ -202,11 +202,11 @@ def _addresses(config: Config, directory: str, deadline: float) -> list[str]:
 
 def _wait_for_name(address: str, deadline: float) -> None:
     """Waits for the host name: in a starting cluster, names appear later than processes."""
-    place = sockets.split(address)
-    assert isinstance(place, tuple)
-    while not interfaces.is_this_host(place[0]):
+    sockaddr = sockets.split(address)
+    assert isinstance(sockaddr, tuple)
+    while not interfaces.is_this_host(sockaddr[0]):
         if time.monotonic() > deadline:
-            raise ClusterJoinError(f"{SETTINGS['meet_at'].variable}={address}: {place[0]} is not the host of rank 0")
+            raise ClusterJoinError(f"{SETTINGS['meet_at'].variable}={address}: {sockaddr[0]} is not the host of rank 0")
         time.sleep(10 * POLL_SECONDS)
 
 
@@ -257,9 +257,9 @@ def _join(
     config: Config, found: ClusterRank, address: str, secret: Secret, hub: RankHub | None, wire: str
 ) -> ClusterSession:
     session = mesh.join(dataclasses.replace(config, rendezvous=address), secret, wire=wire)
-    place = sockets.split(address)
-    if isinstance(place, str):
-        _forget(os.path.dirname(place))
+    sockaddr = sockets.split(address)
+    if isinstance(sockaddr, str):
+        _forget(os.path.dirname(sockaddr))
     return ClusterSession(_complete(config, found, session), session, hub)
 
 

@@ -11,7 +11,7 @@ from farandole.clusters.cluster_rank import REMEDY, ClusterError, ClusterRank, E
 from farandole.clusters.mpi import Ancestors
 
 FIRST_SPECIAL_STEP = 0xFFFFFFF0  # batch scripts, interactive shells: SLURM numbers them from the end
-MOST_NODES = 1_000_000
+MAX_NODES = 1_000_000
 
 
 def slurm(environ: Environ, host: str, ancestors: Ancestors) -> ClusterRank | None:
@@ -58,7 +58,7 @@ def tasks_per_node(text: str) -> list[int]:
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,7})(?:\(x(\d{1,7})\))?", part.strip(), flags=re.ASCII)
-        if match is None or len(counts) + int(match[2] or 1) > MOST_NODES:
+        if match is None or len(counts) + int(match[2] or 1) > MAX_NODES:
             return []
         counts += [int(match[1])] * int(match[2] or 1)
     return counts

@@ -104,9 +104,9 @@ class FileStore:
 
 def _clean(left: Endpoint) -> None:
     for address in left.addresses:
-        place = sockets.split(address)
-        if isinstance(place, str) and left.owner.gone():
-            sockets.remove_directory(place.rpartition("/")[0])
+        sockaddr = sockets.split(address)
+        if isinstance(sockaddr, str) and left.owner.gone():
+            sockets.remove_directory(sockaddr.rpartition("/")[0])
 
 
 class FixedAddress:

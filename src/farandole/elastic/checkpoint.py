@@ -272,8 +272,8 @@ def _parts(folder: str, count: int, lost: Callable[[], bool]) -> list[Any]:
 
 def _write_file(folder: str, name: str, pieces: Iterable[memoryview]) -> tuple[int, list[str]]:
     """Writes a file under a temporary name and renames it when it is on disk. Returns its size and checksums."""
-    place = os.path.join(folder, "." + name)
-    file = os.open(place, _NEW_FILE, 0o600)
+    path = os.path.join(folder, "." + name)
+    file = os.open(path, _NEW_FILE, 0o600)
     try:
         size, digests, left = 0, [], CHUNK_BYTES
         digest = hashlib.blake2b(digest_size=16)
@@ -291,7 +291,7 @@ def _write_file(folder: str, name: str, pieces: Iterable[memoryview]) -> tuple[i
         os.fsync(file)
     finally:
         os.close(file)
-    os.rename(place, os.path.join(folder, name))
+    os.rename(path, os.path.join(folder, name))
     _sync_folder(folder)
     return size, digests
 
@@ -395,9 +395,9 @@ def _read_checked(folder: str, name: str, size: int, chunk: int, digests: Any) -
             raise Damaged(f"{name} has {there} bytes instead of {size}")
         data = np.fromfile(file, dtype=np.uint8)
     found = [hashlib.blake2b(data[at : at + chunk].data, digest_size=16).hexdigest() for at in range(0, size, chunk)]
-    for place, (one, other) in enumerate(zip(found, digests, strict=False)):
+    for index, (one, other) in enumerate(zip(found, digests, strict=False)):
         if one != other:
-            raise Damaged(f"{name}: bytes {place * chunk} to {min(size, (place + 1) * chunk)} fit not their checksum")
+            raise Damaged(f"{name}: checksum mismatch in bytes {index * chunk} to {min(size, (index + 1) * chunk)}")
     if len(found) != len(digests):
         raise Damaged(f"{name}: {len(digests)} checksums for {len(found)} chunks")
     return data

@@ -108,11 +108,11 @@ def partner(rank: int, hosts: Sequence[int]) -> int | None:
         members.setdefault(host, []).append(number)
     order = list(members)
     here = members[hosts[rank]]
-    place = here.index(rank)
+    index = here.index(rank)
     if len(order) == 1:
-        return here[(place + 1) % len(here)] if len(here) > 1 else None
+        return here[(index + 1) % len(here)] if len(here) > 1 else None
     there = members[order[(order.index(hosts[rank]) + 1) % len(order)]]
-    return there[place % len(there)]
+    return there[index % len(there)]
 
 
 def owners(items: Iterable[Item], size: int) -> dict[Item, int]:
@@ -121,9 +121,9 @@ def owners(items: Iterable[Item], size: int) -> dict[Item, int]:
     for item in items:
         named.setdefault(item[0], []).append(item)
     return {
-        item: place % size
+        item: index % size
         for group in named.values()
-        for place, item in enumerate(sorted(group, key=lambda item: (isinstance(item[1], str), item[1])))
+        for index, item in enumerate(sorted(group, key=lambda item: (isinstance(item[1], str), item[1])))
     }
 
 
@@ -139,10 +139,10 @@ class Holding:
         return sum(len(blob) for blobs in (self.own, self.copies) for blob in blobs.values())
 
 
-def exchange(parcels: dict[int, Any], name: str) -> list[Any]:
+def exchange(payloads: dict[int, Any], name: str) -> list[Any]:
     """Sends each rank its object and returns the objects that this rank received."""
     size = runtime.world.engine.size
-    packed = [dumps(parcels[rank]) if rank in parcels else b"" for rank in range(size)]
+    packed = [dumps(payloads[rank]) if rank in payloads else b"" for rank in range(size)]
     data = np.frombuffer(b"".join(packed), dtype=np.uint8)
     received, lengths = ops.alltoall(data, np.array([len(one) for one in packed], dtype=np.int64), name)
     ends = np.cumsum(lengths)
@@ -193,8 +193,8 @@ class Mirror:
     def _copied(self, own: Blobs) -> Blobs:
         world = runtime.world
         keeper = partner(world.engine.rank, world.session.hosts)
-        parcels = {} if keeper is None else {keeper: own}
-        return {item: blob for copies in exchange(parcels, "elastic.mirror") for item, blob in copies.items()}
+        payloads = {} if keeper is None else {keeper: own}
+        return {item: blob for copies in exchange(payloads, "elastic.mirror") for item, blob in copies.items()}
 
     def restore(self) -> None:
         """Restores this rank's part of the agreed commit."""
@@ -247,11 +247,11 @@ class Mirror:
         here: Blobs = {}
         for holding in reversed(holdings):
             here |= {**holding.copies, **holding.own}
-        parcels: dict[int, Blobs] = {}
+        payloads: dict[int, Blobs] = {}
         for item, target in targets.items():
             if sources[item] == rank:
-                parcels.setdefault(target, {})[item] = here[item]
-        return {item: blob for blobs in exchange(parcels, "elastic.move") for item, blob in blobs.items()}
+                payloads.setdefault(target, {})[item] = here[item]
+        return {item: blob for blobs in exchange(payloads, "elastic.move") for item, blob in blobs.items()}
 
     def _apply(self, own: Blobs) -> None:
         for name, part in self.parts.items():

@@ -62,7 +62,7 @@ def encode(value: Any, path: str, blocks: dict[str, Block]) -> Any:
         return ["dict", [[encode(k, path, blocks), encode(v, f"{path}.{k}", blocks)] for k, v in value.items()]]
     for name, make in _SEQUENCES.items():
         if type(value) is make:
-            return [name, [encode(item, f"{path}.{place}", blocks) for place, item in enumerate(value)]]
+            return [name, [encode(item, f"{path}.{index}", blocks) for index, item in enumerate(value)]]
     for name, kind in KINDS.items():
         if kind.is_one(value):
             unique = path

@@ -75,7 +75,7 @@ class Gpu:
     capability: tuple[int, int]
     multiprocessors: int
     slice: int  # 1: a part of a GPU that MIG divides
-    mps: int  # 1: processes share it under MPS; -1: the driver does not tell
+    mps: int  # 1: processes share it under MPS; -1: the driver does not report it
     stream_operations: int
     exports_memory: int
 

@@ -26,7 +26,7 @@ class RendezvousServer:
     """The rendezvous server of a job. Its key is `_HOROVOD_SECRET_KEY` of this process; it is made if missing."""
 
     def __init__(self, verbose: int = 0) -> None:
-        self._board: KeyValueServer | None = None
+        self._server: KeyValueServer | None = None
         self._plans = 0
 
     def start(self, handler_cls: type = RendezvousHandler) -> int:
@@ -36,29 +36,31 @@ class RendezvousServer:
                 f"handler_cls={handler_cls.__name__}: handlers of HTTP are not served here. Ranks prove the key in "
                 f"{HOROVOD_SECRET_KEY} and then get their places; for ranks that come and go there is `farandole run`"
             )
-        if self._board is None:
+        if self._server is None:
             # In a variable, so that processes that this one starts inherit it, as in Horovod.
             key = base64.b64encode(make_secret_key()).decode()
-            self._board = KeyValueServer(read_key({HOROVOD_SECRET_KEY: os.environ.setdefault(HOROVOD_SECRET_KEY, key)}))
-        return self._board.port
+            self._server = KeyValueServer(
+                read_key({HOROVOD_SECRET_KEY: os.environ.setdefault(HOROVOD_SECRET_KEY, key)})
+            )
+        return self._server.port
 
     def init(self, host_alloc_plan: Sequence[SlotInfo]) -> None:
         """Uses these slots from now on. Ranks of an earlier plan cannot join any more."""
-        if self._board is None:
+        if self._server is None:
             raise RuntimeError("the server has not been started: call start() first")
         self._plans += 1
-        self._board.replace(words_of_plan(self._plans, [_numbers(one) for one in host_alloc_plan]))
+        self._server.replace(words_of_plan(self._plans, [_numbers(one) for one in host_alloc_plan]))
 
     def stop(self) -> None:
         """Stops answering. Ranks that have joined continue."""
-        if self._board is not None:
-            self._board.close()
-            self._board = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     @property
     def port(self) -> Any:
         """The port at which it answers; None before start()."""
-        return None if self._board is None else self._board.port
+        return None if self._server is None else self._server.port
 
 
 def _numbers(slot: SlotInfo) -> tuple[Any, ...]:

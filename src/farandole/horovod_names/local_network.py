@@ -51,5 +51,5 @@ def get_driver_ip(nics: Iterable[str] | None) -> str:
     """An address of this host on one of these interfaces."""
     found: Any = interfaces.candidates(tuple(nics or ())) or get_local_host_addresses()
     if not found:
-        raise RuntimeError("Unable to find an IPv4 address of the interfaces; name others")
+        raise RuntimeError("Unable to find an IPv4 address of the interfaces; choose other interfaces")
     return str(next((address for address in found if ":" not in address), found[0]))

@@ -93,7 +93,7 @@ class BasicClient:
         self._addresses = {
             name: good
             for name, places in addresses.items()
-            if (good := [place for place in places if self._answers(place, probe_timeout)])
+            if (good := [index for index in places if self._answers(index, probe_timeout)])
         }
         if not self._addresses:
             raise NoValidAddressesFound(

@@ -67,4 +67,4 @@ def execute_function_multithreaded(
     pool = ThreadPoolExecutor(min(len(args_list), max_concurrent_executions), "horovod-calls")
     futures = [pool.submit(fn, *args) for args in args_list]
     pool.shutdown(wait=block_until_all_done)
-    return {place: future.result() for place, future in enumerate(futures)} if block_until_all_done else None
+    return {index: future.result() for index, future in enumerate(futures)} if block_until_all_done else None

@@ -34,7 +34,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(func)
-    def knowing(state: State, *args: Any, **kwargs: Any) -> Any:
+    def with_our_errors(state: State, *args: Any, **kwargs: Any) -> Any:
         _enter_world()
         try:
             return func(state, *args, **kwargs)
@@ -42,12 +42,12 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             forget()  # a pending compiled step has failed with it
             raise
         except jax.errors.JaxRuntimeError as error:
-            meant = translated(error)
-            if isinstance(meant, HorovodInternalError):
-                raise meant from error
+            found = translated(error)
+            if isinstance(found, HorovodInternalError):
+                raise found from error
             raise
 
-    return loop.run(knowing)
+    return loop.run(with_our_errors)
 
 
 def _enter_world() -> None:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from ..bindings.compiled import meant
+from ..bindings.compiled import error_of
 from .framework import jax, jax_names
 
 
@@ -13,7 +13,7 @@ def translated(error: Exception) -> Exception | None:
 
     Later functions can run again; otherwise JAX would pass the error on to each of them.
     """
-    found = meant(str(error)) if isinstance(error, jax.errors.JaxRuntimeError) else None
+    found = error_of(str(error)) if isinstance(error, jax.errors.JaxRuntimeError) else None
     if found is not None:
         forget()
     return found
@@ -30,4 +30,4 @@ def settle() -> None:
         jax.effects_barrier()
     except jax.errors.JaxRuntimeError as error:
         forget()
-        raise meant(str(error)) or error from None
+        raise error_of(str(error)) or error from None

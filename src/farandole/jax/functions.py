@@ -23,31 +23,31 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
     JAX's arrays never change, so use the returned tree. Leaves that are not arrays are sent as objects.
     """
     leaves, shape = jax.tree.flatten(params)
-    arrays = [place for place, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
-    sent = [_travelling(leaves[place]) for place in arrays]
+    arrays = [index for index, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
+    sent = [_sendable(leaves[index]) for index in arrays]
     found = broadcast(sent, root_rank, "parameters", process_set)
     rest = [None if isinstance(leaf, (jax.Array, np.ndarray)) else leaf for leaf in leaves]
     if len(arrays) < len(leaves):
         rest = broadcast_object(rest, root_rank, "parameters.objects", process_set)
-    for place, array in zip(arrays, found, strict=True):
-        rest[place] = _arrived(array, leaves[place])
+    for index, array in zip(arrays, found, strict=True):
+        rest[index] = _received_as(array, leaves[index])
     return jax.tree.unflatten(shape, rest)
 
 
 def broadcast_tree(tree: Any, root_rank: int = 0) -> Any:
     """The root's tree on every rank; the trees of other ranks are ignored."""
     mine = rank() == root_rank
-    skeleton = broadcast_object(jax.tree.map(_place, tree) if mine else None, root_rank, "tree.shape")
-    places, shape = jax.tree.flatten(skeleton)
-    own = jax.tree.leaves(tree) if mine else [one.like() if isinstance(one, _Place) else one for one in places]
-    arrays = [place for place, one in enumerate(places) if isinstance(one, _Place)]
-    found = broadcast([_travelling(own[place]) for place in arrays], root_rank, "tree.arrays")
-    for place, array in zip(arrays, found, strict=True):
-        places[place] = _arrived(array, own[place])
-    return jax.tree.unflatten(shape, places)
+    kinds = broadcast_object(jax.tree.map(_kind_of, tree) if mine else None, root_rank, "tree.shape")
+    leaves, shape = jax.tree.flatten(kinds)
+    own = jax.tree.leaves(tree) if mine else [one.like() if isinstance(one, _ArrayKind) else one for one in leaves]
+    arrays = [index for index, one in enumerate(leaves) if isinstance(one, _ArrayKind)]
+    found = broadcast([_sendable(own[index]) for index in arrays], root_rank, "tree.arrays")
+    for index, array in zip(arrays, found, strict=True):
+        leaves[index] = _received_as(array, own[index])
+    return jax.tree.unflatten(shape, leaves)
 
 
-class _Place:
+class _ArrayKind:
     """The kind of an array, without its values."""
 
     def __init__(self, array: Any) -> None:
@@ -64,15 +64,15 @@ class _Place:
         return jax.numpy.asarray(data) if self.kind is None else jax.random.wrap_key_data(data, impl=self.kind)
 
 
-def _place(leaf: Any) -> Any:
-    return _Place(leaf) if isinstance(leaf, (jax.Array, np.ndarray)) else leaf
+def _kind_of(leaf: Any) -> Any:
+    return _ArrayKind(leaf) if isinstance(leaf, (jax.Array, np.ndarray)) else leaf
 
 
 def _is_key(array: Any) -> bool:
     return isinstance(array, jax.Array) and bool(jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key))
 
 
-def _travelling(array: Any) -> Any:
+def _sendable(array: Any) -> Any:
     """The same values in a type that can be sent; as bytes for types that cannot (uint32, complex numbers, keys)."""
     if _is_key(array):
         array = jax.random.key_data(array)
@@ -82,9 +82,9 @@ def _travelling(array: Any) -> Any:
     return np.ascontiguousarray(np.asarray(array)).reshape(-1).view(np.uint8)
 
 
-def _arrived(array: Any, original: Any) -> Any:
+def _received_as(array: Any, original: Any) -> Any:
     if _is_key(original):
-        data = _arrived(array, jax.random.key_data(original))
+        data = _received_as(array, jax.random.key_data(original))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(original))
     if array.dtype != original.dtype:
         array = np.asarray(array).view(original.dtype).reshape(original.shape)

@@ -162,7 +162,7 @@ def broadcast(
     leaves, shape = jax.tree.flatten(tensor)
     if jax.tree.structure(0) != shape:
         prefix = "jax" if name is None else name
-        names = tuple(f"{prefix}_{place}of{len(leaves)}" for place in range(1, len(leaves) + 1))
+        names = tuple(f"{prefix}_{index}of{len(leaves)}" for index in range(1, len(leaves) + 1))
         work = replace(work, name=prefix, names=names)
     return jax.tree.unflatten(shape, run(work, leaves))
 

@@ -121,7 +121,7 @@ def _lowered(context: Any, *arrays: Any, call: Call) -> Any:
 def _xla_call(context: Any, token: Any, arrays: Sequence[Any], call: Call) -> tuple[Any, Any]:
     work = call.work
     in_place = work.kind in (Kind.ALLREDUCE, Kind.BROADCAST)
-    aliases = {place + 1: place + 1 for place in range(len(arrays))} if in_place else None
+    aliases = {index + 1: index + 1 for index in range(len(arrays))} if in_place else None
     found = jax.ffi.build_ffi_lowering_function(compiled.TARGET, has_side_effect=True, operand_output_aliases=aliases)(
         jax_names.with_token(context),
         token,

@@ -62,11 +62,11 @@ def _differentiable(work: Work, given: list[Any], splits: Any) -> list[Any]:
 
     def backward(received: Any, grads: list[Any]) -> tuple[list[Any]]:
         # Integers have no gradient.
-        places = [place for place, one in enumerate(grads[: len(shapes)]) if one.dtype != jax.dtypes.float0]
+        places = [index for index, one in enumerate(grads[: len(shapes)]) if one.dtype != jax.dtypes.float0]
         found: list[Any] = [None] * len(shapes)
-        passed = _backward(work, [shapes[place] for place in places], [grads[place] for place in places], received)
-        for place, gradient in zip(places, passed, strict=True):
-            found[place] = gradient
+        passed = _backward(work, [shapes[index] for index in places], [grads[index] for index in places], received)
+        for index, gradient in zip(places, passed, strict=True):
+            found[index] = gradient
         return (found,)
 
     collective = jax.custom_vjp(forward)

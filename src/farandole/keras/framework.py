@@ -17,7 +17,7 @@ from ..bindings.compat import is_version_greater_equal_than
 from ..bindings.private.tensorflow_names import accumulated
 from ..engine.interface import Array
 
-LEAST = tested.LEAST["keras"]
+OLDEST = tested.OLDEST["keras"]
 
 
 def present() -> None:
@@ -35,9 +35,9 @@ def present() -> None:
 
 
 def _refuse_old(version: str) -> None:
-    if not is_version_greater_equal_than(version, LEAST):
+    if not is_version_greater_equal_than(version, OLDEST):
         raise ImportError(
-            f"farandole.keras needs Keras {LEAST} or newer; this is {version}: pip install --upgrade keras "
+            f"farandole.keras needs Keras {OLDEST} or newer; this is {version}: pip install --upgrade keras "
             "(for tf_keras there is farandole.tensorflow.keras)"
         )
 

@@ -30,15 +30,15 @@ class Reduction(ReductionOptions):
             return list(gradients)
         result = list(gradients)
         places = []
-        for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+        for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             if gradient is not None and id(variable) in self.local:
                 count = self.process_set.size() if self.scale_local_gradients else 1
-                result[place] = gradient / count
+                result[index] = gradient / count
             elif gradient is not None:
-                places.append(place)
+                places.append(index)
         if not places:
             return result
-        sent = [_plain(result[place]) for place in places]
+        sent = [_plain(result[index]) for index in places]
         reduced = self._binding.grouped_allreduce(
             sent,
             name=f"gradients.{len(sent)}.{sum(math.prod(tensor.shape) for tensor in sent)}",
@@ -48,8 +48,8 @@ class Reduction(ReductionOptions):
             postscale_factor=self.scales[1],
             process_set=self.process_set,
         )
-        for place, gradient in zip(places, reduced, strict=True):
-            result[place] = gradient
+        for index, gradient in zip(places, reduced, strict=True):
+            result[index] = gradient
         return result
 
     def apart(self, gradients: Sequence[Any], variables: Sequence[Any], reduce: Gradients) -> list[Any]:

@@ -66,8 +66,8 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, process_set: P
     # By place, not by name: Keras numbers its layers, and a rank may have made other layers before.
     arrays = [np.array(array_of(variable), order="C") for variable in variables]
     handles = [
-        ops.broadcast_async_(_numbers(array), root_rank, f"keras.variables.{place}", process_set)
-        for place, array in enumerate(arrays)
+        ops.broadcast_async_(_numbers(array), root_rank, f"keras.variables.{index}", process_set)
+        for index, array in enumerate(arrays)
     ]
     failure: Exception | None = None
     for handle in handles:

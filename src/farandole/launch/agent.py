@@ -48,7 +48,7 @@ class _Rank:
             agent_messages.Call
         ] = []  # what came before it had said hello; the launcher sends no more than a few
         self.told_to_end = False
-        self.complaint = ""  # why the agent killed it
+        self.kill_reason = ""  # why the agent killed it
         self.streams = {worker.stdout: agent_messages.STDOUT, worker.stderr: agent_messages.STDERR}
 
     def close(self) -> None:
@@ -272,7 +272,7 @@ class Agent:
         self._loop.at(rank, None, lambda: None)
         for descriptor in rank.streams:
             self._loop.forget(descriptor)
-        cause = self._memory.cause(rank.worker.pid) or rank.complaint
+        cause = self._memory.cause(rank.worker.pid) or rank.kill_reason
         code = rank.worker.reap()
         spawn.end_orphans(number, rank.worker.pid, {other.worker.pid: key for key, other in self._ranks.items()})
         for descriptor, stream in rank.streams.items():
@@ -347,7 +347,7 @@ class Agent:
 
         def lost(reason: str) -> None:
             def part() -> None:
-                rank.complaint = f"killed, because its channel for calls was lost: {reason}"
+                rank.kill_reason = f"killed, because its channel for calls was lost: {reason}"
                 rank.worker.send(signal.SIGKILL, True)
 
             if number in self._ranks:  # usually it is ending; if it runs on it would never answer
@@ -389,11 +389,11 @@ class Agent:
 
 def _nearest_first(own: tuple[str, ...], hub: str) -> tuple[str, ...]:
     """The addresses of this host; first the one that the launcher uses, which others can most likely use too."""
-    place = sockets.split(hub)
-    if isinstance(place, str):
+    sockaddr = sockets.split(hub)
+    if isinstance(sockaddr, str):
         return own
     with contextlib.suppress(OSError):
-        return tuple(dict.fromkeys([interfaces.source_address(*place), *own]))
+        return tuple(dict.fromkeys([interfaces.source_address(*sockaddr), *own]))
     return own
 
 

@@ -64,7 +64,7 @@ class AgentConnection:
         self,
         loop: Loop,
         host: str,
-        way: ssh.SshOptions | Bridge,
+        connector: ssh.SshOptions | Bridge,
         secret: Secret,
         heard: Callable[[AgentConnection, Any], None],
         ended: Callable[[AgentConnection, str], None],
@@ -74,14 +74,16 @@ class AgentConnection:
         self.directory = ""
         self.prepared: agent_messages.Prepared | None = None
         self._loop = loop
-        self._way = way
+        self._connector = connector
         self._secret = secret
         self._heard = heard
         self._ended = ended
         self._error_output = b""
         self._channel: Channel | None = None
         try:
-            self._sock, self._process = way.take(host) if not isinstance(way, ssh.SshOptions) else self._start(way)
+            self._sock, self._process = (
+                connector.take(host) if not isinstance(connector, ssh.SshOptions) else self._start(connector)
+            )
         except OSError as error:
             raise StartError(f"cannot open a connection to {self.name}: {error.strerror or error}") from None
         self._stderr = -1
@@ -90,10 +92,10 @@ class AgentConnection:
             os.set_blocking(self._stderr, False)
             loop.watch(self._stderr, READ, lambda _: self._read_errors())
 
-    def _start(self, way: ssh.SshOptions) -> tuple[Any, Any]:
+    def _start(self, connector: ssh.SshOptions) -> tuple[Any, Any]:
         own_end, agent_end = sockets.pair()
         try:
-            command = way.command(self.host) if self.host else _local_command()
+            command = connector.command(self.host) if self.host else _local_command()
             return own_end, spawn.start_agent(command, agent_end.fileno())
         except OSError as error:
             own_end.close()
@@ -189,7 +191,7 @@ class AgentConnection:
                 f"{self.name} has farandole {version}, this host {package_version()}: "
                 "install the same version on every host"
             )
-        if isinstance(self._way, ssh.SshOptions):  # agents of a bridge know the secret already
+        if isinstance(self._connector, ssh.SshOptions):  # agents of a bridge know the secret already
             yield from send(self._sock, self._secret.key)
         return (yield from call(self._sock, self._secret, Greeting(Role.LAUNCHER, 0, NOBODY), Role.AGENT))
 
@@ -223,7 +225,7 @@ class AgentConnection:
         if isinstance(error, Refused | VersionMismatch):
             return StartError(f"the agent on {self.name}: {error}")
         if self.host:
-            return StartError(self._way.explain(self.host, self._process.returncode, said))
+            return StartError(self._connector.explain(self.host, self._process.returncode, said))
         return StartError(f"the agent on this host ended before it began: {said or self._process.returncode}")
 
 

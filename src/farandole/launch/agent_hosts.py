@@ -1,6 +1,6 @@
-# The hosts of an elastic job: connects to their agents, tries lost ones again, and exchanges heartbeats with them.
+# The hosts of an elastic job: connects to their agents, reconnects to lost ones, and exchanges heartbeats with them.
 # Touches connections to agents and timers; tells the elastic driver which hosts are up, silent or lost.
-"""`AgentHosts` knows hosts; the workers on them belong to elastic.py."""
+"""`AgentHosts` manages the hosts; elastic.py manages the workers on them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class WorkersOnHosts(Protocol):
         """The agent of this host can start workers."""
         ...
 
-    def host_out(self, name: str) -> None:
+    def host_lost(self, name: str) -> None:
         """The agent of this host is lost, and its workers with it."""
         ...
 
@@ -69,7 +69,7 @@ class AgentHosts:
         outcome: Outcome,
         say: Callable[[str], None],
     ) -> None:
-        self.trouble: StartError | None = None  # the first one
+        self.first_error: StartError | None = None  # of the connections to agents
         self.hosts: dict[str, AgentHost] = {}
         self._plan = plan
         self._options = options
@@ -89,8 +89,8 @@ class AgentHosts:
         self._tick()
         self.found(found, here)
         while self.hosts and not any(one.ready for one in self.hosts.values()):
-            if self.trouble is not None and not any(one.connection for one in self.hosts.values()):
-                raise self.trouble
+            if self.first_error is not None and not any(one.connection for one in self.hosts.values()):
+                raise self.first_error
             if time.monotonic() > deadline:
                 raise StartError(f"no host answered within {self._plan.start_timeout:g} s; raise --start-timeout")
             self._agents.loop.turn(deadline)
@@ -155,8 +155,8 @@ class AgentHosts:
         host = self.of(connection)
         if host is not None:
             error = StartError(f"its agent was lost: {reason}{connection.last_words()}")
-            self.trouble = self.trouble or error
-            self._part_with(host, str(error))
+            self.first_error = self.first_error or error
+            self._lose(host, str(error))
 
     def _tick(self) -> None:
         """Sends heartbeats. If the launcher itself did not run for a time, it starts to count the silence again."""
@@ -177,7 +177,7 @@ class AgentHosts:
                 host.silent = True
                 self._elastic.deliver(self._driver.host_silent(host.name, now))
             if silence >= times.give_up:
-                self._part_with(host, f"no word from it for {silence:.0f} s")
+                self._lose(host, f"no word from it for {silence:.0f} s")
         self._agents.reap()
         self._agents.loop.at("tick", now + times.heartbeat, self._tick)
 
@@ -199,16 +199,16 @@ class AgentHosts:
         """A host cannot be used now. We try it again as long as discovery lists it."""
         if self.hosts.get(host.name) is not host:
             return  # discovery does not list it any more
-        self.trouble = self.trouble or error
-        self._part_with(host, str(error))
+        self.first_error = self.first_error or error
+        self._lose(host, str(error))
 
-    def _part_with(self, host: AgentHost, text: str) -> None:
+    def _lose(self, host: AgentHost, text: str) -> None:
         if host.ready and time.monotonic() > host.since + GOOD_SECONDS:
             host.failures = 0
         host.ready = False
         self._drop(host)
         host.waiting.clear()
-        self._workers.host_out(host.name)
+        self._workers.host_lost(host.name)
         if self._outcome.stopped or self._driver.over is not None:
             return
         host.failures += 1

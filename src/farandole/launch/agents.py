@@ -20,14 +20,14 @@ class Agents:
     def __init__(
         self,
         loop: Loop,
-        way: ssh.SshOptions | Bridge,
+        connector: ssh.SshOptions | Bridge,
         secret: Secret,
         heard: Callable[[AgentConnection, Any], None],
         lost: Callable[[AgentConnection, str], None],
     ) -> None:
         self.loop = loop
         self.secret = secret
-        self.way = way
+        self.connector = connector
         self.connections: dict[str, AgentConnection] = {}  # host -> its connection; "" is this machine
         self._heard = heard
         self._lost = lost
@@ -36,7 +36,7 @@ class Agents:
     def connect(self, host: str, name: str) -> AgentConnection:
         """Starts the agent of a host ("" is this machine); `name` is its key in `connections`. May raise StartError."""
         connection = self.connections[name] = AgentConnection(
-            self.loop, host, self.way, self.secret, self._heard, self._lost
+            self.loop, host, self.connector, self.secret, self._heard, self._lost
         )
         return connection
 

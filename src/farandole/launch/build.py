@@ -30,7 +30,7 @@ def usable(framework: str) -> bool:
 
 
 def nccl() -> str:
-    """What is here of NCCL, and how CUDA tensors travel."""
+    """Which NCCL was found, and how CUDA tensors are sent."""
     from farandole.engine import cuda
 
     try:
@@ -52,5 +52,5 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(name: str, there: bool, note: str) -> str:
-    return f"    [{'X' if there else ' '}] {name}" + (f"  ({note})" if note else "")
+def _row(name: str, available: bool, note: str) -> str:
+    return f"    [{'X' if available else ' '}] {name}" + (f"  ({note})" if note else "")

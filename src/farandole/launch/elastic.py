@@ -120,7 +120,7 @@ class ElasticRanks(JobRanks):
 
     def _which_are_here(self, found: list[Host]) -> dict[str, bool]:
         """Whether the agent of each host is a child of this process. Agents that connect to us themselves are not."""
-        children = isinstance(self._plan.way, ssh.SshOptions)
+        children = isinstance(self._plan.connector, ssh.SshOptions)
         names = [one.name for one in found]
         known = self._here
         self._here = {
@@ -161,7 +161,7 @@ class ElasticRanks(JobRanks):
         for start in waiting:
             self._launch(host, start)
 
-    def host_out(self, name: str) -> None:
+    def host_lost(self, name: str) -> None:
         """The agent of this host is lost, and its workers with it."""
         self._running.difference_update(self.on_host(name))
 

@@ -24,7 +24,7 @@ from farandole.launch.blame import describe
 from farandole.launch.elastic_run import ElasticRun
 from farandole.launch.hosts import Host
 from farandole.launch.job import Job
-from farandole.launch.output import Files, Marked, Sink, Tails, Target, Tee
+from farandole.launch.output import Files, PrefixedLines, Sink, Tails, Target, Tee
 from farandole.launch.plan import ElasticOptions, Plan
 from farandole.launch.slots import places
 from farandole.rendezvous import interfaces
@@ -152,7 +152,7 @@ class Executor:
             sinks.append(self._files)
         if self._verbose:
             targets: list[Target] = [_Screen("stdout"), _Screen("stderr")]
-            sinks.append(Marked(self.num_workers, targets))
+            sinks.append(PrefixedLines(self.num_workers, targets))
         return Tee(*sinks)
 
     def run_remote(
@@ -391,8 +391,8 @@ def _pack_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 def _gather(futures: Sequence[_Pending]) -> list[Any]:
     """All results, or the error of the root cause: preferably no interrupt by us, and no error that blames another."""
     errors = [
-        (isinstance(error, KeyboardInterrupt), future.blames is not None, place, error)
-        for place, future in enumerate(futures)
+        (isinstance(error, KeyboardInterrupt), future.blames is not None, index, error)
+        for index, future in enumerate(futures)
         if (error := future.exception()) is not None
     ]
     if errors:
@@ -429,18 +429,18 @@ def _plan(
     if start_timeout is not None:
         SETTINGS["start_timeout"].check(start_timeout, "start_timeout")
     python = executable or sys.executable
-    place = package_place()
+    path = package_place()
     here = {name: interfaces.is_this_host(name) for name in dict.fromkeys(names)}
     timeout = SETTINGS["start_timeout"]
     more = {} if start_timeout is None else {timeout.variable: str(start_timeout)}
     environ = {**os.environ, **more, **(env or {})}
     return Plan(
-        command=[python, "-c", ssh.start_code(place, "farandole.launch.worker")],
+        command=[python, "-c", ssh.start_code(path, "farandole.launch.worker")],
         places=places(names),
         hosts=["" if here[name] else name for name in names],
         environ=environ,
         directory=os.getcwd(),
-        way=ssh.SshOptions(python, place, ssh_port, ssh_identity_file),
+        connector=ssh.SshOptions(python, path, ssh_port, ssh_identity_file),
         start_timeout=timeout.read(environ),
         survivor_grace=SETTINGS["survivor_grace_seconds"].read(environ),
         interfaces=network_interfaces,

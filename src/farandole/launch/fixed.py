@@ -27,7 +27,7 @@ class FixedRanks(JobRanks):
         self.codes: list[int | None] = [None] * len(self._plan.places)
         self.pids: list[int] = [0] * len(self._plan.places)
         self._hub: Hub | None = None
-        self._trouble: StartError | None = None
+        self._start_error: StartError | None = None
         self._waiting_for: set[object] = set()  # what must still happen before the job has started
         self._started = False
 
@@ -92,7 +92,7 @@ class FixedRanks(JobRanks):
         for host in dict.fromkeys(plan.hosts):
             connection = self._agents.connect(host, host)
             self._waiting_for.add(host)
-            connection.open(deadline, lambda host=host: self._waiting_for.discard(host), self._trouble_with)  # type: ignore[misc]
+            connection.open(deadline, lambda host=host: self._waiting_for.discard(host), self._fail_start)  # type: ignore[misc]
         self._await(deadline)
         self._hub = Hub(self._agents.secret, len(self.codes), self._hub_addresses(), package_version())
         self._hub.start()
@@ -107,16 +107,16 @@ class FixedRanks(JobRanks):
         self._await(deadline)
         self._started = True
 
-    def _trouble_with(self, error: StartError) -> None:
-        self._trouble = self._trouble or error
+    def _fail_start(self, error: StartError) -> None:
+        self._start_error = self._start_error or error
 
     def _await(self, deadline: float) -> None:
-        while self._waiting_for and self._trouble is None:
+        while self._waiting_for and self._start_error is None:
             if time.monotonic() > deadline:
                 raise StartError(f"the job did not start within {self._plan.start_timeout:g} s; raise --start-timeout")
             self._agents.loop.turn(deadline)
-        if self._trouble is not None:
-            raise self._trouble
+        if self._start_error is not None:
+            raise self._start_error
 
     def _hub_addresses(self) -> list[str]:
         if not any(self._plan.hosts):
@@ -138,12 +138,12 @@ class FixedRanks(JobRanks):
         for connection in connections.values():
             for message in plan.command_messages(bool(connection.host)):
                 connection.send(message)
-        for place, host in zip(plan.places, plan.hosts, strict=True):
+        for index, host in zip(plan.places, plan.hosts, strict=True):
             connection = connections[host]
             assert connection.prepared is not None
             threads, note = plan.thread_variables(connection.prepared.cores, plan.hosts.count(host))
-            variables = {**environment.of_place(place, master), **threads}
-            connection.send(plan.launch_message(place.rank, host, connection.prepared, variables))
+            variables = {**environment.of_place(index, master), **threads}
+            connection.send(plan.launch_message(index.rank, host, connection.prepared, variables))
             notes.add(note)
         for text in sorted(filter(None, notes)):
             self._say(text)
@@ -159,8 +159,8 @@ class FixedRanks(JobRanks):
             return prepared.addresses[0]
         # The address at which another host reached the launcher.
         other = next(connection for name, connection in connections.items() if name).prepared
-        place = sockets.split(other.address if other is not None else "")
-        return place if isinstance(place, str) else place[0]
+        sockaddr = sockets.split(other.address if other is not None else "")
+        return sockaddr if isinstance(sockaddr, str) else sockaddr[0]
 
     # The messages of the agents. All of this runs on the loop's thread.
 
@@ -172,7 +172,7 @@ class FixedRanks(JobRanks):
             self.pids[report.rank] = report.pid
             self._waiting_for.discard(report.rank)
         elif isinstance(report, agent_messages.NotStarted):
-            self._trouble_with(NotStarted(connection.name if connection.host else "", report))
+            self._fail_start(NotStarted(connection.name if connection.host else "", report))
         elif isinstance(report, agent_messages.AgentSignaled):
             name = signal.Signals(report.number).name
             self._outcome.fail(128 + report.number, f"the agent on {connection.name} got {name}")
@@ -180,7 +180,7 @@ class FixedRanks(JobRanks):
             connection.prepared = report
             self._waiting_for.discard(connection)
             if not report.address:
-                self._trouble_with(StartError(f"{connection.name} cannot reach the launcher: {report.reason}"))
+                self._fail_start(StartError(f"{connection.name} cannot reach the launcher: {report.reason}"))
 
     def _ended(self, report: agent_messages.Ended) -> None:
         if self.codes[report.rank] is not None:
@@ -201,7 +201,7 @@ class FixedRanks(JobRanks):
             if self._hub is not None:
                 self._hub.absent(rank, f"was lost with the agent on {connection.name}")
         if not self._started:
-            self._trouble_with(StartError(f"the agent on {connection.name} was lost while the job started: {reason}"))
+            self._fail_start(StartError(f"the agent on {connection.name} was lost while the job started: {reason}"))
         elif ranks:
             text = f"the agent on {connection.name} was lost, and its ranks {_list(ranks)} with it: {reason}"
             self._outcome.agent_lost(text + connection.last_words())

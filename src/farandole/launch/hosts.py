@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from farandole.launch.ssh import check
 
-MOST_SLOTS = 4096
-MOST_HOSTS = 65536
+MAX_SLOTS = 4096
+MAX_HOSTS = 65536
 _LINE = re.compile(r"(?P<host>\S+?)(?:\s+slots\s*=\s*(?P<slots>\S+))?(?P<rest>\s+\S.*)?")
 
 
@@ -53,8 +53,8 @@ def read(text: str, name: str) -> list[Host]:
             found.append(Host(_host(match["host"], where), _slots(match["slots"], where)))
         else:
             found.append(_entry(match["host"], where))
-        if len(found) > MOST_HOSTS:
-            raise ValueError(f"{name}: more than {MOST_HOSTS} hosts")
+        if len(found) > MAX_HOSTS:
+            raise ValueError(f"{name}: more than {MAX_HOSTS} hosts")
     if not found:
         raise ValueError(f"{name} names no host; expected lines like `host slots=4`")
     return _merge(found)
@@ -91,8 +91,8 @@ def _host(name: str, where: str) -> str:
 
 
 def _slots(text: str, where: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and 0 < int(text) <= MOST_SLOTS):
-        raise ValueError(f"{where}: {text!r} is not a number of slots; expected 1 to {MOST_SLOTS}")
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 0 < int(text) <= MAX_SLOTS):
+        raise ValueError(f"{where}: {text!r} is not a number of slots; expected 1 to {MAX_SLOTS}")
     return int(text)
 
 

@@ -77,7 +77,7 @@ class Job:
         self._on_call = on_call
         self._on_over = on_over
         self._loop = Loop()
-        self._agents = Agents(self._loop, plan.way, plan.secret or Secret.create(), self._heard, self._agent_lost)
+        self._agents = Agents(self._loop, plan.connector, plan.secret or Secret.create(), self._heard, self._agent_lost)
         self._outcome = Outcome(plan, self._agents, on_stop=lambda: self._ranks.stop())
         self._output = OutputRelay(self._loop, sink, self._outcome.fail)
         parts = (plan, self._agents, self._outcome, say, on_ended)

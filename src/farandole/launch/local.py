@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from farandole.base.config import SETTINGS
 from farandole.launch import ssh
 from farandole.launch.job import Job as _Job
-from farandole.launch.output import Kept, Marked, Raw, Sink, screens
+from farandole.launch.output import MemorySink, PrefixedLines, Raw, Sink, screens
 from farandole.launch.plan import NotStarted, Plan
 from farandole.launch.slots import places
 
@@ -40,7 +40,7 @@ class Job(_Job):
         return self._text(rank, 1)
 
     def _text(self, rank: int, stream: int) -> str:
-        if not isinstance(self._kept, Kept):
+        if not isinstance(self._kept, MemorySink):
             raise ValueError('the output of this job is not "kept"')
         return self._kept.text(rank, stream)
 
@@ -76,7 +76,7 @@ def start(
         hosts=[""] * np,
         environ=environ,
         directory=os.getcwd(),
-        way=ssh.SshOptions(sys.executable, ""),
+        connector=ssh.SshOptions(sys.executable, ""),
         stop_on_failure=stop_on_failure,
         survivor_grace=SETTINGS["survivor_grace_seconds"].read(environ),
     )
@@ -88,5 +88,5 @@ def start(
 
 def _sink(output: str, np: int) -> Sink:
     if output == "kept":
-        return Kept(np)
-    return Marked(np, screens()) if output == "marked" else Raw(screens())
+        return MemorySink(np)
+    return PrefixedLines(np, screens()) if output == "marked" else Raw(screens())

@@ -20,7 +20,7 @@ LONGEST_LINE = 64 << 10  # longer lines are split, so that a rank that prints no
 STREAMS = ("stdout", "stderr")
 TAIL_LINES = 60  # the number of lines that are kept of each stream of each rank, to show when it fails
 LONGEST_TAIL_LINE = 500
-COLOURS = (36, 33, 35, 32, 34, 91, 96, 93)  # the colour of the mark before each line, by rank
+COLOURS = (36, 33, 35, 32, 34, 91, 96, 93)  # the colour of the prefix of each line, by rank
 
 
 class Sink(Protocol):
@@ -46,7 +46,7 @@ class Target(Protocol):
 T = TypeVar("T")
 
 
-class _Grown(dict[int, T]):
+class _PerRank(dict[int, T]):
     """An entry for each rank. An elastic job may start more workers later: their entries are made at the first use."""
 
     def __init__(self, size: int, make: Callable[[], T]) -> None:
@@ -76,10 +76,10 @@ class Lines:
         return lines
 
 
-class Marked:
-    """Writes whole lines to this process's streams, each with the mark `[rank]<stream>:` before it, as Horovod does.
+class PrefixedLines:
+    """Writes whole lines to this process's streams, each with the prefix `[rank]<stream>:`, as Horovod does.
 
-    `colours` and `clock` (which returns a time as text) change the mark. `around(write)` calls `write` and may do
+    `colours` and `clock` (which returns a time as text) change the prefix. `around(write)` calls `write` and may do
     something before and after it, as a status line does.
     """
 
@@ -96,8 +96,8 @@ class Marked:
         self._colours = colours
         self._clock = clock
         self._around = around
-        self._name = name  # gives the number in the mark; for a worker of an elastic job its present rank
-        self._lines = _Grown(size, lambda: (Lines(), Lines()))
+        self._name = name  # gives the number in the prefix; for a worker of an elastic job its current rank
+        self._lines = _PerRank(size, lambda: (Lines(), Lines()))
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Writes the lines that are complete now."""
@@ -105,10 +105,10 @@ class Marked:
         if not lines:
             return
         rank = self._name(rank)
-        mark = f"{self._clock()}[{rank}]<{STREAMS[stream]}>:"
+        prefix = f"{self._clock()}[{rank}]<{STREAMS[stream]}>:"
         if self._colours[stream]:
-            mark = f"\x1b[{COLOURS[rank % len(COLOURS)]}m{mark}\x1b[0m"
-        text = b"".join(mark.encode() + line + b"\n" for line in lines)
+            prefix = f"\x1b[{COLOURS[rank % len(COLOURS)]}m{prefix}\x1b[0m"
+        text = b"".join(prefix.encode() + line + b"\n" for line in lines)
 
         def write() -> None:
             self._targets[stream].write(text)
@@ -129,11 +129,11 @@ class Raw:
         self._targets[stream].flush()
 
 
-class Kept:
+class MemorySink:
     """Keeps the output of each rank in memory."""
 
     def __init__(self, size: int) -> None:
-        self._data = _Grown(size, lambda: (bytearray(), bytearray()))
+        self._data = _PerRank(size, lambda: (bytearray(), bytearray()))
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Adds the data."""
@@ -159,10 +159,10 @@ class Files:
             raise
 
     def _open(self, rank: int) -> tuple[BinaryIO, BinaryIO]:
-        place = self._directory / f"rank.{rank:0{self._width}d}"
-        place.mkdir(parents=True, exist_ok=True)
+        path = self._directory / f"rank.{rank:0{self._width}d}"
+        path.mkdir(parents=True, exist_ok=True)
         # Unbuffered, so that the last output of a rank is in the file even if this process is killed.
-        out, err = (open(place / name, "wb", buffering=0) for name in STREAMS)  # noqa: SIM115
+        out, err = (open(path / name, "wb", buffering=0) for name in STREAMS)  # noqa: SIM115
         self._files[rank] = (out, err)
         return out, err
 
@@ -183,8 +183,8 @@ class Tails:
     """The last lines of each stream of each rank."""
 
     def __init__(self, size: int) -> None:
-        self._lines = _Grown(size, lambda: (Lines(), Lines()))
-        self._tails = _Grown(size, lambda: (_tail(), _tail()))
+        self._lines = _PerRank(size, lambda: (Lines(), Lines()))
+        self._tails = _PerRank(size, lambda: (_tail(), _tail()))
 
     def feed(self, rank: int, stream: int, data: bytes) -> None:
         """Keeps the lines that are complete now."""
@@ -195,7 +195,7 @@ class Tails:
         """What a rank printed before it failed: its last traceback, or its last lines."""
         for stream in (1, 0):
             lines = [line.decode(errors="replace") for line in self._tails[rank][stream]]
-            starts = [place for place, line in enumerate(lines) if line.startswith("Traceback (most recent")]
+            starts = [index for index, line in enumerate(lines) if line.startswith("Traceback (most recent")]
             if starts:
                 return lines[starts[-1] :]
             if lines:

@@ -31,7 +31,7 @@ class Plan:
     hosts: Sequence[str]  # where each rank runs; "" is this machine
     environ: Mapping[str, str]
     directory: str
-    way: ssh.SshOptions | Bridge
+    connector: ssh.SshOptions | Bridge  # how the agents are reached
     start_timeout: float = 30.0
     interfaces: tuple[str, ...] = ()
     threads: int | None = None  # OMP_NUM_THREADS of each rank

@@ -25,7 +25,7 @@ from farandole.launch.blame import describe
 from farandole.launch.hosts import Host
 from farandole.launch.job import Job
 from farandole.launch.options import ELASTIC, FLAGS, FOR_ELASTIC, Options, Usage
-from farandole.launch.output import Files, Marked, Raw, Sink, StatusLine, Tails, Tee, screens, time_of_day
+from farandole.launch.output import Files, PrefixedLines, Raw, Sink, StatusLine, Tails, Tee, screens, time_of_day
 from farandole.launch.plan import ElasticOptions, Plan
 from farandole.launch.slots import places
 from farandole.rendezvous import interfaces
@@ -143,7 +143,7 @@ def make_plan(options: Options, environ: dict[str, str]) -> Plan:
         raise Usage(str(error)) from None
     local = {name: interfaces.is_this_host(name) for name in dict.fromkeys(names)}
     timeout = float(options.settings["start_timeout"].value)
-    way = ssh.SshOptions(
+    connector = ssh.SshOptions(
         python=options.remote_python or sys.executable,
         package=package_place(),
         port=options.ssh_port,
@@ -157,7 +157,7 @@ def make_plan(options: Options, environ: dict[str, str]) -> Plan:
         hosts=["" if local[name] else name for name in names],
         environ={**environ, **options.variables()},
         directory=_working_directory(),
-        way=way,
+        connector=connector,
         start_timeout=timeout,
         interfaces=wanted_interfaces(options),
         threads=options.threads,
@@ -184,17 +184,17 @@ def dry_run(plan: Plan, options: Options) -> str:
     if elastic_options is not None:
         return _elastic_dry_run(plan, elastic_options)
     lines = [f"{len(plan.places)} ranks of: {' '.join(plan.command)}", f"in {plan.directory}", "", "rank  host"]
-    for place, host in zip(plan.places, plan.hosts, strict=True):
-        where = place.hostname if host else f"{place.hostname} (here)"
+    for index, host in zip(plan.places, plan.hosts, strict=True):
+        where = index.hostname if host else f"{index.hostname} (here)"
         lines.append(
-            f"{place.rank:4d}  {where}: local rank {place.local_rank} of {place.local_size}, "
-            f"cross rank {place.cross_rank} of {place.cross_size}"
+            f"{index.rank:4d}  {where}: local rank {index.local_rank} of {index.local_size}, "
+            f"cross rank {index.cross_rank} of {index.cross_size}"
         )
     remote = [host for host in dict.fromkeys(plan.hosts) if host]
     lines += ["", "ranks meet at: " + (_addresses(plan) if remote else "a unix socket in a private directory")]
     for host in remote:
-        assert isinstance(plan.way, ssh.SshOptions)
-        lines.append(f"{host} is reached by: {' '.join(plan.way.command(host)[:-1])} (an agent)")
+        assert isinstance(plan.connector, ssh.SshOptions)
+        lines.append(f"{host} is reached by: {' '.join(plan.connector.command(host)[:-1])} (an agent)")
     sample = environment.of_place(plan.places[0], ("ADDRESS", 0))
     lines += ["", "variables of rank 0, beside those of this shell:"]
     lines += [f"  {name}={value}" for name, value in {**sample, **options.variables()}.items()]
@@ -285,7 +285,7 @@ class Reporter:
             colours = [terminal and not plain for terminal in terminals]
             clock = time_of_day if options.timestamps else lambda: ""
             around = self._status.around if self._status is not None else lambda write: write()
-            sinks.append(Marked(size, targets, colours, clock, around, self._name))
+            sinks.append(PrefixedLines(size, targets, colours, clock, around, self._name))
         self.sink = Tee(*sinks)
 
     def _name(self, number: int) -> int:

@@ -25,17 +25,17 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)  # without SIGHUP, w
 LOST = 1
 
 
-def above() -> Path:
+def jobs_folder() -> Path:
     """The folder that contains the folders of jobs."""
-    place = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "farandole" / "jobs"
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return place
+    path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "farandole" / "jobs"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
 
 
 def begin(run: Callable[[], int], say: Callable[[str], None]) -> int:
     """Starts a runner for the job and shows the job. Returns the exit code."""
     _sweep()
-    folder = above() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    folder = jobs_folder() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder.mkdir(mode=0o700)
     spawn.detach(lambda: _run_detached(folder, run))
     deadline = time.monotonic() + 10
@@ -50,7 +50,7 @@ def begin(run: Callable[[], int], say: Callable[[str], None]) -> int:
 
 def attach(words: list[str], say: Callable[[str], None]) -> int:
     """`farandole attach [NAME]`: shows a job again. Returns the exit code of the job."""
-    jobs = sorted(path for path in above().iterdir() if (path / "runner").exists())
+    jobs = sorted(path for path in jobs_folder().iterdir() if (path / "runner").exists())
     if words and words[0] in ("-h", "--help"):
         print("usage: farandole attach [NAME | --list]     (the newest job when there is no name)")
         return 0
@@ -148,7 +148,7 @@ def _signals_to(runner: int) -> Iterator[None]:
 
 
 def _sweep() -> None:
-    for path in above().iterdir():
+    for path in jobs_folder().iterdir():
         with contextlib.suppress(OSError):
             if not _alive(path) and time.time() - path.stat().st_mtime > KEEP_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)

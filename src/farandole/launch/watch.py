@@ -70,7 +70,7 @@ class WatchedRank:
     """A rank, and when its number last changed."""
 
     pid: int
-    word: StatusPage
+    status_page: StatusPage
     value: int = 0
     since: float = 0.0
     told: int = 0  # how many limits its silence has passed
@@ -105,20 +105,20 @@ class Watcher:
         """Seconds between two checks."""
         return self.times.heartbeat_ms / 1000 / LOOKS
 
-    def add(self, rank: int, pid: int, word: StatusPage) -> None:
+    def add(self, rank: int, pid: int, status_page: StatusPage) -> None:
         """Watches one more rank."""
-        self._ranks[rank] = WatchedRank(pid, word)
+        self._ranks[rank] = WatchedRank(pid, status_page)
 
     def forget(self, rank: int) -> None:
         """Its process has ended."""
         watched = self._ranks.pop(rank, None)
         if watched is not None:
-            watched.word.close()
+            watched.status_page.close()
 
     @property
     def saving(self) -> bool:
         """Whether a rank must save before it leaves."""
-        return any(one.word.saving for one in self._ranks.values())
+        return any(one.status_page.saving for one in self._ranks.values())
 
     def look(self, now: float) -> tuple[bool, list[RankSilent]]:
         """Whether a heartbeat is due, and the reports of changes."""
@@ -137,7 +137,7 @@ class Watcher:
 
     def _reports(self, now: float, slack: float) -> Iterator[RankSilent]:
         for rank, one in self._ranks.items():
-            value = one.word.value
+            value = one.status_page.value
             if value != one.value or value == 0:  # 0: no heartbeat has started, or it has stopped
                 if one.told:
                     yield RankSilent(rank, 0, "")

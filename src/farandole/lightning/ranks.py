@@ -179,7 +179,7 @@ def devices_of(devices: Any, local_size: int) -> list[torch.device]:
     if kind == "cpu":
         return [torch.device("cpu")] * local_size
     count = torch.cuda.device_count() if kind == "cuda" else len(known)
-    return [torch.device(kind, place % count) for place in range(local_size)]
+    return [torch.device(kind, index % count) for index in range(local_size)]
 
 
 def equalize(module: torch.nn.Module) -> None:

@@ -56,7 +56,7 @@ class TrainerRanks(Ranks):
         self._begin(terms, unknown)
         self.scale_lr = self.scales_by_default if scale_lr is None else scale_lr
         self._normalised: list[Any] = []
-        self._evened: list[PaddedLoader] = []
+        self._padded_loaders: list[PaddedLoader] = []
         self._dealt: elastic.DataLoaderAdapter | None = None
         self._groups: list[tuple[Any, Any, int]] = []  # optimizer, its gradients, how many parameters it had
 
@@ -116,7 +116,7 @@ class TrainerRanks(Ranks):
         self._groups = []
         for optimizer in self.optimizers:
             params = _params(optimizer)
-            named = [(names.get(param, f"optimizer.{place}"), param) for place, param in enumerate(params)]
+            named = [(names.get(param, f"optimizer.{index}"), param) for index, param in enumerate(params)]
             self._groups.append((optimizer, self._reducer.watch(named), len(params)))
         # Parameters without an optimizer may get one later, for example when a callback unfreezes a backbone.
         rest = [(name, param) for param, name in names.items() if param.requires_grad]
@@ -124,14 +124,14 @@ class TrainerRanks(Ranks):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Adds parameters that optimizers got since the last batch."""
-        for place, (optimizer, gradients, count) in enumerate(self._groups):
+        for index, (optimizer, gradients, count) in enumerate(self._groups):
             params = _params(optimizer)
             if len(params) == count:
                 continue
             names = {param: name for name, param in self.lightning_module.named_parameters()}
             new = [(names.get(param, f"optimizer.{at}"), param) for at, param in enumerate(params)]
             gradients = self._reducer.watch(new) or gradients
-            self._groups[place] = (optimizer, gradients, len(params))
+            self._groups[index] = (optimizer, gradients, len(params))
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Pads the loader, so that all ranks have the same number of batches. Elastic jobs get an elastic loader."""
@@ -142,7 +142,8 @@ class TrainerRanks(Ranks):
             self._dealt = elastic.loader(dataloader, trainer)
             return self._dealt
         loader = padded(dataloader)
-        self._evened = [*self._evened, loader] if isinstance(loader, PaddedLoader) else self._evened
+        if isinstance(loader, PaddedLoader):
+            self._padded_loaders.append(loader)
         return loader
 
     # --- a step ------------------------------------------------------------------------------------------------------
@@ -150,7 +151,7 @@ class TrainerRanks(Ranks):
     @property
     def _idle(self) -> bool:
         """Whether this rank has no batch left while other ranks have."""
-        return bool(self._evened) and all(loader.idle for loader in self._evened)
+        return bool(self._padded_loaders) and all(loader.idle for loader in self._padded_loaders)
 
     @property
     def _weight(self) -> float:
@@ -223,7 +224,7 @@ class TrainerRanks(Ranks):
         """Releases the model."""
         self._reducer.forget()
         self._groups = []
-        self._evened, self._dealt = [], None
+        self._padded_loaders, self._dealt = [], None
         normalisation.revert(self._normalised)
         self._normalised = []
         base: Any = super()

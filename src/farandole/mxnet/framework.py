@@ -11,7 +11,7 @@ import numpy
 from ..base import tested
 from ..bindings.compat import is_version_greater_equal_than
 
-LEAST, BEYOND = tested.LEAST["mxnet"], "2.0.0"
+OLDEST, TOO_NEW = tested.OLDEST["mxnet"], "2.0.0"
 INSTALL = "pip install mxnet==1.9.1 'numpy<1.24', in an environment of its own with Python 3.11 or older"
 
 
@@ -21,7 +21,7 @@ def require() -> Any:
         import mxnet
     except ModuleNotFoundError as error:
         if error.name == "mxnet":
-            raise ImportError(f"farandole.mxnet needs MXNet {LEAST}, and it is not installed: {INSTALL}") from None
+            raise ImportError(f"farandole.mxnet needs MXNet {OLDEST}, and it is not installed: {INSTALL}") from None
         if error.name == "distutils":  # Python 3.12 has no distutils
             raise ImportError(f"MXNet cannot be imported by this version of Python: {INSTALL}") from None
         raise
@@ -32,9 +32,9 @@ def require() -> Any:
     except OSError as error:
         raise ImportError(f"MXNet's own library cannot be loaded: {error}; docs/mxnet.md says what to do") from None
     found = mxnet.__version__
-    if not is_version_greater_equal_than(found, LEAST) or is_version_greater_equal_than(found, BEYOND):
+    if not is_version_greater_equal_than(found, OLDEST) or is_version_greater_equal_than(found, TOO_NEW):
         raise ImportError(
-            f"farandole.mxnet needs MXNet {LEAST} or newer, and older than {BEYOND}; this is {found}: {INSTALL}"
+            f"farandole.mxnet needs MXNet {OLDEST} or newer, and older than {TOO_NEW}; this is {found}: {INSTALL}"
         )
     return mxnet
 

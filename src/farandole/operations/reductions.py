@@ -26,10 +26,10 @@ def apart(
     alone = [id(variable) in local for variable in variables]
 
     def part(function: Gradients, wanted: bool) -> list[Any]:
-        places = [place for place, is_local in enumerate(alone) if is_local == wanted]
+        places = [index for index, is_local in enumerate(alone) if is_local == wanted]
         if not places:
             return []
-        return list(function([gradients[place] for place in places], [variables[place] for place in places]))
+        return list(function([gradients[index] for index in places], [variables[index] for index in places]))
 
     kept, reduced = iter(part(keep, True)), iter(part(reduce, False))
     return [next(kept if is_local else reduced) for is_local in alone]

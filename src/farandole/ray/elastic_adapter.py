@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from farandole.launch.discovery import Discovery, DiscoveryError, Given
-from farandole.launch.hosts import MOST_SLOTS, Host
+from farandole.launch.hosts import MAX_SLOTS, Host
 from farandole.ray.elastic_job import ActorJob, ActorSpec
 from farandole.ray.strategy import gpus_of
 from farandole.rendezvous.elastic.policy import Limits
@@ -42,7 +42,7 @@ class RayHostDiscovery(Discovery):
         return [Host(node["NodeID"], slots) for node in nodes if (slots := self._slots(node["Resources"]))]
 
     def _slots(self, resources: Mapping[str, float]) -> int:
-        slots = resources.get("CPU", 0) // self.cpus_per_slot if self.cpus_per_slot else MOST_SLOTS
+        slots = resources.get("CPU", 0) // self.cpus_per_slot if self.cpus_per_slot else MAX_SLOTS
         if self.use_gpu:
             slots = min(slots, resources.get("GPU", 0) // self.gpus_per_slot)
         return int(slots)

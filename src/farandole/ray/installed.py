@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import importlib.metadata
 
-LEAST = (2, 60)
+OLDEST = (2, 60)
 REMEDY = "pip install 'farandole[ray]'"
 
 
 def check() -> None:
     """ImportError unless a supported version of Ray is installed."""
-    wanted = ".".join(map(str, LEAST))
+    wanted = ".".join(map(str, OLDEST))
     try:
         version = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:
@@ -20,5 +20,5 @@ def check() -> None:
             f"farandole.ray needs Ray {wanted} or newer, and there is none: {REMEDY}", name="ray"
         ) from None
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if numbers < LEAST:
+    if numbers < OLDEST:
         raise ImportError(f"farandole.ray needs Ray {wanted} or newer, and this is {version}: {REMEDY}", name="ray")

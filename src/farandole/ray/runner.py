@@ -110,8 +110,8 @@ class StaticAdapter:
         """The same on one worker. The reference is in a list, so that Ray Client does not replace it by its value."""
         return [self.workers[rank].execute.remote(fn)]
 
-    def part(self, ranks: Sequence[int], dead: Mapping[int, str]) -> None:
-        """Makes these ranks leave, so that ranks that wait for them are told; dead ranks are reported as absent."""
+    def leave(self, ranks: Sequence[int], dead: Mapping[int, str]) -> None:
+        """Makes these ranks leave, so that ranks that wait for them get an error; dead ranks are reported as absent."""
         for rank, reason in dead.items():
             if self.coordinator is not None:
                 self.coordinator.absent(rank, reason)
@@ -385,7 +385,7 @@ class RayExecutor:
     def _part(self, ranks: Sequence[int], errors: Mapping[int, Exception]) -> None:
         if self.adapter is not None:
             dead = {rank: _text(error) for rank, error in errors.items() if isinstance(error, RayActorError)}
-            self.adapter.part([rank for rank in ranks if rank not in dead], dead)
+            self.adapter.leave([rank for rank in ranks if rank not in dead], dead)
 
     def _single(self, ref: Any, rank: int) -> Any:
         try:

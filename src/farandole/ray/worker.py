@@ -46,19 +46,19 @@ class ActorRemoved:
 
 
 _held: list[Any] = []  # the reserved port of this process
-_pulse: list[StatusPage] = []  # the status page of this process
+_status_pages: list[StatusPage] = []  # the status page of this process
 
 
 def location() -> ActorLocation:
     """The location of this process."""
     if not _held:
         _held.extend(sockets.hold_port())
-        _pulse.append(StatusPage())
+        _status_pages.append(StatusPage())
     context = ray.get_runtime_context()
     gpus = tuple(str(one) for one in ray.get_gpu_ids())
     address = str(ray.util.get_node_ip_address())
     node, host = str(context.get_node_id()), os.uname().nodename
-    return ActorLocation(node, host, address, os.getpid(), gpus, _held[1], _pulse[0].fd)
+    return ActorLocation(node, host, address, os.getpid(), gpus, _held[1], _status_pages[0].fd)
 
 
 def take_place(variables: Mapping[str, str], addresses: Sequence[str], key: bytes) -> None:
@@ -73,7 +73,7 @@ def take_place(variables: Mapping[str, str], addresses: Sequence[str], key: byte
     os.environ.update(variables)
     os.environ["FARANDOLE_RENDEZVOUS"] = address
     if "FARANDOLE_ELASTIC" in variables:
-        os.environ["FARANDOLE_PULSE_FD"] = str(_pulse[0].fd)
+        os.environ["FARANDOLE_PULSE_FD"] = str(_status_pages[0].fd)
     os.environ[SECRET] = str(secret.to_descriptor())
     if old is not None:
         with contextlib.suppress(OSError, ValueError):

@@ -100,16 +100,16 @@ def call(sock: Stream, secret: Secret, me: Greeting, answerer: Role) -> Flow[Pro
     yield from send(sock, greeting)
     answer = yield from receive(sock, GREETING_BYTES + PROOF_BYTES)
     theirs, proof = answer[:GREETING_BYTES], answer[GREETING_BYTES:]
-    talk = greeting + theirs
-    proven = hmac.compare_digest(proof, secret.mac(b"farandole answerer", talk))
+    transcript = greeting + theirs
+    proven = hmac.compare_digest(proof, secret.mac(b"farandole answerer", transcript))
     peer = _decode(theirs, secret, nonce)
     wanted = Greeting(answerer, me.target, me.rank, me.generation)
-    if not proven or peer is None or not _same_place(peer, wanted):
+    if not proven or peer is None or not _same_identity(peer, wanted):
         raise Refused("the other side did not prove that it belongs to this job")
-    yield from send(sock, secret.mac(b"farandole caller", talk))
+    yield from send(sock, secret.mac(b"farandole caller", transcript))
     if (yield from receive(sock, 1)) != _WELCOME:
         raise Refused("the other side refused the connection")
-    return _settle(secret, talk, me, peer, caller=True)
+    return _finish(secret, transcript, me, peer, caller=True)
 
 
 def answer(sock: Stream, secret: Secret, me: Greeting, admit: Callable[[Greeting], bool]) -> Flow[Proven]:
@@ -119,23 +119,23 @@ def answer(sock: Stream, secret: Secret, me: Greeting, admit: Callable[[Greeting
     peer = _decode(theirs, secret, nonce)
     mine = Greeting(me.role, me.rank, peer.rank if peer else 0, me.generation, me.version, me.order)
     greeting = mine.encode(secret.job(), nonce)
-    talk = theirs + greeting
-    yield from send(sock, greeting + secret.mac(b"farandole answerer", talk))
+    transcript = theirs + greeting
+    yield from send(sock, greeting + secret.mac(b"farandole answerer", transcript))
     proof = yield from receive(sock, PROOF_BYTES)
-    proven = hmac.compare_digest(proof, secret.mac(b"farandole caller", talk))
+    proven = hmac.compare_digest(proof, secret.mac(b"farandole caller", transcript))
     if not proven or peer is None or peer.target != me.rank or peer.generation != me.generation or not admit(peer):
         raise Refused("the other side did not prove that it belongs to this job")
     yield from send(sock, _WELCOME)
-    return _settle(secret, talk, mine, peer, caller=False)
+    return _finish(secret, transcript, mine, peer, caller=False)
 
 
-def _settle(secret: Secret, talk: bytes, me: Greeting, peer: Greeting, caller: bool) -> Proven:
+def _finish(secret: Secret, transcript: bytes, me: Greeting, peer: Greeting, caller: bool) -> Proven:
     if me.version != peer.version:
         raise VersionMismatch(me.version, peer.version)
     if me.order != peer.order:
         raise Refused("the other side has another byte order; all hosts of a job must have the same")
-    from_caller = secret.derive(talk, b"farandole caller to answerer")
-    from_answerer = secret.derive(talk, b"farandole answerer to caller")
+    from_caller = secret.derive(transcript, b"farandole caller to answerer")
+    from_answerer = secret.derive(transcript, b"farandole answerer to caller")
     return Proven(peer, from_caller, from_answerer) if caller else Proven(peer, from_answerer, from_caller)
 
 
@@ -147,7 +147,7 @@ def _decode(data: bytes, secret: Secret, own_nonce: bytes) -> Greeting | None:
     return Greeting(Role(role), rank, target, generation, version, order)
 
 
-def _same_place(peer: Greeting, wanted: Greeting) -> bool:
+def _same_identity(peer: Greeting, wanted: Greeting) -> bool:
     return (peer.role, peer.rank, peer.target, peer.generation) == (
         wanted.role,
         wanted.rank,

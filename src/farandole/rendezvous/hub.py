@@ -83,7 +83,7 @@ class Hub:
         self._secret = secret
         self._membership: Membership = membership or Rounds(size, package)
         self._loop = loop or Loop()
-        self._guest = loop is not None  # the loop belongs to the caller, who turns it
+        self._external_loop = loop is not None  # the loop belongs to the caller, who turns it
         self._after = after
         self.on_agent: Callable[[int], None] = lambda number: None  # an agent has connected
         self._names = itertools.count(1)
@@ -100,7 +100,7 @@ class Hub:
                 self._listeners.append(self._listen(address))
         except BaseException:
             self._close_listeners()
-            if not self._guest:
+            if not self._external_loop:
                 self._loop.close()
             raise
         self.addresses = [listener.address for listener in self._listeners]
@@ -117,7 +117,7 @@ class Hub:
 
     def start(self) -> None:
         """Starts to answer, on its own thread unless the caller gave it a loop."""
-        if self._guest:
+        if self._external_loop:
             for listener in self._listeners:
                 listener.open()
             return
@@ -143,7 +143,7 @@ class Hub:
         def stop() -> None:
             self._closing = True
 
-        if not self._guest:
+        if not self._external_loop:
             self._loop.call(stop)
         if self._thread is not None:
             self._thread.join()
@@ -151,7 +151,7 @@ class Hub:
         for channel in self._channels.values():
             channel.close()
         self._channels.clear()
-        if not self._guest:
+        if not self._external_loop:
             self._loop.close()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-# A small key-value store over TCP: one process sets a value, others wait for it; for jobs that share a key.
+# A small key-value store over TCP: one process sets a value, others wait for it. All know the same key.
 # Touches the sockets of service.py.
 """`KeyValueServer` keeps values, `KeyValueClient` sets them and waits for them. The values are JSON and not
 encrypted.
@@ -45,10 +45,10 @@ class KeyValueServer:
             self._changed.notify_all()
         self._service.close()
 
-    def replace(self, words: dict[str, Any]) -> None:
+    def replace(self, values: dict[str, Any]) -> None:
         """Replaces all values by these in one step."""
         with self._changed:
-            self._values = dict(words)
+            self._values = dict(values)
             self._changed.notify_all()
 
     def _respond(self, question: bytes, _host: str) -> bytes:
@@ -57,13 +57,13 @@ class KeyValueServer:
     def _look(self, asked: dict[str, Any]) -> Any:
         with self._changed:
             if "put" in asked:
-                self._values[str(asked["put"])] = asked["words"]
+                self._values[str(asked["put"])] = asked["value"]
                 self._changed.notify_all()
                 return {"ok": True}
             name, deadline = str(asked["wait"]), time.monotonic() + float(asked["seconds"])
             while name not in self._values and not self._closed and time.monotonic() < deadline:
                 self._changed.wait(max(0.0, deadline - time.monotonic()))
-            return {"ok": name in self._values, "words": self._values.get(name)}
+            return {"ok": name in self._values, "value": self._values.get(name)}
 
 
 class KeyValueClient:
@@ -73,16 +73,16 @@ class KeyValueClient:
         self._addresses = [(host, int(port)) for host, port in places]
         self._key = key
 
-    def put(self, name: str, words: Any) -> None:
+    def put(self, name: str, value: Any) -> None:
         """Sets the value of a name; an older value is replaced."""
-        self._request({"put": name, "words": words}, CONNECT_S)
+        self._request({"put": name, "value": value}, CONNECT_S)
 
     def wait(self, name: str, seconds: float) -> Any:
         """The value of that name; TimeoutError when nobody has set it in time."""
         answer = self._request({"wait": name, "seconds": seconds}, seconds + CONNECT_S)
         if not answer["ok"]:
             raise TimeoutError(f"nobody set {name!r} within {seconds:g} s")
-        return answer["words"]
+        return answer["value"]
 
-    def _request(self, words: dict[str, Any], seconds: float) -> Any:
-        return json.loads(ask(self._addresses, self._key, json.dumps(words).encode(), seconds))
+    def _request(self, question: dict[str, Any], seconds: float) -> Any:
+        return json.loads(ask(self._addresses, self._key, json.dumps(question).encode(), seconds))

@@ -245,14 +245,14 @@ class LinkBuilder:
         """Listens at each address for expected peers of lower rank; accepts them after `open`."""
         most = MAX_UNAUTHENTICATED + self._size * self.streams  # all peers may connect at once
         made: list[Listener[LinkStream]] = []
-        trouble: OSError | None = None
+        last_error: OSError | None = None
         for address in sockets.split_addresses(addresses):
             try:
                 made.append(Listener(self._loop, address, most, self))
             except OSError as error:  # an address that appears or disappears just now
-                trouble = error
-        if not made and trouble is not None:
-            raise trouble
+                last_error = error
+        if not made and last_error is not None:
+            raise last_error
         return Listeners(made)
 
     def want(self, peers: Iterable[int]) -> None:

@@ -73,9 +73,9 @@ class Listener(Generic[T]):
         if self._listener.fileno() < 0:
             return
         self._listener.close()
-        place = sockets.split(self.address)
-        if isinstance(place, str) and os.path.exists(place):
-            os.unlink(place)
+        sockaddr = sockets.split(self.address)
+        if isinstance(sockaddr, str) and os.path.exists(sockaddr):
+            os.unlink(sockaddr)
 
     def abandon(self) -> None:
         """In a forked child: closes only this process's copies."""

@@ -206,11 +206,11 @@ class _Joining:
         return ",".join(f"tcp:{address}" for address in list(addresses)[:MAX_ADDRESSES])
 
     def listen(self, listen_at: str) -> None:
-        place = sockets.split(self.rendezvous)
+        sockaddr = sockets.split(self.rendezvous)
         if self.config.private_directory is not None and os.path.isdir(self.config.private_directory):
             directory = self.config.private_directory
-        elif isinstance(place, str):
-            directory = os.path.dirname(place)
+        elif isinstance(sockaddr, str):
+            directory = os.path.dirname(sockaddr)
         else:
             directory = self.own_directory = sockets.private_directory()
         name = f"{directory}/{self.rank}-{secrets.token_hex(4)}"
@@ -256,9 +256,9 @@ class _Joining:
                 raise _AttemptFailed(message.text)
             if isinstance(message, RemovedMessage):
                 raise Removed(message.text)
-        for place, message in enumerate(self.inbox):
+        for index, message in enumerate(self.inbox):
             if isinstance(message, kind):
-                del self.inbox[place]
+                del self.inbox[index]
                 return message
         for builder in (self.local, self.remote):
             if builder.no_descriptors is not None:

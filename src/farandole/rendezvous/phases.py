@@ -172,7 +172,7 @@ class Round:
         return []
 
 
-def objection(who: str, hello: Hello, package: str) -> str:
+def mismatch_of(who: str, hello: Hello, package: str) -> str:
     """Why this process cannot be in a job of a launcher with this version of the package; "" when it can."""
     if max(map(len, (hello.host, hello.package, hello.local, hello.remote, hello.wire))) > MAX_TEXT:
         return f"{who} has a host name or an address above the limit of {MAX_TEXT} characters"

@@ -9,7 +9,7 @@ send: a list of (member, message).
 from __future__ import annotations
 
 from farandole.rendezvous.messages import Hello, Leave, Lost, Message, Rejected
-from farandole.rendezvous.phases import LINK_SECONDS, Phase, Round, RoundFailed, Sends, different_wires, objection
+from farandole.rendezvous.phases import LINK_SECONDS, Phase, Round, RoundFailed, Sends, different_wires, mismatch_of
 
 
 class Rounds:
@@ -112,7 +112,7 @@ class Rounds:
             self._gathering = Round(deadline=float("inf"))
             self._rounds.append(self._gathering)
         one = self._gathering
-        wrong = self._objection(one, hello)
+        wrong = self._refusal(one, hello)
         if wrong:
             self._rejection = (wrong, {hello.rank, *one.members})
             return [(member, Rejected(wrong)), *self._end(one, wrong)]
@@ -130,8 +130,8 @@ class Rounds:
             one.timeout = hello.timeout_ms / 1000
         return self._welcome(one, now) if len(one.members) == self.size else []
 
-    def _objection(self, one: Round, hello: Hello) -> str:
-        if wrong := objection(f"rank {hello.rank}", hello, self.package):
+    def _refusal(self, one: Round, hello: Hello) -> str:
+        if wrong := mismatch_of(f"rank {hello.rank}", hello, self.package):
             return wrong
         if other := next((other for other in one.hellos.values() if other.wire != hello.wire), None):
             return different_wires(f"rank {hello.rank}", hello, f"rank {other.rank}", other)

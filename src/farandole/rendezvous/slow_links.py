@@ -43,7 +43,7 @@ class SlowLinks:
 
     def heard(self, rank: int, of_ms: int, links: Sequence[int]) -> str | None:
         """Takes a rank's report from rates.py. Returns a sentence when a link must be named."""
-        rows = zip(*(links[place::4] for place in range(4)), strict=False)
+        rows = zip(*(links[index::4] for index in range(4)), strict=False)
         self._reports[rank] = {
             peer: Load(min(1.0, busy / max(1, of_ms)), min(1.0, least / max(1, of_ms)), kb, 1e3 * kb / max(1, busy))
             for peer, busy, least, kb in rows

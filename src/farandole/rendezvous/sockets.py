@@ -85,8 +85,8 @@ def split_addresses(addresses: str) -> list[str]:
 
 def is_local(address: str) -> bool:
     """Whether only this host can reach an address."""
-    place = split(address)
-    return isinstance(place, str) or place[0] in ("localhost", "::1") or place[0].startswith("127.")
+    sockaddr = split(address)
+    return isinstance(sockaddr, str) or sockaddr[0] in ("localhost", "::1") or sockaddr[0].startswith("127.")
 
 
 def listen(address: str) -> tuple[socket.socket, str]:
@@ -151,17 +151,17 @@ def accept(listener: socket.socket) -> socket.socket | None:
 
 def connect(address: str) -> Flow[socket.socket]:
     """A connected socket; raises OSError when it cannot connect."""
-    place = split(address)
-    if isinstance(place, str):
+    sockaddr = split(address)
+    if isinstance(sockaddr, str):
         family = socket.AF_UNIX
     else:
-        found = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0]
-        family, place = found[0], found[4][:2]  # type: ignore[assignment]
+        found = socket.getaddrinfo(*sockaddr, type=socket.SOCK_STREAM)[0]
+        family, sockaddr = found[0], found[4][:2]  # type: ignore[assignment]
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         while True:
-            code = sock.connect_ex(place)
+            code = sock.connect_ex(sockaddr)
             if code != errno.EAGAIN:
                 break
             yield from pause(0.005)  # a unix listener whose queue is full

@@ -33,7 +33,7 @@ class Executors(Discovery):
 class _Slot:
     """One task that is requested from Spark repeatedly."""
 
-    def __init__(self, holding: session.Holding) -> None:
+    def __init__(self, holding: session.SlotJob) -> None:
         self.holding = holding
         self.since = time.monotonic()
         self.failures = 0
@@ -45,7 +45,7 @@ class SlotKeeper:
 
     def __init__(self, spark: Any, count: int, settings: TaskSettings) -> None:
         self.last = ""  # why the last ended slot has ended
-        self._troubled: set[int] = set()  # slots whose task reported an error
+        self._failed_slots: set[int] = set()  # slots whose task reported an error
         self._spark = spark
         self._settings = settings
         self._tag = session.new_tag()
@@ -56,7 +56,7 @@ class SlotKeeper:
 
     def why(self) -> Exception | None:
         """An error if Spark can never start a slot, else None."""
-        return RuntimeError(self.last) if len(self._troubled) == len(self._slots) else None
+        return RuntimeError(self.last) if len(self._failed_slots) == len(self._slots) else None
 
     def stop(self) -> None:
         """Requests no more slots."""
@@ -78,8 +78,8 @@ class SlotKeeper:
         for one in left:
             one.join(deadline - time.monotonic())
 
-    def _ask(self) -> session.Holding:
-        return session.Holding(self._spark, 1, self._settings, barrier=False, tag=self._tag)
+    def _ask(self) -> session.SlotJob:
+        return session.SlotJob(self._spark, 1, self._settings, barrier=False, tag=self._tag)
 
     def _run(self) -> None:
         while not self._stopping.wait(LOOK_SECONDS):
@@ -93,7 +93,7 @@ class SlotKeeper:
     def _lost(self, number: int, slot: _Slot, now: float) -> None:
         slot.failures = 1 if now > slot.since + GOOD_SECONDS else slot.failures + 1
         slot.again = now + min(LONGEST_PAUSE, 2.0 ** (slot.failures - 2))
-        if slot.holding.trouble or slot.holding.error is not None:
+        if slot.holding.task_error or slot.holding.error is not None:
             self.last = str(slot.holding.why())
-        if slot.holding.trouble:
-            self._troubled.add(number)
+        if slot.holding.task_error:
+            self._failed_slots.add(number)

@@ -14,7 +14,7 @@ from farandole.base import tested
 from farandole.base.config import SETTINGS, Config
 from farandole.launch import executor, ssh
 from farandole.launch.agent_connection import package_place
-from farandole.launch.output import Marked, Sink, Target, Tee, time_of_day
+from farandole.launch.output import PrefixedLines, Sink, Target, Tee, time_of_day
 from farandole.launch.plan import ElasticOptions, Plan
 from farandole.launch.slots import places
 from farandole.rendezvous import interfaces
@@ -89,7 +89,7 @@ class Slots:
             hosts=[name for name, _ in tasks],
             environ={name: value for name, value in self._env.items() if name == "OMP_NUM_THREADS"},
             directory="",  # the directory of Spark's worker
-            way=self.registry,
+            connector=self.registry,
             start_timeout=self._seconds,
             interfaces=self.interfaces,
             threads=threads,
@@ -144,7 +144,7 @@ class SparkExecutor(executor.Executor):
         self._stamped = prefix_output_with_timestamp
         self._executable = executable
         self._slots: Slots | None = None
-        self._holding: session.Holding | SlotKeeper | None = None
+        self._holding: session.SlotJob | SlotKeeper | None = None
 
     def start(self) -> SparkExecutor:
         """Waits for the slots and starts the workers. A second call does nothing."""
@@ -181,7 +181,7 @@ class SparkExecutor(executor.Executor):
         session.check_fixed(self._spark)
         session.check_slots(self._spark, count, self._seconds)
         slots = self._open(count)
-        holding = self._holding = session.Holding(self._spark, count, slots.settings, barrier=True)
+        holding = self._holding = session.SlotJob(self._spark, count, slots.settings, barrier=True)
         if not slots.registry.await_slots(count, began + self._seconds, holding.why):
             raise TimeoutError(
                 f"{slots.registry.count()} of {count} Spark tasks have started within {self._seconds:g} s "
@@ -238,7 +238,7 @@ class SparkExecutor(executor.Executor):
         ]
         targets: list[Target] = list(given)
         clock: Callable[[], str] = time_of_day if self._stamped else lambda: ""
-        return Tee(self._tails, Marked(self.num_workers, targets, clock=clock))
+        return Tee(self._tails, PrefixedLines(self.num_workers, targets, clock=clock))
 
 
 def _number(gpu: str) -> int:

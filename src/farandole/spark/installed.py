@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
-LEAST = 4
+OLDEST = 4
 REMEDY = "pip install 'farandole[spark]'"
 NAMES = ("pyspark", "pyspark-client", "pyspark-connect", "databricks-connect")  # each one installs pyspark
 
@@ -18,7 +18,7 @@ def check() -> None:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        if name.startswith("pyspark") and int(version.partition(".")[0]) < LEAST:
-            raise ImportError(f"farandole.spark needs Spark {LEAST} or newer, and this is {version}: {REMEDY}")
+        if name.startswith("pyspark") and int(version.partition(".")[0]) < OLDEST:
+            raise ImportError(f"farandole.spark needs Spark {OLDEST} or newer, and this is {version}: {REMEDY}")
         return
-    raise ImportError(f"farandole.spark needs Spark {LEAST} or newer, and there is none: {REMEDY}", name="pyspark")
+    raise ImportError(f"farandole.spark needs Spark {OLDEST} or newer, and there is none: {REMEDY}", name="pyspark")

@@ -122,8 +122,8 @@ class TaskRegistry:
         with self._changed:
             return sum(len(executor_slots.tasks) for executor_slots in self._executors.values())
 
-    def await_slots(self, least: int, deadline: float, trouble: Callable[[], Exception | None]) -> bool:
-        """Waits for this many slots with agents. Raises what `trouble` returns meanwhile; False after the deadline."""
+    def await_slots(self, least: int, deadline: float, failure: Callable[[], Exception | None]) -> bool:
+        """Waits for this many slots with agents. Raises what `failure` returns meanwhile; False after the deadline."""
         with self._changed:
             while True:
                 ready = all(
@@ -132,7 +132,7 @@ class TaskRegistry:
                 )
                 if ready and sum(len(executor_slots.tasks) for executor_slots in self._executors.values()) >= least:
                     return True
-                if (error := trouble()) is not None:
+                if (error := failure()) is not None:
                     raise error
                 if self._failed:
                     raise RuntimeError(f"{self._failed}; the executor's own log says why")

@@ -1,6 +1,6 @@
 # All calls to Spark. They are the same for a session in this process and for Spark Connect.
 # Touches pyspark, and a thread for each Spark job that holds slots.
-"""`active()` finds the session, `slots()` counts its slots, `Holding` is a Spark job whose tasks hold slots."""
+"""`active()` finds the session, `slots()` counts its slots, `SlotJob` is a Spark job whose tasks hold slots."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def default_parallelism(spark: Any) -> int:
     local = LOCAL.fullmatch(conf(spark, "spark.master") or "")
     if local is not None and (local.group(1) or "1").isdigit():
         return int(local.group(1) or 1)
-    raise ValueError("num_proc is not given, and Spark Connect does not tell spark.default.parallelism: give num_proc")
+    raise ValueError(
+        "num_proc is not given, and Spark Connect does not report spark.default.parallelism: give num_proc"
+    )
 
 
 def slots(spark: Any) -> int | None:
@@ -115,12 +117,12 @@ def interrupt(spark: Any, tag: str) -> None:
         spark.interruptTag(tag)
 
 
-class Holding:
-    """A Spark job whose tasks hold slots; `error` and `trouble` say how it ended. It is cancelled by its tag."""
+class SlotJob:
+    """A Spark job whose tasks hold slots; `error` and `task_error` say how it ended. It is cancelled by its tag."""
 
     def __init__(self, spark: Any, count: int, settings: TaskSettings, barrier: bool, tag: str = "") -> None:
         self.error: Exception | None = None
-        self.trouble = ""  # the error that a task reported
+        self.task_error = ""  # the error that a task reported
         self._spark = spark
         self._tag = tag or new_tag()
         self._work = (count, settings, barrier)
@@ -136,11 +138,11 @@ class Holding:
         """Why it has ended; None while it runs, or when its tasks were dismissed."""
         if not self.over:
             return None
-        if self.trouble:
-            return RuntimeError(self.trouble)
+        if self.task_error:
+            return RuntimeError(self.task_error)
         if self.error is not None:
             return RuntimeError(f"the Spark job of the ranks has failed: {_last_words(self.error)}")
-        return RuntimeError("the Spark job of the ranks has ended before they began")
+        return RuntimeError("the Spark job of the ranks ended before the ranks started")
 
     def join(self, seconds: float) -> None:
         """Waits until it ends."""
@@ -159,8 +161,8 @@ class Holding:
         try:
             self._spark.addTag(self._tag)
             frame = self._spark.range(0, count, 1, count)
-            rows = frame.mapInArrow(_body(settings, barrier), "trouble string", barrier=barrier).collect()
-            self.trouble = next((row.trouble for row in rows if row.trouble), "")
+            rows = frame.mapInArrow(_body(settings, barrier), "task_error string", barrier=barrier).collect()
+            self.task_error = next((row.task_error for row in rows if row.task_error), "")
         except Exception as error:
             self.error = error
         finally:
@@ -170,7 +172,7 @@ class Holding:
 
 def _body(settings: TaskSettings, barrier: bool) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """The function that Spark runs in each task. It is pickled with its code, so it can find the package itself."""
-    place = package_place()
+    path = package_place()
     fields = (settings.key, settings.addresses, settings.seconds, dict(settings.env), settings.executable)
 
     def body(batches: Iterator[Any]) -> Iterator[Any]:
@@ -181,16 +183,16 @@ def _body(settings: TaskSettings, barrier: bool) -> Callable[[Iterator[Any]], It
 
         for _ in batches:
             pass
-        if os.path.isdir(os.path.join(place, "farandole")) and place not in sys.path:
-            sys.path.insert(0, place)
+        if os.path.isdir(os.path.join(path, "farandole")) and path not in sys.path:
+            sys.path.insert(0, path)
         try:
             from farandole.spark import task
         except ImportError as error:
             where = f"{os.uname().nodename} ({sys.executable})"
-            trouble = f"farandole cannot be imported by Spark's Python on {where}: {error}; install it there"
+            task_error = f"farandole cannot be imported by Spark's Python on {where}: {error}; install it there"
         else:
-            trouble = task.attend(task.TaskSettings(*fields), barrier)
-        yield pyarrow.RecordBatch.from_arrays([pyarrow.array([trouble])], names=["trouble"])
+            task_error = task.attend(task.TaskSettings(*fields), barrier)
+        yield pyarrow.RecordBatch.from_arrays([pyarrow.array([task_error])], names=["task_error"])
 
     return body
 

@@ -60,7 +60,7 @@ class SlotTask:
     """A slot of the job."""
 
     def __init__(self, settings: TaskSettings, gpus: Sequence[str], cpus: int) -> None:
-        self._summons = settings
+        self._settings = settings
         self._secret = Secret(settings.key)
         self._loop = Loop()
         self._agents: dict[int, Any] = {}
@@ -145,7 +145,7 @@ class SlotTask:
         self._over = True
 
     def _carry(self, number: int) -> None:
-        deadline = time.monotonic() + self._summons.seconds
+        deadline = time.monotonic() + self._settings.seconds
         _, sock, _ = self._dial([self._address], number, deadline)
         secret = self._secret.to_descriptor()
         try:
@@ -168,9 +168,9 @@ class SlotTask:
     def _environment(self) -> dict[str, str]:
         """The variables of Spark's worker, with Spark's files on the path, and those that the user added."""
         mine = {name: value for name, value in os.environ.items() if not name.startswith(OF_SPARK)}
-        if self._summons.executable in (None, sys.executable):
+        if self._settings.executable in (None, sys.executable):
             mine["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
-        return {**mine, **self._summons.env, PYTHON: self._summons.executable or sys.executable}
+        return {**mine, **self._settings.env, PYTHON: self._settings.executable or sys.executable}
 
 
 def attend(settings: TaskSettings, barrier: bool) -> str:
@@ -178,18 +178,18 @@ def attend(settings: TaskSettings, barrier: bool) -> str:
     from pyspark import BarrierTaskContext, TaskContext
 
     context: Any = BarrierTaskContext.get() if barrier else TaskContext.get()
-    trouble, slot = "", None
+    task_error, slot = "", None
     try:
         gpu = context.resources().get("gpu")
         slot = SlotTask(settings, list(gpu.addresses) if gpu is not None else [], context.cpus())
     except Exception as error:
-        trouble = str(error) or type(error).__name__
+        task_error = str(error) or type(error).__name__
     if barrier:  # all tasks start together
-        found = [text for text in context.allGather(trouble) if text]
-        trouble = found[0] if found else ""
+        found = [text for text in context.allGather(task_error) if text]
+        task_error = found[0] if found else ""
     if slot is not None:
-        if trouble:
+        if task_error:
             slot.close()
         else:
             slot.run()
-    return trouble
+    return task_error

@@ -33,17 +33,17 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(func)
-    def knowing(state: State, *args: Any, **kwargs: Any) -> Any:
+    def with_our_errors(state: State, *args: Any, **kwargs: Any) -> Any:
         compiled.prepare()  # the world may be new
         try:
             return func(state, *args, **kwargs)
         except tf.errors.OpError as error:
-            meant = translated(error)
-            if isinstance(meant, HorovodInternalError) and not isinstance(meant, Mismatch):
-                raise meant from error
+            found = translated(error)
+            if isinstance(found, HorovodInternalError) and not isinstance(found, Mismatch):
+                raise found from error
             raise
 
-    return loop.run(knowing)
+    return loop.run(with_our_errors)
 
 
 class TensorFlowKerasState(elastic_bodies.KerasState):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..base.errors import HorovodInternalError, Mismatch, NoRows
-from ..bindings.compiled import meant
+from ..bindings.compiled import error_of
 from .framework import tf
 
 
@@ -94,4 +94,4 @@ def translated(error: Exception) -> Exception | None:
     """The error that our operation raised inside the graph; None if the error has another source."""
     if not isinstance(error, tf.errors.OpError):
         return None
-    return meant(str(error.message).replace("; Not a directory", "").replace(_DIVISION, _SLASH))
+    return error_of(str(error.message).replace("; Not a directory", "").replace(_DIVISION, _SLASH))

@@ -1,4 +1,4 @@
-# TensorFlow itself: present and new enough or an ImportError says what to install.
+# Imports TensorFlow. If it is missing or too old, an ImportError says what to install.
 # Touches bindings/required.
 """`tf` is TensorFlow. Every file of this binding imports it from here."""
 

@@ -40,7 +40,7 @@ def _broadcast(variables: Sequence[Any], root_rank: int, prefix: str, process_se
     if not tf.executing_eagerly():
         prefix = naming.in_graph("HorovodBroadcast", prefix, None, False)
     # By place, not by name: Keras numbers its layers, and a rank may have made other layers before.
-    names = tuple(f"{prefix}.{place}" for place in range(len(variables)))
+    names = tuple(f"{prefix}.{index}" for index in range(len(variables)))
     work = Work(Kind.BROADCAST, process_set=process_set, root=root_rank, names=names)
     values = run(work, [tf.stop_gradient(_read(variable)) for variable in variables])
     return values, tf.group(*[_assigned(variable, value) for variable, value in zip(variables, values, strict=True)])

@@ -62,8 +62,8 @@ def this_host() -> Iterator[Check]:
     for name, act in CHECKS.items():
         try:
             found = act()
-        except Problem as trouble:
-            yield Check(name, NOTE if trouble.note else UNFIT, str(trouble), trouble.remedy)
+        except Problem as problem:
+            yield Check(name, NOTE if problem.note else UNFIT, str(problem), problem.remedy)
         except Exception as error:  # an error in a check is reported, and the other checks continue
             yield Check(name, UNFIT, f"{type(error).__name__}: {error}", REPORT)
         else:
@@ -80,11 +80,11 @@ def python() -> str:
 
 def package() -> str:
     version, installed = package_version(), env.version_of("farandole")
-    place = env.tilde(Path(__file__).resolve().parents[2])
+    path = env.tilde(Path(__file__).resolve().parents[2])
     if installed and installed != version:
         remedy = "`python -m pip uninstall farandole`, or leave the checkout out of PYTHONPATH"
-        raise Problem(f"{version} is imported from {place}, but {installed} is installed", remedy, note=True)
-    return f"farandole {version} in {place}"
+        raise Problem(f"{version} is imported from {path}, but {installed} is installed", remedy, note=True)
+    return f"farandole {version} in {path}"
 
 
 def native_library() -> str:

@@ -1,4 +1,4 @@
-# `farandole discover`: prints the present hosts of a cluster, in the form of a discovery script.
+# `farandole discover`: prints the current hosts of a cluster, in the form of a discovery script.
 # Reads the environment through config.py, files, and, for `k8s`, the Kubernetes API.
 """`farandole discover slurm|k8s|hostfile|mpijob` prints a line `host:slots` for each host.
 
@@ -29,7 +29,7 @@ MPIJOB = Path("/etc/mpi")
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 API_SECONDS = 10.0
 LARGEST_ANSWER = 64 << 20
-MOST_NODES = 1 << 16
+MAX_NODES = 1 << 16
 
 
 class NotFound(Exception):
@@ -61,8 +61,8 @@ def expand(text: str) -> list[str]:
         for plain, inner in re.findall(r"([^\[\]]+)|\[([^\]]*)\]", entry):
             parts = [plain] if plain else [number for part in inner.split(",") for number in _range(part, text)]
             names = [name + part for name in names for part in parts]
-            if len(names) > MOST_NODES:
-                raise NotFound(f"{text[:80]}: more than {MOST_NODES} nodes")
+            if len(names) > MAX_NODES:
+                raise NotFound(f"{text[:80]}: more than {MAX_NODES} nodes")
         found += names
     return found
 
@@ -73,8 +73,8 @@ def _range(text: str, whole: str) -> list[str]:
         raise NotFound(f"{whole[:80]}: {text!r} is not a number or range of numbers")
     if not dash:
         return [first]
-    if int(last) - int(first) >= MOST_NODES:
-        raise NotFound(f"{whole[:80]}: more than {MOST_NODES} nodes")
+    if int(last) - int(first) >= MAX_NODES:
+        raise NotFound(f"{whole[:80]}: more than {MAX_NODES} nodes")
     return [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
 
 
@@ -147,7 +147,7 @@ def from_kubernetes(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the hosts. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="farandole discover", description="Print the hosts of this moment.")
+    parser = argparse.ArgumentParser(prog="farandole discover", description="Print the current hosts.")
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="slurm|k8s|hostfile|mpijob")
     slurm = kinds.add_parser("slurm", help="the nodes of this SLURM job")
     k8s = kinds.add_parser("k8s", help="the ready pods with some labels")
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     mpijob = kinds.add_parser("mpijob", help="the workers of a Kubeflow MPIJob, in its launcher pod")
     mpijob.add_argument("--folder", type=Path, default=MPIJOB, help="where the job's files are (default: /etc/mpi)")
     for kind in (slurm, k8s, hostfile, mpijob):
-        kind.add_argument("--slots", type=int, help="slots of each host, whatever else is said")
+        kind.add_argument("--slots", type=int, help="slots of each host; replaces all other numbers of slots")
     given = parser.parse_args(arguments)
     if given.slots is not None and given.slots < 1:
         parser.error(f"--slots {given.slots}: expected at least 1")

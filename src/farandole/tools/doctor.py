@@ -16,7 +16,7 @@ from farandole.launch import ssh
 from farandole.launch.agent_connection import StartError, package_place
 from farandole.launch.hosts import parse
 from farandole.launch.job import Job
-from farandole.launch.output import Kept
+from farandole.launch.output import MemorySink
 from farandole.launch.plan import Plan
 from farandole.launch.slots import places
 from farandole.rendezvous.interfaces import is_this_host
@@ -29,17 +29,17 @@ SAME = ("farandole", "python", "numpy", "torch", "tensorflow", "jax")
 MUST_BE_SAME = ("farandole",)
 
 
-def job(hosts: Sequence[str], way: ssh.SshOptions) -> Kept:
+def job(hosts: Sequence[str], ssh_options: ssh.SshOptions) -> MemorySink:
     """Runs one probe for each entry of `hosts`. Returns their output. Problem when the job fails."""
     plan = Plan(
-        command=[way.python, "-c", ssh.start_code(way.package, "farandole.tools.probe")],
+        command=[ssh_options.python, "-c", ssh.start_code(ssh_options.package, "farandole.tools.probe")],
         places=places(hosts),
         hosts=["" if is_this_host(host) else host for host in hosts],
         environ=os.environ,
         directory="/",
-        way=way,
+        connector=ssh_options,
     )
-    kept = Kept(len(hosts))
+    kept = MemorySink(len(hosts))
     try:
         with Job(plan, kept) as running:
             code = running.wait(JOB_SECONDS)
@@ -52,25 +52,25 @@ def job(hosts: Sequence[str], way: ssh.SshOptions) -> Kept:
     return kept
 
 
-def between(name: str, hosts: Sequence[str], way: ssh.SshOptions) -> Iterator[Check]:
+def between(name: str, hosts: Sequence[str], ssh_options: ssh.SshOptions) -> Iterator[Check]:
     """Runs a real job: the ranks join, compute a sum, and measure their links."""
     try:
-        said = job(hosts, way).text(0, 0)
-    except Problem as trouble:
-        yield Check(name, UNFIT, str(trouble), trouble.remedy)
+        said = job(hosts, ssh_options).text(0, 0)
+    except Problem as problem:
+        yield Check(name, UNFIT, str(problem), problem.remedy)
         return
     yield from judge(name, said)
 
 
-def each_host(hosts: Sequence[str], way: ssh.SshOptions) -> Iterator[Check]:
+def each_host(hosts: Sequence[str], ssh_options: ssh.SshOptions) -> Iterator[Check]:
     """Checks each host separately: whether it can be reached, has the package, and how long this takes."""
     for host in hosts:
         name = "this host" if is_this_host(host) else f"ssh {host}"
         began = time.monotonic()
         try:
-            reports = read(job([host], way).text(0, 0))
-        except Problem as trouble:
-            yield Check(name, UNFIT, str(trouble), trouble.remedy)
+            reports = read(job([host], ssh_options).text(0, 0))
+        except Problem as problem:
+            yield Check(name, UNFIT, str(problem), problem.remedy)
             continue
         if reports is None:
             yield Check(name, UNFIT, "the probe ended without a report", REPORT)
@@ -145,18 +145,18 @@ def examine(arguments: Sequence[str] | None) -> Iterator[Check]:
         hosts = [host.name for host in parse(options.hosts)] if options.hosts else []
     except ValueError as error:
         parser.error(str(error))
-    way = ssh.SshOptions(options.remote_python, package_place(), options.ssh_port, options.ssh_identity_file)
+    ssh_options = ssh.SshOptions(options.remote_python, package_place(), options.ssh_port, options.ssh_identity_file)
     fit = True
     for check in checks.this_host():
         fit = fit and check.state != UNFIT
         yield check
     if fit:
-        yield from between("two ranks", ["localhost"] * 2, way)
-    for check in each_host(hosts, way):
+        yield from between("two ranks", ["localhost"] * 2, ssh_options)
+    for check in each_host(hosts, ssh_options):
         fit = fit and check.state != UNFIT
         yield check
     if fit and len(hosts) > 1:
-        yield from between("all hosts", hosts, way)
+        yield from between("all hosts", hosts, ssh_options)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

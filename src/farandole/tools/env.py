@@ -91,7 +91,7 @@ def cuda_libraries() -> list[cuda.Library]:
 
 def gpus() -> list[str]:
     """A line for each GPU, without its number, which would identify the machine; OSError when the driver fails."""
-    words = {1: "MPS is on", 0: "MPS is off", -1: "the driver does not tell whether MPS is on"}
+    words = {1: "MPS is on", 0: "MPS is off", -1: "the driver does not report whether MPS is on"}
     found = []
     for gpu in cuda.gpus(_config()):
         slice = ", a slice of MIG" if gpu.slice else ""

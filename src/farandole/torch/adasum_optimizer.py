@@ -16,7 +16,7 @@ from ..operations.reductions import Adasum, Max
 from ..world.groups import ProcessSet, global_process_set
 from .ops import begin_allreduce
 from .scaling import agree_on_infinity, prepare_scalers
-from .wrapping import above, adopt, checked_passes, class_over, registered, state_of
+from .wrapping import adopt, checked_passes, class_over, registered, state_of, super_of
 
 
 class _DistributedAdasumOptimizer(torch.optim.Optimizer):
@@ -35,10 +35,10 @@ class _DistributedAdasumOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Any, named_parameters: Any, compression: Any, backward_passes_per_step: int = 1) -> None:
         """Only for classes of other libraries: DistributedOptimizer() converts the wrapped optimizer instead."""
-        above(self, _DistributedAdasumOptimizer).__init__(params)
+        super_of(self, _DistributedAdasumOptimizer).__init__(params)
         prepare_scalers()
         names = {param: name for name, param in named_parameters or ()}
-        own = [names.get(param, f"noname.{place}") for place, param in enumerate(self._params())]
+        own = [names.get(param, f"noname.{index}") for index, param in enumerate(self._params())]
         self.prepare(
             own, checked_compression(compression), checked_passes(backward_passes_per_step), global_process_set
         )
@@ -77,7 +77,7 @@ class _DistributedAdasumOptimizer(torch.optim.Optimizer):
         return [param for group in self.param_groups for param in group["params"]]
 
     def _own_step(self, closure: Callable[[], Any] | None) -> Any:
-        base = above(self, _DistributedAdasumOptimizer)
+        base = super_of(self, _DistributedAdasumOptimizer)
         return base.step() if closure is None else base.step(closure)
 
     def _reduce(self, params: list[torch.Tensor], starts: list[torch.Tensor]) -> None:

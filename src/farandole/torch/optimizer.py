@@ -28,7 +28,7 @@ from .ops import allreduce_
 from .scaling import prepare_scalers
 from .sharded_optimizer import shard
 from .slots import Terms
-from .wrapping import above, adopt, checked_passes, class_over, registered, state_of
+from .wrapping import adopt, checked_passes, class_over, registered, state_of, super_of
 
 __all__ = ["DistributedOptimizer"]
 
@@ -59,7 +59,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         process_set: ProcessSet = global_process_set,
     ) -> None:
         """Only for classes of other libraries: DistributedOptimizer() converts the wrapped optimizer instead."""
-        above(self, _DistributedOptimizer).__init__(params)
+        super_of(self, _DistributedOptimizer).__init__(params)
         chosen, own = chosen_op(op, None), _params_of(self)
         _check_factor(gradient_predivide_factor, chosen)
         prepare_scalers()
@@ -68,7 +68,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         terms = Terms(
             checked_compression(compression), chosen, process_set, passes, gradient_predivide_factor, sparse_as_dense
         )
-        _equip(self, Gradients(own, _names_of(self, named_parameters), _bundles_of(own, 0, groups), terms))
+        _attach_gradients(self, Gradients(own, _names_of(self, named_parameters), _bundles_of(own, 0, groups), terms))
 
     # --- what scripts call -------------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         elif not self._synchronized:
             self._gradients.steps_alone()
         self._synchronized = False
-        base = above(self, _DistributedOptimizer)
+        base = super_of(self, _DistributedOptimizer)
         return base.step() if closure is None else base.step(closure)
 
     def _reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -135,7 +135,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 "optimizer.synchronize(). This is prohibited as it can cause a race condition."
             )
         self._synchronized = False
-        base = above(self, _DistributedOptimizer)
+        base = super_of(self, _DistributedOptimizer)
         base.zero_grad(*args, **kwargs)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -147,12 +147,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         with contextlib.suppress(Exception):  # a failure belongs to the state that is being replaced
             self._gradients.drain()
         self._should_synchronize, self._synchronized = True, False
-        base = above(self, _DistributedOptimizer)
+        base = super_of(self, _DistributedOptimizer)
         base.load_state_dict(*args, **kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Like the wrapped optimizer's; the gradients of the new parameters are reduced too."""
-        base = above(self, _DistributedOptimizer)
+        base = super_of(self, _DistributedOptimizer)
         base.add_param_group(param_group)
         if "_gradients" not in self.__dict__:
             return  # called by the wrapped class's constructor
@@ -198,7 +198,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._for_scaler = True
 
     def after_scaler(self) -> None:
-        """GradScaler calls this after a step, or after infinities made it skip the step: later gradients are new."""
+        """GradScaler calls this after it made or skipped a step. The next step synchronizes again."""
         self._synchronized = False
 
     # --- copies ------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         gradients = self._gradients
-        places = {param: place for place, param in enumerate(gradients.slots)}
+        places = {param: index for index, param in enumerate(gradients.slots)}
         names = [slot.given for slot in gradients.slots.values()]
         bundles = [[places[slot.param] for slot in bundle.slots] for bundle in gradients.groups]
         ranks = None if gradients.process_set is global_process_set else gradients.process_set.ranks
@@ -224,14 +224,14 @@ def _restore(
     prepare_scalers()
     optimizer: Any = object.__new__(class_over(_DistributedOptimizer, base))
     params = [param for group in state["param_groups"] for param in group["params"]]
-    members = [[params[place] for place in places] for places in bundles]
+    members = [[params[index] for index in places] for places in bundles]
     terms = {**terms, "process_set": registered(terms["process_set"])}
-    _equip(optimizer, Gradients(params, names, members, Terms(**terms)))
+    _attach_gradients(optimizer, Gradients(params, names, members, Terms(**terms)))
     optimizer.__setstate__(state)
     return optimizer
 
 
-def _equip(optimizer: Any, gradients: Gradients) -> None:
+def _attach_gradients(optimizer: Any, gradients: Gradients) -> None:
     optimizer._gradients = gradients
     optimizer._should_synchronize, optimizer._synchronized, optimizer._for_scaler = True, False, False
 
@@ -304,7 +304,7 @@ def _bundles_of(params: list[torch.Tensor], num_groups: int, groups: Any) -> lis
     if isinstance(groups, int) and groups > 0:
         count = min(groups, len(params))
         size, more = divmod(len(params), count)
-        starts = [place * size + min(place, more) for place in range(count + 1)]
+        starts = [index * size + min(index, more) for index in range(count + 1)]
         return [params[start:end] for start, end in itertools.pairwise(starts)]
     if not isinstance(groups, (list, tuple)):
         raise ValueError("groups should be a non-negative integer or a list of list of torch.Tensor.")
@@ -368,5 +368,5 @@ def DistributedOptimizer(
         distributed.prepare(names, compression, passes, process_set)
         return distributed
     distributed = adopt(class_over(_DistributedOptimizer, base), optimizer)
-    _equip(distributed, Gradients(params, names, bundles, terms))
+    _attach_gradients(distributed, Gradients(params, names, bundles, terms))
     return distributed

@@ -23,17 +23,17 @@ def class_over(methods: Any, base: Any) -> Any:
     return type(base.__name__, (methods, base), names)
 
 
-def above(optimizer: Any, methods: type) -> Any:
+def super_of(optimizer: Any, methods: type) -> Any:
     """The wrapped class's methods, also if other code has copied those of `methods` into its own class."""
     return super(methods, optimizer) if isinstance(optimizer, methods) else super(type(optimizer), optimizer)
 
 
 def adopt(kind: Any, optimizer: Any) -> Any:
     """An object of class `kind` with the attributes of `optimizer`: they share parameters, state and hooks."""
-    twin: Any = object.__new__(kind)
-    twin.__dict__.update(optimizer.__dict__)
-    twin.__dict__.pop("step", None)
-    return twin
+    wrapped: Any = object.__new__(kind)
+    wrapped.__dict__.update(optimizer.__dict__)
+    wrapped.__dict__.pop("step", None)
+    return wrapped
 
 
 def state_of(optimizer: Any) -> dict[str, Any]:

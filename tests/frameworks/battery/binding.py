@@ -1,6 +1,6 @@
 # What the battery needs to know about a framework, and how a case is written down.
-# Touches farandole's words and NumPy.
-"""`Binding` is what a framework fills in; `@case` puts a function into the table."""
+# Touches farandole's data types and NumPy.
+"""Each framework derives from `Binding`; `@case` puts a function into the table."""
 
 from __future__ import annotations
 

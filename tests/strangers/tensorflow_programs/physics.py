@@ -1,5 +1,5 @@
-"""A network for an equation, as a Keras model with a train_step of its own: gradients of the network by its input, then
-a distributed tape over the residual. Ends with the weights of one process."""
+"""A network that solves a differential equation: a Keras model with its own train_step, the derivative by its input,
+and a distributed tape over the residual. Ends with the weights of one process."""
 
 import numpy as np
 import tensorflow as tf

@@ -54,7 +54,7 @@ def training_step(images, labels, first_batch):
     return loss_value
 
 
-hvd.broadcast_variables(mnist_model.variables, root_rank=0)  # so that the first step is that of one process, too
+hvd.broadcast_variables(mnist_model.variables, root_rank=0)  # the first step must also equal that of one process
 start = [v.numpy() for v in mnist_model.variables]
 for batch, (x, y) in enumerate(shard(hvd.rank()).take(4)):
     loss_value = training_step(x, y, batch == 0)
@@ -65,12 +65,12 @@ for name in os.listdir(checkpoint_dir):
     os.remove(os.path.join(checkpoint_dir, name))
 os.rmdir(checkpoint_dir)
 
-alone, plain = make(0)
-for variable, value in zip(alone.variables, start):
+single, single_optimizer = make(0)
+for variable, value in zip(single.variables, start):
     variable.assign(value)
 for parts in zip(*[shard(rank) for rank in range(hvd.size())]):
     with tf.GradientTape() as tape:
-        total = sum(loss(y, alone(x, training=True)) for x, y in parts) / hvd.size()
-    plain.apply_gradients(zip(tape.gradient(total, alone.trainable_variables), alone.trainable_variables))
-for ours, theirs in zip(mnist_model.variables, alone.variables):
+        total = sum(loss(y, single(x, training=True)) for x, y in parts) / hvd.size()
+    single_optimizer.apply_gradients(zip(tape.gradient(total, single.trainable_variables), single.trainable_variables))
+for ours, theirs in zip(mnist_model.variables, single.variables):
     np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-4, atol=1e-6)

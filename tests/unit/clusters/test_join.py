@@ -46,11 +46,11 @@ def found(rank: int, size: int = 2, hosts: Sequence[str] = (), key: str = "job 1
 
 @pytest.fixture
 def home(tmp_path: Path) -> dict[str, str]:
-    place = tmp_path / "home"
-    place.mkdir()
+    path = tmp_path / "home"
+    path.mkdir()
     runtime = tmp_path / "r"
     runtime.mkdir(mode=0o700)
-    return {"HOME": str(place), "XDG_RUNTIME_DIR": str(runtime)}
+    return {"HOME": str(path), "XDG_RUNTIME_DIR": str(runtime)}
 
 
 def attend(environ: dict[str, str], one: ClusterRank, **more: Any) -> ClusterSession:
@@ -134,10 +134,10 @@ def test_an_inherited_secret_comes_before_a_file(home: dict[str, str], tmp_path:
 
 
 def test_directories_of_the_user(home: dict[str, str], tmp_path: Path) -> None:
-    place = tmp_path / "scratch"
-    place.mkdir(mode=0o755)
-    with all_meet(home, [found(rank, hosts=["a", "b"]) for rank in range(2)], meet_at=f"dir:{place}"):
-        assert files(home) == [] and list(place.iterdir()) == []
+    path = tmp_path / "scratch"
+    path.mkdir(mode=0o755)
+    with all_meet(home, [found(rank, hosts=["a", "b"]) for rank in range(2)], meet_at=f"dir:{path}"):
+        assert files(home) == [] and list(path.iterdir()) == []
 
 
 def test_ranks_of_two_jobs_do_not_meet(home: dict[str, str], tmp_path: Path) -> None:

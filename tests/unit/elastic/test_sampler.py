@@ -147,8 +147,8 @@ class WithSampler(Job):
             counts.add(len(places))
             self.ledger.take(
                 self.at["epoch"],
-                [indices[place] for place in places if place not in one.padded],
-                [indices[place] for place in places if place in one.padded],
+                [indices[index] for index in places if index not in one.padded],
+                [indices[index] for index in places if index in one.padded],
             )
         assert len(counts) == 1  # all ranks have equally many
         count = counts.pop()

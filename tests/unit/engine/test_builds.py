@@ -40,11 +40,11 @@ def numbers(sources: Path, build: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sources with one more field in a struct of the C interface, and one more in a message."""
-    place = tmp_path_factory.mktemp("changed")
+    path = tmp_path_factory.mktemp("changed")
     for name in ("CMakeLists.txt", "VERSION"):
-        shutil.copy(ROOT / name, place)
-    shutil.copytree(ROOT / "core", place / "core")
-    header, frame = place / "core" / "api" / "farandole.h", place / "core" / "wire" / "frame.h"
+        shutil.copy(ROOT / name, path)
+    shutil.copytree(ROOT / "core", path / "core")
+    header, frame = path / "core" / "api" / "farandole.h", path / "core" / "wire" / "frame.h"
     header.write_text(
         header.read_text().replace("int64_t output_bytes; /*", "int64_t one_more;\n  int64_t output_bytes; /*")
     )
@@ -54,7 +54,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert (
         header.read_bytes() != HEADER.read_bytes() and frame.read_bytes() != (ROOT / "core/wire/frame.h").read_bytes()
     )
-    return place
+    return path
 
 
 @pytest.mark.slow
@@ -74,10 +74,10 @@ try:
 except ImportError as error:
     print(error)
 """
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     for number in (ours["INTERFACE"], theirs["INTERFACE"]):
-        assert number.removeprefix("0x") in said, said
-    assert "different builds" in said
+        assert number.removeprefix("0x") in output, output
+    assert "different builds" in output
     bridge.Library(str(LIBRARY))  # ours fits
 
 
@@ -144,10 +144,10 @@ def test_an_engine_for_another_caller_is_refused_with_both_numbers() -> None:
     engine, words = ctypes.c_void_p(), ctypes.create_string_buffer(1024)
     options = ctypes.create_string_buffer((0x1234).to_bytes(8, sys.byteorder), 1024)
     code = core.farandole_create(options, ctypes.byref(engine), words, ctypes.c_size_t(len(words)))
-    said = words.value.decode()
+    text = words.value.decode()
     assert code == errors.INVALID_ARGUMENT and not engine
     for word in (f"{core.farandole_interface():016x}", f"{0x1234:016x}", "different builds", "Install farandole again"):
-        assert word in said, said
+        assert word in text, text
 
 
 @pytest.mark.parametrize("number", ["0x1234", ""])
@@ -164,9 +164,9 @@ def test_operations_for_another_core_are_refused_with_both_numbers(tmp_path: Pat
             bridge.Operations(str(path), engine)
     finally:
         engine.close()
-    said = str(caught.value)
+    text = str(caught.value)
     for word in (str(path), f"{int(number or '0', 16):016x}", _interface(HEADER), "different builds", "remove"):
-        assert word in said, said
+        assert word in text, text
 
 
 def test_the_engine_in_python_has_a_wire_of_its_own_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,10 +228,10 @@ def test_ranks_of_another_wire_form_no_job(other_wire: tuple[Path, str], tmp_pat
     other, theirs = other_wire
     ours = f"{load().wire:016x}"
     which = "LOCAL_RANK" if flags else "RANK"
-    code, said = ranks(tmp_path, ["-np", "2", *flags], REFUSED.format(which=which, other=str(other)))
+    code, text = ranks(tmp_path, ["-np", "2", *flags], REFUSED.format(which=which, other=str(other)))
     assert code != 0
-    refused = [line for line in said.splitlines() if "refused:" in line]
-    assert {line.split("refused: ")[1][0] for line in refused} == {"0", "1"}, said
+    refused = [line for line in text.splitlines() if "refused:" in line]
+    assert {line.split("refused: ")[1][0] for line in refused} == {"0", "1"}, text
     for line in refused:
         for word in (ours, theirs, "install the same build", "on localhost has", "on localhost (wire"):
             assert word in line, line

@@ -45,9 +45,9 @@ def test_run_prefixes_lines_and_names_the_failed_rank_with_its_last_output() -> 
     with farandole("run", "-np", "2", sys.executable, "-c", code) as job:
         assert job.wait(60) == 1
         assert "[1]<stdout>:hello\n" in job.stdout(0)
-        said = job.stderr(0)
-        assert "rank 1 (process" in said and "failed first: exit code 1" in said
-        assert said.index("rank 1: last lines -----\nwhat a day\n") < said.index("failed first")
+        output = job.stderr(0)
+        assert "rank 1 (process" in output and "failed first: exit code 1" in output
+        assert output.index("rank 1: last lines -----\nwhat a day\n") < output.index("failed first")
 
 
 def test_run_raw_and_with_options_of_the_command() -> None:
@@ -192,24 +192,24 @@ def test_closed_standard_streams_are_no_error(closed: str, out: str, err: str) -
 
 
 def test_a_working_directory_that_is_gone() -> None:
-    place = shlex.quote(tempfile.mkdtemp())
-    with local.start(["sh", "-c", f"cd {place}; rmdir {place}; exec {PYTHON} -m farandole run -np 1 true"], 1) as job:
+    path = shlex.quote(tempfile.mkdtemp())
+    with local.start(["sh", "-c", f"cd {path}; rmdir {path}; exec {PYTHON} -m farandole run -np 1 true"], 1) as job:
         assert job.wait(60) == 1
         assert job.stderr(0) == "farandole: the working directory has been removed; cd to one that exists\n"
 
 
 def test_a_directory_of_temporary_files_with_a_comma() -> None:
     code = "import farandole as hvd, os; hvd.init(); print(hvd.size(), os.environ['FARANDOLE_PRIVATE_DIRECTORY'])"
-    with tempfile.TemporaryDirectory(prefix="a,b") as place:
-        with farandole("run", "-np", "2", sys.executable, "-c", code, TMPDIR=place) as job:
+    with tempfile.TemporaryDirectory(prefix="a,b") as path:
+        with farandole("run", "-np", "2", sys.executable, "-c", code, TMPDIR=path) as job:
             assert job.wait(60) == 0, job.stderr(0)
-            assert job.stdout(0).count(f">:2 {place}/farandole-") == 2
+            assert job.stdout(0).count(f">:2 {path}/farandole-") == 2
 
 
 def test_a_full_disk_is_reported_and_ends_the_job(tmp_path: Path) -> None:
-    place = tmp_path / "out" / "rank.0"
-    place.mkdir(parents=True)
-    (place / "stdout").symlink_to("/dev/full")
+    path = tmp_path / "out" / "rank.0"
+    path.mkdir(parents=True)
+    (path / "stdout").symlink_to("/dev/full")
     with farandole(
         "run", "-np", "1", "--output-filename", str(tmp_path / "out"), "sh", "-c", "echo x; sleep 60"
     ) as job:

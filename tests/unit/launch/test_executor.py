@@ -408,10 +408,10 @@ def test_many_results_at_once_are_not_lost(tmp_path: Path) -> None:
         hosts=[""] * size,
         environ={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         directory=os.getcwd(),
-        way=ssh.SshOptions(sys.executable, ""),
+        connector=ssh.SshOptions(sys.executable, ""),
         calls=True,
     )
-    with Job(plan, output.Kept(size), on_call=on_call) as job:
+    with Job(plan, output.MemorySink(size), on_call=on_call) as job:
         until(lambda: len(list(tmp_path.iterdir())) == size, timeout=30.0)
         (tmp_path / "go").touch()
         until(lambda: len(heard) == size or job.failure is not None, timeout=30.0)

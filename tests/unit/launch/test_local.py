@@ -15,7 +15,7 @@ from waiting import in_time, until
 
 from farandole.launch import local
 from farandole.launch.agent_connection import StartError
-from farandole.launch.output import LONGEST_LINE, Kept, Marked
+from farandole.launch.output import LONGEST_LINE, MemorySink, PrefixedLines
 
 pytestmark = pytest.mark.ranks
 RANK = "import os, sys, time; rank = int(os.environ['FARANDOLE_RANK']); "
@@ -248,13 +248,13 @@ def test_ranks_die_with_their_launcher() -> None:
 
 def test_marked_lines(tmp_path: Path) -> None:
     with open(tmp_path / "out", "w+b") as target:
-        marked = Marked(4, (target, target))
+        marked = PrefixedLines(4, (target, target))
         for part in (b"a", b"b\nc\n\nd", b"", b"x" * (LONGEST_LINE + 1), b"", b""):
             marked.feed(3, 0, part)
         target.seek(0)
         lines = target.read().splitlines()
     assert lines[:4] == [b"[3]<stdout>:ab", b"[3]<stdout>:c", b"[3]<stdout>:", b"[3]<stdout>:d"]
     assert lines[4] == b"[3]<stdout>:" + b"x" * (LONGEST_LINE + 1) and len(lines) == 5
-    kept = Kept(1)
+    kept = MemorySink(1)
     kept.feed(0, 1, b"\xff\n")
     assert kept.text(0, 1) == "�\n"

@@ -101,7 +101,7 @@ def test_frames_arrive_however_they_are_cut() -> None:
     sealer, opener = Sealer(KEY), Opener(KEY)
     sent: list[Message] = [LinkRequest(1, 2), Rejected("x" * 5000), Leave(3)]
     data = b"".join(sealer.seal(message) for message in sent)
-    found = [message for place in range(len(data)) for message in opener.feed(data[place : place + 1])]
+    found = [message for index in range(len(data)) for message in opener.feed(data[index : index + 1])]
     assert found == sent
     assert Opener(KEY).feed(data) == sent
 
@@ -126,9 +126,9 @@ def test_row_29_frames_of_the_other_direction_are_refused() -> None:
 @pytest.mark.security
 def test_row_29_every_flipped_bit_is_detected() -> None:
     good = Sealer(KEY).seal(LinkRequest(1, 2))
-    for place in range(len(good) * 8):
+    for index in range(len(good) * 8):
         bad = bytearray(good)
-        bad[place // 8] ^= 1 << place % 8
+        bad[index // 8] ^= 1 << index % 8
         with pytest.raises(ChannelError):
             Opener(KEY).feed(bytes(bad))
 

@@ -65,7 +65,7 @@ def test_a_message_cannot_be_replayed() -> None:
         mine = bytes(NONCE_BYTES)
         sock.sendall(mine)
         line = _Connection(sock, b"key", _exactly(sock, NONCE_BYTES) + mine, MAX_BYTES)
-        question = json.dumps({"put": "a", "words": 1}).encode()
+        question = json.dumps({"put": "a", "value": 1}).encode()
         line.send(REQUEST, question)
         assert json.loads(line.receive(RESPONSE)) == {"ok": True}
         line._counts[REQUEST] = 0  # the same bytes once more

@@ -81,10 +81,10 @@ def test_missing_ranks_are_named_with_the_variable_to_raise() -> None:
     rounds.message(1, hello(3, 5, timeout_ms=90_000), 11.0)
     assert rounds.deadline() == 40.0
     assert rounds.tick(39.9) == []
-    said = texts(rounds.tick(40.0))
-    assert set(said) == {0, 1}
-    assert "missing: ranks 0, 2, 4." in said[0] and "2 of 5" in said[0] and "30 s" in said[0]
-    assert "FARANDOLE_START_TIMEOUT" in said[0] and "HOROVOD_START_TIMEOUT" in said[0]
+    text = texts(rounds.tick(40.0))
+    assert set(text) == {0, 1}
+    assert "missing: ranks 0, 2, 4." in text[0] and "2 of 5" in text[0] and "30 s" in text[0]
+    assert "FARANDOLE_START_TIMEOUT" in text[0] and "HOROVOD_START_TIMEOUT" in text[0]
     assert rounds.deadline() is None
 
 
@@ -124,8 +124,8 @@ def test_a_rank_that_dies_while_the_others_wait_is_named() -> None:
     assert "rank 1 (process 101 on h) died while the job was waiting for ranks" in texts(rounds.gone(1, "eof"))[0]
     rounds = Rounds(3, "1")
     arrive(rounds)
-    said = texts(rounds.gone(2, "eof"))
-    assert set(said) == {0, 1} and "rank 2 (process 102 on h) died" in said[0]
+    text = texts(rounds.gone(2, "eof"))
+    assert set(text) == {0, 1} and "rank 2 (process 102 on h) died" in text[0]
 
 
 def test_a_rank_whose_process_has_ended_is_not_waited_for() -> None:
@@ -183,8 +183,8 @@ def test_ranks_that_want_no_sharing_are_hosts_of_their_own() -> None:
 def test_a_failed_link_ends_the_round_for_all() -> None:
     rounds = Rounds(3, "1")
     arrive(rounds)
-    said = texts(rounds.message(1, Failed(1, "rank 1 could not reach rank 2"), 0.0))
-    assert set(said) == {0, 1, 2} and said[0] == "rank 1 could not reach rank 2"
+    text = texts(rounds.message(1, Failed(1, "rank 1 could not reach rank 2"), 0.0))
+    assert set(text) == {0, 1, 2} and text[0] == "rank 1 could not reach rank 2"
 
 
 def test_slow_links_end_the_round_with_names() -> None:

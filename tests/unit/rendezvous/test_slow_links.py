@@ -42,14 +42,14 @@ def test_the_slow_link_among_others_is_named_once() -> None:
 
 def test_the_links_of_a_slow_host_are_named_together() -> None:
     rows: list[Row] = [(0, 1, *SLOW), (1, 2, *SLOW), (2, 0, *FAST)]
-    [said] = named(3, rows, rows, rows)
-    assert said.startswith("the links between rank 0 on h0 and rank 1 on h1, rank 1 on h1 and rank 2 on h2")
-    assert "(all of them of h1) are slow: 1.3 MB/s" in said
+    [text] = named(3, rows, rows, rows)
+    assert text.startswith("the links between rank 0 on h0 and rank 1 on h1, rank 1 on h1 and rank 2 on h2")
+    assert "(all of them of h1) are slow: 1.3 MB/s" in text
 
 
 def test_a_link_with_nothing_to_compare_it_with() -> None:
-    said = named(2, *[[(0, 1, *SLOW), (1, 0, *SLOW)]] * 3)
-    assert said == [
+    text = named(2, *[[(0, 1, *SLOW), (1, 0, *SLOW)]] * 3)
+    assert text == [
         "the link between rank 0 on h0 and rank 1 on h1 is what the ranks wait for: "
         "it carries 1.3 MB/s, and sending takes 95% of the time"
     ]

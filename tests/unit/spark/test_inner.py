@@ -150,7 +150,7 @@ def test_a_loader_makes_batches_of_one_size(kind: str) -> None:
 
 def test_an_infinite_loader_goes_on_where_it_was() -> None:
     loader = loaders.PytorchInfiniteDataLoader(parts(), 5, 0, limit_step_per_epoch=3)
-    assert taken(loader) + taken(loader) == [[(at + place) % 12 for place in range(5)] for at in range(0, 30, 5)]
+    assert taken(loader) + taken(loader) == [[(at + index) % 12 for index in range(5)] for at in range(0, 30, 5)]
     with pytest.raises(ValueError, match="has no rows"):
         taken(loaders.PytorchInfiniteDataLoader([], 5, 0, limit_step_per_epoch=3))
 

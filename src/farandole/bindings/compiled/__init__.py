@@ -1,6 +1,6 @@
 # Shared by the compiled operations of frameworks: builds them once per version, ranks agree, errors become text.
 # Touches a compiler, the user's cache directory, native and runtime.
-"""`Operations` loads and connects them, `built(...)` gives a library's path, `meant(words)` an operation's error."""
+"""`Operations` loads and connects them, `built(...)` gives a library's path, `error_of(text)` an operation's error."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ _BY_NAME: dict[str, type[Exception]] = {kind.__name__: kind for kind in _KINDS}
 _WORDS = re.compile(rf"(?:^|[\s.])({'|'.join(_BY_NAME)}): (.*)$", re.MULTILINE)
 
 
-def meant(words: str) -> Exception | None:
+def error_of(words: str) -> Exception | None:
     """The error of our operation that a framework reports with this text; None if the error has another source."""
     found = _WORDS.search(words)
     if found is None:

@@ -39,7 +39,7 @@ def after_first_values(param: Any, call: Callable[[Any], None]) -> None:
     """
     initialize = of(type(param), "_init_impl", *_INITIALIZE)
     if initialize is None:
-        raise RuntimeError("this MXNet does not tell when a parameter gets its first values")
+        raise RuntimeError("this MXNet does not report when a parameter gets its first values")
 
     def and_call(self: Any, *args: Any, **kwargs: Any) -> None:
         del self._init_impl

@@ -38,7 +38,7 @@ def active_context() -> Any:
 
 
 def task_slots(spark: Any) -> int | None:
-    """The number of tasks that can run at a time, from Spark's JVM; None if it does not tell."""
+    """The number of tasks that can run at a time, from Spark's JVM; None if it does not report it."""
     try:
         context = spark.sparkContext
         theirs: Any = context._jsc.sc() if has(context, "_jsc", *_SLOTS) else None

@@ -65,7 +65,7 @@ def trainable(ask: Callable[[str], Any]) -> list[Any]:
     try:
         return list(ask("_trainable_variables"))
     except AttributeError:
-        text = "this release of Keras does not tell an optimizer's variables: give them to apply()"
+        text = "this release of Keras does not report an optimizer's variables: give them to apply()"
         raise RuntimeError(text) from None
 
 

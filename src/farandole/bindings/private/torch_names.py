@@ -104,7 +104,7 @@ def copy_each(targets: Sequence[Any], sources: Sequence[Any]) -> None:
 def share_storage(storage: Any) -> tuple[int, int]:
     """Moves the storage to shared memory and gives the descriptor and size. RuntimeError if this is impossible."""
     if _share is None:
-        raise RuntimeError("this release of torch does not tell the file of a shared tensor")
+        raise RuntimeError("this release of torch does not report the file of a shared tensor")
     fd, size = _share(storage)
     return int(fd), int(size)
 
@@ -130,7 +130,7 @@ def batch_norms() -> tuple[type, ...]:
 def default_store() -> Any:
     """The store of the default group."""
     if _default_store is None:
-        raise RuntimeError("this release of torch does not tell the default group's store, which new groups need")
+        raise RuntimeError("this release of torch does not report the default group's store, which new groups need")
     return _default_store()
 
 

@@ -18,7 +18,7 @@ from farandole.rendezvous.elastic.policy import Limits, Times
 from farandole.rendezvous.elastic.slots import Slots
 from farandole.rendezvous.elastic.state import JobState
 from farandole.rendezvous.messages import Hello, Message, Rejected, Removed
-from farandole.rendezvous.phases import Sends, different_wires, objection
+from farandole.rendezvous.phases import Sends, different_wires, mismatch_of
 
 FIRST_SECONDS = 2.0  # when -np ranks are ready, the first generation waits this long for those that are just starting
 RETURN_SECONDS = 10.0  # between leaving one generation and asking for the next
@@ -245,7 +245,7 @@ class ElasticDriver:
 
     def _hello(self, member: int, hello: Hello, now: float) -> Sends:
         state = self.state
-        wrong = objection(f"worker {hello.worker}", hello, self._package)
+        wrong = mismatch_of(f"worker {hello.worker}", hello, self._package)
         if wrong:
             state.say(wrong)
             return [(member, Rejected(wrong))]

@@ -42,7 +42,7 @@ def _before_the_first_generation(state: JobState, alive: list[Worker]) -> Over |
         return Over(False, "")  # the command is no training
     if not [w for w in alive if w.status is not Status.STARTING]:
         slots = [slot for host in state.hosts.values() for slot in host.slots]
-        if slots and sum(slot.failures for slot in slots) >= max(policy.MOST_FAILURES_AT_START, len(slots)):
+        if slots and sum(slot.failures for slot in slots) >= max(policy.MAX_FAILURES_AT_START, len(slots)):
             return Over(True, "every rank failed before the first generation began")
     return None
 

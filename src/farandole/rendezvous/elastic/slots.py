@@ -70,7 +70,7 @@ class Slots:
                 if len(new) >= room:
                     return new
                 free = slot.worker is None and slot.not_before <= state.now
-                if free and slot.failures < policy.MOST_FAILURES:
+                if free and slot.failures < policy.MAX_FAILURES:
                     slot.worker = self._numbers
                     worker = Worker(self._numbers, host.name, index, state.now, changed=state.now)
                     state.workers[self._numbers] = worker
@@ -99,7 +99,7 @@ class Slots:
             good = worker.generation > 0 and (from_outside or state.now - worker.started > policy.GOOD_LIFE)
             slot.failures = 1 if good else slot.failures + 1
             slot.not_before = state.now + policy.backoff(slot.failures)
-            if slot.failures == policy.MOST_FAILURES:
+            if slot.failures == policy.MAX_FAILURES:
                 where = f"slot {worker.index} of {worker.host}"
                 state.say(f"{where} has failed {slot.failures} times in a row: it stays empty")
         host = state.hosts[worker.host]

@@ -188,8 +188,8 @@ def check_labels(
     outputs: Sequence[tuple[int, ...]], labels: Sequence[Column], shapes: Any, compared: Sequence[bool]
 ) -> None:
     """DataError if a loss compares single numbers and their counts differ, because frameworks would broadcast."""
-    for place, (output, label, each) in enumerate(zip(outputs, labels, compared, strict=True)):
-        shape = row_shape(shapes, place, label)
+    for index, (output, label, each) in enumerate(zip(outputs, labels, compared, strict=True)):
+        shape = row_shape(shapes, index, label)
         if each and shape is not None and math.prod(output) != math.prod(shape):
             raise DataError(
                 f"label column {label.name!r} has values of shape {shape}, and the model's output for it is of shape "

@@ -65,15 +65,15 @@ class HorovodModel(Saved, ModelParams, Model):
             raise DataError(f"the model has {len(shapes)} outputs, but output_cols names {len(outputs)} columns")
         single = [math.prod(shape) == 1 for shape in shapes]
         fields = [
-            T.StructField(f"_{place}", T.DoubleType() if one else T.ArrayType(T.DoubleType()))
-            for place, one in enumerate(single)
+            T.StructField(f"_{index}", T.DoubleType() if one else T.ArrayType(T.DoubleType()))
+            for index, one in enumerate(single)
         ]
         run = _function(self._loader(), inputs, single, self.getOrDefault("batch_size"))
         predict = F.pandas_udf(run, T.StructType(fields))  # type: ignore[call-overload,unused-ignore]
         found = dataset.select("*", predict(F.struct(*needed)).alias(PREDICTED))
         made = []
-        for place, (name, one) in enumerate(zip(outputs, single, strict=True)):
-            value = F.col(f"{PREDICTED}._{place}")
+        for index, (name, one) in enumerate(zip(outputs, single, strict=True)):
+            value = F.col(f"{PREDICTED}._{index}")
             made.append((value if one else array_to_vector(value)).alias(name))
         kept = [F.col(f"`{name}`") for name in dataset.columns if name not in outputs]
         return found.select(*kept, *made)
@@ -95,10 +95,10 @@ def _function(loader: Callable[[], Predict], inputs: list[Column], single: list[
                 for part in (frame.iloc[start : start + rows] for start in range(0, len(frame), rows))
             ]
             made = {}
-            for place, one in enumerate(single):
-                values = np.concatenate([part[place] for part in parts]) if parts else np.zeros((0, 1))
+            for index, one in enumerate(single):
+                values = np.concatenate([part[index] for part in parts]) if parts else np.zeros((0, 1))
                 flat = values.reshape(len(frame), max(1, values[:1].size)).astype(np.float64)
-                made[f"_{place}"] = pd.Series(flat[:, 0]) if one else pd.Series(list(flat), dtype=object)
+                made[f"_{index}"] = pd.Series(flat[:, 0]) if one else pd.Series(list(flat), dtype=object)
             yield pd.DataFrame(made)
 
     run.__annotations__ = {"frames": Iterator[pd.DataFrame], "return": Iterator[pd.DataFrame]}

@@ -107,16 +107,16 @@ def pack(table: Any, schema: Any = None) -> Any:
 
     `schema`: that of the file, when it has rows already.
     """
-    for place, field in enumerate(table.schema):
+    for index, field in enumerate(table.schema):
         kind = field.type
-        known = None if schema is None else schema.field(place)
+        known = None if schema is None else schema.field(index)
         if (
             not _is_list(kind)
             or not pa.types.is_floating(kind.value_type)
             or (known is not None and _is_list(known.type))
         ):
             continue
-        array = table.column(place).combine_chunks()
+        array = table.column(index).combine_chunks()
         lengths = pc.list_value_length(array)
         least, most = pc.min(lengths).as_py(), pc.max(lengths).as_py()
         dtype = np.dtype(kind.value_type.to_pandas_dtype())
@@ -132,7 +132,7 @@ def pack(table: Any, schema: Any = None) -> Any:
         made[np.asarray(array.is_valid())] = flat.reshape(-1, most)
         valid = array.is_valid().buffers()[1] if array.null_count else None
         bytes_ = pa.Array.from_buffers(pa.binary(width), len(array), [valid, pa.py_buffer(made)])
-        table = table.set_column(place, pa.field(field.name, pa.binary(width), metadata={BLOCK: str(dtype)}), bytes_)
+        table = table.set_column(index, pa.field(field.name, pa.binary(width), metadata={BLOCK: str(dtype)}), bytes_)
     return table
 
 

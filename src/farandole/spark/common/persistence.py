@@ -30,7 +30,7 @@ class Writer(MLWriter):
         set_ones = [param for param in self.instance.params if self.instance.isSet(param)]
         values = {param.name: self.instance.getOrDefault(param) for param in set_ones}
         data = pack(self.instance.freeze(values))
-        rows = [(place, data[place : place + CHUNK]) for place in range(0, len(data), CHUNK)]
+        rows = [(index, data[index : index + CHUNK]) for index in range(0, len(data), CHUNK)]
         spark.createDataFrame(rows, "place long, data binary").coalesce(1).write.parquet(f"{path}/values")
 
 

@@ -110,11 +110,11 @@ class Reader:
         wanted = [one for one in self.windows(turn) if one.start < last and first < one.start + one.rows]
         with ThreadPoolExecutor(1, "farandole-reader") as pool:
             ahead = [pool.submit(self._read, window) for window in wanted[:1]]
-            for place, window in enumerate(wanted):
+            for index, window in enumerate(wanted):
                 columns = ahead.pop().result()
-                self._forget_all_but(wanted[place : place + 2])
-                if place + 1 < len(wanted):
-                    ahead.append(pool.submit(self._read, wanted[place + 1]))
+                self._forget_all_but(wanted[index : index + 2])
+                if index + 1 < len(wanted):
+                    ahead.append(pool.submit(self._read, wanted[index + 1]))
                 order = np.arange(window.rows)
                 if self.shuffle:
                     order = np.random.default_rng([self.seed, turn, window.number]).permutation(window.rows)

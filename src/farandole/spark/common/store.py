@@ -210,10 +210,10 @@ class AbstractFilesystemStore(Store):
 
     def get_checkpoints(self, run_id: str, suffix: str = ".ckpt") -> list[str]:
         """All checkpoint files of a run."""
-        place = self.local(self.get_run_path(run_id))
-        if not self.fs.exists(place):
+        path = self.local(self.get_run_path(run_id))
+        if not self.fs.exists(path):
             return []
-        return sorted(str(name) for name in self.fs.ls(place, detail=False) if str(name).endswith(suffix))
+        return sorted(str(name) for name in self.fs.ls(path, detail=False) if str(name).endswith(suffix))
 
     def get_logs_path(self, run_id: str) -> str:
         """The folder of a run's logs."""
@@ -232,8 +232,8 @@ class AbstractFilesystemStore(Store):
 
         @contextlib.contextmanager
         def folder() -> Iterator[str]:
-            with tempfile.TemporaryDirectory(prefix=f"{run_id}-") as place:
-                yield place
+            with tempfile.TemporaryDirectory(prefix=f"{run_id}-") as path:
+                yield path
 
         return folder
 

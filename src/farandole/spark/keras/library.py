@@ -1,6 +1,6 @@
-# Finds out to which Keras a model belongs: Keras 3, or tf_keras if TF_USE_LEGACY_KERAS is set.
+# Finds the Keras library of a model: Keras 3, or tf_keras if TF_USE_LEGACY_KERAS is set.
 # Touches either Keras, by name, and its binding.
-"""Ranks and executors learn it by name: `KERAS` or `LEGACY`."""
+"""Drivers send its name to ranks and executors: `KERAS` or `LEGACY`."""
 
 from __future__ import annotations
 

@@ -63,10 +63,10 @@ def wrapped(module: torch.nn.Module, held: dict[str, Any], task: Task) -> Any:
             made, targets = transform_outputs(outputs, labels)
             loss = self._loss(made, targets, None if column is None else batch[column])
             self._tell(name, loss, len(labels[0]))
-            for place, metric in enumerate(held["metrics"] or []):
+            for index, metric in enumerate(held["metrics"] or []):
                 each = zip(per_label(metric, len(targets)), made, targets, task.labels, strict=True)
                 for measure, output, target, label in each:
-                    word = name.replace("loss", f"metric_{place}") + (f"_{label}" if len(targets) > 1 else "")
+                    word = name.replace("loss", f"metric_{index}") + (f"_{label}" if len(targets) > 1 else "")
                     with torch.no_grad():
                         self._tell(word, torch.as_tensor(measure(output, target)).float(), len(target))
             return loss

@@ -91,7 +91,7 @@ class Inputs:
         self.categorical = set(categorical or ())
 
     def tensors(self, batch: Columns, dtype: torch.dtype, device: Any) -> list[torch.Tensor]:
-        """Of the features."""
+        """The feature columns as tensors."""
         return [
             tensor(batch[name], dtype, device, shape, name in self.categorical)
             for name, shape in zip(self.features, self.shapes, strict=True)
@@ -112,14 +112,14 @@ class Row:
             return model(*self._inputs.tensors(batch, number_type(model), device))
 
 
-class Loader:
-    """Makes a function that predicts, in an executor."""
+class Predictor:
+    """Loads the model in an executor, and returns the function that predicts."""
 
     def __init__(self, model: bytes, inputs: Inputs, use_gpu: bool, by_row: Any = None) -> None:
         self._model = model
         self._inputs = inputs
         self._use_gpu = use_gpu
-        self._by_row = by_row  # of the user: from the model and a row to its output
+        self._by_row = by_row  # the user's function: from the model and a row to the output
 
     def __call__(self) -> Any:
         """The function from columns to outputs."""
@@ -149,7 +149,7 @@ def probe(model: bytes, inputs: Inputs, columns: dict[str, Column], labels: list
     """The shapes of a row's outputs; DataError when the model cannot be called with such columns."""
     batch = {name: np.zeros((2, *columns[name].shape), columns[name].dtype) for name in inputs.features}
     try:
-        found = Loader(model, inputs, False)()(batch)
+        found = Predictor(model, inputs, False)()(batch)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         shapes = ", ".join(f"{name!r} of shape {columns[name].shape}" for name in inputs.features)
         raise DataError(f"the model cannot be called with {shapes}: {error}") from error

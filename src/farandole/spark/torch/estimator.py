@@ -152,4 +152,4 @@ class TorchModel(HorovodModel):
 
     def _loader(self) -> Callable[[], Predict]:
         inputs, use_gpu, by_row = self._tensors(), self.getOrDefault("use_gpu"), self._own_prediction()
-        return batches.Loader(pack(self.getOrDefault("model")), inputs, use_gpu, by_row)
+        return batches.Predictor(pack(self.getOrDefault("model")), inputs, use_gpu, by_row)

@@ -35,19 +35,19 @@ class ComputeService:
     """A server where dispatchers, workers and training processes register; one process of the compute job runs it."""
 
     def __init__(self, key: bytes) -> None:
-        self._board = KeyValueServer(key)
+        self._server = KeyValueServer(key)
 
     def addresses(self) -> dict[str, list[tuple[str, int]]]:
         """Its addresses, by network interface."""
         found: dict[str, list[tuple[str, int]]] = {}
         for one in interfaces.interfaces():
             if ":" not in one.address:
-                found.setdefault(one.name, []).append((one.address, self._board.port))
+                found.setdefault(one.name, []).append((one.address, self._server.port))
         return found
 
     def shutdown(self) -> None:
         """Stops the server."""
-        self._board.close()
+        self._server.close()
 
 
 class ComputeClient:
@@ -56,36 +56,36 @@ class ComputeClient:
     def __init__(self, addresses: dict[str, list[tuple[str, int]]], key: bytes) -> None:
         places = [(host, port) for places in addresses.values() for host, port in places]
         # Loopback comes last: on another host, another program may listen there.
-        self._visitor = KeyValueClient(sorted(places, key=lambda place: place[0].startswith("127.")), key)
+        self._client = KeyValueClient(sorted(places, key=lambda place: place[0].startswith("127.")), key)
 
     def register_dispatcher(self, dispatcher_id: int, address: str) -> None:
         """Registers the address of a running dispatcher."""
-        self._visitor.put(f"dispatcher {dispatcher_id}", address)
+        self._client.put(f"dispatcher {dispatcher_id}", address)
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
         """The address of a dispatcher, as soon as it runs; TimeoutError."""
-        return str(self._visitor.wait(f"dispatcher {dispatcher_id}", timeout))
+        return str(self._client.wait(f"dispatcher {dispatcher_id}", timeout))
 
     def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
         """Registers a worker of a dispatcher; `worker_id` counts from 0 for each dispatcher."""
-        self._visitor.put(f"worker {worker_id} of {dispatcher_id}", True)
+        self._client.put(f"worker {worker_id} of {dispatcher_id}", True)
 
     def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, workers: int, timeout: float) -> None:
         """Returns when this many workers serve the dispatcher; TimeoutError."""
         deadline = time.monotonic() + timeout
         for worker in range(workers):
-            self._visitor.wait(f"worker {worker} of {dispatcher_id}", max(0.0, deadline - time.monotonic()))
+            self._client.wait(f"worker {worker} of {dispatcher_id}", max(0.0, deadline - time.monotonic()))
 
     def shutdown(self) -> None:
         """Tells the compute workers to end."""
-        self._visitor.put("shutdown", True)
+        self._client.put("shutdown", True)
 
     def wait_for_shutdown(self) -> None:
         """Returns after `shutdown` was called, or when the server has ended."""
         with contextlib.suppress(OSError):  # the server has ended
             while True:
                 with contextlib.suppress(TimeoutError):
-                    self._visitor.wait("shutdown", LONG_S)
+                    self._client.wait("shutdown", LONG_S)
                     return
 
 

@@ -14,13 +14,13 @@ from . import plan, report
 from .plan import Row, Samples
 from .report import LIMITS, OURS, median
 
-# A ratio has become worse when it grew by LEAST, and by NOISES times the noise of both runs. Chosen by comparing the
-# runs of the 2-core Arm machine that were committed one after the other: MPI, torch's DDP and plain TCP, which had not
-# changed, were called slower in 2 % of their rows (5 % with limits of 5 % and twice the noise), and in 77 % of them
+# A ratio has become worse when it grew by MIN_CHANGE, and by NOISES times the noise of both runs. Chosen by comparing
+# the runs of the 2-core Arm machine that were committed one after the other: MPI, torch's DDP and plain TCP, which had
+# not changed, were called slower in 2 % of their rows (5 % with limits of 5 % and twice the noise), and in 77 % of them
 # when half of their time was added.
-LEAST = 0.10
+MIN_CHANGE = 0.10
 NOISES = 3.0
-LEAST_OF_FEW_REPEATS = 1.0  # one repeat, as with --quick, has no noise that we know: only a doubling is reported
+MIN_CHANGE_OF_FEW_REPEATS = 1.0  # one repeat, as with --quick, has no noise that we know: only a doubling is reported
 EFFICIENCY = "single"  # training is compared by its efficiency
 FAMILIES = {"aarch64": "arm", "arm64": "arm", "x86_64": "x86", "amd64": "x86"}
 
@@ -59,7 +59,7 @@ class Change:
     @property
     def limit(self) -> float:
         """The growth above which it is reported."""
-        return LEAST_OF_FEW_REPEATS if self.noise is None else max(LEAST, NOISES * self.noise)
+        return MIN_CHANGE_OF_FEW_REPEATS if self.noise is None else max(MIN_CHANGE, NOISES * self.noise)
 
     @property
     def is_slower(self) -> bool:
@@ -175,7 +175,7 @@ def verdict(found: Sequence[Change], baseline: Baseline, kind: str) -> str:
 
 def rule(found: Sequence[Change]) -> str:
     """The limit above which a change is reported, as text."""
-    few = f"{LEAST_OF_FEW_REPEATS * 100:.0f} % where too few repeats tell no noise"
-    usual = f"{LEAST * 100:.0f} % and {NOISES:.0f} times the noise of both runs"
+    few = f"{MIN_CHANGE_OF_FEW_REPEATS * 100:.0f} % where too few repeats tell no noise"
+    usual = f"{MIN_CHANGE * 100:.0f} % and {NOISES:.0f} times the noise of both runs"
     kinds = {one.noise is None for one in found}
     return " or ".join(text for text, there in ((usual, False in kinds), (few, True in kinds)) if there)

@@ -24,7 +24,7 @@ NETWORK = "10.78.1"
 PORT = 29611
 
 
-def unfit() -> str:
+def missing_requirement() -> str:
     """Why hosts cannot be made here; empty when they can."""
     if os.geteuid() != 0:
         return "hosts: not measured: network namespaces need root"
@@ -67,7 +67,7 @@ class Hosts:
                     return holder
             if holder.ended() or time.monotonic() > deadline:
                 holder.end(0)
-                raise Failed(f"a network namespace cannot be made here: {holder.said()}")
+                raise Failed(f"a network namespace cannot be made here: {holder.printed()}")
             time.sleep(0.005)
 
     def _batch(self, host: int, program: str, *lines: str) -> None:
@@ -100,7 +100,7 @@ def ours(pools_by_size: RankPools, hosts: Hosts, per_host: int, algorithm: str) 
         words = [PYTHON, "-m", "farandole.tools.bench.hub", str(descriptor), str(size), f"tcp:{hosts.addresses[0]}"]
         hub = Process(hosts.inside(0, words), folder / "hub", pass_fd=descriptor)
         deadline = time.monotonic() + 20
-        while not (address := hub.said()) and not hub.ended() and time.monotonic() < deadline:
+        while not (address := hub.printed()) and not hub.ended() and time.monotonic() < deadline:
             time.sleep(0.01)
         found = [hub]
         for place in places(names):
@@ -148,7 +148,7 @@ def others(pools_by_size: RankPools, hosts: Hosts, library: str, per_host: int) 
 
 def measure(plan: Plan, pools_by_size: RankPools, folder: Path) -> Iterator[Row]:
     """Allreduce on each shape of hosts and ranks, and plain TCP that sends 2(N-1)/N of its bytes from each host."""
-    if reason := unfit():
+    if reason := missing_requirement():
         pools_by_size.note(reason)
         return
     pools_by_size.clear()

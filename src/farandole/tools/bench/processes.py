@@ -71,7 +71,7 @@ class Process:
         """Its exit code; None while it runs."""
         return self._process.poll()
 
-    def said(self) -> str:
+    def printed(self) -> str:
         """What it has printed."""
         return _read(self._said)[self._first :].decode(errors="replace").strip()
 
@@ -85,13 +85,13 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def end(self, patience: float = TIMEOUT_SECONDS) -> None:
+    def end(self, timeout: float = TIMEOUT_SECONDS) -> None:
         """Waits until it ends; kills it if it takes longer."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:
-            self._process.wait(patience)
+            self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.signal(signal.SIGCONT)
             self.signal(signal.SIGKILL)

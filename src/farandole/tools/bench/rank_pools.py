@@ -74,7 +74,7 @@ class RankPool:
                 raise Refused(f"{self.name}, rank {rank}: {answer['error']}")
         return answers
 
-    def close(self, patience: float = processes.TIMEOUT_SECONDS) -> None:
+    def close(self, timeout: float = processes.TIMEOUT_SECONDS) -> None:
         """Lets the ranks end, and ends them when they do not; once is enough."""
         if not self._open:
             return
@@ -84,7 +84,7 @@ class RankPool:
             with contextlib.suppress(OSError):
                 os.write(descriptor, b'{"do": "end"}\n')
         for process in self._processes:
-            process.end(patience)
+            process.end(timeout)
         for descriptor in self._open:
             os.close(descriptor)
         self._open = []
@@ -112,10 +112,10 @@ class RankPool:
                     self._text[rank] += os.read(self._answers[rank], 1 << 20)
             if ready:
                 continue
-            words = next((process.said() for process in self._processes if process.ended()), None)
+            words = next((process.printed() for process in self._processes if process.ended()), None)
             if words is not None or time.monotonic() > deadline:
                 why = "ended" if words is not None else f"did not answer within {limit:g} s"
-                words = words or " ".join(process.said() for process in self._processes)
+                words = words or " ".join(process.printed() for process in self._processes)
                 raise Failed(f"{self.name}: rank {missing[0]} {why}: {words[-500:] or 'it said nothing'}")
         found = []
         for rank in range(self.ranks):

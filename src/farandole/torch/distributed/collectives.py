@@ -167,8 +167,8 @@ def _reduce_scatter(
         request = _request(Kind.REDUCESCATTER, whole, target.flat, op=reduction.op)
         return Plan([request], [output], lambda outcomes: target.land())
     # The core scatters only sums and averages in equal shares. All others are reduced as a whole.
-    place = sorted(members.ranks).index(members.ranks[members.me])
-    mine = slice(sum(counts[:place]), sum(counts[: place + 1]))
+    index = sorted(members.ranks).index(members.ranks[members.me])
+    mine = slice(sum(counts[:index]), sum(counts[: index + 1]))
     total = whole if fresh else whole.clone()
     plan = allreduce(total, Reduction(reduction.op, None, reduction.bitwise), members)
     before = plan.finish
@@ -325,7 +325,7 @@ def gather(outputs: Sequence[torch.Tensor], given: torch.Tensor, root: int, memb
         return send(given, members.ranks[root], GATHER)
     same_type([given, *outputs])
     outputs[root].detach().copy_(given.detach().view(outputs[root].shape))
-    plans = [receive(output, members.ranks[place], GATHER) for place, output in enumerate(outputs) if place != root]
+    plans = [receive(output, members.ranks[index], GATHER) for index, output in enumerate(outputs) if index != root]
     return together(plans, list(outputs))
 
 
@@ -335,7 +335,7 @@ def scatter(output: torch.Tensor, inputs: Sequence[torch.Tensor], root: int, mem
         return receive(output, members.ranks[root], SCATTER)
     same_type([output, *inputs])
     output.detach().copy_(inputs[root].detach().view(output.shape))
-    plans = [send(given, members.ranks[place], SCATTER) for place, given in enumerate(inputs) if place != root]
+    plans = [send(given, members.ranks[index], SCATTER) for index, given in enumerate(inputs) if index != root]
     return together(plans, [output])
 
 

@@ -13,7 +13,7 @@ from ...world.world import World
 from .collectives import Members
 
 FIRST_NUMBER = 1 << 20  # of groups that their members make; the core uses smaller numbers
-MOST_GROUPS = 1 << 16  # between one init_process_group and its destroy_process_group
+MAX_GROUPS = 1 << 16  # between one init_process_group and its destroy_process_group
 
 # How often a default group was made in a world. Its store can be new or old; the engine must never see a number again.
 _beginnings: WeakKeyDictionary[World, int] = WeakKeyDictionary()
@@ -30,7 +30,7 @@ def found(world: World, members: Members, store: Any) -> int:
     key = f"farandole/number/{beginning}"
     if members.me == 0:
         count = int(default_store().add("farandole/groups", 1))
-        number = FIRST_NUMBER + beginning * MOST_GROUPS + count
+        number = FIRST_NUMBER + beginning * MAX_GROUPS + count
         store.set(key, str(number))
     else:
         number = int(store.get(key))

@@ -120,7 +120,7 @@ class Operations:
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Works in place."""
         tensor = only(tensors, "allreduce")
-        large = tensor.is_cpu and tensor.layout == torch.strided and tensor.nbytes >= sharing.LEAST_BYTES
+        large = tensor.is_cpu and tensor.layout == torch.strided and tensor.nbytes >= sharing.MIN_BYTES
         shared = large and sharing.share(self.world, tensor, move=self._backward.was_bucket(tensor))
         plan = collectives.allreduce(tensor, reduction_of(_op(opts)), self.members)
         if large and not shared:

@@ -51,12 +51,12 @@ def meet(timeout: timedelta) -> Iterator[tuple[Any, int, int]]:
         yield dist.TCPStore(host, port, engine.size, False, timeout), engine.rank, engine.size
         return
     descriptor, address = _listener()
-    place = sockets.split(address)
-    assert isinstance(place, tuple)
+    sockaddr = sockets.split(address)
+    assert isinstance(sockaddr, tuple)
     # The store takes over the descriptor. It has no authentication; if all ranks are on one host, it listens on
     # loopback only.
-    store = dist.TCPStore(*place, engine.size, True, timeout, wait_for_workers=False, master_listen_fd=descriptor)
-    broadcast_object(place, 0)
+    store = dist.TCPStore(*sockaddr, engine.size, True, timeout, wait_for_workers=False, master_listen_fd=descriptor)
+    broadcast_object(sockaddr, 0)
     yield store, engine.rank, engine.size
 
 

@@ -16,7 +16,7 @@ from ...base import errors
 from ...bindings.private.torch_names import share_storage
 from ...world.world import World
 
-LEAST_BYTES = 2 << 20  # the engine does not use shared memory for smaller tensors
+MIN_BYTES = 2 << 20  # the engine does not use shared memory for smaller tensors
 FILES = "/dev/shm"  # where torch keeps tensors in shared memory
 
 _regions: WeakKeyDictionary[World, dict[int, int]] = WeakKeyDictionary()  # by address of the storage

@@ -32,8 +32,8 @@ class Copy:
         rest, tensors = split(tree)
         copies = []
         with torch.no_grad():
-            for place, tensor in enumerate(tensors):
-                old = free[place] if place < len(free) else None
+            for index, tensor in enumerate(tensors):
+                old = free[index] if index < len(free) else None
                 if old is None or not _fits(old, tensor):
                     old = torch.empty_like(tensor.detach(), memory_format=torch.preserve_format)
                 copies.append(old.copy_(tensor.detach()))

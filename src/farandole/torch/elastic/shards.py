@@ -55,16 +55,16 @@ class OptimizerShards(Sharded):
         """Divides the pieces of all ranks again and gives each rank its share. Every byte of the state is sent once."""
         shares = self.optimizer._gradients
         shares.cut()
-        parcels = {
+        payloads = {
             target: [
-                [_overlap(items, bucket, int(place), piece["ranks"], target) for items, bucket in pairs]
-                for place, piece in self._values.items()
+                [_overlap(items, bucket, int(index), piece["ranks"], target) for items, bucket in pairs]
+                for index, piece in self._values.items()
                 for pairs in [list(zip(piece["state"], shares.buckets, strict=True))]
             ]
             for target in range(shares.ranks)
         }
         states: list[State] = [{} for _ in shares.buckets]
-        for pieces in exchange(parcels, "elastic.shares"):
+        for pieces in exchange(payloads, "elastic.shares"):
             for piece in pieces:
                 for state, bucket, part in zip(states, shares.buckets, piece, strict=True):
                     _put(state, bucket, part)

@@ -82,10 +82,10 @@ class VirtualSteps:
         loss = loss_of(*data) * shard.weight
         loss.backward()
         at = 0
-        for place, (param, size) in enumerate(zip(self.params, self._sizes, strict=True)):
+        for index, (param, size) in enumerate(zip(self.params, self._sizes, strict=True)):
             if param.grad is not None:
                 row[at : at + size] = param.grad.detach().reshape(-1)
-                row[len(row) - 1 - len(self.params) + place] = 1
+                row[len(row) - 1 - len(self.params) + index] = 1
             at += size
         row[-1] = loss.detach()
         return row
@@ -97,8 +97,8 @@ class VirtualSteps:
             return nodes[0]
         slices = [dealt(self._length, rank, world.size) for rank in range(world.size)]
         splits = torch.tensor([len(nodes) * len(one) for one in slices], dtype=torch.int32)
-        parcels = [node[one.start : one.stop] for one in slices for node in nodes]
-        sent = torch.cat(parcels) if nodes else torch.empty(0, dtype=self._dtype, device=self._device)
+        payloads = [node[one.start : one.stop] for one in slices for node in nodes]
+        sent = torch.cat(payloads) if nodes else torch.empty(0, dtype=self._dtype, device=self._device)
         received, _ = alltoall(sent, splits, name="elastic.virtual")
         tree: Tree[torch.Tensor] = Tree(torch.Tensor.add_)
         own = len(slices[world.rank])
@@ -114,8 +114,8 @@ class VirtualSteps:
     def _deliver(self, total: torch.Tensor) -> float:
         at = 0
         used = total[len(total) - 1 - len(self.params) : -1]
-        for place, (param, size) in enumerate(zip(self.params, self._sizes, strict=True)):
-            param.grad = total[at : at + size].view_as(param) if used[place] > 0 else None
+        for index, (param, size) in enumerate(zip(self.params, self._sizes, strict=True)):
+            param.grad = total[at : at + size].view_as(param) if used[index] > 0 else None
             at += size
         return float(total[-1])
 

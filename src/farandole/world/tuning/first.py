@@ -112,14 +112,14 @@ class _Measurement:
         self._engine = engine
         self._search = Search(now, choices, warmup=1, samples=SAMPLES, pairs=PAIRS)
         self._tensors: dict[int, list[Array]] = {}
-        self._halvings = 0
+        self._halvings_left = 0
 
     def run(self) -> Values:
         deadline = time.monotonic() + MAX_S
         search = self._search
-        self._halvings = MAX_HALVINGS
-        while self._halvings > 0 and self._seconds_for(1) < STEP_S / 2 and time.monotonic() < deadline:
-            self._halvings -= 1
+        self._halvings_left = MAX_HALVINGS
+        while self._halvings_left > 0 and self._seconds_for(1) < STEP_S / 2 and time.monotonic() < deadline:
+            self._halvings_left -= 1
         while (candidate := search.next()) is not None and time.monotonic() < deadline:
             switch(self._engine, candidate, False)
             self._seconds_for(SETTLE_STEPS)
@@ -129,7 +129,7 @@ class _Measurement:
         return search.best
 
     def _seconds_for(self, steps: int) -> float:
-        _broadcast_steps(self._engine, steps, self._halvings)
+        _broadcast_steps(self._engine, steps, self._halvings_left)
         begin = time.perf_counter()
-        _run_steps(self._engine, self._tensors, steps, self._halvings)
+        _run_steps(self._engine, self._tensors, steps, self._halvings_left)
         return max(time.perf_counter() - begin, 1e-9)

@@ -115,19 +115,19 @@ class Search:
             yield candidate
             scores[candidate] = self._note(candidate)
         self.score = scores[self.default]
-        challenger = max(scores, key=lambda values: scores[values])  # the first one if several are equal
-        if challenger == self.default:
+        fastest = max(scores, key=lambda values: scores[values])  # the first one if several are equal
+        if fastest == self.default:
             return
         # Both run in turn, so that noise affects both; this rejects values that were fast only by chance.
-        duel: dict[Values, list[float]] = {self.default: [], challenger: []}
+        repeats: dict[Values, list[float]] = {self.default: [], fastest: []}
         for _ in range(pairs):
-            for candidate, told in duel.items():
+            for candidate, told in repeats.items():
                 yield candidate
                 told.append(self._note(candidate))
-        ours, theirs = duel[self.default], duel[challenger]
+        ours, theirs = repeats[self.default], repeats[fastest]
         self.score = statistics.median(ours) if ours else self.score
         if wins(theirs, ours):
-            self.best, self.score = challenger, statistics.median(theirs)
+            self.best, self.score = fastest, statistics.median(theirs)
 
     def _note(self, candidate: Values) -> float:
         self.measured.append((candidate, self._told))
@@ -140,12 +140,13 @@ class Search:
             yield self._space.most_promising(scores, self._noise)
 
 
-def wins(theirs: Sequence[float], ours: Sequence[float]) -> bool:
-    """Whether `theirs` are clearly better: in the median, and in all pairs or all but one."""
-    if not ours:
+def wins(candidate: Sequence[float], default: Sequence[float]) -> bool:
+    """Whether the scores of `candidate` are clearly better: in the median, and in all pairs or all but one."""
+    if not default:
         return False
-    better = sum(their > our for their, our in zip(theirs, ours, strict=True))
-    return better >= max(1, len(ours) - 1) and statistics.median(theirs) >= MIN_GAIN * statistics.median(ours) > 0
+    better = sum(one > other for one, other in zip(candidate, default, strict=True))
+    gained = statistics.median(candidate) >= MIN_GAIN * statistics.median(default) > 0
+    return better >= max(1, len(default) - 1) and gained
 
 
 class Space:
@@ -160,7 +161,7 @@ class Space:
         ]
         steps = [np.linspace(0.0, 1.0, len(values)) for values in choices.values()]
         self._points = np.array(list(itertools.product(*steps)), dtype=np.float64).reshape(len(self.all), len(names))
-        self._place = {values: place for place, values in enumerate(self.all)}
+        self._place = {values: index for index, values in enumerate(self.all)}
 
     def seeds(self) -> list[Values]:
         """The defaults, and for each setting the defaults with its smallest and with its largest value."""

@@ -23,12 +23,12 @@ def test_rows_1_to_13_and_21_to_24_in_virtual_time() -> None:
             over = run.run(FAULTS_PER_RUN)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, after {run.faults} faults, at {run.now:.3f} s: {error}") from error
-        assert over is None or over.failed or run.driver.state.drained  # nobody ended well
-        ends[over.text[:40] if over is not None else "goes on"] += 1
+        assert over is None or over.failed or run.driver.state.drained  # no job succeeded
+        ends[over.text[:40] if over is not None else "running"] += 1
         seed += 1
         faults += run.faults
         generations += len(run.began)
         commits += len(run.committed)
     print(f"{faults} faults in {seed} jobs: {generations} generations, {commits} commits, {dict(ends)}")
-    assert ends["goes on"] > seed // 3  # most of the faults hit jobs that live
+    assert ends["running"] > seed // 3  # most of the faults hit running jobs
     assert generations > faults // 10 and commits > faults
