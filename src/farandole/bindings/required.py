@@ -13,13 +13,13 @@ from .compat import is_version_greater_equal_than
 
 def required(name: str, title: str) -> Any:
     """The framework's package; ImportError if it is missing or too old."""
-    needed = f"farandole.{name} needs {title} {tested.LEAST[name]} or newer"
+    needed = f"farandole.{name} needs {title} {tested.OLDEST[name]} or newer"
     try:
         framework = module_of(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
         raise ImportError(f"{needed}, and it is not installed: pip install {name}") from None
-    if not is_version_greater_equal_than(framework.__version__, tested.LEAST[name]):
+    if not is_version_greater_equal_than(framework.__version__, tested.OLDEST[name]):
         raise ImportError(f"{needed}; this is {framework.__version__}: pip install --upgrade {name}")
     return framework
