@@ -196,9 +196,9 @@ _BY_NAME: dict[str, type[Exception]] = {kind.__name__: kind for kind in _KINDS}
 _WORDS = re.compile(rf"(?:^|[\s.])({'|'.join(_BY_NAME)}): (.*)$", re.MULTILINE)
 
 
-def error_of(words: str) -> Exception | None:
+def error_of(text: str) -> Exception | None:
     """The error of our operation that a framework reports with this text; None if the error has another source."""
-    found = _WORDS.search(words)
+    found = _WORDS.search(text)
     if found is None:
         return None
     kind, message = _BY_NAME[found[1]], found[2]
