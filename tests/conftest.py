@@ -154,6 +154,8 @@ def sweep() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Only tests/unit and tests/ranks have quick tests. `--dist loadgroup` keeps the files elsewhere together."""
     for item in items:
+        if not item.path.is_relative_to(HERE):  # a run inside a test
+            continue
         folder = item.path.relative_to(HERE).parts[0]
         if folder not in ("unit", "ranks"):
             item.add_marker(pytest.mark.slow)
