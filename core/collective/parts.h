@@ -37,6 +37,11 @@ struct Slices {
   }
   std::size_t begin(int part) const { return std::min(bytes, index(part) * each); }
   std::size_t size(int part) const { return begin(part + 1) - begin(part); }
+  // The chunk of this number in a slice; the last one is smaller, and those behind it are empty.
+  Pieces chunk(const Pieces& whole, int part, std::size_t number, std::size_t chunk_bytes) const {
+    const std::size_t offset = std::min(size(part), number * chunk_bytes);
+    return whole.slice(begin(part) + offset, std::min(size(part) - offset, chunk_bytes));
+  }
 };
 
 // The unit of transfer between hosts.

@@ -135,10 +135,7 @@ class DirectRound {
   }
 
  private:
-  Pieces part(const Pieces& whole, int owner) const {
-    std::size_t offset = std::min(slices_.size(owner), round_ * chunk_);
-    return whole.slice(slices_.begin(owner) + offset, std::min(slices_.size(owner) - offset, chunk_));
-  }
+  Pieces part(const Pieces& whole, int owner) const { return slices_.chunk(whole, owner, round_, chunk_); }
 
   const Context& context_;
   const Party& party_;

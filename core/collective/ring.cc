@@ -112,9 +112,7 @@ class Ring {
     return part(whole, party_.me + party_.size() + sent_segment(turn) - 1, turn % chunks_);
   }
   Pieces part(const Pieces& whole, int segment, std::size_t chunk) const {
-    segment %= party_.size();
-    std::size_t offset = std::min(slices_.size(segment), chunk * chunk_bytes_);
-    return whole.slice(slices_.begin(segment) + offset, std::min(slices_.size(segment) - offset, chunk_bytes_));
+    return slices_.chunk(whole, segment % party_.size(), chunk, chunk_bytes_);
   }
 
   const Context& context_;

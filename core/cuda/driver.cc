@@ -7,21 +7,11 @@ namespace farandole::cuda {
 namespace {
 
 constexpr const char* kNames[] = {"libcuda.so.1"};
-constexpr Symbol kSymbols[] = {
-#define FARANDOLE_SYMBOL(member, symbol, since, needed, parameters) {#symbol, since, needed, offsetof(Driver, member)},
-    FARANDOLE_DRIVER_FUNCTIONS(FARANDOLE_SYMBOL)
-#undef FARANDOLE_SYMBOL
-};
+using Table = Driver;
+constexpr Symbol kSymbols[] = {FARANDOLE_DRIVER_FUNCTIONS(FARANDOLE_SYMBOL)};
 
 int version_of(const os::Library& library, std::string& error) {
-  auto ask = reinterpret_cast<Result (*)(int*)>(library.symbol("cuDriverGetVersion"));
-  int version = 0;
-  if (ask == nullptr) return 0;
-  if (Result result = ask(&version); result != kSuccess) {
-    error = "cuDriverGetVersion fails with " + std::to_string(result);
-    return 0;
-  }
-  return version;
+  return asked_version(library, "cuDriverGetVersion", error);
 }
 
 std::string text(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }

@@ -7,21 +7,11 @@ namespace farandole::cuda {
 namespace {
 
 constexpr const char* kNames[] = {"libnccl.so.2", "librccl.so.1", "librccl.so"};
-constexpr Symbol kSymbols[] = {
-#define FARANDOLE_SYMBOL(member, symbol, since, needed, parameters) {#symbol, since, needed, offsetof(Nccl, member)},
-    FARANDOLE_NCCL_FUNCTIONS(FARANDOLE_SYMBOL)
-#undef FARANDOLE_SYMBOL
-};
+using Table = Nccl;
+constexpr Symbol kSymbols[] = {FARANDOLE_NCCL_FUNCTIONS(FARANDOLE_SYMBOL)};
 
 int version_of(const os::Library& library, std::string& error) {
-  auto ask = reinterpret_cast<NcclResult (*)(int*)>(library.symbol("ncclGetVersion"));
-  int version = 0;
-  if (ask == nullptr) return 0;
-  if (NcclResult result = ask(&version); result != NcclResult::success) {
-    error = "ncclGetVersion fails with " + std::to_string(static_cast<int>(result));
-    return 0;
-  }
-  return version;
+  return asked_version(library, "ncclGetVersion", error);
 }
 
 // From 2.9 on a version is major * 10000 + minor * 100 + patch; before, major * 1000 + minor * 100 + patch.

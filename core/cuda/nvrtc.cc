@@ -7,11 +7,8 @@ namespace farandole::cuda {
 namespace {
 
 constexpr const char* kNames[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"};
-constexpr Symbol kSymbols[] = {
-#define FARANDOLE_SYMBOL(member, symbol, since, needed, parameters) {#symbol, since, needed, offsetof(Nvrtc, member)},
-    FARANDOLE_NVRTC_FUNCTIONS(FARANDOLE_SYMBOL)
-#undef FARANDOLE_SYMBOL
-};
+using Table = Nvrtc;
+constexpr Symbol kSymbols[] = {FARANDOLE_NVRTC_FUNCTIONS(FARANDOLE_SYMBOL)};
 
 int version_of(const os::Library& library, std::string& error) {
   auto ask = reinterpret_cast<CompileResult (*)(int*, int*)>(library.symbol("nvrtcVersion"));

@@ -52,6 +52,17 @@ Report look(const LibraryDescription& wanted, const Place& place, void* table) {
 
 }  // namespace
 
+int asked_version(const os::Library& library, const char* symbol, std::string& error) {
+  auto ask = reinterpret_cast<int (*)(int*)>(library.symbol(symbol));
+  int version = 0;
+  if (ask == nullptr) return 0;
+  if (const int result = ask(&version); result != 0) {
+    error = std::string(symbol) + " fails with " + std::to_string(result);
+    return 0;
+  }
+  return version;
+}
+
 Report open(const LibraryDescription& wanted, std::span<const Place> places, void* table) {
   for (const char* name : wanted.names)
     if (os::Library library = os::Library::loaded(name)) return look(wanted, library, Source::process, table);

@@ -28,6 +28,9 @@ struct Symbol {
   std::size_t offset;  // of its pointer in the table
 };
 
+// An entry of FARANDOLE_..._FUNCTIONS as a Symbol of `Table`.
+#define FARANDOLE_SYMBOL(member, symbol, since, needed, parameters) {#symbol, since, needed, offsetof(Table, member)},
+
 struct LibraryDescription {
   const char* name;                    // for messages: "NCCL"
   std::span<const char* const> names;  // file names for the loader, the preferred one first
@@ -37,6 +40,10 @@ struct LibraryDescription {
   std::string (*text)(int version);  // as people write it: "2.28.9"
   std::span<const Symbol> symbols;
 };
+
+// The version that `symbol`, a function int(int* version) that gives 0 on success, tells; as
+// LibraryDescription::version.
+int asked_version(const os::Library& library, const char* symbol, std::string& error);
 
 struct Report {
   bool usable = false;

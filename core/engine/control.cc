@@ -6,25 +6,32 @@
 
 namespace farandole::control {
 
-Bytes encode(const Hello& hello) {
+namespace {
+
+void write(wire::Writer& writer, std::uint32_t value) { writer.u32(value); }
+void write(wire::Writer& writer, std::int32_t value) { writer.i32(value); }
+void write(wire::Writer& writer, std::uint64_t value) { writer.u64(value); }
+void write(wire::Writer& writer, const std::string& value) { writer.text(value); }
+void write(wire::Writer& writer, bool value) { writer.u32(value ? 1 : 0); }
+
+template <class... Fields>
+Bytes written(const Fields&... fields) {
   wire::Writer writer;
-  writer.u32(hello.generation);
-  writer.i32(hello.rank);
-  writer.u64(hello.nonce);
+  (write(writer, fields), ...);
   return writer.take();
 }
 
-Bytes encode(const Segment& segment) {
-  wire::Writer writer;
-  writer.u32(segment.group);
-  return writer.take();
-}
+}  // namespace
 
-Bytes encode(const PlanState& state) {
-  wire::Writer writer;
-  writer.u32(state.group);
-  writer.u64(state.bits);
-  return writer.take();
+Bytes encode(const Hello& hello) { return written(hello.generation, hello.rank, hello.nonce); }
+Bytes encode(const Segment& segment) { return written(segment.group); }
+Bytes encode(const PlanState& state) { return written(state.group, state.bits); }
+Bytes encode(const Abandon& abandon) { return written(abandon.group, abandon.why); }
+Bytes encode(const Share& share) { return written(share.region, share.bytes, share.results); }
+Bytes encode(const Unshare& unshare) { return written(unshare.region); }
+Bytes encode(const Revocation& revocation) {
+  const Error& error = revocation.error;
+  return written(static_cast<std::int32_t>(error.code), error.rank, error.message);
 }
 
 Bytes encode(const Leaving& leaving) {
@@ -35,35 +42,6 @@ Bytes encode(const Leaving& leaving) {
     writer.u64(progress.agreed);
     writer.u64(progress.completed);
   }
-  return writer.take();
-}
-
-Bytes encode(const Revocation& revocation) {
-  wire::Writer writer;
-  writer.i32(static_cast<std::int32_t>(revocation.error.code));
-  writer.i32(revocation.error.rank);
-  writer.text(revocation.error.message);
-  return writer.take();
-}
-
-Bytes encode(const Abandon& abandon) {
-  wire::Writer writer;
-  writer.u32(abandon.group);
-  writer.text(abandon.why);
-  return writer.take();
-}
-
-Bytes encode(const Share& share) {
-  wire::Writer writer;
-  writer.u64(share.region);
-  writer.u64(share.bytes);
-  writer.u32(share.results ? 1 : 0);
-  return writer.take();
-}
-
-Bytes encode(const Unshare& unshare) {
-  wire::Writer writer;
-  writer.u64(unshare.region);
   return writer.take();
 }
 

@@ -1,41 +1,30 @@
 // Kernels for x86-64 with AVX-512 (F, BW, DQ, VL), in vectors of 64 bytes. They run only when processor.h has found
-// all of these. Touches vector.h alone.
+// all of these. Touches x86.h and vector.h alone.
 #if defined(__x86_64__)
 #if !defined(__clang__)  // gcc 12 warns of "undefined" vectors in its own header
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
-#include <immintrin.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-
 #define FARANDOLE_TARGET __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")))
+#define FARANDOLE_SET kAvx512
+
+#include "kernel/x86.h"
 
 namespace farandole::kernel {
 namespace {
 
 constexpr std::size_t kVectorBytes = 64;
 
-#define FARANDOLE_MACHINE FARANDOLE_TARGET static inline __attribute__((always_inline))
+struct Machine : X86 {
+  static constexpr const char* kName = "avx512";
 
-struct Machine {
-  static constexpr bool kOneNan = false;
-
-  FARANDOLE_MACHINE __m512 load_float16(const std::byte* from) {
-    __m256i bits;
-    std::memcpy(&bits, from, sizeof bits);
-    return _mm512_cvtph_ps(bits);
-  }
+  FARANDOLE_MACHINE __m512 load_float16(const std::byte* from) { return _mm512_cvtph_ps(bits_at<__m256i>(from)); }
   FARANDOLE_MACHINE void store_float16(std::byte* to, __m512 value) {
     const __m256i bits = _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT);
     std::memcpy(to, &bits, sizeof bits);
   }
   FARANDOLE_MACHINE __m512 load_bfloat16(const std::byte* from) {
-    __m256i bits;
-    std::memcpy(&bits, from, sizeof bits);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits_at<__m256i>(from)), 16));
   }
   FARANDOLE_MACHINE void store_bfloat16(std::byte* to, __m512 value) {
     const __m512i wide = _mm512_castps_si512(value);
@@ -46,37 +35,13 @@ struct Machine {
     std::memcpy(to, &bits, sizeof bits);
   }
   FARANDOLE_MACHINE __m512d load_doubles(const float*, const std::byte* from) {
-    __m256 values;
-    std::memcpy(&values, from, sizeof values);
-    return _mm512_cvtps_pd(values);
+    return _mm512_cvtps_pd(bits_at<__m256>(from));
   }
-  FARANDOLE_MACHINE __m512d load_doubles(const double*, const std::byte* from) {
-    __m512d values;
-    std::memcpy(&values, from, sizeof values);
-    return values;
-  }
-  // -0.0 counts as below 0.0. Where neither value is below the other, the bits of both are combined: "or" gives the
-  // smaller for min, "and" the larger for max. A NaN stays NaN under "or".
-  template <class V>
-  FARANDOLE_MACHINE V min(V a, V b) {
-    using Bits = decltype(a < b);
-    return (V)((Bits)(a < b ? a : b) | (Bits)(b < a ? b : a));
-  }
-  template <class V>
-  FARANDOLE_MACHINE V max(V a, V b) {
-    using Bits = decltype(a < b);
-    return (V)(((Bits)(a > b ? a : b) & (Bits)(b > a ? b : a)) | (a != a) | (b != b));
-  }
+  FARANDOLE_MACHINE __m512d load_doubles(const double*, const std::byte* from) { return bits_at<__m512d>(from); }
 };
 
 }  // namespace
 }  // namespace farandole::kernel
 
 #include "kernel/vector.h"
-
-namespace farandole::kernel {
-
-const Set kAvx512 = {"avx512", vector_reduce, vector_dots, vector_combine};
-
-}  // namespace farandole::kernel
 #endif

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #define FARANDOLE_TARGET
+#define FARANDOLE_SET kNeon
 
 namespace farandole::kernel {
 namespace {
@@ -17,6 +18,7 @@ constexpr std::size_t kVectorBytes = 16;
 #define FARANDOLE_MACHINE static inline __attribute__((always_inline))
 
 struct Machine {
+  static constexpr const char* kName = "neon";
   static constexpr bool kOneNan = true;  // StandardArithmetic sets "default NaN", so every operation gives it
 
   // Eight bytes from any address. Compilers do memcpy through a general register, which is slower.
@@ -59,10 +61,4 @@ struct Machine {
 }  // namespace farandole::kernel
 
 #include "kernel/vector.h"
-
-namespace farandole::kernel {
-
-const Set kNeon = {"neon", vector_reduce, vector_dots, vector_combine};
-
-}  // namespace farandole::kernel
 #endif

@@ -190,7 +190,22 @@ void run_combine(const void* a, const void* b, Coefficients by, void* out, std::
   }
 }
 
-[[noreturn]] void refuse() { throw Failure(Code::internal, "Adasum needs a floating type"); }
+// Calls `run` with an element of Adasum's type.
+template <class Run>
+void with_float(DType dtype, Run run) {
+  switch (dtype) {
+    case DType::float16:
+      return run(Float16{});
+    case DType::bfloat16:
+      return run(BFloat16{});
+    case DType::float32:
+      return run(Plain<float>{});
+    case DType::float64:
+      return run(Plain<double>{});
+    default:
+      throw Failure(Code::internal, "Adasum needs a floating type");
+  }
+}
 
 }  // namespace
 
@@ -222,34 +237,12 @@ void reduce(const Reduce& work, std::size_t begin) {
 }
 
 void dots(DType dtype, const void* a, const void* b, std::size_t begin, std::size_t elements, DotLanes& lanes) {
-  switch (dtype) {
-    case DType::float16:
-      return run_dots<Float16>(a, b, begin, elements, lanes);
-    case DType::bfloat16:
-      return run_dots<BFloat16>(a, b, begin, elements, lanes);
-    case DType::float32:
-      return run_dots<Plain<float>>(a, b, begin, elements, lanes);
-    case DType::float64:
-      return run_dots<Plain<double>>(a, b, begin, elements, lanes);
-    default:
-      refuse();
-  }
+  with_float(dtype, [&](auto element) { run_dots<decltype(element)>(a, b, begin, elements, lanes); });
 }
 
 void combine(DType dtype, const void* a, const void* b, Coefficients by, void* out, std::size_t begin,
              std::size_t elements) {
-  switch (dtype) {
-    case DType::float16:
-      return run_combine<Float16>(a, b, by, out, begin, elements);
-    case DType::bfloat16:
-      return run_combine<BFloat16>(a, b, by, out, begin, elements);
-    case DType::float32:
-      return run_combine<Plain<float>>(a, b, by, out, begin, elements);
-    case DType::float64:
-      return run_combine<Plain<double>>(a, b, by, out, begin, elements);
-    default:
-      refuse();
-  }
+  with_float(dtype, [&](auto element) { run_combine<decltype(element)>(a, b, by, out, begin, elements); });
 }
 
 }  // namespace farandole::kernel::scalar

@@ -1,6 +1,7 @@
 // The vector kernels, written once for all widths. neon.cc, avx2.cc and avx512.cc include it after they define
-// FARANDOLE_TARGET (the attribute that allows a function to use the set), kVectorBytes, and struct Machine, which has
-// what the set does better than the compiler. Touches set.h and base/ alone.
+// FARANDOLE_TARGET (the attribute that allows a function to use the set), FARANDOLE_SET (the constant of set.h),
+// kVectorBytes, and struct Machine, which has what the set does better than the compiler. Touches set.h and base/
+// alone.
 #pragma once
 
 #include <cstring>
@@ -48,17 +49,16 @@ struct Plain {
   FARANDOLE_INLINE static Vector load(const std::byte* from) { return load_bytes<Vector>(from); }
   FARANDOLE_INLINE static void store(std::byte* to, Vector value) { store_bytes(to, value); }
 };
-struct Float16 {
+struct Half {
   using Value = float;
   using Vector = Wide<float>;
   static constexpr std::size_t kBytes = kVectorBytes / 2;
+};
+struct Float16 : Half {
   FARANDOLE_INLINE static Vector load(const std::byte* from) { return (Vector)Machine::load_float16(from); }
   FARANDOLE_INLINE static void store(std::byte* to, Vector value) { Machine::store_float16(to, value); }
 };
-struct BFloat16 {
-  using Value = float;
-  using Vector = Wide<float>;
-  static constexpr std::size_t kBytes = kVectorBytes / 2;
+struct BFloat16 : Half {
   FARANDOLE_INLINE static Vector load(const std::byte* from) { return (Vector)Machine::load_bfloat16(from); }
   // Only the quiet NaN arrives here, and it rounds to the quiet NaN.
   FARANDOLE_INLINE static void store(std::byte* to, Vector value) { Machine::store_bfloat16(to, value); }
@@ -338,4 +338,7 @@ std::size_t vector_combine(DType dtype, const void* a, const void* b, Coefficien
 }
 
 }  // namespace
+
+const Set FARANDOLE_SET = {Machine::kName, vector_reduce, vector_dots, vector_combine};
+
 }  // namespace farandole::kernel

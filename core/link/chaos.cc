@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <new>
 #include <string>
@@ -50,29 +51,20 @@ std::atomic<int> armed{0};  // number of rules; without rules a failpoint costs 
 
 bool parse(const std::string& text, Action& action, std::int64_t& delay_ms) {
   delay_ms = 0;
-  if (text == "kill")
-    action = Action::kill;
-  else if (text == "stop")
-    action = Action::stop;
-  else if (text == "error")
-    action = Action::error;
-  else if (text == "no_memory")
-    action = Action::no_memory;
-  else if (text == "corrupt")
-    action = Action::corrupt;
-  else if (text == "truncate")
-    action = Action::truncate;
-  else if (text == "short")
-    action = Action::shorten;
-  else if (text.starts_with("delay:")) {
-    char* end = nullptr;
-    delay_ms = std::strtoll(text.c_str() + 6, &end, 10);
-    action = Action::delay;
-    return end != text.c_str() + 6 && *end == '\0' && delay_ms >= 0;
-  } else {
-    return false;
+  static const std::map<std::string, Action> named = {
+      {"kill", Action::kill},           {"stop", Action::stop},       {"error", Action::error},
+      {"no_memory", Action::no_memory}, {"corrupt", Action::corrupt}, {"truncate", Action::truncate},
+      {"short", Action::shorten},
+  };
+  if (const auto found = named.find(text); found != named.end()) {
+    action = found->second;
+    return true;
   }
-  return true;
+  if (!text.starts_with("delay:")) return false;
+  char* end = nullptr;
+  delay_ms = std::strtoll(text.c_str() + 6, &end, 10);
+  action = Action::delay;
+  return end != text.c_str() + 6 && *end == '\0' && delay_ms >= 0;
 }
 
 bool of_stream(Action action) {

@@ -381,21 +381,18 @@ void Messenger::add(int peer, os::Descriptor stream, StreamKind kind) {
 
 bool Messenger::has(int peer) const { return peer == impl_->rank || static_cast<bool>(impl_->at(peer).first().socket); }
 
-TransferPtr Messenger::send(int peer, Tag tag, Pieces bytes) {
-  Impl::Peer& to = impl_->at(peer);
-  auto message = std::make_shared<Message>(tag, std::move(bytes), true);
-  impl_->stream_of(to, tag).matcher.send(*message);
-  impl_->request_link(to, request_link);
+TransferPtr Messenger::post(int peer, Tag tag, Pieces bytes, bool sending) {
+  Impl::Peer& other = impl_->at(peer);
+  auto message = std::make_shared<Message>(tag, std::move(bytes), sending);
+  Matcher& matcher = impl_->stream_of(other, tag).matcher;
+  sending ? matcher.send(*message) : matcher.receive(*message);
+  impl_->request_link(other, request_link);
   return message;
 }
 
-TransferPtr Messenger::receive(int peer, Tag tag, Pieces bytes) {
-  Impl::Peer& from = impl_->at(peer);
-  auto message = std::make_shared<Message>(tag, std::move(bytes), false);
-  impl_->stream_of(from, tag).matcher.receive(*message);
-  impl_->request_link(from, request_link);
-  return message;
-}
+TransferPtr Messenger::send(int peer, Tag tag, Pieces bytes) { return post(peer, tag, std::move(bytes), true); }
+
+TransferPtr Messenger::receive(int peer, Tag tag, Pieces bytes) { return post(peer, tag, std::move(bytes), false); }
 
 bool Messenger::has_unexpected(int peer, Tag tag) {
   return impl_->stream_of(impl_->at(peer), tag).matcher.has_unexpected(tag);

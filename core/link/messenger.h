@@ -106,6 +106,7 @@ class Messenger {
 
  private:
   struct Impl;
+  TransferPtr post(int peer, Tag tag, Pieces bytes, bool sending);
   std::unique_ptr<Impl> impl_;
 };
 

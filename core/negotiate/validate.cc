@@ -119,70 +119,54 @@ std::string shapes_sentence(const Request& a, const Request& b) {
          " equal to " + std::to_string(b.shape[i]) + ".";
 }
 
+// "Mismatched `what`: One rank `did` A, but another rank `did` B.", where `describe` gives A and B.
+template <class Same>
+Error differing(const Comparison& compare, Same same, const Describe& describe, const std::string& what,
+                const std::string& did) {
+  const auto sentence = [&](const Request& a, const Request& b) {
+    return "Mismatched " + what + ": One rank " + did + " " + describe(a) + ", but another rank " + did + " " +
+           describe(b) + ".";
+  };
+  return compare(same, sentence, describe);
+}
+
 Error types_and_kinds(const Comparison& compare) {
   const Describe dtype = [](const Request& r) { return std::string(name_of(r.dtype)); };
-  Error error = compare([](const Request& a, const Request& b) { return a.dtype == b.dtype; },
-                        [&](const Request& a, const Request& b) {
-                          return "Mismatched data types: One rank had type " + dtype(a) +
-                                 ", but another rank had type " + dtype(b) + ".";
-                        },
-                        dtype);
+  const auto same_dtype = [](const Request& a, const Request& b) { return a.dtype == b.dtype; };
+  Error error = differing(compare, same_dtype, dtype, "data types", "had type");
   if (error.failed()) return error;
   const Describe kind = [](const Request& r) { return lower(name_of(r.kind)); };
-  return compare([](const Request& a, const Request& b) { return a.kind == b.kind; },
-                 [&](const Request& a, const Request& b) {
-                   return "Mismatched operations: One rank did an " + kind(a) + ", but another rank did an " + kind(b) +
-                          ".";
-                 },
-                 kind);
+  const auto same_kind = [](const Request& a, const Request& b) { return a.kind == b.kind; };
+  return differing(compare, same_kind, kind, "operations", "did an");
 }
 
 Error reductions(const Comparison& compare) {
   const Describe op = [](const Request& r) { return std::string(name_of(r.op)); };
-  Error error = compare([](const Request& a, const Request& b) { return a.op == b.op; },
-                        [&](const Request& a, const Request& b) {
-                          return "Mismatched reduction operation: One rank specified " + op(a) +
-                                 ", but another rank specified " + op(b) + ".";
-                        },
-                        op);
+  const auto same_op = [](const Request& a, const Request& b) { return a.op == b.op; };
+  Error error = differing(compare, same_op, op, "reduction operation", "specified");
   if (error.failed()) return error;
-  return compare(
-      [](const Request& a, const Request& b) { return a.prescale == b.prescale && a.postscale == b.postscale; },
-      [](const Request& a, const Request& b) {
-        return "Mismatched prescale and/or postscale factors: One rank had " + scales_text(a) +
-               ", but another rank had " + scales_text(b) + ".";
-      },
-      scales_text);
+  const auto same_scales = [](const Request& a, const Request& b) {
+    return a.prescale == b.prescale && a.postscale == b.postscale;
+  };
+  return differing(compare, same_scales, scales_text, "prescale and/or postscale factors", "had");
 }
 
 Error groups_and_roots(const Comparison& compare) {
   const Describe splits = [](const Request& r) { return text_of(r.splits); };
   const Describe root = [](const Request& r) { return std::to_string(r.root); };
   if (compare.first.kind == Kind::broadcast) {
-    return compare([](const Request& a, const Request& b) { return a.root == b.root; },
-                   [&](const Request& a, const Request& b) {
-                     return "Mismatched BROADCAST root ranks: One rank specified root rank " + root(a) +
-                            ", but another rank specified root rank " + root(b) + ".";
-                   },
-                   root);
+    const auto same_root = [](const Request& a, const Request& b) { return a.root == b.root; };
+    return differing(compare, same_root, root, "BROADCAST root ranks", "specified root rank");
   }
   if (compare.first.kind != Kind::add_group && compare.first.kind != Kind::remove_group) return {};
-  return compare([](const Request& a, const Request& b) { return a.splits == b.splits; },
-                 [&](const Request& a, const Request& b) {
-                   return "Mismatched process sets: One rank had " + splits(a) + ", but another rank had " + splits(b) +
-                          ".";
-                 },
-                 splits);
+  const auto same_splits = [](const Request& a, const Request& b) { return a.splits == b.splits; };
+  return differing(compare, same_splits, splits, "process sets", "had");
 }
 
 Error devices_and_bundles(const Comparison& compare) {
   const std::string kind = name_of(compare.first.kind);
-  Error error = compare([](const Request& a, const Request& b) { return (a.device < 0) == (b.device < 0); },
-                        [&](const Request& a, const Request& b) {
-                          return "Mismatched " + kind + " CPU/GPU device selection: One rank specified device " +
-                                 device_text(a) + ", but another rank specified device " + device_text(b) + ".";
-                        },
-                        device_text);
+  const auto same_device = [](const Request& a, const Request& b) { return (a.device < 0) == (b.device < 0); };
+  Error error = differing(compare, same_device, device_text, kind + " CPU/GPU device selection", "specified device");
   if (error.failed()) return error;
   return compare([](const Request& a, const Request& b) { return a.bundle_size == b.bundle_size; },
                  [&](const Request& a, const Request& b) {

@@ -162,6 +162,9 @@ void other_build(const char* what, std::uint64_t theirs, const char* remedy);
 // Sets the exception for a code of the core; returns null.
 PyObject* fail(const Engine* self, int code, const char* message);
 
+// A type of the module; null with an error set. `flags`: those besides Py_TPFLAGS_DEFAULT.
+PyTypeObject* make_type(PyObject* module, const char* name, std::size_t bytes, unsigned flags, PyType_Slot* slots);
+
 // Created by module.cc; null with an error set.
 PyTypeObject* make_library_type(PyObject* module);
 PyTypeObject* make_engine_type(PyObject* module);

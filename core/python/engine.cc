@@ -413,10 +413,8 @@ PyTypeObject* make_engine_type(PyObject* module) {
       {Py_tp_getset, members},
       {0, nullptr},
   };
-  static PyType_Spec spec = {"farandole.engine.bridge.Engine", sizeof(Engine), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots};
-  engine_type = reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
-  return engine_type;
+  return engine_type = make_type(module, "farandole.engine.bridge.Engine", sizeof(Engine),
+                                 Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots);
 }
 
 }  // namespace farandole::python

@@ -118,8 +118,7 @@ PyTypeObject* make_heartbeat_type(PyObject* module) {
       {Py_tp_getset, members},
       {0, nullptr},
   };
-  static PyType_Spec spec = {"farandole.engine.bridge.Heartbeat", sizeof(Heartbeat), 0, Py_TPFLAGS_DEFAULT, slots};
-  return reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
+  return make_type(module, "farandole.engine.bridge.Heartbeat", sizeof(Heartbeat), 0, slots);
 }
 
 }  // namespace farandole::python

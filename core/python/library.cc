@@ -123,9 +123,7 @@ PyTypeObject* make_library_type(PyObject* module) {
       {Py_tp_getset, members},
       {0, nullptr},
   };
-  static PyType_Spec spec = {"farandole.engine.bridge.Library", sizeof(Library), 0, Py_TPFLAGS_DEFAULT, slots};
-  library_type = reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
-  return library_type;
+  return library_type = make_type(module, "farandole.engine.bridge.Library", sizeof(Library), 0, slots);
 }
 
 }  // namespace farandole::python

@@ -44,6 +44,11 @@ bool add_type(PyObject* module, PyTypeObject* type) { return type != nullptr && 
 
 }  // namespace
 
+PyTypeObject* make_type(PyObject* module, const char* name, std::size_t bytes, unsigned flags, PyType_Slot* slots) {
+  PyType_Spec spec = {name, static_cast<int>(bytes), 0, static_cast<unsigned>(Py_TPFLAGS_DEFAULT) | flags, slots};
+  return reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
+}
+
 bool find_package() {
   package.span = attribute("farandole.engine.interface", "Span");
   package.outcome = attribute("farandole.engine.interface", "Outcome");

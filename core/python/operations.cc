@@ -102,8 +102,7 @@ PyTypeObject* make_operations_type(PyObject* module) {
       {Py_tp_methods, methods},
       {0, nullptr},
   };
-  static PyType_Spec spec = {"farandole.engine.bridge.Operations", sizeof(Operations), 0, Py_TPFLAGS_DEFAULT, slots};
-  return reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
+  return make_type(module, "farandole.engine.bridge.Operations", sizeof(Operations), 0, slots);
 }
 
 }  // namespace farandole::python

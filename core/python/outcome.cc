@@ -166,10 +166,8 @@ PyTypeObject* make_loan_type(PyObject* module) {
       {Py_tp_dealloc, reinterpret_cast<void*>(loan_dealloc)},
       {0, nullptr},
   };
-  static PyType_Spec spec = {"farandole.engine.bridge.Loan", sizeof(Loan), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
-  loan_type = reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
-  return loan_type;
+  return loan_type =
+             make_type(module, "farandole.engine.bridge.Loan", sizeof(Loan), Py_TPFLAGS_DISALLOW_INSTANTIATION, slots);
 }
 
 }  // namespace farandole::python

@@ -201,10 +201,8 @@ PyTypeObject* make_prepared_type(PyObject* module) {
       {Py_tp_methods, methods},
       {0, nullptr},
   };
-  static PyType_Spec spec = {"farandole.engine.bridge.Prepared", sizeof(Prepared), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
-  prepared_type = reinterpret_cast<PyTypeObject*>(PyType_FromModuleAndSpec(module, &spec, nullptr));
-  return prepared_type;
+  return prepared_type = make_type(module, "farandole.engine.bridge.Prepared", sizeof(Prepared),
+                                   Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots);
 }
 
 }  // namespace farandole::python

@@ -150,76 +150,67 @@ void Trace::instant(std::string_view label, std::int64_t now_ns, std::string_vie
   text_ += "}\n";
 }
 
-void Trace::negotiate_begin(std::string_view name, Kind kind) {
+template <class Record>
+void Trace::when_on(std::string_view name, Record record) {
   if (!on()) return;
   const std::lock_guard lock(mutex_);
-  if (!on()) return;
-  const std::int64_t now = os::now_ns();
-  Tensor& tensor = tensor_of(name);
-  close_all(tensor, now);  // an operation that failed has no end of its own
-  const std::vector<std::pair<std::int64_t, int>> early = std::move(tensor.early_ticks);
-  tensor.early_ticks.clear();
-  open_span(name, tensor, Level::negotiation, std::string("NEGOTIATE_") + name_of(kind),
-            early.empty() ? now : early.front().first);
-  for (const auto& [time, rank] : early) tick(tensor, rank, time);
+  if (on()) record(tensor_of(name), os::now_ns());
+}
+
+void Trace::negotiate_begin(std::string_view name, Kind kind) {
+  when_on(name, [&](Tensor& tensor, std::int64_t now) {
+    close_all(tensor, now);  // an operation that failed has no end of its own
+    const std::vector<std::pair<std::int64_t, int>> early = std::move(tensor.early_ticks);
+    tensor.early_ticks.clear();
+    open_span(name, tensor, Level::negotiation, std::string("NEGOTIATE_") + name_of(kind),
+              early.empty() ? now : early.front().first);
+    for (const auto& [time, rank] : early) tick(tensor, rank, time);
+  });
 }
 
 void Trace::negotiate_tick(std::string_view name, int rank) {
-  if (!on()) return;
-  const std::lock_guard lock(mutex_);
-  if (!on()) return;
-  Tensor& tensor = tensor_of(name);
-  if (!tensor.open.empty() && tensor.open.back().level == Level::negotiation) {
-    tick(tensor, rank, os::now_ns());
-  } else if (tensor.early_ticks.size() < kMaxEarlyTicks) {
-    tensor.early_ticks.emplace_back(os::now_ns(), rank);
-  }
+  when_on(name, [&](Tensor& tensor, std::int64_t now) {
+    if (!tensor.open.empty() && tensor.open.back().level == Level::negotiation) {
+      tick(tensor, rank, now);
+    } else if (tensor.early_ticks.size() < kMaxEarlyTicks) {
+      tensor.early_ticks.emplace_back(now, rank);
+    }
+  });
 }
 
 void Trace::negotiate_end(std::string_view name) {
-  if (!on()) return;
-  const std::lock_guard lock(mutex_);
-  if (!on()) return;
-  Tensor& tensor = tensor_of(name);
-  if (!tensor.open.empty() && tensor.open.back().level == Level::negotiation) close_span(tensor, os::now_ns(), "");
+  when_on(name, [&](Tensor& tensor, std::int64_t now) {
+    if (!tensor.open.empty() && tensor.open.back().level == Level::negotiation) close_span(tensor, now, "");
+  });
 }
 
 void Trace::begin(std::string_view name, Kind kind) {
-  if (!on()) return;
-  const std::lock_guard lock(mutex_);
-  if (!on()) return;
-  const std::int64_t now = os::now_ns();
-  Tensor& tensor = tensor_of(name);
-  close_all(tensor, now);
-  open_span(name, tensor, Level::operation, name_of(kind), now);
+  when_on(name, [&](Tensor& tensor, std::int64_t now) {
+    close_all(tensor, now);
+    open_span(name, tensor, Level::operation, name_of(kind), now);
+  });
 }
 
 void Trace::activity_begin(std::string_view name, std::string_view activity) {
-  if (!on()) return;
-  const std::lock_guard lock(mutex_);
-  if (!on()) return;
-  Tensor& tensor = tensor_of(name);
-  if (tensor.open.empty() || tensor.open.front().level != Level::operation) return;  // it began before the trace
-  open_span(name, tensor, Level::activity, activity, os::now_ns());
+  when_on(name, [&](Tensor& tensor, std::int64_t now) {
+    if (tensor.open.empty() || tensor.open.front().level != Level::operation) return;  // it began before the trace
+    open_span(name, tensor, Level::activity, activity, now);
+  });
 }
 
 void Trace::activity_end(std::string_view name) {
-  if (!on()) return;
-  const std::lock_guard lock(mutex_);
-  if (!on()) return;
-  Tensor& tensor = tensor_of(name);
-  if (!tensor.open.empty() && tensor.open.back().level == Level::activity) close_span(tensor, os::now_ns(), "");
+  when_on(name, [&](Tensor& tensor, std::int64_t now) {
+    if (!tensor.open.empty() && tensor.open.back().level == Level::activity) close_span(tensor, now, "");
+  });
 }
 
 void Trace::end(std::string_view name, DType dtype, const std::vector<std::int64_t>& shape) {
-  if (!on()) return;
-  const std::lock_guard lock(mutex_);
-  if (!on()) return;
-  const std::int64_t now = os::now_ns();
-  Tensor& tensor = tensor_of(name);
-  if (tensor.open.empty() || tensor.open.front().level != Level::operation) return;
-  while (tensor.open.size() > 1) close_span(tensor, now, "");
-  close_span(tensor, now, std::string(R"({"dtype":")") + name_of(dtype) + R"(","shape":")" + shape_text(shape) + "\"}");
+  when_on(name, [&](Tensor& tensor, std::int64_t now) {
+    if (tensor.open.empty() || tensor.open.front().level != Level::operation) return;
+    while (tensor.open.size() > 1) close_span(tensor, now, "");
+    close_span(tensor, now,
+               std::string(R"({"dtype":")") + name_of(dtype) + R"(","shape":")" + shape_text(shape) + "\"}");
+  });
 }
 
 void Trace::mark(std::int64_t now_ns) {

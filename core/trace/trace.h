@@ -56,6 +56,9 @@ class Trace {
     std::vector<std::pair<std::int64_t, int>> early_ticks;
   };
 
+  // Calls `record(tensor, now)` if the trace is on.
+  template <class Record>
+  void when_on(std::string_view name, Record record);
   Tensor& tensor_of(std::string_view name);
   bool has_room();  // for one more event; counts the event as dropped when there is none
   void announce(std::string_view name, Tensor& tensor);

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "farandole.h"
@@ -56,32 +57,17 @@ ffi::Error failure(int code, const std::string& message) {
 }
 
 int dtype_of(ffi::DataType type) {
-  switch (type) {
-    case ffi::DataType::PRED:
-      return FARANDOLE_DTYPE_BOOL;
-    case ffi::DataType::U8:
-      return FARANDOLE_DTYPE_UINT8;
-    case ffi::DataType::S8:
-      return FARANDOLE_DTYPE_INT8;
-    case ffi::DataType::U16:
-      return FARANDOLE_DTYPE_UINT16;
-    case ffi::DataType::S16:
-      return FARANDOLE_DTYPE_INT16;
-    case ffi::DataType::S32:
-      return FARANDOLE_DTYPE_INT32;
-    case ffi::DataType::S64:
-      return FARANDOLE_DTYPE_INT64;
-    case ffi::DataType::F16:
-      return FARANDOLE_DTYPE_FLOAT16;
-    case ffi::DataType::F32:
-      return FARANDOLE_DTYPE_FLOAT32;
-    case ffi::DataType::F64:
-      return FARANDOLE_DTYPE_FLOAT64;
-    case ffi::DataType::BF16:
-      return FARANDOLE_DTYPE_BFLOAT16;
-    default:
-      return -1;
+  using T = ffi::DataType;
+  static constexpr std::pair<T, int> types[] = {
+      {T::PRED, FARANDOLE_DTYPE_BOOL},   {T::U8, FARANDOLE_DTYPE_UINT8},      {T::S8, FARANDOLE_DTYPE_INT8},
+      {T::U16, FARANDOLE_DTYPE_UINT16},  {T::S16, FARANDOLE_DTYPE_INT16},     {T::S32, FARANDOLE_DTYPE_INT32},
+      {T::S64, FARANDOLE_DTYPE_INT64},   {T::F16, FARANDOLE_DTYPE_FLOAT16},   {T::F32, FARANDOLE_DTYPE_FLOAT32},
+      {T::F64, FARANDOLE_DTYPE_FLOAT64}, {T::BF16, FARANDOLE_DTYPE_BFLOAT16},
+  };
+  for (const auto& [theirs, ours] : types) {
+    if (theirs == type) return ours;
   }
+  return -1;
 }
 
 // What the core has received, into XLA's memory, whose shape was fixed when the function was compiled.

@@ -58,32 +58,19 @@ World& world() {
 }
 
 int dtype_of(DataType type) {
-  switch (type) {
-    case tensorflow::DT_BOOL:
-      return FARANDOLE_DTYPE_BOOL;
-    case tensorflow::DT_UINT8:
-      return FARANDOLE_DTYPE_UINT8;
-    case tensorflow::DT_INT8:
-      return FARANDOLE_DTYPE_INT8;
-    case tensorflow::DT_UINT16:
-      return FARANDOLE_DTYPE_UINT16;
-    case tensorflow::DT_INT16:
-      return FARANDOLE_DTYPE_INT16;
-    case tensorflow::DT_INT32:
-      return FARANDOLE_DTYPE_INT32;
-    case tensorflow::DT_INT64:
-      return FARANDOLE_DTYPE_INT64;
-    case tensorflow::DT_HALF:
-      return FARANDOLE_DTYPE_FLOAT16;
-    case tensorflow::DT_FLOAT:
-      return FARANDOLE_DTYPE_FLOAT32;
-    case tensorflow::DT_DOUBLE:
-      return FARANDOLE_DTYPE_FLOAT64;
-    case tensorflow::DT_BFLOAT16:
-      return FARANDOLE_DTYPE_BFLOAT16;
-    default:
-      return -1;
+  namespace tf = tensorflow;
+  static constexpr std::pair<DataType, int> types[] = {
+      {tf::DT_BOOL, FARANDOLE_DTYPE_BOOL},         {tf::DT_UINT8, FARANDOLE_DTYPE_UINT8},
+      {tf::DT_INT8, FARANDOLE_DTYPE_INT8},         {tf::DT_UINT16, FARANDOLE_DTYPE_UINT16},
+      {tf::DT_INT16, FARANDOLE_DTYPE_INT16},       {tf::DT_INT32, FARANDOLE_DTYPE_INT32},
+      {tf::DT_INT64, FARANDOLE_DTYPE_INT64},       {tf::DT_HALF, FARANDOLE_DTYPE_FLOAT16},
+      {tf::DT_FLOAT, FARANDOLE_DTYPE_FLOAT32},     {tf::DT_DOUBLE, FARANDOLE_DTYPE_FLOAT64},
+      {tf::DT_BFLOAT16, FARANDOLE_DTYPE_BFLOAT16},
+  };
+  for (const auto& [theirs, ours] : types) {
+    if (theirs == type) return ours;
   }
+  return -1;
 }
 
 absl::Status failure(int code, const std::string& message) {
