@@ -38,8 +38,8 @@ def run(launcher: list[str], script: Path, *options: str) -> str:
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """The code blocks of a page in docs/."""
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), flags=re.DOTALL)
+    """The code blocks of a page."""
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
 
 
 def apply(diff: str, text: str) -> str:
@@ -123,17 +123,18 @@ def test_the_exact_elastic_script_goes_on_from_its_checkpoint(tmp_path: Path) ->
 
 @pytest.mark.ranks
 def test_the_guide_from_horovod(tmp_path: Path) -> None:
-    (script,) = blocks("from-horovod.md", "python")
-    (diff,) = blocks("from-horovod.md", "diff")
+    (script,) = blocks("docs/from-horovod.md", "python")
+    (diff,) = blocks("docs/from-horovod.md", "diff")
     for name, text in (("before.py", script), ("after.py", apply(diff, script))):
         (tmp_path / name).write_text(text)
         assert "loss below 0.1: True" in run(RANKS, tmp_path / name)
 
 
-def test_the_guide_from_ddp() -> None:
-    (diff,) = blocks("from-ddp.md", "diff")
+@pytest.mark.parametrize(("page", "before"), [("README.md", "torch_single.py"), ("docs/from-ddp.md", "torch_ddp.py")])
+def test_the_diff_of_a_page_makes_the_distributed_script(page: str, before: str) -> None:
+    (diff,) = blocks(page, "diff")
     # Both ends of it are run above.
-    assert apply(diff, (EXAMPLES / "torch_ddp.py").read_text()) == (EXAMPLES / "torch_digits.py").read_text()
+    assert apply(diff, (EXAMPLES / before).read_text()) == (EXAMPLES / "torch_digits.py").read_text()
 
 
 def test_the_page_of_names_is_current() -> None:
