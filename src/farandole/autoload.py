@@ -30,16 +30,14 @@ def register() -> None:
 
 def announce() -> None:
     """Registers the backend, and what meets without MASTER_ADDR where that is allowed; again is once."""
-    from torch import distributed as dist
-
+    dist = importlib.import_module("torch.distributed")
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         pairs = {} if hasattr(dist, "BackendBase") else {f"cpu:{NAME},cuda:{far}": far for far in ("nccl", "gloo")}
         for name, far in {NAME: "", **pairs}.items():
-            create = partial(_ours, "torch.distributed.backend", "make", far)
-            dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu", "cuda"])
-        # The one private name that stands here too: private/torch_names.py tells its story.
+            make = partial(_ours, "torch.distributed.backend", "make", far)
+            dist.Backend.register_backend(name, make, extended_api=True, devices=["cpu", "cuda"])
         schemes = vars(importlib.import_module("torch.distributed.rendezvous")).get("_rendezvous_handlers", {})
-        if allowed() and "env" in schemes:
+        if allowed() and "env" in schemes:  # a private name: bindings/private/torch_names.py says why
             schemes["env"] = partial(_ours, "torch.distributed.rendezvous", "answer", schemes["env"])
 
 

@@ -153,6 +153,14 @@ def _sparse_allreduce(work: Work, slices: Any, compression: Any, ignore_name_sco
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
+def _reduction(
+    name: str | None, op: Any, average: bool | None, scales: tuple[float, float], process_set: ProcessSet,
+    grouped: bool = False,
+) -> Work:  # fmt: skip
+    """What an allreduce is asked to do. The public functions call this; its warning names the line of their caller."""
+    return Work(Kind.ALLREDUCE, name, chosen_op(op, average), checked_scales(scales), process_set, grouped=grouped)
+
+
 def allreduce(
     tensor: Any, average: bool | None = None, device_dense: str = "", device_sparse: str = "",
     compression: Any = Compression.none, op: Any = None, prescale_factor: float = 1.0, postscale_factor: float = 1.0,
@@ -163,8 +171,7 @@ def allreduce(
     For tf.IndexedSlices the result is tf.IndexedSlices. `device_dense` and `device_sparse` are accepted for
     compatibility.
     """
-    scales = checked_scales((prescale_factor, postscale_factor))
-    work = Work(Kind.ALLREDUCE, name, chosen_op(op, average), scales, process_set)
+    work = _reduction(name, op, average, (prescale_factor, postscale_factor), process_set)
     return _allreduce(work, [tensor], compression, ignore_name_scope)[0]
 
 
@@ -174,8 +181,7 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set, ignore_name_scope: bool = False, name: str | None = None,
 ) -> list[Any]:  # fmt: skip
     """Allreduce of several tensors that become ready together; each tf.IndexedSlices is gathered by itself."""
-    scales = checked_scales((prescale_factor, postscale_factor))
-    work = Work(Kind.ALLREDUCE, name, chosen_op(op, average), scales, process_set, grouped=True)
+    work = _reduction(name, op, average, (prescale_factor, postscale_factor), process_set, grouped=True)
     return _allreduce(work, list(tensors), compression, ignore_name_scope)
 
 
