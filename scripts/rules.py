@@ -155,7 +155,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
         "src/farandole/tools/doctor.py": "its probes get what a job would get; it reads no setting",
     },
     "framework": {
-        "src/farandole/autoload.py": "torch runs it; torch's registries are all that it touches",
         "src/farandole/clusters/torch_store.py": "torchrun's own store; loaded only in a job of torchrun",
     },
     "import-by-name": {
