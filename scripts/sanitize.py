@@ -23,9 +23,10 @@ def stages(name: str, background: bool = False) -> list[Stage]:
     ctest: list[str | Path] = [PYTHON.with_name("ctest"), "--test-dir", folder]
     ctest += ["--output-on-failure", "--progress", "--timeout", "600", "-j", "2"]
     build: list[str | Path] = [PYTHON, ROOT / "scripts" / "build.py", "sanitize", name]
+    title = f"build with {name}"
     return [
-        Stage(f"build with {name}", build, background=background),
-        Stage(f"C++ tests with {name}", ctest, environment=SETTINGS, after=background),
+        Stage(title, build, background=background),
+        Stage(f"C++ tests with {name}", ctest, environment=SETTINGS, after=title),
     ]
 
 

@@ -30,14 +30,14 @@ def chosen(script: str, kind: str, known: Sequence[str]) -> Sequence[str]:
 @dataclass(frozen=True)
 class Stage:
     """`needed`: if this stage fails, the next ones do not run. `background`: it runs while other stages run, one
-    background stage at a time. `after`: it waits for all background stages before it."""
+    background stage at a time. `after`: it waits for the background stage of this title, if there is one."""
 
     title: str
     command: Sequence[str | Path]
     needed: bool = False
     environment: dict[str, str] | None = None
     background: bool = False
-    after: bool = False
+    after: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,10 @@ class Background:
         self.results: list[Result] = []
         self._waiting: list[Stage] = []
         self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._running: subprocess.Popen[bytes] | None = None
+        self._title = ""  # of the running stage
         self._stopped = False
 
     def add(self, stage: Stage) -> None:
@@ -83,6 +85,11 @@ class Background:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work)
                 self._thread.start()
+
+    def wait_for(self, title: str) -> None:
+        """Waits until the stage of this title has ended; returns at once if there is none."""
+        with self._ended:
+            self._ended.wait_for(lambda: title not in [self._title, *(stage.title for stage in self._waiting)])
 
     def wait(self) -> None:
         """Waits until all of them have ended."""
@@ -105,6 +112,7 @@ class Background:
                     self._thread = None
                     return
                 stage = self._waiting.pop(0)
+                self._title = stage.title
                 began = time.monotonic()
                 said = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
                 self._running = subprocess.Popen(
@@ -117,7 +125,8 @@ class Background:
                 )
             result = finished(stage.title, self._running, began)
             with self._lock:
-                self._running = None
+                self._running, self._title = None, ""
+                self._ended.notify_all()
                 if result.code != 0 and not self._stopped:
                     said.seek(0)
                     print(f"\n{stage.title}:\n{said.read().decode(errors='replace')}", flush=True)
@@ -139,7 +148,7 @@ def run(stages: Sequence[Stage]) -> int:
                 background.add(stage)
                 continue
             if stage.after:
-                background.wait()
+                background.wait_for(stage.after)
             began = time.monotonic()
             environment = {**os.environ, **(stage.environment or {})}
             try:

@@ -15,6 +15,7 @@ from stages import ROOT, Stage, run
 
 SCRIPTS = ROOT / "scripts"
 FUZZ_SECONDS = 60
+NEWEST_TORCH = "install the newest torch"  # the title of a stage
 
 # On x86_64 the newest torch brings 5 GB of CUDA libraries and is in build/other-torch, and .venv has torch 2.13.0.
 # On Arm it is the other way round.
@@ -40,7 +41,7 @@ def again(place: str, files: dict[str, str]) -> Stage:
     python = APART[place] / "bin" / "python" if place in APART else PYTHON
     command: list[str | Path] = [python, *PYTEST[1:], "-n", "2", "--dist", "loadgroup", "-k", chosen(files)]
     paths = [f"tests/frameworks/{file}" for file in files]
-    return Stage(f"Python: on {place}", [*command, *paths], environment=QUIET, after=True)
+    return Stage(f"Python: on {place}", [*command, *paths], environment=QUIET, after=NEWEST_TORCH)
 
 
 def stages(packages: list[str]) -> list[Stage]:
@@ -54,12 +55,13 @@ def stages(packages: list[str]) -> list[Stage]:
     found = [
         Stage("compile the core", [PYTHON, SCRIPTS / "build.py", "tests"], background=True),
         Stage("install packages", [*environment, *(name for name in packages if name not in apart)], needed=True),
-        *(Stage("install the newest torch", [*environment, name], background=True) for name in apart),
+        *(Stage(NEWEST_TORCH, [*environment, name], background=True) for name in apart),
         *check.stages(),
         build,
         fuzzer,
         wheel,
     ]
+    fuzzing: list[str | Path] = [PYTHON, SCRIPTS / "fuzz.py", str(FUZZ_SECONDS)]
     # Half of the time they wait for processes, so three groups run at the same time.
     python: list[str | Path] = [*PYTEST, "-n", "3", "--dist", "loadgroup", "-m", rest, "tests"]
     if NEWEST_IS_APART:
@@ -69,8 +71,8 @@ def stages(packages: list[str]) -> list[Stage]:
         found.append(again("other-torch", ON_NEWEST))
     found += [
         sanitized,
-        Stage("fuzzing of the wire and of whole engines", [PYTHON, SCRIPTS / "fuzz.py", str(FUZZ_SECONDS)]),
-        Stage("the wheel for this machine", [PYTHON, SCRIPTS / "wheel.py", "here"]),
+        Stage("fuzzing of the wire and of whole engines", fuzzing, after=fuzzer.title),
+        Stage("the wheel for this machine", [PYTHON, SCRIPTS / "wheel.py", "here"], after=wheel.title),
     ]
     return found
 
