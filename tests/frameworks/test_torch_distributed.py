@@ -113,7 +113,10 @@ def test_beyond_gloo(ours: list[dict[str, Any]], name: str) -> None:
 
 SUM = """
 import os, sys, torch, torch.distributed as dist
-assert [name for name in sys.modules if name.startswith("farandole.")] == ["farandole.autoload"]
+loaded = [name for name in sys.modules if name.startswith("farandole.")]
+if "FARANDOLE_RENDEZVOUS" in os.environ:  # a rank of our launcher notices mistakes: docs/mistakes.md
+    loaded = [name for name in loaded if not name.startswith("farandole.base")]
+assert loaded == ["farandole.autoload"]
 dist.init_process_group("farandole")
 tensor = torch.full((4,), float(dist.get_rank() + 1))
 dist.all_reduce(tensor)
