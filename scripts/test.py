@@ -31,7 +31,7 @@ ON_NEWEST = {
 }
 
 
-def chosen(files: dict[str, str]) -> str:
+def selection(files: dict[str, str]) -> str:
     """The expression for pytest that selects the named tests of each file."""
     return " or ".join(f"({file.removesuffix('.py')} and ({names}))" for file, names in files.items())
 
@@ -39,7 +39,7 @@ def chosen(files: dict[str, str]) -> str:
 def again(place: str, files: dict[str, str]) -> Stage:
     """The stage that runs the chosen tests of each file in this environment: one of those in build/, or .venv."""
     python = APART[place] / "bin" / "python" if place in APART else PYTHON
-    command: list[str | Path] = [python, *PYTEST[1:], "-n", "2", "--dist", "loadgroup", "-k", chosen(files)]
+    command: list[str | Path] = [python, *PYTEST[1:], "-n", "2", "--dist", "loadgroup", "-k", selection(files)]
     paths = [f"tests/frameworks/{file}" for file in files]
     return Stage(f"Python: on {place}", [*command, *paths], environment=QUIET, after=NEWEST_TORCH)
 
@@ -65,7 +65,7 @@ def stages(packages: list[str]) -> list[Stage]:
     # Half of the time they wait for processes, so three groups run at the same time.
     python: list[str | Path] = [*PYTEST, "-n", "3", "--dist", "loadgroup", "-m", rest, "tests"]
     if NEWEST_IS_APART:
-        python += ["-k", f"not ({chosen(ON_NEWEST)})"]
+        python += ["-k", f"not ({selection(ON_NEWEST)})"]
     found.append(Stage("Python: every other test, three groups at a time", python, environment=QUIET))
     if NEWEST_IS_APART:
         found.append(again("other-torch", ON_NEWEST))

@@ -18,13 +18,15 @@ pytestmark = [pytest.mark.ranks, pytest.mark.slow, needs_tensorflow]
 HERE = Path(__file__).parent
 # Eager tensors, tf.function, and graphs with a session; with compiled operations, or with callbacks into Python.
 FORMS = ["eager", "function/compiled", "function/callback", "session/compiled", "session/callback"]
-NIGHTLY_WITH_THREE_RANKS = pytest.param(3, FORMS, id="3", marks=pytest.mark.nightly)
+JOBS = [
+    pytest.param(2, [*FORMS[:2], FORMS[4]], id="2"),
+    pytest.param(2, FORMS[2:4], id="2, other forms", marks=pytest.mark.nightly),
+    pytest.param(3, FORMS, id="3", marks=pytest.mark.nightly),
+]
 
 
 @pytest.mark.timeout(450)
-@pytest.mark.parametrize(
-    ("ranks", "forms"), [pytest.param(2, [*FORMS[:2], FORMS[4]], id="2"), NIGHTLY_WITH_THREE_RANKS]
-)
+@pytest.mark.parametrize(("ranks", "forms"), JOBS)
 def test_the_battery(ranks: int, forms: list[str]) -> None:
     judge_all(results("tensorflow_binding.py", ranks, *forms, **TENSORFLOW), ranks, forms, 40)
 

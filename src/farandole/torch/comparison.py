@@ -24,7 +24,7 @@ PARTS = 2  # of a sample; each gives a number
 BYTES = 2 * PARTS  # of each parameter in the question
 # How much two ranks may differ: rounding errors stay far below it, and parameters of other seeds are beyond it.
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 1e-2, torch.bfloat16: 1e-2}
-LEAST_OF_HALVES = 64  # elements of 16 bits; fewer of them may differ by more than the tolerance after rounding
+MIN_HALVES = 64  # elements of 16 bits; fewer of them may differ by more than the tolerance after rounding
 
 _log = logging.getLogger("farandole")
 
@@ -66,9 +66,9 @@ class Comparison:
         The largest bytes of all ranks tell the largest and the smallest number.
         """
         self._asked = self._steps
-        said = [0] * (BYTES * len(slots))
+        numbers = [0] * (BYTES * len(slots))
         if self.off or self.steps_alone:
-            return said
+            return numbers
         compared = [place for place, slot in enumerate(slots) if _comparable(slot.param)]
         sums = [part for place in compared for part in _sums(slots[place].param)]
         values = torch.stack([one.to(sums[0].device) for one in sums]).tolist() if sums else []
@@ -77,8 +77,8 @@ class Comparison:
             if 0.0 < value < math.inf:
                 number = math.floor(math.log(value) / math.log1p(TOLERANCE[slots[place].param.dtype])) % 256
                 at = BYTES * place + 2 * (index % PARTS)
-                said[at : at + 2] = number, 255 - number
-        return said
+                numbers[at : at + 2] = number, 255 - number
+        return numbers
 
     def answer(self, slots: Sequence[Slot], largest: Sequence[int], order: Sequence[Slot]) -> None:
         """Warns, once and on one rank, if parameters differ. `largest`: the largest of each byte of all ranks.
@@ -110,7 +110,7 @@ def _comparable(param: torch.Tensor) -> bool:
     """Whether it is a plain tensor that is trained here: a frozen one may differ on purpose."""
     if type(param) not in (torch.nn.Parameter, torch.Tensor) or param.layout != torch.strided or param.is_meta:
         return False
-    least = LEAST_OF_HALVES if param.element_size() == 2 else PARTS
+    least = MIN_HALVES if param.element_size() == 2 else PARTS
     return param.requires_grad and param.dtype in TOLERANCE and param.numel() >= least
 
 
