@@ -268,6 +268,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ]
     if sum(seconds for seconds, _ in used) > 60:
         terminalreporter.section(f"most seconds of processors, of {sum(seconds for seconds, _ in used):.0f} in all")
+        COSTS.parent.mkdir(exist_ok=True)
         COSTS.write_text("".join(f"{seconds:8.2f} {test}\n" for seconds, test in sorted(used, reverse=True)))
         terminalreporter.line(f"(all of them: {COSTS.relative_to(HERE.parent)})")
         for seconds, test in sorted(used, reverse=True)[:MAX_SHOWN]:
