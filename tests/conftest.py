@@ -195,6 +195,7 @@ def nothing_left_behind() -> Iterator[None]:
 BEGAN = pytest.StashKey[waiting.Moment]()
 PROCESSORS = "seconds of processors"  # the property of a teardown's report
 MAX_SHOWN = 10
+COSTS = HERE.parent / "build" / "test-costs.txt"  # of the last large run
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -267,6 +268,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ]
     if sum(seconds for seconds, _ in used) > 60:
         terminalreporter.section(f"most seconds of processors, of {sum(seconds for seconds, _ in used):.0f} in all")
+        COSTS.parent.mkdir(exist_ok=True)
+        COSTS.write_text("".join(f"{seconds:8.2f} {test}\n" for seconds, test in sorted(used, reverse=True)))
+        terminalreporter.line(f"(all of them: {COSTS.relative_to(HERE.parent)})")
         for seconds, test in sorted(used, reverse=True)[:MAX_SHOWN]:
             terminalreporter.line(f"{seconds:.1f} {test}")
     reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]

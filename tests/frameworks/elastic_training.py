@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 import torch
-from elastic_files import SCRATCH, agreed, begin, finishing, leave
+from elastic_files import SCRATCH, agreed, begin, check_waiting, finishing, leave
 from elastic_files import tell as tell_step
 from torch import nn
 from torch.nn.functional import mse_loss
@@ -151,6 +151,8 @@ def main() -> None:
     if os.environ.get("SAVES"):
         state.register_save_callback(lambda: open(SCRATCH / f"saved.{os.getpid()}.{state.step}", "x").close())
     way = {"sampler": with_sampler, "loader": with_loader, "shards": with_shards}[MODE]
+
+    check_waiting()
 
     @hvd.elastic.run
     def train(state: Any) -> None:

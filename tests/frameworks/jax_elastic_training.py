@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from elastic_files import SCRATCH, finishing
+from elastic_files import SCRATCH, check_waiting, finishing
 from elastic_regression import MOMENTUM, NP, RATE, W, X, Y, begin, leave, tell
 
 import farandole.jax as hvd
@@ -88,6 +88,8 @@ def trained() -> tuple[int, Any]:
 
     together = jax.jit(several, donate_argnums=0)
     state = hvd.elastic.JaxState(training=first, step=0)
+
+    check_waiting()
 
     @hvd.elastic.run
     def train(state: Any) -> None:

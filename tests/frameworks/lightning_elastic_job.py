@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 import farandole.torch as hvd  # noqa: E402
 from farandole.lightning import ElasticCallback  # noqa: E402
+from farandole.world.runtime import runtime  # noqa: E402
 
 SCRATCH = Path(os.environ["SCRATCH"])
 RANKS, SAMPLES, EPOCHS = int(os.environ.get("RANKS", "3")), 120, int(os.environ.get("EPOCHS", "8"))
@@ -83,6 +84,7 @@ def main() -> None:
         callbacks=[ElasticCallback(**COMMIT_OPTIONS), checkpoints], logger=CSVLogger(SCRATCH, name="csv"),
         enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
     )  # fmt: skip
+    assert runtime.waiting == ("FARANDOLE_NEWCOMER" in os.environ)  # nobody has waited for this process yet
     trainer.fit(module, DataLoader(data, 4, shuffle=True), DataLoader(data, 30))
     hvd.check_equal(module)
     if trainer.is_global_zero:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from elastic_files import check_waiting
 from elastic_regression import MOMENTUM, RATE, W, X, Y, begin, leave, over
 
 import farandole.tensorflow.keras as hvd
@@ -36,6 +37,8 @@ def loop() -> tuple[int, Any]:
     if hvd.rank() == 0:
         weights.assign(W)
 
+    check_waiting()
+
     @hvd.elastic.run
     def train(state: Any) -> None:
         begin()
@@ -62,6 +65,8 @@ def fit() -> tuple[int, Any]:
     class Tell(tf.keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.model.stop_training = over(int(self.model.optimizer.iterations.numpy()))
+
+    check_waiting()
 
     @hvd.elastic.run
     def train(state: Any) -> None:

@@ -19,6 +19,11 @@ SCRATCH = Path(os.environ["SCRATCH"])
 PIDS: list[int] = []
 
 
+def check_waiting() -> None:
+    """What a rank has done so far has not made the others wait for it, if they were training when it started."""
+    assert runtime.waiting == ("FARANDOLE_NEWCOMER" in os.environ)
+
+
 def begin() -> None:
     """In a new world: who is there."""
     PIDS[:] = farandole.allgather_object(os.getpid(), name="pids")

@@ -96,6 +96,7 @@ class Config:
     pulse_fd: int | None = _worker(None, "descriptor of this rank's status page with its heartbeats", minimum=0)
     agent_pulse_fd: int | None = _worker(None, "descriptor of its agent's status page", minimum=0)
     worker: int = _worker(-1, "this process's number in the life of an elastic job", minimum=-1)
+    newcomer: bool = _worker(False, "the job was training when this process was started: init() stops nobody")
 
     autoload: bool = _setting(
         True,

@@ -133,7 +133,7 @@ class Snapshot:
 
 def save(writer: Writer, snapshot: Snapshot, path: str, keep: int, wait: bool) -> Writing:
     """Writes a checkpoint: see `farandole.elastic.save_to`."""
-    rank, size = (runtime.world.engine.rank, runtime.world.engine.size) if runtime.initialized else (0, 1)
+    rank, size = (runtime.rank, runtime.size) if runtime.initialized else (0, 1)
     parts = size if snapshot.sharded is not None else 1
     if wait:
         writer.drain()

@@ -45,7 +45,8 @@ notification_manager = WorkerNotificationManager()
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates `func(state, ...)`: the function is called again when ranks were lost or joined.
 
-    All ranks start with the state of rank 0. After a loss the state is restored from the last commit; after
+    A rank that is new in a job that runs is taken in here, and gets its number. All ranks start with the state of
+    rank 0. After a loss the state is restored from the last commit; after
     HostsUpdatedInterrupt it is not changed. In a job that is not elastic a lost rank ends the job. Mismatch is raised,
     because the program would make the same mistake again.
     """
@@ -71,6 +72,7 @@ def _repeat(
     func: Callable[..., Any], reset: Callable[[], Any] | None, state: State, args: tuple[Any, ...], kwargs: Any
 ) -> Any:
     skip_sync, changed = False, False
+    runtime.stop_waiting()
     while True:
         try:
             if changed:

@@ -287,7 +287,7 @@ class ObjectState(State):
         return checkpoint.save(self._writer, snapshot, os.path.abspath(path), keep, wait)
 
     def _load_from(self, path: str) -> int:
-        if runtime.initialized and runtime.world.engine.rank != 0:
+        if runtime.initialized and runtime.rank != 0:
             return 0
         found = checkpoint.load(os.path.abspath(path))
         if found is None:

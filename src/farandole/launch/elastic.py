@@ -275,7 +275,8 @@ class ElasticRanks(JobRanks):
         )
         address = connection.prepared.addresses[0] if connection.prepared.addresses else "127.0.0.1"
         place = Place(*start.place, start.host)
-        variables = {**environment.of_worker(start.worker, place, (address, connection.prepared.port)), **threads}
+        master = (address, connection.prepared.port)
+        variables = {**environment.of_worker(start.worker, place, master, start.newcomer), **threads}
         self._where[start.worker] = (start.host, 0)
         self._running.add(start.worker)
         connection.send(self._plan.launch_message(start.worker, start.host, connection.prepared, variables))

@@ -91,12 +91,15 @@ def of_place(place: Place, master: tuple[str, int]) -> dict[str, str]:
     }
 
 
-def of_worker(worker: int, place: Place, master: tuple[str, int] | None) -> dict[str, str]:
+def of_worker(worker: int, place: Place, master: tuple[str, int] | None, newcomer: bool) -> dict[str, str]:
     """The variables of a worker of an elastic job: its number, and its first place. Each generation has new places.
 
     `master`: None leaves out the address of rank 0, which changes; torch.distributed then uses our rendezvous.
+    `newcomer`: the job was training when this worker was started.
     """
     told = of_place(place, master or ("", 0))
     if master is None:
         told = {name: value for name, value in told.items() if not name.startswith("MASTER_")}
+    if newcomer:
+        told["FARANDOLE_NEWCOMER"] = "1"
     return {**told, "FARANDOLE_ELASTIC": "1", "HOROVOD_ELASTIC": "1", "FARANDOLE_WORKER": str(worker)}

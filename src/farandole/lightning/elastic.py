@@ -124,7 +124,7 @@ def _copied(value: Any) -> Any:
 
 def callback_of(trainer: Any) -> Any:
     """The trainer's ElasticCallback; None without one, and in a job that is not elastic."""
-    if not runtime.initialized or not runtime.world.config.elastic:
+    if not runtime.initialized or not runtime.place.elastic:
         return None
     return next((callback for callback in trainer.callbacks if isinstance(callback, Elastic)), None)
 

@@ -14,7 +14,7 @@ from ..world.runtime import runtime
 
 def launched() -> bool:
     """Whether a launcher (ours or another) has started this process as a rank. Then no more ranks are started."""
-    if runtime.initialized and runtime.world.engine.size > 1:
+    if runtime.initialized and runtime.size > 1:
         return True
     config = Config.from_environment()
     return config.rendezvous is not None or detect(environment(), config.launcher) is not None
@@ -48,7 +48,7 @@ class Environment:
         return launched()
 
     def _of_world(self, name: str, alone: int) -> int:
-        return int(getattr(runtime.world.config, name)) if runtime.initialized else alone
+        return int(getattr(runtime.place, name)) if runtime.initialized else alone
 
     def world_size(self) -> int:
         """The number of ranks."""

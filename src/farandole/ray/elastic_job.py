@@ -212,7 +212,7 @@ class ActorJob:
         """Starts an actor on the node of the slot."""
         make = self._make
         self._make_room(start)
-        variables = environment.of_worker(start.worker, Place(*start.place, start.host), None)
+        variables = environment.of_worker(start.worker, Place(*start.place, start.host), None, start.newcomer)
         variables.update(nics_to_env_var(detect_nics(self._settings)))
         resources = {"num_cpus": make.cpus, "num_gpus": make.gpus}
         actor: Any = ray.remote(BaseHorovodWorker).options(**_where(start.host), **resources).remote()

@@ -109,7 +109,7 @@ class ElasticBackend(Backend):
 
         elastic.call(set_local_rank)
         numbers = (*start.place[:2], local, max(count, local + 1), 0, 1)
-        variables = environment.of_worker(number, Place(*numbers, place.node), None)
+        variables = environment.of_worker(number, Place(*numbers, place.node), None, start.newcomer)
         variables.update(nics_to_env_var(detect_nics(config)))
         return variables, elastic.addresses, elastic.secret.key
 

@@ -53,7 +53,7 @@ from .slots import (
 BATCH_TENSORS = 64  # counts only tensors that are not packed
 
 # Counts the uses of each name in a world: optimizers whose models have equal names must not send under the same one.
-_names: weakref.WeakKeyDictionary[World, Counter[tuple[int, str]]] = weakref.WeakKeyDictionary()
+_names: weakref.WeakKeyDictionary[Any, Counter[tuple[int, str]]] = weakref.WeakKeyDictionary()
 
 
 class Gradients:
@@ -97,7 +97,7 @@ class Gradients:
         self._attach_few()
 
     def _add(self, params: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-        used = _names.setdefault(runtime.world, Counter())
+        used = _names.setdefault(runtime if runtime.waiting else runtime.world, Counter())
         group = self.process_set.process_set_id or 0
         for param, name in zip(params, names, strict=True):
             again = used[group, name]
@@ -118,6 +118,8 @@ class Gradients:
 
     def _look_at_world(self) -> None:
         """In a new world the group's number and size can differ, and the ranks must agree on layouts again."""
+        if runtime.waiting:
+            return  # this rank has no world yet; it looks again at its first gradient
         world = runtime.world
         if self._world is not None and self._world() is world:
             return
@@ -143,12 +145,12 @@ class Gradients:
         self._attach()
 
     def _attach(self) -> None:
-        if self.active or runtime.world.config.elastic:
+        if self.active or runtime.place.elastic:
             self.hooks.attach(self.slots.values())
 
     def _can_defer(self) -> bool:
         """Whether hooks of small gradients cost more time than they save: links inside a host are fast."""
-        return self.passes == 1 and runtime.world.config.cross_size == 1
+        return self.passes == 1 and runtime.place.cross_size == 1
 
     def steps_alone(self) -> None:
         """The script steps with the gradients of this rank alone, so the parameters of the ranks differ on purpose."""

@@ -42,8 +42,8 @@ class Comparison:
         """A new world, or all ranks have joined: all of them count from here."""
         self._steps = 0
         self._asked = -1
-        self._joins = runtime.world.joins
-        config = runtime.world.config
+        self._joins = 0 if runtime.waiting else runtime.world.joins
+        config = runtime.place
         self.off = not (config.hints and config.check_parameters)  # agreed on by the first answer
 
     def count(self) -> None:

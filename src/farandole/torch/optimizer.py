@@ -363,7 +363,7 @@ def DistributedOptimizer(
             raise ValueError("shard_optimizer_state=True goes with neither groups nor gradient_predivide_factor")
         return shard(_DistributedOptimizer, optimizer, names, terms)
     base: Any = type(optimizer)
-    if chosen == ReduceOp.ADASUM and runtime.world.engine.size > 1:
+    if chosen == ReduceOp.ADASUM and runtime.size > 1:
         distributed = adopt(class_over(_DistributedAdasumOptimizer, base), optimizer)
         distributed.prepare(names, compression, passes, process_set)
         return distributed

@@ -44,6 +44,10 @@ def _check_comm(comm: Any, config: Config) -> None:
 def init(comm: Any = None, process_sets: Any = None) -> None:
     """Joins the job; without a launcher, a world of one. A second call does nothing.
 
+    In an elastic job that is training already, it returns at once: this rank joins at its first operation or when its
+    function of `elastic.run` begins, so that the others do not wait while it prepares. Until then rank() is larger
+    than that of all others.
+
     `comm`: None, or the list of all ranks. `process_sets`: ProcessSets (or lists of ranks) that all ranks give alike,
     or "dynamic", which allows add_process_set later.
     """
@@ -73,32 +77,32 @@ def is_initialized() -> bool:
 
 def rank() -> int:
     """This process's number in the job."""
-    return runtime.world.engine.rank
+    return runtime.rank
 
 
 def size() -> int:
     """Number of processes in the job."""
-    return runtime.world.engine.size
+    return runtime.size
 
 
 def local_rank() -> int:
     """This process's number on its host; in an elastic job that of its slot, which stays."""
-    return runtime.world.config.local_rank
+    return runtime.place.local_rank
 
 
 def local_size() -> int:
     """Number of processes on this host; in an elastic job one more than the largest local rank there."""
-    return runtime.world.config.local_size
+    return runtime.place.local_size
 
 
 def cross_rank() -> int:
     """This host's number among the hosts that have this local rank."""
-    return runtime.world.config.cross_rank
+    return runtime.place.cross_rank
 
 
 def cross_size() -> int:
     """Number of hosts that have this local rank."""
-    return runtime.world.config.cross_size
+    return runtime.place.cross_size
 
 
 def is_homogeneous() -> bool:

@@ -80,6 +80,19 @@ global_process_set = ProcessSet([])
 global_process_set.process_set_id = 0
 
 
+def expect_world(size: int, rank: int) -> None:
+    """The numbers of the global set until this rank joins the others."""
+    global_process_set.ranks = list(range(size))
+    global_process_set._register(0, rank)
+
+
+def forget_world() -> None:
+    """There is no world any more."""
+    global_process_set._invalidate()
+    global_process_set.process_set_id = 0
+    global_process_set.ranks = []
+
+
 class GroupTable:
     """The process sets registered with one engine."""
 
@@ -87,8 +100,7 @@ class GroupTable:
         self._engine = engine
         self._lock = threading.Lock()
         self._sets: dict[int, ProcessSet] = {0: global_process_set}
-        global_process_set.ranks = list(range(engine.size))
-        global_process_set._register(0, engine.rank)
+        expect_world(engine.size, engine.rank)
 
     def add(self, sets: Sequence[ProcessSet]) -> None:
         """Registers the sets on all ranks at once; blocks until all ranks have asked for the same."""
@@ -151,8 +163,7 @@ class GroupTable:
         """Invalidates every set's object at shutdown."""
         for process_set in self._sets.values():
             process_set._invalidate()
-        global_process_set.process_set_id = 0
-        global_process_set.ranks = []
+        forget_world()
 
     def _check(self, sets: Sequence[ProcessSet]) -> None:
         known = [process_set.ranks for process_set in self._sets.values()]

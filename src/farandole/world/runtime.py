@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..base import ending, errors, hints, tested
 from ..base.config import Config, update_rank_variables, warn_of_ignored
-from .groups import ProcessSet
+from .groups import ProcessSet, expect_world, forget_world
 from .joining import PLACE, connect
 from .membership import Membership
 from .observe import log
@@ -30,36 +30,97 @@ class Runtime:
         self._world: World | None = None
         self._registered = False
         self._opened: tuple[Config, list[ProcessSet], ClusterRank | None] | None = None
+        self._waiting: Config | None = None  # init() was called in a job that runs, and this rank has not joined it yet
         self.membership = Membership()
         self.notifications = self.membership.notifications
 
     @property
     def initialized(self) -> bool:
-        return self._world is not None
+        return self._world is not None or self.waiting
+
+    @property
+    def waiting(self) -> bool:
+        """Whether this rank is new in a job that runs, and has not joined it yet."""
+        return self._waiting is not None
 
     @property
     def world(self) -> World:
-        """The current world; NotInitialized without one."""
-        world = self._world
-        if world is None:
-            raise errors.NotInitialized
-        return world
+        """The current world. A rank that waits joins it now; NotInitialized without a world."""
+        return self._world or self._join_late()
+
+    @property
+    def place(self) -> Config:
+        """The settings with this rank's numbers. Those of a rank that waits may change when it joins."""
+        waiting = self._waiting
+        return self.world.config if waiting is None else waiting
+
+    @property
+    def rank(self) -> int:
+        """This process's number; as `place`."""
+        waiting = self._waiting
+        return self.world.engine.rank if waiting is None else waiting.rank
+
+    @property
+    def size(self) -> int:
+        """Number of processes in the job; as `place`."""
+        waiting = self._waiting
+        return self.world.engine.size if waiting is None else waiting.size
 
     def open(self, config: Config, process_sets: list[ProcessSet], found: ClusterRank | None = None) -> None:
+        """Joins the other ranks. A rank that is new in a job that runs would make them wait while the script builds its
+        model and loads its data, so it joins later."""
         with self._lock:
-            if self._world is not None:
+            if self.initialized:
                 return
             log.configure(config)
-            self._world = self._join(config, process_sets, found, 0)
             self._opened = (config, process_sets, found)
+            if config.newcomer:
+                self._waiting = config
+                expect_world(config.size, config.rank)
+            else:
+                self._begin()
             self.membership.opened(config)
+            self.membership.active = self._world is not None
             if not self._registered:
                 self._registered = True
                 atexit.register(self.at_exit, config.report_fd, os.getpid())
-            hints.training.joined(functools.partial(self._world.engine.counter, "collectives"))
-            if self._world.engine.rank == 0:  # one rank is enough
-                warn_of_ignored()
-                tested.tell(tested.used())
+
+    def _begin(self) -> World:
+        assert self._opened is not None
+        try:
+            self._world = self._join(*self._opened, 0)
+        except BaseException:
+            self._opened = None
+            raise
+        hints.training.joined(functools.partial(self._world.engine.counter, "collectives"))
+        if self._world.engine.rank == 0:  # one rank is enough
+            warn_of_ignored()
+            tested.tell(tested.used())
+        return self._world
+
+    def stop_waiting(self) -> None:
+        """If this rank waits, it joins the others now; blocks until they have taken it in."""
+        with self._lock:
+            if self._waiting is not None:
+                self._join_late()
+
+    def _join_late(self) -> World:
+        with self._lock:
+            if self._world is not None:  # another thread was here before
+                return self._world
+            if self._waiting is None:
+                raise errors.NotInitialized
+            if self._opened is None:
+                raise errors.HorovodInternalError(
+                    f"this process was forked from rank {self._waiting.rank} before that rank joined its job; only "
+                    "the parent process can communicate"
+                )
+            try:
+                world = self._begin()
+            finally:
+                self._waiting = None
+            self.membership.active = True
+            return world
 
     def close(self) -> None:
         with self._lock:
@@ -69,6 +130,9 @@ class Runtime:
                 self._look_for_mistakes(self._world)
                 self._world.close()
                 self._world = None  # only now, so that an interrupted close can be repeated
+            if self._waiting is not None:
+                self._waiting = None
+                forget_world()
             self._opened = None
             self.membership.closed()
 
@@ -89,6 +153,7 @@ class Runtime:
             if self._opened is None:
                 raise errors.NotInitialized
             world, self._world = self._world, None
+            self._waiting = None
             self.membership.active = False
             hints.training.unsure = True  # an interrupted step is no sign of a mistake
             if world is not None:
@@ -130,6 +195,8 @@ class Runtime:
     def after_fork(self) -> None:
         # Another thread may have been in init or shutdown during the fork.
         self._lock = threading.RLock()
+        if self._waiting is not None:
+            self._opened = None
         self.membership.after_fork()
 
 

@@ -29,9 +29,17 @@ EPOCHS = 2
 @pytest.fixture(scope="module")
 def world() -> Iterator[Any]:
     engine = SimpleNamespace(rank=0, size=1)
-    stand_in = SimpleNamespace(world=SimpleNamespace(engine=engine, config=SimpleNamespace(virtual_size=0)))
+
+    class World:
+        """What the sampler and the loader ask of the runtime; tests change the engine's numbers."""
+
+        world = SimpleNamespace(engine=engine)
+        place = SimpleNamespace(virtual_size=0)
+        rank = property(lambda self: engine.rank)
+        size = property(lambda self: engine.size)
+
     before = loader_module.runtime
-    loader_module.runtime = sampler_module.runtime = stand_in
+    loader_module.runtime = sampler_module.runtime = World()
     yield engine
     loader_module.runtime = sampler_module.runtime = before
 

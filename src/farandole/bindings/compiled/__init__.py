@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ...base import errors
-from ...base.config import cache_directory
+from ...base.config import Config, cache_directory
 from ...engine.library import LIBRARY
 from ...engine.native import NativeEngine
 from ...operations import ops
@@ -73,7 +73,7 @@ class Operations:
     def __init__(
         self,
         framework: str,
-        load: Callable[[World], Path],
+        load: Callable[[Config], Path],
         connect: Callable[[NativeEngine, str], None],
         *more: type[Exception],
     ) -> None:
@@ -91,22 +91,26 @@ class Operations:
 
     def prepare(self) -> None:
         """After init: builds or finds the operations; all ranks agree whether to use them or callbacks."""
+        wanted = getattr(runtime.place, f"{self._framework}_ops")
+        if runtime.waiting:
+            if wanted != "callback":
+                self._failure(runtime.place)  # compiles before the others wait for this rank
+            return
         world = runtime.world
         if self._world is world:
             return
-        wanted = getattr(world.config, f"{self._framework}_ops")
         if wanted == "auto" and world.engine.size == 1 and not world.config.elastic:
             return  # with one rank callbacks are sufficient, and compiling is not needed
-        if agreed(world, self._framework, wanted, lambda: self._failure(world)):
+        if agreed(world, self._framework, wanted, lambda: self._failure(world.config)):
             assert isinstance(world.engine, NativeEngine)
             self._connect(world.engine, self._path)
             self._world = world
 
-    def _failure(self, world: World) -> str:
+    def _failure(self, config: Config) -> str:
         """Loads the library. Gives "" or the reason for a failure."""
         if not self._path:
             try:
-                self._path = str(self._load(world))
+                self._path = str(self._load(config))
             except self._failures as error:
                 return str(error)
         return ""
@@ -122,12 +126,14 @@ def join(prepare: Callable[[], object], comm: Any, process_sets: Any) -> None:
         raise
 
 
-def built(world: World, framework: str, version: str, source: Path, flags: Sequence[str], links: Sequence[str]) -> Path:
+def built(
+    config: Config, framework: str, version: str, source: Path, flags: Sequence[str], links: Sequence[str]
+) -> Path:
     """The library for this version. The first process of a host compiles it; the others wait for it."""
     header = next((place for place in HEADERS if (place / "farandole.h").exists()), None)
     if header is None:
         raise RuntimeError("farandole.h is not there")
-    directory = cache_directory(world.config)
+    directory = cache_directory(config)
     number = f"-DFARANDOLE_INTERFACE=0x{_interface(header / 'farandole.h')}"
     options = [number, *flags, "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w", f"-I{header}", f"-I{HERE}"]
     texts = [path.read_text() for path in (source, header / "farandole.h", HERE / "farandole_words.h")]

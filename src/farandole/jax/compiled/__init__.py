@@ -1,5 +1,5 @@
 # The compiled calls: built at first use for the installed jaxlib, registered with XLA, and connected to an engine.
-# Touches JAX, farandole.bindings.compiled and native.
+# Touches JAX, config, farandole.bindings.compiled and native.
 """Call `prepare()` after init. `ready()` says whether traced functions use the calls, or callbacks."""
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from pathlib import Path
 
 import jaxlib.version
 
+from ...base.config import Config
 from ...bindings.compiled import Operations, built
 from ...engine.native import NativeEngine
-from ...world.world import World
 from ..framework import jax
 
 SOURCE = Path(__file__).with_name("farandole_calls.cc")
 TARGET = "farandole_collective"
 
 
-def _load(world: World) -> Path:
+def _load(config: Config) -> Path:
     version = jaxlib.version.__version__
-    path = built(world, "jax", version, SOURCE, ["-std=c++17", f"-I{jax.ffi.include_dir()}"], [])
+    path = built(config, "jax", version, SOURCE, ["-std=c++17", f"-I{jax.ffi.include_dir()}"], [])
     function = ctypes.CDLL(str(path)).farandole_collective
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(function), platform="cpu")
     return path

@@ -94,6 +94,7 @@ class Start:
     host: str
     index: int
     place: Numbers  # for its variables
+    newcomer: bool  # a generation has run already
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ class Slots:
         for one in new:
             one.first_rank = self._free_rank()
         # When all are known, so that each hears how many they are.
-        state.actions += [Start(one.number, one.host, one.index, self._first_place(one)) for one in new]
+        for one in new:
+            state.actions.append(Start(one.number, one.host, one.index, self._first_place(one), state.runs > 0))
 
     def _new_workers(self, room: int) -> list[Worker]:
         """A worker for each free slot, as many as there is room for."""
@@ -79,10 +80,13 @@ class Slots:
         return new
 
     def _free_rank(self) -> int:
-        """The lowest number that no living worker has as its rank, or was started with."""
+        """A number that no living worker has as its rank, or was started with: the lowest at first, then the next one
+        after theirs, so that no newcomer takes itself for rank 0."""
         state = self._state
         living = [one for one in state.workers.values() if one.status is not Status.ENDED]
         taken = {one.first_rank for one in living} | {one.rank for one in living}
+        if state.runs:
+            return max(taken, default=-1) + 1
         return next(number for number in range(len(taken) + 1) if number not in taken)
 
     def _first_place(self, worker: Worker) -> Numbers:

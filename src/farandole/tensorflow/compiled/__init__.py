@@ -1,5 +1,5 @@
 # The compiled operations: built at first use for the installed TensorFlow, loaded, and connected to an engine.
-# Touches TensorFlow, farandole.bindings.compiled and native.
+# Touches TensorFlow, config, farandole.bindings.compiled and native.
 """Call `prepare()` after init. `library()` is TensorFlow's module of operations, or None if callbacks are used."""
 
 from __future__ import annotations
@@ -7,9 +7,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ...base.config import Config
 from ...bindings.compiled import Operations, built
 from ...engine.native import NativeEngine
-from ...world.world import World
 from ..framework import tf
 
 SOURCE = Path(__file__).with_name("farandole_ops.cc")
@@ -17,10 +17,10 @@ SOURCE = Path(__file__).with_name("farandole_ops.cc")
 _library: Any = None  # TensorFlow's module, once loaded
 
 
-def _load(world: World) -> Path:
+def _load(config: Config) -> Path:
     global _library
     flags, links = tf.sysconfig.get_compile_flags(), tf.sysconfig.get_link_flags()
-    path = built(world, "tensorflow", tf.__version__, SOURCE, flags, links)
+    path = built(config, "tensorflow", tf.__version__, SOURCE, flags, links)
     _library = tf.load_op_library(str(path))
     return path
 

@@ -93,7 +93,7 @@ class ElasticDataLoader:
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: expected at least 1")
         if virtual_size is None:
-            virtual_size = runtime.world.config.virtual_size
+            virtual_size = runtime.place.virtual_size
         self.dataset = dataset
         self.batch_size = batch_size
         self.shuffle = shuffle
@@ -153,7 +153,7 @@ class ElasticDataLoader:
     @property
     def parts(self) -> int:
         """The number of parts of a step."""
-        return self.virtual_size or runtime.world.engine.size
+        return self.virtual_size or runtime.size
 
     def __len__(self) -> int:
         """The number of steps that are left in this epoch, with the current ranks."""

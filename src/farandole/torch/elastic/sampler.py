@@ -61,8 +61,7 @@ class ElasticSampler(torch.utils.data.Sampler):  # type: ignore[misc, type-arg, 
 
     def reset(self) -> None:
         """Divides the remaining samples among the current ranks."""
-        engine = runtime.world.engine
-        self.num_replicas, self.rank = engine.size, engine.rank
+        self.num_replicas, self.rank = runtime.size, runtime.rank
         order = horovod_order(len(self.dataset), self.seed, self.epoch, self.shuffle)
         self.remaining_indices = order[self.processed_num :]
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)

@@ -40,7 +40,7 @@ class VirtualSteps:
                 f"{', '.join(norms[:3])}: BatchNorm depends on the number of ranks, and so will the weights",
                 stacklevel=2,
             )
-        size = runtime.world.config.virtual_size if virtual_size is None else virtual_size
+        size = runtime.place.virtual_size if virtual_size is None else virtual_size
         self.virtual_size = checked_size(size)
         self.optimizer = optimizer
         self.params = [param for group in optimizer.param_groups for param in group["params"]]
