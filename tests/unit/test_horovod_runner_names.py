@@ -303,6 +303,9 @@ def test_the_host_manager_keeps_order_and_leaves_failed_hosts_out() -> None:
     cooled.blacklist("a")
     cooled._states["a"]._until = time.monotonic()  # its time is over
     assert cooled.update_available_hosts() == 2 and not cooled.is_blacklisted("a")
+    for bounds in ((0, 5), (5, 1), (1, 3601)):
+        with pytest.raises(ValueError, match="blacklist-cooldown-range"):
+            discovery.HostState(bounds)
 
 
 def test_servers_of_http_are_refused() -> None:
