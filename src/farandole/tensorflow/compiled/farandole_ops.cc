@@ -178,8 +178,7 @@ class Collective : public AsyncOpKernel {
     for (size_t i = 0; i < count; ++i) {
       const Tensor& input = context.input(static_cast<int>(i) + 1);
       for (int d = 0; d < input.dims(); ++d) shapes[i].push_back(input.dim_size(d));
-      if (kind_ != kAllreduce && kind_ != kBroadcast && input.dims() == 0)
-        return without_rows();
+      if (kind_ != kAllreduce && kind_ != kBroadcast && input.dims() == 0) return without_rows();
       Tensor* output = nullptr;
       TF_RETURN_IF_ERROR(allocate(context, static_cast<int>(i), input, &output));
       if (kind_ == kAlltoall) TF_RETURN_IF_ERROR(read_splits(context, input, splits, shapes[i]));
