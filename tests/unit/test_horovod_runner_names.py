@@ -193,6 +193,7 @@ def test_settings_between_arguments_file_and_variables() -> None:
     found = config_parser.set_env_from_args({"A": "b"}, args)
     assert found["HOROVOD_FUSION_THRESHOLD"] == str(32 << 20) and found["HOROVOD_STALL_CHECK_DISABLE"] == "1"
     assert float(found[config_parser.HOROVOD_CYCLE_TIME]) == 5 and found["A"] == "b"
+    assert found[config_parser.HOROVOD_STALL_CHECK_TIME_SECONDS] == "9"  # scripts read it with int()
     args.cycle_time_ms = -1
     with pytest.raises(ValueError, match="cycle-time"):
         config_parser.validate_config_args(args)

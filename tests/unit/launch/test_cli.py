@@ -299,7 +299,7 @@ def test_dry_run_and_print_config(capfd: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "3")
     assert cli.main(["run", "-np", "1", "--cache-capacity", "5", "--print-config"]) == 0
     lines = {line.split()[0]: line.split(maxsplit=2)[1:] for line in capfd.readouterr().out.splitlines()}
-    assert lines["cycle_time"] == ["3.0", "variable HOROVOD_CYCLE_TIME"]
+    assert lines["cycle_time"] == ["3", "variable HOROVOD_CYCLE_TIME"]
     assert lines["cache_capacity"] == ["5", "flag --cache-capacity"]
     assert lines["links"] == ["auto", "default"]
 
