@@ -86,9 +86,7 @@ NOT_INITIALIZED = (
 
 
 class NotInitialized(ValueError, RuntimeError):
-    """init() has not been called, or shutdown() has. Horovod's rank() raises ValueError then, its operations
-    RuntimeError.
-    """
+    """init() has not been called, or shutdown() has. It is a RuntimeError too, as operations of Horovod raise one."""
 
     def __init__(self, message: str = NOT_INITIALIZED) -> None:
         super().__init__(message)
