@@ -101,6 +101,19 @@ print("all refused")
     assert fresh(code).stdout == "all refused\n"
 
 
+def test_the_coordinator_knows_hosts_and_nodes() -> None:
+    code = """
+from horovod.ray.runner import Coordinator, MiniSettings
+coordinator = Coordinator(MiniSettings())
+for rank, (host, node) in enumerate([("host", "a"), ("host", "b"), ("other", "c"), ("host", "a")]):
+    coordinator.register(host, node, rank)
+assert coordinator.hostnames == {"host", "other"} and coordinator.world_size == 4
+print(coordinator.node_id_string, coordinator.finalize_registration()[3])
+"""
+    place = {"LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
+    assert fresh(code).stdout == f"a:2,b:1,c:1 { {'HOROVOD_' + name: value for name, value in place.items()} }\n"
+
+
 def fresh(code: str, *options: str, path: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, str(ROOT / "src")]))}
     command = [sys.executable, *options, "-c", code]

@@ -193,6 +193,7 @@ def test_settings_between_arguments_file_and_variables() -> None:
     found = config_parser.set_env_from_args({"A": "b"}, args)
     assert found["HOROVOD_FUSION_THRESHOLD"] == str(32 << 20) and found["HOROVOD_STALL_CHECK_DISABLE"] == "1"
     assert float(found[config_parser.HOROVOD_CYCLE_TIME]) == 5 and found["A"] == "b"
+    assert found[config_parser.HOROVOD_STALL_CHECK_TIME_SECONDS] == "9"  # scripts read it with int()
     args.cycle_time_ms = -1
     with pytest.raises(ValueError, match="cycle-time"):
         config_parser.validate_config_args(args)
@@ -303,6 +304,9 @@ def test_the_host_manager_keeps_order_and_leaves_failed_hosts_out() -> None:
     cooled.blacklist("a")
     cooled._states["a"]._until = time.monotonic()  # its time is over
     assert cooled.update_available_hosts() == 2 and not cooled.is_blacklisted("a")
+    for bounds in ((0, 5), (5, 1), (1, 3601)):
+        with pytest.raises(ValueError, match="blacklist-cooldown-range"):
+            discovery.HostState(bounds)
 
 
 def test_servers_of_http_are_refused() -> None:

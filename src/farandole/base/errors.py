@@ -51,6 +51,14 @@ class NoRows(Mismatch, ValueError):
     """A tensor without dimensions was given to an operation on rows; Horovod raises HorovodInternalError for it."""
 
 
+def no_rows(operation: str) -> NoRows:
+    """The error with Horovod's text; `operation` is its name in lower case."""
+    return NoRows(
+        f"Process-set rank zero tried to {operation} a rank-zero tensor. "
+        f"{operation} needs at least one dimension; reshape the scalar to (1,)"
+    )
+
+
 class FarandoleTimeout(TimeoutError):
     """A deadline passed. After a timed-out wait the operation is still pending and can be waited for again."""
 
@@ -77,8 +85,8 @@ NOT_INITIALIZED = (
 )
 
 
-class NotInitialized(ValueError):
-    """init() has not been called, or shutdown() has."""
+class NotInitialized(ValueError, RuntimeError):
+    """init() has not been called, or shutdown() has. It is a RuntimeError too, as operations of Horovod raise one."""
 
     def __init__(self, message: str = NOT_INITIALIZED) -> None:
         super().__init__(message)

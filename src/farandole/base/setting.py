@@ -122,3 +122,13 @@ def _parse_bool(text: str) -> bool:
 
 
 _PARSERS: dict[str, Any] = {"int": int, "float": float, "bool": _parse_bool, "str": str}
+
+
+def text_of(value: Any) -> str:
+    """A value as the text of a variable. Scripts read `HOROVOD_STALL_CHECK_TIME_SECONDS` with `int`.
+
+    >>> [text_of(value) for value in (True, 60.0, 2.5, "info")]
+    ['1', '60', '2.5', 'info']
+    """
+    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+    return str(int(value)) if whole else str(value)

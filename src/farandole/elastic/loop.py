@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ..base.errors import HorovodInternalError, HostsUpdatedInterrupt, Mismatch, NotInitialized
+from ..base.errors import HorovodInternalError, HostsUpdatedInterrupt, Mismatch, NotInitialized, PeerLost, Revoked
 from ..world.runtime import runtime
 from .state import State, agree_on_largest
 
@@ -107,6 +107,8 @@ def _final(error: HorovodInternalError) -> bool:
     """Whether another attempt would not help: the program is wrong, or a rank is lost and the job is not elastic."""
     if isinstance(error, Mismatch):
         return True
+    if not isinstance(error, (PeerLost, Revoked)):
+        return False  # the program itself raised it on some ranks, which then meet again
     try:
         world = runtime.world
     except NotInitialized:

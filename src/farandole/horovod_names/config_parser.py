@@ -9,6 +9,7 @@ from typing import Any
 
 from farandole.base.config import LOG_LEVELS as OUR_LEVELS
 from farandole.base.config import SETTINGS
+from farandole.base.setting import text_of
 from farandole.horovod_names.arguments import SETTING_NAMES, given
 
 LOG_LEVELS = [level.upper() for level in OUR_LEVELS]
@@ -45,5 +46,5 @@ def set_env_from_args(env: MutableMapping[str, str], args: Any) -> MutableMappin
     """Puts the settings of `args` into `env`, with Horovod's names."""
     for setting, value in given(args).items():
         for variable in setting.aliases or (setting.variable,):
-            env[variable] = str(int(value)) if isinstance(value, bool) else str(value)
+            env[variable] = text_of(value)
     return env

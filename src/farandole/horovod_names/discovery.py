@@ -58,6 +58,8 @@ class HostState:
     def __init__(self, cooldown_range: Sequence[int] | None = None) -> None:
         self._event = threading.Event()
         self._range = None if cooldown_range is None else (cooldown_range[0], cooldown_range[1])
+        if self._range is not None:
+            policy.check_cooldown(*self._range)
         self._failures = 0
         self._until: float | None = None  # the end of its cool-down
         self._out = False

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import NoRows
+from ..base.errors import no_rows
 from ..bindings.work import Work, check
 from ..engine.interface import Kind
 from ..operations import ops as arrays_ops
@@ -36,7 +36,7 @@ def run(work: Work, arrays: Sequence[Any], splits: Any = None) -> list[Any]:
         return []
     for array in given:
         if array.ndim == 0 and work.kind not in (Kind.ALLREDUCE, Kind.BROADCAST):
-            raise NoRows(f"{work.kind.name.lower()} needs an array with at least one dimension; reshape it to (1,)")
+            raise no_rows(work.kind.name.lower())
     if not traced(given):
         return host.carry_out(work, given, splits)
     return _differentiable(work, given, splits)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farandole.base.config import OF_OUR_LAUNCHERS, SETTINGS
-from farandole.base.setting import Setting
+from farandole.base.setting import Setting, text_of
 
 NOT_FOR_FLAGS = ("launcher", "meet_at", "secret_file", "job_size")  # for ranks that another launcher starts
 
@@ -116,7 +116,7 @@ class Chosen:
 
     def text(self) -> str:
         """The value as the text of a variable."""
-        return str(int(self.value)) if isinstance(self.value, bool) else str(self.value)
+        return text_of(self.value)
 
 
 @dataclass

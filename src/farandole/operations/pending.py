@@ -183,4 +183,4 @@ def finisher(buffers: list[Buffer], grouped: bool, in_place: Sequence[Any] | Non
 
 def refuse_scalar(buffer: Buffer, operation: str) -> None:
     if not buffer.array.shape:
-        raise errors.NoRows(f"{operation} needs an array with at least one dimension; reshape the scalar to (1,)")
+        raise errors.no_rows(operation)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from typing import Any
 
 from farandole.base.config import OF_OUR_LAUNCHERS
@@ -33,6 +34,7 @@ class Coordinator:
         self.secret = Secret.create()
         self.places: list[Place] = []
         self._nodes: dict[int, str] = {}
+        self._names: dict[int, str] = {}
         self._hub: Hub | None = None
 
     @property
@@ -42,8 +44,13 @@ class Coordinator:
 
     @property
     def hostnames(self) -> set[str]:
-        """The nodes. Machines with the same name are different nodes."""
-        return set(self._nodes.values())
+        """The names of the hosts. Ranks are assigned by nodes, because machines may have the same name."""
+        return set(self._names.values())
+
+    @property
+    def node_id_string(self) -> str:
+        """The nodes with their numbers of workers, such as `a:2,b:1`."""
+        return ",".join(f"{node}:{count}" for node, count in Counter(self._nodes.values()).items())
 
     @property
     def addresses(self) -> list[str]:
@@ -53,7 +60,7 @@ class Coordinator:
 
     def register(self, hostname: str, node_id: str, world_rank: int) -> None:
         """Registers the worker of a rank on a node."""
-        self._nodes[world_rank] = node_id
+        self._nodes[world_rank], self._names[world_rank] = node_id, hostname
 
     def finalize_registration(self) -> dict[int, dict[str, str]]:
         """The local and cross numbers of each rank, as variables."""

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from ..base.errors import HorovodInternalError, Mismatch, NoRows
+from ..base.errors import HorovodInternalError, Mismatch, NoRows, NotInitialized
 from ..bindings.compiled import error_of
 from .framework import tf
 
@@ -37,6 +37,12 @@ class GraphNoRows(_Both, NoRows, tf.errors.FailedPreconditionError, tf.errors.In
     _code = tf.errors.FAILED_PRECONDITION
 
 
+class GraphNotInitialized(_Both, NotInitialized, tf.errors.FailedPreconditionError):  # type: ignore[misc]
+    """A NotInitialized for places where Horovod raises tf.errors.FailedPreconditionError."""
+
+    _code = tf.errors.FAILED_PRECONDITION
+
+
 class GraphArgument(_Both, ValueError, tf.errors.InvalidArgumentError):  # type: ignore[misc]
     """A ValueError for places where Horovod raises tf.errors.InvalidArgumentError."""
 
@@ -60,8 +66,10 @@ def told() -> Iterator[None]:
         both = (GraphNoRows if isinstance(error, NoRows) else GraphMismatch)(None, None, str(error))
         both.name, both.rank = error.name, error.rank
         raise both from error.__cause__
+    except NotInitialized as error:
+        raise GraphNotInitialized(None, None, str(error)) from error.__cause__
     except ValueError as error:
-        if type(error) is not ValueError:  # NotInitialized is more exact than a class of TensorFlow
+        if type(error) is not ValueError:  # a subclass is more exact than a class of TensorFlow
             raise
         raise GraphArgument(None, None, str(error)) from error.__cause__
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import Mismatch, NoRows
+from ..base.errors import Mismatch, no_rows
 from ..bindings.work import Work, begin, results
 from ..engine.interface import Array, Kind
 from .failures import unless_empty, words
@@ -43,7 +43,7 @@ def shapes(work: Work, tensors: Sequence[Any]) -> list[Any]:
     if work.kind in (Kind.ALLREDUCE, Kind.BROADCAST):
         return [tensor.shape for tensor in tensors]
     if any(tensor.shape.rank == 0 for tensor in tensors):
-        raise NoRows(f"{work.kind.name.lower()} needs a tensor with at least one dimension; reshape it to (1,)")
+        raise no_rows(work.kind.name.lower())
     known = [[None, *tensor.shape[1:]] if tensor.shape.rank is not None else None for tensor in tensors]
     return [*known, [None]] if work.kind == Kind.ALLTOALL else known
 

@@ -48,6 +48,14 @@ class _ReducedGradients:
         local = self._reduction.local
         return [pair for pair in pairs if id(pair[0]) in local], [pair for pair in pairs if id(pair[0]) not in local]
 
+    @property
+    def process_set(self) -> ProcessSet:
+        return self._reduction.process_set
+
+    @property
+    def scale_local_gradients(self) -> bool:
+        return self._reduction.scale_local_gradients
+
     def _reduce(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
         # An IndexedSlices is one gradient, although it is a structure.
         return self._reduction.apart(gradients, sources, self._allreduce_grads)

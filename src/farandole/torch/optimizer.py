@@ -33,6 +33,16 @@ from .wrapping import adopt, checked_passes, class_over, registered, state_of, s
 __all__ = ["DistributedOptimizer"]
 
 
+class Shown:
+    """An attribute of an optimizer that comes from its gradients. A derived class may assign another value to it."""
+
+    def __init__(self, read: Callable[[Gradients], Any]) -> None:
+        self.read = read
+
+    def __get__(self, optimizer: Any, owner: type | None = None) -> Any:
+        return self if optimizer is None else self.read(optimizer._gradients)
+
+
 class _DistributedOptimizer(torch.optim.Optimizer):
     """The methods of a DistributedOptimizer, which come before those of the wrapped class.
 
@@ -175,21 +185,15 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def backward_passes_per_step(self, passes: int) -> None:
         self._gradients.passes = passes
 
-    @property
-    def process_set(self) -> ProcessSet:
-        return self._gradients.process_set
-
-    @property
-    def _handles(self) -> dict[torch.Tensor, tuple[Any, Any]]:
-        return self._gradients.handles()
-
-    @property
-    def _allreduce_delay(self) -> dict[torch.Tensor, int]:
-        return {slot.param: slot.delay for slot in self._gradients.slots.values()}
-
-    @property
-    def _requires_update(self) -> set[torch.Tensor]:
-        return {param for param in self._gradients.slots if param.requires_grad}
+    op = Shown(lambda gradients: gradients.terms.op)
+    gradient_predivide_factor = Shown(lambda gradients: gradients.terms.predivide)
+    sparse_as_dense = Shown(lambda gradients: gradients.terms.sparse_as_dense)
+    process_set = Shown(lambda gradients: gradients.process_set)
+    _compression = Shown(lambda gradients: gradients.terms.compression)
+    _parameter_names = Shown(lambda gradients: {slot.param: slot.given for slot in gradients.slots.values()})
+    _handles = Shown(Gradients.handles)
+    _allreduce_delay = Shown(lambda gradients: {slot.param: slot.delay for slot in gradients.slots.values()})
+    _requires_update = Shown(lambda gradients: {param for param in gradients.slots if param.requires_grad})
 
     def before_scaler(self) -> None:
         """GradScaler calls this before it checks and changes the gradients: they must be reduced before that."""

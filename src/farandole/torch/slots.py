@@ -304,4 +304,5 @@ def packed_buckets(
 def digest(slots: Iterable[Slot], compression: Any) -> bytes:
     """A hash that is equal on ranks that would pack in the same way."""
     text = [f"{slot.name} {tuple(slot.param.shape)} {slot.param.dtype} {slot.bundle is None}" for slot in slots]
-    return hashlib.sha256("\n".join([compression.__name__, *text]).encode()).digest()[:8]
+    compressor = getattr(compression, "__name__", type(compression).__name__)  # programs give classes and instances
+    return hashlib.sha256("\n".join([compressor, *text]).encode()).digest()[:8]

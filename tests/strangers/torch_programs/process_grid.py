@@ -12,14 +12,14 @@ r, n = hvd.rank(), hvd.size()
 torch.set_num_threads(1)
 tp = 2 if n % 2 == 0 else 1
 dp = n // tp
-tensor_sets = [
-    hvd.add_process_set(range(i * tp, (i + 1) * tp)) if tp < n else hvd.global_process_set for i in range(dp)
-]
-data_sets = (
-    [hvd.add_process_set([i * tp + j for i in range(dp)]) for j in range(tp)]
-    if dp > 1
-    else [hvd.add_process_set([j]) for j in range(tp)]
-)
+
+
+def set_of(ranks):  # a second set of all ranks is refused
+    return hvd.add_process_set(ranks) if len(ranks) < n else hvd.global_process_set
+
+
+tensor_sets = [set_of(range(i * tp, (i + 1) * tp)) for i in range(dp)]
+data_sets = [set_of([i * tp + j for i in range(dp)]) for j in range(tp)]
 mine_t = tensor_sets[r // tp]
 mine_d = data_sets[r % tp]
 assert mine_t.included() and mine_t.size() == tp and mine_t.rank() == r % tp

@@ -53,7 +53,7 @@ def test_run_prefixes_lines_and_names_the_failed_rank_with_its_last_output() -> 
 def test_run_raw_and_with_options_of_the_command() -> None:
     words = ("run", "-np", "1", "--raw", "--start-timeout", "7", "--fusion-threshold-mb", "2")
     with farandole(*words, "sh", "-c", "echo $FARANDOLE_START_TIMEOUT $HOROVOD_FUSION_THRESHOLD $0", "--np") as job:
-        assert job.wait(60) == 0 and job.stdout(0) == f"7.0 {2 << 20} --np\n"
+        assert job.wait(60) == 0 and job.stdout(0) == f"7 {2 << 20} --np\n"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -299,7 +299,7 @@ def test_dry_run_and_print_config(capfd: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "3")
     assert cli.main(["run", "-np", "1", "--cache-capacity", "5", "--print-config"]) == 0
     lines = {line.split()[0]: line.split(maxsplit=2)[1:] for line in capfd.readouterr().out.splitlines()}
-    assert lines["cycle_time"] == ["3.0", "variable HOROVOD_CYCLE_TIME"]
+    assert lines["cycle_time"] == ["3", "variable HOROVOD_CYCLE_TIME"]
     assert lines["cache_capacity"] == ["5", "flag --cache-capacity"]
     assert lines["links"] == ["auto", "default"]
 

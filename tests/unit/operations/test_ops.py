@@ -167,9 +167,14 @@ REFUSED: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("root", lambda: farandole.broadcast(np.ones(1), 1), ValueError, "root_rank=1 is not among the ranks [0]"),
     ("root -1", lambda: farandole.broadcast(np.ones(1), -1), ValueError, "root_rank=-1"),
     ("root text", lambda: farandole.broadcast(np.ones(1), "0"), ValueError, "expected a rank"),  # type: ignore[arg-type]
-    ("scalar gather", lambda: farandole.allgather(np.float32(1)), ValueError, "at least one dimension"),
-    ("scalar alltoall", lambda: farandole.alltoall(np.float32(1)), ValueError, "at least one dimension"),
-    ("scalar scatter", lambda: farandole.reducescatter(np.float32(1)), ValueError, "at least one dimension"),
+    ("scalar gather", lambda: farandole.allgather(np.float32(1)), ValueError, "tried to allgather a rank-zero"),
+    ("scalar alltoall", lambda: farandole.alltoall(np.float32(1)), ValueError, "tried to alltoall a rank-zero"),
+    (
+        "scalar scatter",
+        lambda: farandole.reducescatter(np.float32(1)),
+        ValueError,
+        "tried to reducescatter a rank-zero",
+    ),
     (
         "scatter op",
         lambda: farandole.reducescatter(np.ones(1), op=farandole.Min),

@@ -72,17 +72,21 @@ class Limits:
         if self.reset_limit is not None and self.reset_limit < 0:
             raise ValueError(f"--reset-limit {self.reset_limit}: expected 0 or more")
         if self.cooldown is not None:
-            low, high = self.cooldown
-            if not COOLDOWN_BOUNDS[0] <= low < high <= COOLDOWN_BOUNDS[1]:
-                raise ValueError(
-                    f"--blacklist-cooldown-range {low} {high}: expected two numbers of seconds from "
-                    f"{COOLDOWN_BOUNDS[0]} to {COOLDOWN_BOUNDS[1]}, the smaller one first"
-                )
+            check_cooldown(*self.cooldown)
 
     @property
     def most(self) -> int:
         """The largest world."""
         return self.max_np if self.max_np is not None else 1 << 30
+
+
+def check_cooldown(low: float, high: float) -> None:
+    """ValueError unless these are the bounds of a cool-down."""
+    if not COOLDOWN_BOUNDS[0] <= low < high <= COOLDOWN_BOUNDS[1]:
+        raise ValueError(
+            f"--blacklist-cooldown-range {low} {high}: expected two numbers of seconds from "
+            f"{COOLDOWN_BOUNDS[0]} to {COOLDOWN_BOUNDS[1]}, the smaller one first"
+        )
 
 
 def backoff(failures: int) -> float:

@@ -162,6 +162,12 @@ class Collective : public AsyncOpKernel {
   }
 
  private:
+  absl::Status without_rows() const {  // no_rows() of base/errors.py
+    const std::string name = kind_ == kAllgather ? "allgather" : kind_ == kAlltoall ? "alltoall" : "reducescatter";
+    return absl::FailedPreconditionError("NoRows: Process-set rank zero tried to " + name + " a rank-zero tensor. " +
+                                         name + " needs at least one dimension; reshape the scalar to (1,)");
+  }
+
   absl::Status submit(OpKernelContext& context, const std::shared_ptr<Step>& step) {
     World& now = world();
     if (now.engine == nullptr) return absl::FailedPreconditionError(farandole::kNotInitialized);
@@ -172,8 +178,7 @@ class Collective : public AsyncOpKernel {
     for (size_t i = 0; i < count; ++i) {
       const Tensor& input = context.input(static_cast<int>(i) + 1);
       for (int d = 0; d < input.dims(); ++d) shapes[i].push_back(input.dim_size(d));
-      if (kind_ != kAllreduce && kind_ != kBroadcast && input.dims() == 0)
-        return failure(2, "a tensor with at least one dimension is needed; reshape the scalar to (1,)");
+      if (kind_ != kAllreduce && kind_ != kBroadcast && input.dims() == 0) return without_rows();
       Tensor* output = nullptr;
       TF_RETURN_IF_ERROR(allocate(context, static_cast<int>(i), input, &output));
       if (kind_ == kAlltoall) TF_RETURN_IF_ERROR(read_splits(context, input, splits, shapes[i]));
