@@ -18,6 +18,7 @@ USAGE = """usage: farandole COMMAND ...
   run -np N COMMAND...   start N ranks of a command, here or on other hosts (horovodrun is the same)
   fit STACK.yaml         train what a file describes, with Lightning; --explain shows it
   attach [NAME]          show a job again that was started with --survive-launcher
+  check TRAIN.PY         run a few steps on 2 ranks and report mistakes of the script: begin with this
   doctor [-H HOSTS]      is this host fit, and what lies between hosts?
   env                    a block for bug reports
   trace FILE             summarise a timeline
@@ -153,9 +154,10 @@ def _tool(name: str, words: Sequence[str], package: str = "farandole.tools") -> 
         sys.argv = before
 
 
+TOOLS = ("check", "doctor", "env", "trace", "bench", "discover", "demo")
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "attach": _attach,
     "fit": functools.partial(_tool, "fit", package="farandole.lightning"),
-    **{name: functools.partial(_tool, name) for name in ("doctor", "env", "trace", "bench", "discover", "demo")},
+    **{name: functools.partial(_tool, name) for name in TOOLS},
 }
