@@ -25,7 +25,7 @@ ELASTIC = ("min_num_proc", "max_num_proc", "host_discovery_script")
 def parse_args() -> HorovodArgs:
     """Parses this process's command line. A wrong command line ends the process with code 2, as in argparse."""
     try:
-        return from_options(options.parse(sys.argv[1:], os.environ))
+        return from_options(options.parse(sys.argv[1:], os.environ, options.HOROVODS))
     except options.Usage as error:
         run.say(f"{error}\nTry `horovodrun --help`.")
         sys.exit(2)

@@ -26,6 +26,7 @@ class Outcome:
         self.failure: tuple[int, int] | None = None
         self.reason = ""  # why the job failed, if no rank is the root cause
         self.endings: list[Ending] = []
+        self.deaths = 0  # endings with another code than 0 that nobody had asked for
         self.runs: Callable[[], int] = lambda: 0  # how many generations of an elastic job have run
         self.stopped = False  # the launcher has told the ranks to end
         self.hurried = False  # the job must end soon, even if nobody reads its output
@@ -53,12 +54,14 @@ class Outcome:
     def worker_ended(self, ending: Ending) -> None:
         """A worker of an elastic job has ended. Those that failed before the last generation began were replaced."""
         runs = self.runs()
+        self.deaths += ending.failed
         self.endings = [*(self.endings[-KEPT_ENDINGS:] if self._endings_of == runs else []), ending]
         self._endings_of = runs
 
     def rank_ended(self, ending: Ending, running: Sequence[int]) -> None:
         """A rank of a fixed job has ended; `running`: the ranks that still run."""
         self.endings.append(ending)
+        self.deaths += ending.failed
         if not ending.failed:
             return
         if not blame.root_cause_running(self.endings, running):

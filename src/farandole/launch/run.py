@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -21,13 +21,13 @@ from farandole.base import hints
 from farandole.base.version import package_version
 from farandole.launch import discovery, environment, foreign, hosts, spawn, ssh
 from farandole.launch.agent_connection import StartError, package_place
-from farandole.launch.blame import describe
 from farandole.launch.hosts import Host
 from farandole.launch.job import Job
-from farandole.launch.options import ELASTIC, FLAGS, FOR_ELASTIC, Options, Usage
+from farandole.launch.options import ELASTIC, FLAGS, FOR_ELASTIC, HOROVODS, OURS, Options, Usage
 from farandole.launch.output import Files, PrefixedLines, Raw, Sink, StatusLine, Tails, Tee, screens, time_of_day
 from farandole.launch.plan import ElasticOptions, Plan
 from farandole.launch.slots import places
+from farandole.launch.summary import Account
 from farandole.rendezvous import interfaces
 from farandole.rendezvous.elastic.policy import Limits, Times
 
@@ -68,7 +68,7 @@ def check(options: Options) -> None:
     if options.np is None and elastic(options):
         options.values["np"] = options.min_np or options.max_np
     if options.np is None:
-        raise Usage("how many ranks? Say it with -np, e.g. horovodrun -np 2 python train.py")
+        raise Usage(f"how many ranks? Say it with -np, e.g. {options.program} -np 2 python train.py")
     if options.np < 1:
         raise Usage(f"-np {options.np}: a job has at least one rank")
     for name in FOR_ELASTIC:
@@ -80,7 +80,7 @@ def check(options: Options) -> None:
     if sum(bool(getattr(options, name)) for name in ("gloo", "mpi", "jsrun")) > 1:
         raise Usage("--gloo, --mpi and --jsrun exclude each other")
     if not options.command and not (options.print_config or options.dry_run):
-        raise Usage("there is no command to run, e.g. horovodrun -np 2 python train.py")
+        raise Usage(f"there is no command to run, e.g. {options.program} -np 2 python train.py")
     if options.blacklist not in (None, "slot", "host"):
         raise Usage(f"--blacklist {options.blacklist}: expected slot or host")
     for name, least in (
@@ -263,6 +263,9 @@ class Reporter:
     """Writes the output of the ranks, and the summary at the end."""
 
     def __init__(self, options: Options, size: int) -> None:
+        self._options = options
+        self._program = options.program
+        self._clock = time_of_day if options.timestamps else lambda: ""
         self._tails = Tails(size)
         self._files: list[Files] = []
         self._job: Job | None = None
@@ -283,10 +286,13 @@ class Reporter:
         else:
             plain = os.environ.get("NO_COLOR") is not None or os.environ.get("TERM") == "dumb"
             colours = [terminal and not plain for terminal in terminals]
-            clock = time_of_day if options.timestamps else lambda: ""
             around = self._status.around if self._status is not None else lambda write: write()
-            sinks.append(PrefixedLines(size, targets, colours, clock, around, self._name))
+            sinks.append(PrefixedLines(size, targets, colours, self._clock, around, self._name))
         self.sink = Tee(*sinks)
+
+    def say(self, line: str) -> None:
+        """Prints a line for the user, with the time if that is asked for."""
+        tell(f"{self._clock()}farandole: {line}\n")
 
     def _name(self, number: int) -> int:
         return self._job.rank_of(number) if self._job is not None else number
@@ -332,33 +338,59 @@ class Reporter:
         if job.failure is None:
             if job.alone:
                 what = hints.remedy(job.alone)
-                say(f"no rank has called init(), so each has trained a model of its own. {what} {hints.OFF}")
+                self.say(f"no rank has called init(), so each has trained a model of its own. {what} {hints.OFF}")
             return
         if job.failure[0] < 0:
             if job.reason:
-                say(job.reason)
+                self.say(job.reason)
             return
         verdict = job.verdict
         if verdict is None:
             return
         host, name = job.host_of(verdict.rank), self._name(verdict.rank)
         last = self._tails.last_words(verdict.rank)
-        if last:
+        if last and not last[0].startswith("Traceback"):  # a traceback is on the screen already, and is long
             tell("\n".join([f"\n----- rank {name}: last lines -----", *last, "-----\n"]))
-        say("Horovod detected that one or more processes exited with non-zero status; the first was:")
-        say(f"rank {name} (process {job.pid_of(verdict.rank)} on {host}) failed first: {verdict.text}")
+        if self._program == HOROVODS:  # programs look for Horovod's text
+            self.say("Horovod detected that one or more processes exited with non-zero status; the first was:")
+        self.say(f"rank {name} (process {job.pid_of(verdict.rank)} on {host}) failed first: {verdict.text}")
         if verdict.collateral:
             fallen = sorted(map(self._name, verdict.collateral))
             named = ", ".join(map(str, fallen[:BACKLOG_OF_COLLATERAL]))
             more = " ..." if len(verdict.collateral) > BACKLOG_OF_COLLATERAL else ""
-            say(f"collateral, because rank {name} was gone: rank {named}{more}")
+            self.say(f"collateral, because rank {name} was gone: rank {named}{more}")
         for ending in verdict.by_themselves[:BACKLOG_OF_COLLATERAL]:
-            error = ending.error.partition("\n")[0]
-            say(f"rank {self._name(ending.rank)} failed by itself too: {describe(ending.code, ending.cause)} ({error})")
+            how = "failed by itself too" if ending.error else "ended too"
+            self.say(f"rank {self._name(ending.rank)} {how}: {ending.text}")
         if job.reason:
-            say(job.reason)
+            self.say(job.reason)
         if self.log_directory is not None:
-            say(f"logs are in {self.log_directory}")
+            self.say(f"logs are in {self.log_directory}")
+
+    def account(self, job: Job, code: int, seconds: float) -> None:
+        """Says how the job went, in a few lines, and writes the file of --json."""
+        found = Account(
+            self._options.command,
+            self._program,
+            code,
+            seconds,
+            self._options.np,
+            job.endings,
+            job.deaths,
+            job.generations,
+            job.verdict if job.failure is not None else None,
+            job.reason,
+            self._name,
+        )
+        # Programs that read Horovod's output expect no more lines than Horovod prints.
+        if not self._options.quiet and not self._options.raw and self._program == OURS:
+            for line in found.lines():
+                self.say(line)
+        if self._options.json is not None:
+            try:
+                Path(self._options.json).write_text(json.dumps(found.data(), indent=1) + "\n")
+            except OSError as error:
+                self.say(f"cannot write --json {self._options.json}: {error.strerror}")
 
 
 def new_folder(above: Path) -> Path:
@@ -435,6 +467,7 @@ def _signals() -> Iterator[_Signals]:
 
 def run(plan: Plan, options: Options) -> int:
     """Starts the job and waits until it ends. Returns the exit code."""
+    began = time.monotonic()
     elastic_options = make_elastic_options(options)
     reporter = Reporter(options, options.np)
     if reporter.log_directory is not None:
@@ -445,14 +478,15 @@ def run(plan: Plan, options: Options) -> int:
     try:
         with (
             _signals() as signals,
-            Job(plan, reporter.sink, say, elastic=elastic_options, on_started=signals.hold) as job,
+            Job(plan, reporter.sink, reporter.say, elastic=elastic_options, on_started=signals.hold) as job,
         ):
             reporter.watch(job)
             if options.verbose:
-                _tell_places(job)
-            code = _wait(job, signals, GRACE_SECONDS if options.grace is None else options.grace)
+                _tell_places(job, reporter.say)
+            code = _wait(job, signals, reporter.say, GRACE_SECONDS if options.grace is None else options.grace)
             reporter.close()
             reporter.summary(job)
+            reporter.account(job, code, time.monotonic() - began)
             return code
     except StartError as error:
         reporter.close()
@@ -463,12 +497,12 @@ def run(plan: Plan, options: Options) -> int:
         return 128 + stop.number
 
 
-def _tell_places(job: Job) -> None:
+def _tell_places(job: Job, say: Callable[[str], None]) -> None:
     for rank, pid in enumerate(job.pids):
         say(f"rank {rank} is process {pid} on {job.host_of(rank)}")
 
 
-def _wait(job: Job, signals: _Signals, grace: float) -> int:
+def _wait(job: Job, signals: _Signals, say: Callable[[str], None], grace: float) -> int:
     """Waits until the job ends. The first signal is passed on to the ranks, a second signal kills them."""
     try:
         signals.release()

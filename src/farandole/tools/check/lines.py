@@ -5,28 +5,17 @@
 from __future__ import annotations
 
 import ast
-import os
 import sys
-import sysconfig
 from pathlib import Path
 from types import FrameType
 
-LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-OURS = str(Path(__file__).parents[2]) + os.sep
+from farandole.base.tracebacks import is_library, shown
+
 # Who uses one of these in a learning rate, scales it with the number of ranks.
 OF_RANKS = {"size", "scale_lr", "world_size", "local_size", "get_world_size", "num_replicas", "num_processes", "ranks"}
 # Who imports one of these trains with torch.
 WITH_TORCH = {"torch", "torchvision", "lightning", "pytorch_lightning", "transformers", "accelerate"}
 WITH_KERAS = {"keras", "tf_keras", "tensorflow"}
-
-
-def is_library(path: str) -> bool:
-    """Whether a file belongs to Python, to an installed package, or to us.
-
-    >>> is_library("<frozen importlib._bootstrap>"), is_library("/home/me/train.py")
-    (True, False)
-    """
-    return path.startswith((*LIBRARIES, OURS, "<")) or f"{os.sep}site-packages{os.sep}" in path
 
 
 def here() -> str:
@@ -37,12 +26,6 @@ def here() -> str:
             return f"{shown(path)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
-
-
-def shown(path: str) -> str:
-    """A path as short as possible."""
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
 
 
 def imported(script: str) -> set[str]:

@@ -8,11 +8,10 @@ import contextlib
 import os
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from farandole.base import ending
+from farandole.base import ending, tracebacks
 from farandole.tools.check import lines, with_keras, with_torch
 from farandole.tools.check.report import Enough, Report
 
@@ -31,11 +30,9 @@ def _reported(report: Report, script: str) -> Iterator[None]:
         if report.found["ended"] == "error":
             raise
     except BaseException as error:
-        mine = [one for one in traceback.extract_tb(error.__traceback__) if not lines.is_library(one.filename)]
-        place = mine[-1] if mine else None
         report.found["ended"] = "error"
         report.found["error"] = f"{type(error).__name__}: {error}"
-        report.found["line"] = f"{lines.shown(place.filename)}:{place.lineno}" if place else script
+        report.found["line"] = tracebacks.place(error)
         report.found["collateral"] = ending.blames(error) is not None
         if report.found.get("cut"):  # passes of one batch may be too short for it
             report.found["ended"] = "cut"
@@ -58,6 +55,7 @@ def main() -> None:
         report.closing.append(with_keras.Watch(report).finish)
     report.watch_init()
     report.watch_files()
+    tracebacks.install()
     inside = sys.modules["__main__"].__dict__
     inside.update(__file__=os.path.abspath(script), __name__="__main__")
     try:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from farandole.base import tested
+from farandole.base import tested, tracebacks
 from farandole.base.config import Config
 from farandole.engine.interface import Engine
 from farandole.tools.check import lines
@@ -102,9 +102,9 @@ class Report:
         def late() -> None:
             frame = sys._current_frames().get(self._main)
             stack = traceback.extract_stack(frame)
-            mine = [one for one in stack if not lines.is_library(one.filename)]
+            mine = [one for one in stack if not tracebacks.is_library(one.filename)]
             if mine:
-                self.found["line"] = f"{lines.shown(mine[-1].filename)}:{mine[-1].lineno}"
+                self.found["line"] = f"{tracebacks.shown(mine[-1].filename)}:{mine[-1].lineno}"
             self.write()
             os._exit(0)
 
