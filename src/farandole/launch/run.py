@@ -380,6 +380,7 @@ class Reporter:
             job.generations,
             job.verdict if job.failure is not None else None,
             job.reason,
+            _other_python(self._options.command[0]),
             self._name,
         )
         # Programs that read Horovod's output expect no more lines than Horovod prints.
@@ -391,6 +392,12 @@ class Reporter:
                 Path(self._options.json).write_text(json.dumps(found.data(), indent=1) + "\n")
             except OSError as error:
                 self.say(f"cannot write --json {self._options.json}: {error.strerror}")
+
+
+def _other_python(program: str) -> str:
+    """The path of a Python that is not that of this program's environment; "" for another program."""
+    found = shutil.which(program) if Path(program).name.startswith("python") else None
+    return found if found is not None and Path(found).parent != Path(sys.executable).parent else ""
 
 
 def new_folder(above: Path) -> Path:

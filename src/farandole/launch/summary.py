@@ -29,6 +29,7 @@ class Account:
     generations: int  # 1 if the ranks never changed
     verdict: Verdict | None
     reason: str = ""
+    other_python: str = ""  # the Python of the ranks, if it is that of another environment
     name: Callable[[int], int] = field(default=lambda rank: rank)  # the rank of a worker of an elastic job
 
     def _facts(self) -> list[Ending]:
@@ -46,6 +47,8 @@ class Account:
 
     def advice(self) -> str:
         """One sentence, or ""."""
+        if self.code and self.other_python and not self._facts():
+            return f"the ranks ran {self.other_python}, which is not the Python that this program belongs to"
         killed = self.verdict is not None and self.verdict.code > 128 and not self.verdict.by_themselves
         if killed and self.deaths and self.generations == 1:
             return "a job with --min-np goes on when a rank dies: docs/elastic.md"
