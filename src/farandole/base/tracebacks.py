@@ -58,10 +58,12 @@ def text(error: BaseException) -> str:
     if blames(error) is not None:  # the rank that is the cause prints its traceback
         name = type(error).__name__
         where = place(error)
-        return f"farandole: this rank ends too{f', at {where}' if where else ''}: {name}: {error}\n"
+        return f"farandole: this rank ends too{f', at {where}' if where else ''}: {name}: {error} [{name}]\n"
     found = traceback.TracebackException.from_exception(error)
     less = _without_ours(found)
-    return "".join(found.format()) + (f"{LEFT_OUT}\n" if less else "")
+    known = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__), "")
+    more = f"[{known}] is explained in docs/errors.md\n" if known else ""
+    return "".join(found.format()) + (f"{LEFT_OUT}\n" if less else "") + more
 
 
 def _without_ours(found: traceback.TracebackException | None) -> bool:

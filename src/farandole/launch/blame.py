@@ -10,6 +10,8 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from farandole.launch.evidence import OUT_OF_MEMORY
+
 # Horovod's text for a job that failed. Programs search for it.
 EXITED = (
     "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be terminated."
@@ -128,6 +130,13 @@ def judge(endings: Sequence[Ending]) -> Verdict | None:
     others = [ending for ending in endings if ending.code != 0 and ending is not root_cause]
     collateral = tuple(ending.rank for ending in others if not ending.by_itself)
     return Verdict(root_cause.rank, root_cause.code, text, collateral, tuple(one for one in others if one.by_itself))
+
+
+def topic(verdict: Verdict) -> str:
+    """The section of docs/errors.md about a job that ended because of a rank."""
+    if OUT_OF_MEMORY in verdict.text:
+        return "out-of-memory"
+    return "rank-killed" if verdict.code > 128 else "rank-failed"
 
 
 def describe(code: int, cause: str = "") -> str:

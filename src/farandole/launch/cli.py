@@ -99,7 +99,7 @@ def _run(words: Sequence[str], program: str = "farandole run") -> int:
             print(run.dry_run(plan, options), end="")
             return 0
         if run.starts_here(plan, options) and (problem := _missing(options.command[0])):
-            run.say(problem)
+            run.say(f"{problem} [no-program]")
             return 127
         if options.survive_launcher:
             from farandole.launch import survive
@@ -107,7 +107,7 @@ def _run(words: Sequence[str], program: str = "farandole run") -> int:
             return survive.begin(lambda: run.run(plan, options), run.say)
         return run.run(plan, options)
     except option.Usage as error:
-        run.say(f"{error}\nTry `{program} --help`.")
+        run.say(f"{error}\nTry `{program} --help`. [usage]")
         return 2
     except StartError as error:
         run.say(str(error))

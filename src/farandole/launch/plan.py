@@ -89,7 +89,7 @@ class NotStarted(StartError):
     """The command of a rank cannot be run on its host."""
 
     def __init__(self, host: str, report: agent_messages.NotStarted) -> None:
-        super().__init__(cannot_run(host, report), 127)
+        super().__init__(cannot_run(host, report), 127, topic="no-program")
         self.number = report.number
 
 
@@ -111,7 +111,7 @@ def _parts(entries: Iterable[bytes], what: str) -> list[tuple[bytes, ...]]:
     for entry in entries:
         if len(entry) > LONGEST_ENTRY:
             text = f"{what} has {len(entry)} bytes, the limit is {LONGEST_ENTRY}: {os.fsdecode(entry[:40])}..."
-            raise StartError(text, 127)
+            raise StartError(text, 127, topic="too-large")
         if size + len(entry) > PART_BYTES:
             parts.append([])
             size = 0

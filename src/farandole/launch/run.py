@@ -21,6 +21,7 @@ from farandole.base import hints
 from farandole.base.version import package_version
 from farandole.launch import discovery, environment, foreign, hosts, spawn, ssh
 from farandole.launch.agent_connection import StartError, package_place
+from farandole.launch.blame import topic
 from farandole.launch.hosts import Host
 from farandole.launch.job import Job
 from farandole.launch.options import ELASTIC, FLAGS, FOR_ELASTIC, HOROVODS, OURS, Options, Usage
@@ -169,7 +170,9 @@ def _working_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        raise StartError("the working directory has been removed; cd to one that exists") from None
+        raise StartError(
+            "the working directory has been removed; cd to one that exists", topic="no-directory"
+        ) from None
 
 
 def wanted_interfaces(options: Options) -> tuple[str, ...]:
@@ -206,7 +209,7 @@ def _elastic_dry_run(plan: Plan, elastic_options: ElasticOptions) -> str:
     try:
         found = elastic_options.discovery.find()
     except discovery.DiscoveryError as error:
-        raise StartError(str(error)) from None
+        raise StartError(str(error), topic="no-hosts") from None
     most = "as many as there are slots" if limits.max_np is None else str(limits.max_np)
     lines = [
         f"an elastic job of: {' '.join(plan.command)}",
@@ -305,6 +308,11 @@ class Reporter:
         self._files.append(files)
         return files
 
+    def note(self, line: str) -> None:
+        """Prints what the launcher tells about a job that runs."""
+        if not self._options.quiet:
+            self.say(line)
+
     def watch(self, job: Job) -> None:
         """Shows the state of the job while it runs."""
         self._job = job
@@ -353,7 +361,8 @@ class Reporter:
             tell("\n".join([f"\n----- rank {name}: last lines -----", *last, "-----\n"]))
         if self._program == HOROVODS:  # programs look for Horovod's text
             self.say("Horovod detected that one or more processes exited with non-zero status; the first was:")
-        self.say(f"rank {name} (process {job.pid_of(verdict.rank)} on {host}) failed first: {verdict.text}")
+        who = f"rank {name} (process {job.pid_of(verdict.rank)} on {host})"
+        self.say(f"{who} failed first: {verdict.text} [{topic(verdict)}]")
         if verdict.collateral:
             fallen = sorted(map(self._name, verdict.collateral))
             named = ", ".join(map(str, fallen[:BACKLOG_OF_COLLATERAL]))
@@ -485,7 +494,7 @@ def run(plan: Plan, options: Options) -> int:
     try:
         with (
             _signals() as signals,
-            Job(plan, reporter.sink, reporter.say, elastic=elastic_options, on_started=signals.hold) as job,
+            Job(plan, reporter.sink, reporter.note, elastic=elastic_options, on_started=signals.hold) as job,
         ):
             reporter.watch(job)
             if options.verbose:

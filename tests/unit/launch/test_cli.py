@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
+import re
 import secrets
 import shlex
 import signal
@@ -308,3 +310,19 @@ def test_dry_run_and_print_config(capfd: pytest.CaptureFixture[str], monkeypatch
 def test_tools_get_their_arguments(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--help"]) == 0
     assert "allreduce" in capfd.readouterr().out
+
+
+def test_the_summary_at_the_end(tmp_path: Path) -> None:
+    code = "import farandole as hvd; hvd.init(); hvd.barrier()"
+    found = tmp_path / "job.json"
+    with farandole("run", "-np", "2", "--json", str(found), sys.executable, "-c", code) as job:
+        assert job.wait(60) == 0, job.stderr(0)
+        said = job.stderr(0)
+    assert re.search(r"^farandole: 2 ranks ended well after [\d.]+ s; peak memory \d+ MB \(rank [01]\)$", said, re.M), (
+        said
+    )
+    facts = json.loads(found.read_text())
+    assert facts["exit_code"] == 0 and [one["exit_code"] for one in facts["endings"]] == [0, 0]
+    assert all(one["peak_memory_mb"] > 1 and one["seconds_in_job"] > 0 for one in facts["endings"])
+    with farandole("run", "-np", "2", "--quiet", sys.executable, "-c", code) as job:
+        assert job.wait(60) == 0 and job.stderr(0) == ""
