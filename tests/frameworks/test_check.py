@@ -6,11 +6,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from entry_point import install
+
+from farandole.tools import new
 
 pytest.importorskip("torch")
 ROOT = Path(__file__).parents[2]
@@ -120,6 +125,46 @@ def test_a_script_that_knows_nothing_of_ranks(tmp_path: Path) -> None:
     assert found["loss"]["state"] == found["seeds"]["state"] == "note", said  # dropout, and equal losses
 
 
+@pytest.mark.ranks
+def test_a_new_project_is_right(tmp_path: Path) -> None:
+    new.write("torch", tmp_path)
+    found, said = check(tmp_path, (tmp_path / "train.py").read_text(), 0)
+    states = {about: one["state"] for about, one in found.items()}
+    assert states.pop("evaluation") == "-"  # of all samples on each rank, without a loader
+    assert set(states.values()) == {"ok"}, said
+    assert "rank 0 writes" in found["files"]["text"], said
+
+
+@pytest.mark.nightly
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", new.TITLES)
+def test_the_commands_of_a_new_project(kind: str, tmp_path: Path) -> None:
+    """What its README tells people to type, as far as it needs no other host, no SLURM and no Docker."""
+    pytest.importorskip(kind)
+    new.write(kind, tmp_path)
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "farandole").write_text(f'#!/bin/sh\nexec {sys.executable} -m farandole "$@"\n')
+    (bin_folder / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (bin_folder / "srun").write_text('#!/bin/sh\nexec farandole run -np 2 "$@"\n')
+    for program in bin_folder.iterdir():
+        program.chmod(0o755)
+    (block,) = re.findall(r"```\n(.*?)```", (tmp_path / "README.md").read_text(), flags=re.DOTALL)
+    lines = [line.partition("#")[0].strip() for line in block.splitlines()]
+    typed = [line for line in lines if line.startswith("farandole ") and "host1" not in line] + ["bash job.sbatch"]
+    assert len(typed) == 4, block
+    extra = {"PATH": f"{bin_folder}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    path = f"{ROOT / 'src'}:{install(tmp_path)}"
+    env = {**os.environ, **extra, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    for line in typed:
+        done = subprocess.run(shlex.split(line), env=env, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, line + "\n" + done.stdout + done.stderr
+        if "check" not in line:
+            (right,) = re.findall(r"accuracy ([\d.]+)% on 2 ranks", done.stdout)
+            assert float(right) > 85, done.stdout
+
+
+@pytest.mark.nightly
 @pytest.mark.ranks
 def test_a_script_that_is_right(tmp_path: Path) -> None:
     found, said = check(tmp_path, RIGHT, 0)
