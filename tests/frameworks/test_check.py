@@ -166,8 +166,12 @@ def test_the_commands_of_a_new_project(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.ranks
-def test_a_script_that_is_right(tmp_path: Path) -> None:
-    found, said = check(tmp_path, RIGHT, 0)
+@pytest.mark.parametrize(
+    "more", ["", ", shard_optimizer_state=True", ", op=hvd.Adasum", ", backward_passes_per_step=1"]
+)
+def test_a_script_that_is_right(tmp_path: Path, more: str) -> None:
+    wrapped = "named_parameters=model.named_parameters()"
+    found, said = check(tmp_path, RIGHT.replace(wrapped, wrapped + more), 0)
     assert {one["state"] for one in found.values()} == {"ok"}, said
     assert "rank 0 writes" in found["files"]["text"] and "best.pt" in found["files"]["text"]
     assert "ms per step" in said and "moving data" in said, said

@@ -197,7 +197,9 @@ def test_a_working_directory_that_is_gone() -> None:
     path = shlex.quote(tempfile.mkdtemp())
     with local.start(["sh", "-c", f"cd {path}; rmdir {path}; exec {PYTHON} -m farandole run -np 1 true"], 1) as job:
         assert job.wait(60) == 1
-        assert job.stderr(0) == "farandole: the working directory has been removed; cd to one that exists\n"
+        assert (
+            job.stderr(0) == "farandole: the working directory has been removed; cd to one that exists [no-directory]\n"
+        )
 
 
 def test_a_directory_of_temporary_files_with_a_comma() -> None:
@@ -325,4 +327,4 @@ def test_the_summary_at_the_end(tmp_path: Path) -> None:
     assert facts["exit_code"] == 0 and [one["exit_code"] for one in facts["endings"]] == [0, 0]
     assert all(one["peak_memory_mb"] > 1 and one["seconds_in_job"] > 0 for one in facts["endings"])
     with farandole("run", "-np", "2", "--quiet", sys.executable, "-c", code) as job:
-        assert job.wait(60) == 0 and job.stderr(0) == ""
+        assert job.wait(60) == 0 and "farandole: " not in job.stderr(0), job.stderr(0)

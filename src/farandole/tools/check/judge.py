@@ -111,8 +111,8 @@ def _reduced(same: list[dict[str, Any]], shots: list[list[dict[str, Any]]], diff
         which = f"; the first that differs is that of {alone}" if alone else ""
         text = f"{name} steps with gradients of its own rank{which}"
         return Finding("optimizer", WRONG, text, same[0]["line"] or line, WRAP)
-    if alone is None and not count:
-        return Finding("optimizer", UNSEEN, f"{name} made no step", line)
+    if all(one is None for one in [*gradients, *later]):
+        return Finding("optimizer", UNSEEN, f"{name}: no rank has whole gradients (they are sharded)", line)
     return Finding("optimizer", OK, f"{name} steps with the gradients of all ranks", same[0]["line"] or line)
 
 

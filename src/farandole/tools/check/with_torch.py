@@ -123,7 +123,7 @@ class Watch:
         self._passes: list[Pass] = []
         self._optimizers: dict[int, dict[str, Any]] = {}
         self._distributed_calls = 0
-        self._random = self._finished = False
+        self._random = self._finished = self._divided = False
         self._timeline: Path | None = None
         report.found["torch"] = {"optimizers": [], "passes": [], "losses": [], "snapshots": []}
         self._own: dict[str, Any] = report.found["torch"]
@@ -148,6 +148,8 @@ class Watch:
         def made(before: Any) -> Any:
             def init(one: Any, *given: Any, **named: Any) -> None:
                 before(one, *given, **named)
+                # It gives each rank an optimizer for some of the parameters.
+                self._divided = self._divided or type(one).__name__ == "ZeroRedundancyOptimizer"
                 known = {"kind": type(one).__name__, "line": lines.here(), "lr": one.defaults.get("lr")}
                 self._optimizers.setdefault(self._key(one), known)
 
@@ -275,24 +277,26 @@ class Watch:
             known["wrapped"] = any(name.startswith(("_Distributed", "_Sharded")) for name in kinds)
             known["distributed"] = self._torch.distributed.is_available() and self._torch.distributed.is_initialized()
         if known["steps"] < SNAPSHOTS:
-            params = [one for group in optimizer.param_groups for one in group["params"]]
-            local = [one for one in params if not hasattr(one, "placements")]  # a DTensor is a shard
-            names = _names(optimizer, params)
-            known.setdefault("snapshots", []).append(
-                {
-                    "names": [name for name, one in zip(names, params, strict=True) if not hasattr(one, "placements")],
-                    "parameters": [_digest([one]) for one in local],
-                    "gradients": [
-                        _digest([one.grad]) for one in local if one.grad is not None and not one.grad.is_sparse
-                    ],
-                }
-            )
+            known.setdefault("snapshots", []).append(self._snapshot(optimizer))
         now = self._passes[-1] if self._passes else None
         for one in self._passes:
             if one.found["after"] is None and one is not now:
                 one.found["after"] = self._exchanged()
         if now is not None:
             now.found["trained"] = True
+
+    def _snapshot(self, optimizer: Any) -> dict[str, Any]:
+        """Digests of what all ranks should have alike: no shares of parameters or gradients."""
+        shares = getattr(getattr(optimizer, "_gradients", None), "names", None)  # of shard_optimizer_state=True
+        params = [one for group in optimizer.param_groups for one in group["params"]]
+        whole = [one for one in shares or params if not hasattr(one, "placements")]  # a DTensor is a shard
+        whole = [] if self._divided else whole
+        given = [one.grad for one in whole if shares is None and one.grad is not None and not one.grad.is_sparse]
+        return {
+            "names": list(shares.values()) if shares else _names(optimizer, whole),
+            "parameters": [_digest([one]) for one in whole],
+            "gradients": [_digest([one]) for one in given],
+        }
 
     def _known(self, optimizer: Any) -> dict[str, Any]:
         made = {"kind": type(optimizer).__name__, "line": "", "lr": None}
