@@ -166,9 +166,7 @@ def test_the_commands_of_a_new_project(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    "more", ["", ", shard_optimizer_state=True", ", op=hvd.Adasum", ", backward_passes_per_step=1"]
-)
+@pytest.mark.parametrize("more", ["", ", shard_optimizer_state=True", ", op=hvd.Adasum"])
 def test_a_script_that_is_right(tmp_path: Path, more: str) -> None:
     wrapped = "named_parameters=model.named_parameters()"
     found, said = check(tmp_path, RIGHT.replace(wrapped, wrapped + more), 0)
@@ -201,3 +199,27 @@ def test_wrong_command_lines(words: list[str], said: str, capsys: pytest.Capture
         command.parse(words)
     assert end.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch_digits",
+        "torch_ddp",
+        "accelerate_digits",
+        "elastic_exact",
+        "elastic_horovod",
+        "fsdp2",
+        "torch_sparse_embedding",
+        "lightning_digits",
+        "keras_digits",
+        "tensorflow_digits",
+        "jax_digits",
+    ],
+)
+def test_nothing_is_wrong_in_the_examples(name: str, tmp_path: Path) -> None:
+    for needed in {"accelerate_digits": ["accelerate"], "lightning_digits": ["lightning"]}.get(name, []):
+        pytest.importorskip(needed)
+    check(tmp_path, (ROOT / "examples" / f"{name}.py").read_text(), 0)

@@ -14,13 +14,15 @@ from typing import Any
 from farandole.base.errors import HorovodInternalError, Mismatch
 
 LONGEST_TEXT = 1000  # characters; a pipe takes a line of this length in one write
+LONGEST_PLACE = 300
 
 
 def report(fd: int, at: str = "") -> None:
     """Writes the uncaught exception that ended this process; without one it writes nothing. `at`: the user's line."""
     error = getattr(sys, "last_value", None)  # set by the interpreter, whatever hooks users have installed
     if isinstance(error, BaseException):
-        _write(fd, {"error": f"{type(error).__name__}: {error}"[:LONGEST_TEXT], "blames": blames(error), "at": at})
+        said = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
+        _write(fd, {"error": said, "blames": blames(error), "at": at[-LONGEST_PLACE:]})
 
 
 def report_facts(fd: int, lived: float, waited: float) -> None:

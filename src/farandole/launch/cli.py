@@ -74,6 +74,7 @@ def _run(words: Sequence[str], program: str = "farandole run") -> int:
     from farandole.launch import help, run
     from farandole.launch import options as option
     from farandole.launch.agent_connection import StartError
+    from farandole.launch.reporter import say
 
     _open_streams()
     try:
@@ -99,26 +100,27 @@ def _run(words: Sequence[str], program: str = "farandole run") -> int:
             print(run.dry_run(plan, options), end="")
             return 0
         if run.starts_here(plan, options) and (problem := _missing(options.command[0])):
-            run.say(f"{problem} [no-program]")
+            say(f"{problem} [no-program]")
             return 127
         if options.survive_launcher:
             from farandole.launch import survive
 
-            return survive.begin(lambda: run.run(plan, options), run.say)
+            return survive.begin(lambda: run.run(plan, options), say)
         return run.run(plan, options)
     except option.Usage as error:
-        run.say(f"{error}\nTry `{program} --help`. [usage]")
+        say(f"{error}\nTry `{program} --help`. [usage]")
         return 2
     except StartError as error:
-        run.say(str(error))
+        say(str(error))
         return error.code
 
 
 def _attach(words: Sequence[str]) -> int:
-    from farandole.launch import run, survive
+    from farandole.launch import survive
+    from farandole.launch.reporter import say
 
     _open_streams()
-    return survive.attach(list(words), run.say)
+    return survive.attach(list(words), say)
 
 
 def _completion(words: Sequence[str]) -> int:

@@ -35,6 +35,7 @@ class Plan:
     start_timeout: float = 30.0
     interfaces: tuple[str, ...] = ()
     threads: int | None = None  # OMP_NUM_THREADS of each rank
+    quiet: bool = False  # nothing is said about a job that goes well
     calls: bool = False  # each rank gets a channel, on which it receives functions to call
     stop_on_failure: bool = True
     survivor_grace: float = SETTINGS["survivor_grace_seconds"].default  # seconds before the other ranks get SIGTERM
@@ -69,6 +70,8 @@ class Plan:
         if "OMP_NUM_THREADS" in self.environ:
             return {}, ""
         threads = max(1, cores // ranks)
+        if self.quiet:
+            return {"OMP_NUM_THREADS": str(threads)}, ""
         note = (
             f"OMP_NUM_THREADS is not set: {threads} for each of {ranks} ranks on {cores} cores "
             "(--threads-per-rank changes it)"

@@ -1,5 +1,5 @@
 # `farandole run`: makes a plan from parsed options, runs the job, and reports how it ended.
-# Touches job.py, the terminal, files of --output-filename and --log-dir, signals.
+# Touches job.py, reporter.py, files of --log-dir, signals.
 """The steps between the command line and the job."""
 
 from __future__ import annotations
@@ -11,41 +11,24 @@ import platform
 import shutil
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from farandole.base import hints
 from farandole.base.version import package_version
 from farandole.launch import discovery, environment, foreign, hosts, spawn, ssh
 from farandole.launch.agent_connection import StartError, package_place
-from farandole.launch.blame import topic
 from farandole.launch.hosts import Host
 from farandole.launch.job import Job
-from farandole.launch.options import ELASTIC, FLAGS, FOR_ELASTIC, HOROVODS, OURS, Options, Usage
-from farandole.launch.output import Files, PrefixedLines, Raw, Sink, StatusLine, Tails, Tee, screens, time_of_day
+from farandole.launch.options import ELASTIC, FLAGS, FOR_ELASTIC, Options, Usage
 from farandole.launch.plan import ElasticOptions, Plan
+from farandole.launch.reporter import Reporter, say
 from farandole.launch.slots import places
-from farandole.launch.summary import Account
 from farandole.rendezvous import interfaces
 from farandole.rendezvous.elastic.policy import Limits, Times
 
 GRACE_SECONDS = 10.0  # between Ctrl-C or SIGTERM and SIGKILL
-BACKLOG_OF_COLLATERAL = 16  # the report names so many collateral ranks
-TELL_SECONDS = 1.0  # a message is dropped if nobody reads our output for this long
-
-
-def say(line: str) -> None:
-    """Prints a line for the user."""
-    tell(f"farandole: {line}\n")
-
-
-def tell(text: str) -> None:
-    """Prints text for the user. Does not wait long if nobody reads it."""
-    with contextlib.suppress(OSError):
-        screens()[1].write_within(TELL_SECONDS, text.encode(errors="replace"))
 
 
 def chosen_hosts(options: Options) -> list[Host]:
@@ -162,6 +145,7 @@ def make_plan(options: Options, environ: dict[str, str]) -> Plan:
         start_timeout=timeout,
         interfaces=wanted_interfaces(options),
         threads=options.threads,
+        quiet=bool(options.quiet),
         survivor_grace=float(options.settings["survivor_grace_seconds"].value),
     )
 
@@ -262,163 +246,6 @@ def through_mpi(options: Options, environ: dict[str, str]) -> int:
     return spawn.become_program(words, variables)
 
 
-class Reporter:
-    """Writes the output of the ranks, and the summary at the end."""
-
-    def __init__(self, options: Options, size: int) -> None:
-        self._options = options
-        self._program = options.program
-        self._clock = time_of_day if options.timestamps else lambda: ""
-        self._tails = Tails(size)
-        self._files: list[Files] = []
-        self._job: Job | None = None
-        self._ticking = threading.Event()
-        self._ticker: threading.Thread | None = None
-        self.log_directory: Path | None = None
-        sinks: list[Sink] = [self._tails]
-        if options.output_filename is not None:
-            sinks.append(self._file_sink(Path(options.output_filename), size))
-        if options.log_dir is not None:
-            self.log_directory = new_folder(Path(options.log_dir))
-            sinks.append(self._file_sink(self.log_directory, size))
-        targets = screens()
-        terminals = [stream.isatty() for stream in targets]
-        self._status = StatusLine(targets[1], self._words) if all(terminals) and not options.raw else None
-        if options.raw:
-            sinks.append(Raw(targets))
-        else:
-            plain = os.environ.get("NO_COLOR") is not None or os.environ.get("TERM") == "dumb"
-            colours = [terminal and not plain for terminal in terminals]
-            around = self._status.around if self._status is not None else lambda write: write()
-            sinks.append(PrefixedLines(size, targets, colours, self._clock, around, self._name))
-        self.sink = Tee(*sinks)
-
-    def say(self, line: str) -> None:
-        """Prints a line for the user, with the time if that is asked for."""
-        tell(f"{self._clock()}farandole: {line}\n")
-
-    def _name(self, number: int) -> int:
-        return self._job.rank_of(number) if self._job is not None else number
-
-    def _file_sink(self, directory: Path, size: int) -> Files:
-        try:
-            files = Files(directory, size)
-        except OSError as error:
-            raise Usage(f"cannot write to {directory}: {error.strerror}") from None
-        self._files.append(files)
-        return files
-
-    def note(self, line: str) -> None:
-        """Prints what the launcher tells about a job that runs."""
-        if not self._options.quiet:
-            self.say(line)
-
-    def watch(self, job: Job) -> None:
-        """Shows the state of the job while it runs."""
-        self._job = job
-        if self._status is not None:
-            self._ticker = threading.Thread(target=self._tick, name="farandole-status", daemon=True)
-            self._ticker.start()
-
-    def _tick(self) -> None:
-        assert self._status is not None and self._job is not None
-        while not self._ticking.wait(1.0):
-            # On the thread that writes output, so that nothing else is written at the same moment.
-            self._job.draw(self._status.show)
-
-    def _words(self) -> str:
-        if self._job is None:  # the first ranks may print while others are being started
-            return "farandole: starting"
-        return f"farandole: {self._job.status_text()}"
-
-    def close(self) -> None:
-        """Removes the status line, so that the output of the job is last on the screen, and closes the files."""
-        self._ticking.set()
-        if self._ticker is not None:
-            self._ticker.join()
-        if self._status is not None and not (self._job is not None and self._job.stuck):
-            self._status.hide()
-        for files in self._files:
-            files.close()
-
-    def summary(self, job: Job) -> None:
-        """Reports the root cause with its last output, and the collateral ranks; or that the ranks trained alone."""
-        if job.failure is None:
-            if job.alone:
-                what = hints.remedy(job.alone)
-                self.say(f"no rank has called init(), so each has trained a model of its own. {what} {hints.OFF}")
-            return
-        if job.failure[0] < 0:
-            if job.reason:
-                self.say(job.reason)
-            return
-        verdict = job.verdict
-        if verdict is None:
-            return
-        host, name = job.host_of(verdict.rank), self._name(verdict.rank)
-        last = self._tails.last_words(verdict.rank)
-        if last and not last[0].startswith("Traceback"):  # a traceback is on the screen already, and is long
-            tell("\n".join([f"\n----- rank {name}: last lines -----", *last, "-----\n"]))
-        if self._program == HOROVODS:  # programs look for Horovod's text
-            self.say("Horovod detected that one or more processes exited with non-zero status; the first was:")
-        who = f"rank {name} (process {job.pid_of(verdict.rank)} on {host})"
-        self.say(f"{who} failed first: {verdict.text} [{topic(verdict)}]")
-        if verdict.collateral:
-            fallen = sorted(map(self._name, verdict.collateral))
-            named = ", ".join(map(str, fallen[:BACKLOG_OF_COLLATERAL]))
-            more = " ..." if len(verdict.collateral) > BACKLOG_OF_COLLATERAL else ""
-            self.say(f"collateral, because rank {name} was gone: rank {named}{more}")
-        for ending in verdict.by_themselves[:BACKLOG_OF_COLLATERAL]:
-            how = "failed by itself too" if ending.error else "ended too"
-            self.say(f"rank {self._name(ending.rank)} {how}: {ending.text}")
-        if job.reason:
-            self.say(job.reason)
-        if self.log_directory is not None:
-            self.say(f"logs are in {self.log_directory}")
-
-    def account(self, job: Job, code: int, seconds: float) -> None:
-        """Says how the job went, in a few lines, and writes the file of --json."""
-        found = Account(
-            self._options.command,
-            self._program,
-            code,
-            seconds,
-            self._options.np,
-            job.endings,
-            job.deaths,
-            job.generations,
-            job.verdict if job.failure is not None else None,
-            job.reason,
-            _other_python(self._options.command[0]),
-            self._name,
-        )
-        # Programs that read Horovod's output expect no more lines than Horovod prints.
-        if not self._options.quiet and not self._options.raw and self._program == OURS:
-            for line in found.lines():
-                self.say(line)
-        if self._options.json is not None:
-            try:
-                Path(self._options.json).write_text(json.dumps(found.data(), indent=1) + "\n")
-            except OSError as error:
-                self.say(f"cannot write --json {self._options.json}: {error.strerror}")
-
-
-def _other_python(program: str) -> str:
-    """The path of a Python that is not that of this program's environment; "" for another program."""
-    found = shutil.which(program) if Path(program).name.startswith("python") else None
-    return found if found is not None and Path(found).parent != Path(sys.executable).parent else ""
-
-
-def new_folder(above: Path) -> Path:
-    """Makes a new folder for this run."""
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    try:
-        (above / name).mkdir(parents=True)
-    except OSError as error:
-        raise Usage(f"cannot write to --log-dir {above}: {error.strerror}") from None
-    return above / name
-
-
 def write_log(folder: Path, plan: Plan, options: Options) -> None:
     """Writes the settings and facts of a run, for later."""
     (folder / "settings.txt").write_text(print_config(options))
@@ -494,7 +321,7 @@ def run(plan: Plan, options: Options) -> int:
     try:
         with (
             _signals() as signals,
-            Job(plan, reporter.sink, reporter.note, elastic=elastic_options, on_started=signals.hold) as job,
+            Job(plan, reporter.sink, reporter.say, elastic=elastic_options, on_started=signals.hold) as job,
         ):
             reporter.watch(job)
             if options.verbose:

@@ -148,7 +148,9 @@ def _samples(reports: Reports) -> Finding:
     if rows[0] and len(shared) > MANY_SHARED * len(set(rows[0])):
         text = f"{len(shared)} of the first {len(rows[0])} samples are read by all ranks"
         return Finding("samples", WRONG, text, line, SAMPLER)
-    counts, of = [one["samples"] for one in first], first[0]["of"]
+    of = first[0]["of"]
+    # Some libraries divide the batches and not the samples: then the loader has fewer batches than its sampler has.
+    counts = [min(one["samples"] or 0, (one["whole"] or 0) * one.get("batch", 0)) for one in first]
     if of and all(counts) and sum(counts) > of + 2 * len(counts) and all(one["of"] == of for one in first):
         same = bool(first[0].get("data")) and len({one["data"] for one in first}) == 1
         text = f"each rank reads {counts[0]} of {of} samples in an epoch ({sampler})"
