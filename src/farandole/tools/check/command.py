@@ -18,7 +18,7 @@ from typing import Any
 from farandole.launch import local
 from farandole.launch.agent_connection import StartError, package_place
 from farandole.tools import trace
-from farandole.tools.check.judge import NOTE, WRONG, Finding, findings
+from farandole.tools.check.judge import NOTE, UNSEEN, WRONG, Finding, findings
 
 START_SECONDS = 60.0  # more than the script's own time, for the start and the end of the ranks
 LAST_LINES = 30  # of a rank that failed
@@ -110,12 +110,9 @@ def show(found: Sequence[Finding], time: str) -> str:
             lines.append(f"{'':<18} remedy: {one.remedy}")
     if time:
         lines.append(f"{'time':<18} {time}")
-    wrong = sum(one.state == WRONG for one in found)
-    notes = sum(one.state == NOTE for one in found)
+    wrong, notes, unseen = (sum(one.state == state for one in found) for state in (WRONG, NOTE, UNSEEN))
     lines.append("")
-    lines.append(
-        f"{wrong} wrong, {notes} to think about. docs/check.md says what each line means and what is not seen."
-    )
+    lines.append(f"{wrong} wrong, {notes} to think about, {unseen} not seen. docs/check.md says what each line means.")
     return "\n".join(lines) + "\n"
 
 

@@ -87,6 +87,7 @@ class Report:
         """A file was written."""
         path, files = os.path.abspath(path), self.found["files"]
         apart = path.startswith(str(self.folder)) or any(part in path for part in NO_RESULTS)
+        apart = apart or os.path.isdir(path)  # O_TMPFILE: a file without a name
         if not self._written and not apart and len(files) < MANY_FILES and path not in files:
             files[path] = lines.here()
 
