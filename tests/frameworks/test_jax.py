@@ -120,7 +120,7 @@ def test_missing_and_old_requirements_are_named() -> None:
     alone = "import sys, farandole; sys.exit('jax' in sys.modules)"
     subprocess.run([sys.executable, "-c", alone], check=True, timeout=30, env=ENVIRONMENT)
     for change, words in (
-        ("sys.modules['jax'] = None", "not installed: pip install jax"),
+        ("sys.modules['jax'] = None", "not installed: pip install 'farandole[jax]'"),
         ("import jax; jax.__version__ = '0.4.30'", "this is 0.4.30: pip install --upgrade jax"),
     ):
         program = f"import sys\n{change}\nimport farandole.jax"

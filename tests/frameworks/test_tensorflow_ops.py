@@ -48,7 +48,7 @@ def import_error_of(program: str, *folders: Path) -> str:
 @pytest.mark.parametrize("module", ["tensorflow", "keras"])
 def test_the_error_names_what_is_missing(module: str) -> None:
     text = import_error_of(f"import sys\nsys.modules['{module}'] = None\nimport farandole.{module}")
-    assert f"not installed: pip install {module}" in text, text
+    assert f"not installed: pip install 'farandole[{module}]'" in text, text
 
 
 @pytest.mark.parametrize("module", ["tensorflow", "keras"])

@@ -31,7 +31,7 @@ raise ValueError(f"bad data of rank {hvd.rank()}")
 CASES = {
     "sys.exit(7)": (7, "exit code 7", ""),
     "os._exit(9)": (9, "exit code 9", ""),
-    "raise ValueError('bad data')": (1, "exit code 1", "ValueError: bad data\n-----"),
+    "raise ValueError('bad data')": (1, "exit code 1", "[1]<stderr>:ValueError: bad data\n"),
     "os.kill(os.getpid(), 9)": (137, "killed by SIGKILL", ""),
     "os.abort()": (134, "killed by SIGABRT", ""),
     "hvd.shutdown(); sys.exit('left early')": (1, "exit code 1", "left early"),
@@ -62,6 +62,18 @@ def test_row_8_the_rank_with_the_root_cause_is_named(body: str) -> None:
     assert " on localhost) failed first: " + words in done.stderr and "rank 1 (process" in done.stderr, done.stderr
     assert "collateral, because rank 1 was gone: rank 0, 2" in done.stderr, done.stderr
     assert last in done.stderr and done.stderr.count("failed first") == 1
+    if "raise" in body:
+        # One traceback, that of rank 1; the others say in a line why they end, and the launcher repeats that line.
+        assert done.stderr.count("Traceback") == 1, done.stderr
+        assert done.stderr.count("rank 1 ended with ValueError: bad data (<string>:7)") == 2, done.stderr
+        assert "failed first: exit code 1: ValueError: bad data (<string>:7)" in done.stderr, done.stderr
+
+
+def test_tracebacks_leave_out_our_frames_unless_they_are_wanted() -> None:
+    for wish, traces, frames in (("short", 1, False), ("full", 3, True)):
+        said = run("hvd.allreduce('no array', name='y')", FARANDOLE_TRACEBACKS=wish).stderr
+        assert said.count("Traceback") == traces and ("/farandole/operations/" in said) == frames, said
+        assert ("FARANDOLE_TRACEBACKS=full shows them" in said) == (not frames), said
 
 
 def test_ranks_that_fail_by_themselves_are_told_apart() -> None:
@@ -72,7 +84,7 @@ def test_ranks_that_fail_by_themselves_are_told_apart() -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "collateral" not in done.stderr, done.stderr
     assert done.stderr.count("failed first: exit code 1") == 1, done.stderr
-    assert done.stderr.count("failed by itself too: exit code 1 (ValueError: bad data of rank ") == 2, done.stderr
+    assert done.stderr.count("failed by itself too: exit code 1: ValueError: bad data of rank ") == 2, done.stderr
 
 
 def test_a_rank_that_leaves_with_code_0_is_mentioned() -> None:

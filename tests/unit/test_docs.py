@@ -3,14 +3,19 @@ Reads files; runs the example of the README, alone and between two ranks."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from farandole.launch import cli, run
+from farandole.launch import options as option
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -46,9 +51,9 @@ def test_the_example_of_the_readme_runs(tmp_path: Path, ranks: int) -> None:
     launcher = [sys.executable, "-m", "farandole", "run", "-np", str(ranks)] if ranks > 1 else []
     command = [*launcher, sys.executable, str(script)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0, run.stderr
-    assert f"[3. 1.] number of ranks: {ranks}" in run.stdout
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert f"[3. 1.] number of ranks: {ranks}" in done.stdout
 
 
 # Modules with examples in their docstrings, by room: a room's modules share a process, because frameworks take seconds
@@ -81,5 +86,50 @@ def test_examples_in_docstrings_are_true(room: str) -> None:
     environment = {**os.environ, "PYTHONPATH": path, "TESTS_WITHOUT": without}
     # In a separate process: frameworks leave files open.
     command = [python, "-c", RUN_EXAMPLES, *ROOMS[room]]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
-    assert run.returncode == 0, run.stdout + run.stderr
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The commands of ours in the code blocks of a page, without those that leave something out (`...`)."""
+    found = []
+    for language, block in re.findall(r"```(\w*)\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        if language in ("", "bash", "sh", "console"):
+            for line in re.sub(r"\\\n", " ", block).splitlines():
+                text = re.sub(r"\s(?:#|  +\().*$", "", line.strip().removeprefix("$ "))
+                if re.match(r"(farandole|horovodrun) ", text) and not re.search(r"\.\.\.|[|<>{}\[\]]", text):
+                    found.append(shlex.split(text))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_commands_in_the_documentation_are_understood(page: Path) -> None:
+    for words in commands(page):
+        name, *rest = words
+        if name == "farandole" and rest[0] != "run":
+            assert rest[0] in (*cli.COMMANDS, "--version"), words
+            continue
+        rest = rest[1:] if name == "farandole" else rest
+        if "--config-file" in rest:  # the file is not there
+            at = rest.index("--config-file")
+            del rest[at : at + 2]
+        options = option.parse(rest, {})  # raises Usage for a flag that does not exist
+        if not any(options.values.get(name) for name in ("help", "help_all", "check_build", "version")):
+            run.check(options)
+
+
+WITH_PYTHON = [
+    page for page in PAGES if "```python" in page.read_text() and page.name != "api.md"
+]  # that has signatures
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=[page.name for page in WITH_PYTHON])
+def test_python_in_the_documentation_can_be_compiled(page: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_the_quickstart_shows_the_diff_that_a_test_applies() -> None:
+    pattern = r"```diff\n(.*?)```"
+    (ours,) = re.findall(pattern, (ROOT / "docs" / "quickstart.md").read_text(), flags=re.DOTALL)
+    assert [ours] == re.findall(pattern, (ROOT / "README.md").read_text(), flags=re.DOTALL)

@@ -108,6 +108,13 @@ class Config:
         True, "warn about a script whose ranks train alone, without init() or without reducing gradients"
     )
 
+    tracebacks: str = _setting(
+        "short",
+        "what a failing rank prints: short leaves out Farandole's own frames, and the tracebacks of ranks that fail "
+        "because another one ended",
+        choices=("short", "full"),
+    )
+
     check_parameters: bool = _setting(
         True, "torch: warn when the parameters differ between ranks, at the first step and once in 1000 steps"
     )

@@ -1,4 +1,4 @@
-# How a rank reports at its end to its agent: which rank is the root cause of its failure, or that it never joined.
+# How a rank reports at its end to its agent: the root cause of its failure, that it never joined, or its facts.
 # Touches the descriptor that the agent gave to the rank.
 """At the end of the process, `report(fd)` writes one line of JSON about the exception that ended it."""
 
@@ -7,19 +7,28 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import sys
 from typing import Any
 
 from farandole.base.errors import HorovodInternalError, Mismatch
 
 LONGEST_TEXT = 1000  # characters; a pipe takes a line of this length in one write
+LONGEST_PLACE = 300
 
 
-def report(fd: int) -> None:
-    """Writes the uncaught exception that ended this process; without one it writes nothing."""
+def report(fd: int, at: str = "") -> None:
+    """Writes the uncaught exception that ended this process; without one it writes nothing. `at`: the user's line."""
     error = getattr(sys, "last_value", None)  # set by the interpreter, whatever hooks users have installed
     if isinstance(error, BaseException):
-        _write(fd, {"error": f"{type(error).__name__}: {error}"[:LONGEST_TEXT], "blames": blames(error)})
+        said = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
+        _write(fd, {"error": said, "blames": blames(error), "at": at[-LONGEST_PLACE:]})
+
+
+def report_facts(fd: int, lived: float, waited: float) -> None:
+    """Writes how long this process was a member of the job, how long it waited for others, and its largest memory."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _write(fd, {"peak_kb": peak, "lived": lived, "waited": waited})
 
 
 def report_alone(fd: int, framework: str) -> None:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class HorovodInternalError(RuntimeError):
     """An operation failed. Elastic loops catch this, restore the last commit and continue."""
@@ -141,11 +143,21 @@ NO_MEMORY = 9
 INTERNAL = 10
 
 
+def cause_of(rank: int) -> str:
+    """Why a rank ended, as a sentence, or "". In the ranks of a job it asks what tracebacks.py has set."""
+    return causes[0](rank) if causes else ""
+
+
+causes: list[Callable[[int], str]] = []
+
+
 def translate(
     code: int, message: str, *, rank: int = -1, phase: str = "", generation: int = 0, name: str = ""
 ) -> Exception:
     """The exception for a code of the core other than OK and IN_PROGRESS."""
     message = message or f"the engine ended the operation with code {code} and no message"
+    if code in (SHUT_DOWN, PEER_LOST) and rank >= 0 and (cause := cause_of(rank)) and cause not in message:
+        message = f"{cause}; {message}"
     if code in (SHUT_DOWN, PEER_LOST, REVOKED) and not message.startswith(OVER):
         message = f"{OVER}: {message}"
     if code == INVALID_ARGUMENT:

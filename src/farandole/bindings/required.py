@@ -1,6 +1,6 @@
 # The import of a framework: it is present and new enough, or an ImportError says what to install.
 # Touches the import system.
-"""A binding's `framework.py` calls `required` first."""
+"""A binding's `framework.py` calls `required` first; torch's binding calls `installed`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,22 @@ from .compat import is_version_greater_equal_than
 
 def required(name: str, title: str) -> Any:
     """The framework's package; ImportError if it is missing or too old."""
-    needed = f"farandole.{name} needs {title} {tested.OLDEST[name]} or newer"
+    framework = installed(name, title)
+    if not is_version_greater_equal_than(framework.__version__, tested.OLDEST[name]):
+        raise ImportError(f"{_needed(name, title)}; this is {framework.__version__}: pip install --upgrade {name}")
+    return framework
+
+
+def installed(name: str, title: str) -> Any:
+    """The framework's package, of any version; ImportError if it is missing."""
     try:
-        framework = module_of(name)
+        return module_of(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise ImportError(f"{needed}, and it is not installed: pip install {name}") from None
-    if not is_version_greater_equal_than(framework.__version__, tested.OLDEST[name]):
-        raise ImportError(f"{needed}; this is {framework.__version__}: pip install --upgrade {name}")
-    return framework
+        text = f"{_needed(name, title)}, and it is not installed: pip install 'farandole[{name}]'"
+        raise ImportError(text, name=name) from None
+
+
+def _needed(name: str, title: str) -> str:
+    return f"farandole.{name} needs {title} {tested.OLDEST[name]} or newer"

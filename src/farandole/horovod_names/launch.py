@@ -11,7 +11,7 @@ from typing import Any
 
 from farandole.bindings.compat import env
 from farandole.horovod_names.arguments import HorovodArgs, from_options, given, words_of
-from farandole.launch import blame, build, cli, executor, options, run
+from farandole.launch import blame, build, cli, executor, options, reporter
 
 run_commandline = cli.run_commandline
 SSH_ATTEMPTS = 1  # ssh is called once, and reports its own errors
@@ -25,9 +25,9 @@ ELASTIC = ("min_num_proc", "max_num_proc", "host_discovery_script")
 def parse_args() -> HorovodArgs:
     """Parses this process's command line. A wrong command line ends the process with code 2, as in argparse."""
     try:
-        return from_options(options.parse(sys.argv[1:], os.environ))
+        return from_options(options.parse(sys.argv[1:], os.environ, options.HOROVODS))
     except options.Usage as error:
-        run.say(f"{error}\nTry `horovodrun --help`.")
+        reporter.say(f"{error}\nTry `horovodrun --help`.")
         sys.exit(2)
 
 

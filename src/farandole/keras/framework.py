@@ -24,7 +24,8 @@ def present() -> None:
     """ImportError says what to install if Keras is missing or too old; loads nothing."""
     if importlib.util.find_spec("keras") is None:
         raise ImportError(
-            "farandole.keras needs Keras 3, and it is not installed: pip install keras, and one of its backends "
+            "farandole.keras needs Keras 3, and it is not installed: pip install 'farandole[keras]', and one of "
+            "its backends "
             "(tensorflow, torch, jax)"
         )
     # TensorFlow's binding uses parts of this package also for tf_keras; then Keras 2 may be installed too.

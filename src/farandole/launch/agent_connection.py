@@ -34,10 +34,13 @@ END_SECONDS = 20.0  # for an agent to kill everything on its host; then the laun
 
 
 class StartError(Exception):
-    """The job cannot be started; the text is for the user, `code` is the launcher's exit code."""
+    """The job cannot be started; the text is for the user, `code` is the launcher's exit code.
 
-    def __init__(self, text: str, code: int = 1) -> None:
-        super().__init__(text)
+    `topic` is a section of docs/errors.md; the text ends with it.
+    """
+
+    def __init__(self, text: str, code: int = 1, *, topic: str) -> None:
+        super().__init__(f"{text} [{topic}]")
         self.code = code
 
 
@@ -85,7 +88,9 @@ class AgentConnection:
                 connector.take(host) if not isinstance(connector, ssh.SshOptions) else self._start(connector)
             )
         except OSError as error:
-            raise StartError(f"cannot open a connection to {self.name}: {error.strerror or error}") from None
+            raise StartError(
+                f"cannot open a connection to {self.name}: {error.strerror or error}", topic="no-agent"
+            ) from None
         self._stderr = -1
         if self._process.stderr is not None:
             self._stderr = self._process.stderr.fileno()
@@ -99,7 +104,7 @@ class AgentConnection:
             return own_end, spawn.start_agent(command, agent_end.fileno())
         except OSError as error:
             own_end.close()
-            raise StartError(f"cannot start {command[0]}: {error.strerror}", 127) from None
+            raise StartError(f"cannot start {command[0]}: {error.strerror}", 127, topic="no-agent") from None
         finally:
             agent_end.close()
 
@@ -189,7 +194,8 @@ class AgentConnection:
         if version != package_version():
             raise StartError(
                 f"{self.name} has farandole {version}, this host {package_version()}: "
-                "install the same version on every host"
+                "install the same version on every host",
+                topic="other-version",
             )
         if isinstance(self._connector, ssh.SshOptions):  # agents of a bridge know the secret already
             yield from send(self._sock, self._secret.key)
@@ -220,13 +226,16 @@ class AgentConnection:
         if isinstance(error, TimeoutError):
             return StartError(
                 f"{self.name} did not answer in time; is it up? Raise --start-timeout if it is only slow."
-                + (f" ssh said: {said.splitlines()[-1]}" if said else "")
+                + (f" ssh said: {said.splitlines()[-1]}" if said else ""),
+                topic="no-answer",
             )
         if isinstance(error, Refused | VersionMismatch):
-            return StartError(f"the agent on {self.name}: {error}")
+            return StartError(f"the agent on {self.name}: {error}", topic="no-agent")
         if self.host:
-            return StartError(self._connector.explain(self.host, self._process.returncode, said))
-        return StartError(f"the agent on this host ended before it began: {said or self._process.returncode}")
+            return StartError(self._connector.explain(self.host, self._process.returncode, said), topic="no-agent")
+        return StartError(
+            f"the agent on this host ended before it began: {said or self._process.returncode}", topic="no-agent"
+        )
 
 
 class Pump:

@@ -92,7 +92,9 @@ class AgentHosts:
             if self.first_error is not None and not any(one.connection for one in self.hosts.values()):
                 raise self.first_error
             if time.monotonic() > deadline:
-                raise StartError(f"no host answered within {self._plan.start_timeout:g} s; raise --start-timeout")
+                raise StartError(
+                    f"no host answered within {self._plan.start_timeout:g} s; raise --start-timeout", topic="no-answer"
+                )
             self._agents.loop.turn(deadline)
         self._started = True
 
@@ -137,7 +139,9 @@ class AgentHosts:
     def prepared(self, host: AgentHost, connection: AgentConnection, report: agent_messages.Prepared) -> None:
         """The agent says whether it reaches the hub. Then it gets all that it needs to start workers."""
         if not report.address:
-            self._unreachable(host, StartError(f"{host.name} cannot reach the launcher: {report.reason}"))
+            self._unreachable(
+                host, StartError(f"{host.name} cannot reach the launcher: {report.reason}", topic="no-network")
+            )
             return
         connection.prepared = report
         host.ready = True
@@ -154,7 +158,7 @@ class AgentHosts:
         """The connection to an agent has ended."""
         host = self.of(connection)
         if host is not None:
-            error = StartError(f"its agent was lost: {reason}{connection.last_words()}")
+            error = StartError(f"its agent was lost: {reason}{connection.last_words()}", topic="agent-lost")
             self.first_error = self.first_error or error
             self._lose(host, str(error))
 

@@ -10,6 +10,8 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from farandole.launch.evidence import OUT_OF_MEMORY
+
 # Horovod's text for a job that failed. Programs search for it.
 EXITED = (
     "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be terminated."
@@ -26,19 +28,33 @@ class Ending:
     cause: str = ""  # why the agent or the kernel killed it, if that is known
     error: str = ""  # the exception that ended it, as the worker reported it
     blames: int | None = None  # the rank that the exception is about; -1: another rank, but it is not known which
+    at: str = ""  # the line of the user's script
+    peak_kb: int = 0  # the most memory that it had
+    lived: float = 0.0  # seconds as a member of the job
+    waited: float = 0.0  # seconds of these in which it waited for other ranks
     alone: str = ""  # the framework with which it trained, if it never joined the other ranks
 
     @classmethod
     def read(cls, rank: int, code: int, asked: bool, cause: str, report: str) -> Ending:
         """From the message of the agent. `report` is written by base/ending.py and may be missing or incomplete."""
-        error, blames, alone = "", None, ""
+        error, blames, alone, at = "", None, "", ""
+        facts: tuple[int, float, float] = (0, 0.0, 0.0)
         for line in report.splitlines():
             with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
                 found = json.loads(line)
                 alone = str(found.get("alone", alone))
+                if "peak_kb" in found:
+                    facts = (int(found["peak_kb"]), float(found["lived"]), float(found["waited"]))
+                at = str(found.get("at", at))
                 error = str(found["error"])
                 blames = None if found["blames"] is None else int(found["blames"])
-        return cls(rank, code, asked, cause, error, None if blames == rank else blames, alone)
+        return cls(rank, code, asked, cause, error, None if blames == rank else blames, at, *facts, alone)
+
+    @property
+    def text(self) -> str:
+        """`exit code 1: ValueError: no data (train.py:41)`."""
+        error = self.error.partition("\n")[0]
+        return describe(self.code, self.cause) + (f": {error}" if error else "") + (f" ({self.at})" if self.at else "")
 
     @property
     def failed(self) -> bool:
@@ -47,8 +63,8 @@ class Ending:
 
     @property
     def by_itself(self) -> bool:
-        """Whether it reports an exception that is about no other rank."""
-        return self.failed and bool(self.error) and self.blames is None
+        """Whether it reports no exception that is about another rank."""
+        return self.failed and self.blames is None
 
     @property
     def collateral(self) -> bool:
@@ -105,9 +121,8 @@ def judge(endings: Sequence[Ending]) -> Verdict | None:
     if not failed:
         return None
     root_cause = next((ending for ending in failed if not ending.collateral), failed[0])
-    text = describe(root_cause.code, root_cause.cause)
+    text = root_cause.text
     if root_cause.collateral:  # the rank that it blames ended with code 0, or it is not known which rank it is
-        text += f" ({root_cause.error})"
         blamed = set(blamed_by(root_cause, endings))
         left = next((ending for ending in endings if ending.rank in blamed and ending.code == 0), None)
         if left is not None:
@@ -115,6 +130,13 @@ def judge(endings: Sequence[Ending]) -> Verdict | None:
     others = [ending for ending in endings if ending.code != 0 and ending is not root_cause]
     collateral = tuple(ending.rank for ending in others if not ending.by_itself)
     return Verdict(root_cause.rank, root_cause.code, text, collateral, tuple(one for one in others if one.by_itself))
+
+
+def topic(verdict: Verdict) -> str:
+    """The section of docs/errors.md about a job that ended because of a rank."""
+    if OUT_OF_MEMORY in verdict.text:
+        return "out-of-memory"
+    return "rank-killed" if verdict.code > 128 else "rank-failed"
 
 
 def describe(code: int, cause: str = "") -> str:

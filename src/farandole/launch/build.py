@@ -10,7 +10,7 @@ from farandole.base.config import Config
 from farandole.base.errors import LibraryMissing
 from farandole.base.version import package_version
 
-FRAMEWORKS = (("TensorFlow", "tensorflow"), ("PyTorch", "torch"), ("MXNet", "mxnet"))
+FRAMEWORKS = (("TensorFlow", "tensorflow"), ("PyTorch", "torch"), ("MXNet", "mxnet"), ("JAX", "jax"))
 # (name, whether it is used, a note)
 CONTROLLERS = (
     ("MPI", False, "ranks can be started by mpirun (--mpi); MPI moves no bytes"),

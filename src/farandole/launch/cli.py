@@ -18,12 +18,15 @@ USAGE = """usage: farandole COMMAND ...
   run -np N COMMAND...   start N ranks of a command, here or on other hosts (horovodrun is the same)
   fit STACK.yaml         train what a file describes, with Lightning; --explain shows it
   attach [NAME]          show a job again that was started with --survive-launcher
+  check TRAIN.PY         run a few steps on 2 ranks and report mistakes of the script: begin with this
+  new [KIND] DIR         a small project that trains, to begin with: torch, lightning, keras, jax, tensorflow
   doctor [-H HOSTS]      is this host fit, and what lies between hosts?
   env                    a block for bug reports
   trace FILE             summarise a timeline
   bench ...              measure collectives on this machine
   discover KIND          print the hosts of a cluster, for elastic jobs: slurm, k8s, hostfile, mpijob
   demo --kill            watch an elastic job lose a rank and get it back
+  completion SHELL       a script for bash, zsh or fish that completes commands and flags
   --version              print the version
 """
 
@@ -59,22 +62,25 @@ def _meant(words: Sequence[str]) -> str:
 
 def horovodrun(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line of `horovodrun`, such as `-np 2 python train.py`. Returns the exit code."""
-    return _run(list(sys.argv[1:] if arguments is None else arguments))
+    from farandole.launch.options import HOROVODS
+
+    return _run(list(sys.argv[1:] if arguments is None else arguments), HOROVODS)
 
 
 run_commandline = horovodrun  # Horovod's name for it
 
 
-def _run(words: Sequence[str]) -> int:
+def _run(words: Sequence[str], program: str = "farandole run") -> int:
+    from farandole.launch import help, run
     from farandole.launch import options as option
-    from farandole.launch import run
     from farandole.launch.agent_connection import StartError
+    from farandole.launch.reporter import say
 
     _open_streams()
     try:
-        options = option.parse(words, os.environ)
-        if options.help:
-            print(option.usage(), end="")
+        options = option.parse(words, os.environ, program)
+        if options.help or options.help_all:
+            print(help.long(program) if options.help_all else help.short(program), end="")
             return 0
         if options.version:
             return main(["--version"])
@@ -94,26 +100,37 @@ def _run(words: Sequence[str]) -> int:
             print(run.dry_run(plan, options), end="")
             return 0
         if run.starts_here(plan, options) and (problem := _missing(options.command[0])):
-            run.say(problem)
+            say(f"{problem} [no-program]")
             return 127
         if options.survive_launcher:
             from farandole.launch import survive
 
-            return survive.begin(lambda: run.run(plan, options), run.say)
+            return survive.begin(lambda: run.run(plan, options), say)
         return run.run(plan, options)
     except option.Usage as error:
-        run.say(f"{error}\nTry `horovodrun --help`.")
+        say(f"{error}\nTry `{program} --help`. [usage]")
         return 2
     except StartError as error:
-        run.say(str(error))
+        say(str(error))
         return error.code
 
 
 def _attach(words: Sequence[str]) -> int:
-    from farandole.launch import run, survive
+    from farandole.launch import survive
+    from farandole.launch.reporter import say
 
     _open_streams()
-    return survive.attach(list(words), run.say)
+    return survive.attach(list(words), say)
+
+
+def _completion(words: Sequence[str]) -> int:
+    from farandole.launch import completion
+
+    if len(words) != 1 or words[0] not in completion.SHELLS:
+        print(completion.HOW, end="")
+        return 0 if words in ([], ["-h"], ["--help"]) else 2
+    print(completion.script(words[0], [*COMMANDS, "--version", "--help"]), end="")
+    return 0
 
 
 def _open_streams() -> None:
@@ -153,9 +170,11 @@ def _tool(name: str, words: Sequence[str], package: str = "farandole.tools") -> 
         sys.argv = before
 
 
+TOOLS = ("check", "new", "doctor", "env", "trace", "bench", "discover", "demo")
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "attach": _attach,
+    "completion": _completion,
     "fit": functools.partial(_tool, "fit", package="farandole.lightning"),
-    **{name: functools.partial(_tool, name) for name in ("doctor", "env", "trace", "bench", "discover", "demo")},
+    **{name: functools.partial(_tool, name) for name in TOOLS},
 }

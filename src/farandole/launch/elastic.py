@@ -98,7 +98,7 @@ class ElasticRanks(JobRanks):
         try:
             found = discovery.find()
         except DiscoveryError as error:
-            raise StartError(str(error)) from None
+            raise StartError(str(error), topic="no-hosts") from None
         here = self._which_are_here(found)
         addresses = self._hub_addresses(all(here.values()) and discovery.fixed)
         self._elastic = ElasticHub(self._driver, self._agents.secret, addresses, self, self._agents.loop)
@@ -132,7 +132,7 @@ class ElasticRanks(JobRanks):
         try:
             addresses = [] if alone else [f"tcp:{one}" for one in interfaces.candidates(self._plan.interfaces)]
         except ValueError as error:
-            raise StartError(str(error)) from None
+            raise StartError(str(error), topic="no-network") from None
         return addresses or ["tcp:127.0.0.1"]
 
     # Discovery, on its thread.
@@ -199,7 +199,7 @@ class ElasticRanks(JobRanks):
         text = cannot_run(connection.name if connection.host else "", report)
         self._running.discard(report.rank)
         if not self._driver.state.runs and self._hosts is not None and len(self._hosts.hosts) == 1:
-            self._outcome.fail(127, text)
+            self._outcome.fail(127, text, topic="no-program")
             return
         self._say(text)
         self._deliver(self._driver.ended(report.rank, 127, report.text, time.monotonic()))

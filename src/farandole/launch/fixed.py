@@ -113,7 +113,10 @@ class FixedRanks(JobRanks):
     def _await(self, deadline: float) -> None:
         while self._waiting_for and self._start_error is None:
             if time.monotonic() > deadline:
-                raise StartError(f"the job did not start within {self._plan.start_timeout:g} s; raise --start-timeout")
+                raise StartError(
+                    f"the job did not start within {self._plan.start_timeout:g} s; raise --start-timeout",
+                    topic="late-start",
+                )
             self._agents.loop.turn(deadline)
         if self._start_error is not None:
             raise self._start_error
@@ -124,9 +127,11 @@ class FixedRanks(JobRanks):
         try:
             addresses = [f"tcp:{address}" for address in interfaces.candidates(self._plan.interfaces)]
         except ValueError as error:
-            raise StartError(str(error)) from None
+            raise StartError(str(error), topic="no-network") from None
         if not addresses:
-            raise StartError("this host has no network interface by which other hosts could reach it")
+            raise StartError(
+                "this host has no network interface by which other hosts could reach it", topic="no-network"
+            )
         return addresses
 
     def _launch_all(self) -> None:
@@ -175,12 +180,14 @@ class FixedRanks(JobRanks):
             self._fail_start(NotStarted(connection.name if connection.host else "", report))
         elif isinstance(report, agent_messages.AgentSignaled):
             name = signal.Signals(report.number).name
-            self._outcome.fail(128 + report.number, f"the agent on {connection.name} got {name}")
+            self._outcome.fail(128 + report.number, f"the agent on {connection.name} got {name}", topic="agent-stopped")
         elif isinstance(report, agent_messages.Prepared):
             connection.prepared = report
             self._waiting_for.discard(connection)
             if not report.address:
-                self._fail_start(StartError(f"{connection.name} cannot reach the launcher: {report.reason}"))
+                self._fail_start(
+                    StartError(f"{connection.name} cannot reach the launcher: {report.reason}", topic="no-network")
+                )
 
     def _ended(self, report: agent_messages.Ended) -> None:
         if self.codes[report.rank] is not None:
@@ -201,7 +208,11 @@ class FixedRanks(JobRanks):
             if self._hub is not None:
                 self._hub.absent(rank, f"was lost with the agent on {connection.name}")
         if not self._started:
-            self._fail_start(StartError(f"the agent on {connection.name} was lost while the job started: {reason}"))
+            self._fail_start(
+                StartError(
+                    f"the agent on {connection.name} was lost while the job started: {reason}", topic="agent-lost"
+                )
+            )
         elif ranks:
             text = f"the agent on {connection.name} was lost, and its ranks {_list(ranks)} with it: {reason}"
             self._outcome.agent_lost(text + connection.last_words())

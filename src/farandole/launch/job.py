@@ -123,6 +123,21 @@ class Job:
         return self._outcome.verdict
 
     @property
+    def endings(self) -> list[blame.Ending]:
+        """How the ranks ended; of an elastic job, those of its last generation."""
+        return self._outcome.endings
+
+    @property
+    def deaths(self) -> int:
+        """How many ranks ended with another code than 0 without being told to."""
+        return self._outcome.deaths
+
+    @property
+    def generations(self) -> int:
+        """How many generations have run; at least 1."""
+        return max(1, self._outcome.runs())
+
+    @property
     def alone(self) -> str:
         """The framework with which each rank trained without the others, if none called init(); else ""."""
         return "" if self._ranks.joined else self._outcome.alone

@@ -17,6 +17,7 @@ from typing import Any
 from farandole.base.config import OF_OUR_LAUNCHERS, SETTINGS
 from farandole.base.setting import Setting, text_of
 
+OURS, HOROVODS = "farandole run", "horovodrun"  # the names of the program
 NOT_FOR_FLAGS = ("launcher", "meet_at", "secret_file", "job_size")  # for ranks that another launcher starts
 
 
@@ -59,12 +60,15 @@ FLAGS = (
         "a time in front of each line",
     ),
     Flag("raw", ("--raw",), "the ranks' output as it is, without [rank]<stream>: marks"),
+    Flag("quiet", ("--quiet",), "no lines of the launcher about a job that goes well"),
+    Flag("json", ("--json",), "write what the launcher knows at the end of the job", "FILE"),
     Flag("verbose", ("--verbose",), "say which process is which rank"),
     Flag("dry_run", ("--dry-run",), "say what would be started where, and start nothing"),
     Flag("print_config", ("--print-config",), "print each setting and where it comes from"),
     Flag("check_build", ("-cb", "--check-build"), "print what is inside, and who moves the bytes"),
     Flag("version", ("-v", "--version"), "print the version"),
-    Flag("help", ("-h", "--help"), "print this"),
+    Flag("help", ("-h", "--help"), "print the flags that are used most"),
+    Flag("help_all", ("--help-all",), "print all flags"),
     Flag("gloo", ("--gloo",), "start ranks with our own agents (the default)"),
     Flag("mpi", ("--mpi",), "start ranks with mpirun"),
     Flag("jsrun", ("--jsrun",), "start ranks with jsrun"),
@@ -126,6 +130,7 @@ class Options:
     command: list[str] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)  # the given values of FLAGS
     settings: dict[str, Chosen] = field(default_factory=dict)
+    program: str = OURS  # the name that was typed
 
     def __getattr__(self, name: str) -> Any:
         if name in {flag.name for flag in FLAGS}:
@@ -146,34 +151,34 @@ class Options:
         }
 
 
-def _settings() -> list[Setting]:
+def job_settings() -> list[Setting]:
     return [one for one in SETTINGS.values() if one.scope == "job" and one.name not in NOT_FOR_FLAGS]
 
 
-def _table() -> dict[str, Flag | tuple[Setting, bool]]:
+def table() -> dict[str, Flag | tuple[Setting, bool]]:
     """All option words. For a setting: False if the word switches it off, else True."""
-    table: dict[str, Flag | tuple[Setting, bool]] = {}
-    for setting in _settings():
+    found: dict[str, Flag | tuple[Setting, bool]] = {}
+    for setting in job_settings():
         for word in setting.flags:
-            table[word] = (setting, True)
+            found[word] = (setting, True)
         if setting.base == "bool":
             for word in setting.off_flags:
-                table[word] = (setting, False)
+                found[word] = (setting, False)
     for flag in FLAGS:
         for word in flag.words:
-            table[word] = flag
-    return table
+            found[word] = flag
+    return found
 
 
-def parse(words: Sequence[str], environ: Mapping[str, str]) -> Options:
+def parse(words: Sequence[str], environ: Mapping[str, str], program: str = OURS) -> Options:
     """Reads the options before the command, the configuration file that they name, and the settings in `environ`."""
-    options = Options()
+    options = Options(program=program)
     flags: dict[str, Chosen] = {}
     rest = _read_words(list(words), options, flags)
     options.command = rest[1:] if rest[:1] == ["--"] else rest
     controller = options.values.get("config_file")
     from_file = _read_file(controller, options) if controller is not None else {}
-    for setting in _settings():
+    for setting in job_settings():
         options.settings[setting.name] = (
             flags.get(setting.name) or from_file.get(setting.name) or _from_environment(setting, environ)
         )
@@ -182,14 +187,14 @@ def parse(words: Sequence[str], environ: Mapping[str, str]) -> Options:
 
 def _read_words(words: list[str], options: Options, flags: dict[str, Chosen]) -> list[str]:
     """Reads options into `options` and `flags`. Returns the words that are left: the command."""
-    table = _table()
+    known = table()
     while words and words[0].startswith("-") and words[0] != "--":
         word = words.pop(0)
         name, equals, value = word.partition("=")
-        found = table.get(name)
+        found = known.get(name)
         if found is None:
             meant = OF_OTHER_LAUNCHERS.get(name.replace("_", "-"), "")
-            close = difflib.get_close_matches(name, table, n=1)
+            close = difflib.get_close_matches(name, known, n=1)
             raise Usage(f"unknown option {name}" + (meant or (f"; did you mean {close[0]}?" if close else "")))
         if isinstance(found, tuple):
             setting, on = found
@@ -263,7 +268,7 @@ def _from_environment(setting: Setting, environ: Mapping[str, str]) -> Chosen:
 
 def _read_file(path: str, options: Options) -> dict[str, Chosen]:
     content = _load(path)
-    keys = {setting.key: setting for setting in _settings()}
+    keys = {setting.key: setting for setting in job_settings()}
     sections = {key.partition(".")[0] for key in keys}
     found: dict[str, Chosen] = {}
     if not isinstance(content, dict):
@@ -321,27 +326,3 @@ def _unknown(path: str, what: str, name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
     return f"{path}: unknown {what}: {name}; {hint}"
-
-
-def usage() -> str:
-    """The text that --help prints."""
-    lines = [
-        "usage: horovodrun -np N [options] COMMAND ...     (the same: farandole run ...)",
-        "",
-        "  horovodrun -np 4 python train.py",
-        "  horovodrun -np 8 -H host1:4,host2:4 python train.py",
-        "  horovodrun -np 4 --min-np 2 --host-discovery-script ./hosts.sh python train.py     (elastic)",
-        "",
-    ]
-    for flag in FLAGS:
-        if not flag.hidden:
-            lines.append(f"  {', '.join(flag.words)} {flag.metavar}".rstrip())
-            lines.append(f"        {flag.help}")
-    lines += ["", "settings of the job (see --print-config):", ""]
-    for setting in _settings():
-        value = "" if setting.base == "bool" else " " + (setting.unit or "value").upper().replace(" ", "-")
-        if setting.scale != 1.0:
-            value = " N"
-        lines.append(f"  {setting.flags[0]}{value}")
-        lines.append(f"        {setting.help}")
-    return "\n".join(lines) + "\n"

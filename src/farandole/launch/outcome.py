@@ -14,6 +14,8 @@ from farandole.launch.blame import Ending
 from farandole.launch.plan import Plan
 
 GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL when a rank has failed
+# Sections of docs/errors.md.
+AGENT_LOST, ELASTIC_OVER, LAUNCHER_BROKEN = "agent-lost", "elastic-over", "launcher-broken"
 KEPT_ENDINGS = 64  # of an elastic job: endings from which the root cause is found when the job fails
 ROOT_CAUSE_WAIT_SECONDS = 2.0  # how long we wait for a rank that another failed rank blames to end as well
 
@@ -26,6 +28,7 @@ class Outcome:
         self.failure: tuple[int, int] | None = None
         self.reason = ""  # why the job failed, if no rank is the root cause
         self.endings: list[Ending] = []
+        self.deaths = 0  # endings with another code than 0 that nobody had asked for
         self.runs: Callable[[], int] = lambda: 0  # how many generations of an elastic job have run
         self.stopped = False  # the launcher has told the ranks to end
         self.hurried = False  # the job must end soon, even if nobody reads its output
@@ -53,12 +56,14 @@ class Outcome:
     def worker_ended(self, ending: Ending) -> None:
         """A worker of an elastic job has ended. Those that failed before the last generation began were replaced."""
         runs = self.runs()
+        self.deaths += ending.failed
         self.endings = [*(self.endings[-KEPT_ENDINGS:] if self._endings_of == runs else []), ending]
         self._endings_of = runs
 
     def rank_ended(self, ending: Ending, running: Sequence[int]) -> None:
         """A rank of a fixed job has ended; `running`: the ranks that still run."""
         self.endings.append(ending)
+        self.deaths += ending.failed
         if not ending.failed:
             return
         if not blame.root_cause_running(self.endings, running):
@@ -71,16 +76,16 @@ class Outcome:
         """An agent was lost, and its ranks with it. The other ranks notice it themselves."""
         if not self.stopped:
             self._decided = True
-            self._fail(-1, 1, text)
+            self._fail(-1, 1, f"{text} [{AGENT_LOST}]")
             if self._plan.stop_on_failure:
                 self._let_survivors_end()
             else:
                 self.stop(GRACE_SECONDS)
 
-    def fail(self, code: int, reason: str) -> None:
-        """The job fails, and no rank is the root cause."""
+    def fail(self, code: int, reason: str, topic: str = "") -> None:
+        """The job fails, and no rank is the root cause. `topic`: a section of docs/errors.md."""
         if not self.stopped:
-            self._fail(-1, code, reason)
+            self._fail(-1, code, f"{reason} [{topic}]" if topic else reason)
             self.stop(GRACE_SECONDS)
 
     def finish(self, failed: bool, text: str) -> None:
@@ -90,7 +95,7 @@ class Outcome:
         if failed:
             verdict = self.verdict
             self.failure = (verdict.rank, verdict.code) if verdict is not None else (-1, 1)
-            self.reason = text
+            self.reason = f"{text} [{ELASTIC_OVER}]" if text else ""
         # The driver has waited until the ranks of the last generation reported and ended. The workers that are left
         # wait for ranks that will not come.
         self.stop(GRACE_SECONDS)
@@ -109,7 +114,7 @@ class Outcome:
         """The launcher itself has failed."""
         self.stopped = True
         self.failure = (-1, 1)
-        self.reason = f"the launcher itself has failed; please report this:\n{trace.rstrip()}"
+        self.reason = f"the launcher itself has failed; please report this:\n{trace.rstrip()} [{LAUNCHER_BROKEN}]"
 
     def all_ended(self) -> None:
         """No rank runs any more: what is known now is final."""

@@ -203,6 +203,16 @@ class Tails:
         return []
 
 
+def last_line(trace: Sequence[str]) -> str:
+    """The line of a traceback that names the exception.
+
+    >>> last_line(["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "ValueError: x", ""])
+    'ValueError: x'
+    """
+    named = [line for line in trace[1:] if line and line[0].isalpha()]
+    return named[-1] if named else trace[-1]
+
+
 class Tee:
     """Passes the output to several sinks."""
 

@@ -20,9 +20,9 @@ ACKNOWLEDGE_BYTES = 128 << 10
 
 
 class OutputRelay:
-    """`failed(exit code, reason)` is called, in the loop, when the output cannot be written."""
+    """`failed(exit code, reason, topic)` is called, in the loop, when the output cannot be written."""
 
-    def __init__(self, loop: Loop, sink: Sink, failed: Callable[[int, str], None]) -> None:
+    def __init__(self, loop: Loop, sink: Sink, failed: Callable[[int, str, str], None]) -> None:
         self.stuck = False  # the last output could not be written, because nobody reads it
         self._loop = loop
         self._sink = sink
@@ -78,6 +78,6 @@ class OutputRelay:
         else:
             self._acknowledge[connection] = count
         if isinstance(error, BrokenPipeError):  # nobody reads our output any more: end like a program in a pipeline
-            self._failed(128 + signal.SIGPIPE, "")
+            self._failed(128 + signal.SIGPIPE, "", "")
         elif error is not None:
-            self._failed(1, f"cannot write the output of rank {report.rank}: {error}")
+            self._failed(1, f"cannot write the output of rank {report.rank}: {error}", "no-output")

@@ -35,6 +35,7 @@ class Plan:
     start_timeout: float = 30.0
     interfaces: tuple[str, ...] = ()
     threads: int | None = None  # OMP_NUM_THREADS of each rank
+    quiet: bool = False  # nothing is said about a job that goes well
     calls: bool = False  # each rank gets a channel, on which it receives functions to call
     stop_on_failure: bool = True
     survivor_grace: float = SETTINGS["survivor_grace_seconds"].default  # seconds before the other ranks get SIGTERM
@@ -69,6 +70,8 @@ class Plan:
         if "OMP_NUM_THREADS" in self.environ:
             return {}, ""
         threads = max(1, cores // ranks)
+        if self.quiet:
+            return {"OMP_NUM_THREADS": str(threads)}, ""
         note = (
             f"OMP_NUM_THREADS is not set: {threads} for each of {ranks} ranks on {cores} cores "
             "(--threads-per-rank changes it)"
@@ -89,7 +92,7 @@ class NotStarted(StartError):
     """The command of a rank cannot be run on its host."""
 
     def __init__(self, host: str, report: agent_messages.NotStarted) -> None:
-        super().__init__(cannot_run(host, report), 127)
+        super().__init__(cannot_run(host, report), 127, topic="no-program")
         self.number = report.number
 
 
@@ -111,7 +114,7 @@ def _parts(entries: Iterable[bytes], what: str) -> list[tuple[bytes, ...]]:
     for entry in entries:
         if len(entry) > LONGEST_ENTRY:
             text = f"{what} has {len(entry)} bytes, the limit is {LONGEST_ENTRY}: {os.fsdecode(entry[:40])}..."
-            raise StartError(text, 127)
+            raise StartError(text, 127, topic="too-large")
         if size + len(entry) > PART_BYTES:
             parts.append([])
             size = 0

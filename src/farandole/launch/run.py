@@ -1,5 +1,5 @@
 # `farandole run`: makes a plan from parsed options, runs the job, and reports how it ended.
-# Touches job.py, the terminal, files of --output-filename and --log-dir, signals.
+# Touches job.py, reporter.py, files of --log-dir, signals.
 """The steps between the command line and the job."""
 
 from __future__ import annotations
@@ -11,40 +11,24 @@ import platform
 import shutil
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from farandole.base import hints
 from farandole.base.version import package_version
 from farandole.launch import discovery, environment, foreign, hosts, spawn, ssh
 from farandole.launch.agent_connection import StartError, package_place
-from farandole.launch.blame import describe
 from farandole.launch.hosts import Host
 from farandole.launch.job import Job
 from farandole.launch.options import ELASTIC, FLAGS, FOR_ELASTIC, Options, Usage
-from farandole.launch.output import Files, PrefixedLines, Raw, Sink, StatusLine, Tails, Tee, screens, time_of_day
 from farandole.launch.plan import ElasticOptions, Plan
+from farandole.launch.reporter import Reporter, say
 from farandole.launch.slots import places
 from farandole.rendezvous import interfaces
 from farandole.rendezvous.elastic.policy import Limits, Times
 
 GRACE_SECONDS = 10.0  # between Ctrl-C or SIGTERM and SIGKILL
-BACKLOG_OF_COLLATERAL = 16  # the report names so many collateral ranks
-TELL_SECONDS = 1.0  # a message is dropped if nobody reads our output for this long
-
-
-def say(line: str) -> None:
-    """Prints a line for the user."""
-    tell(f"farandole: {line}\n")
-
-
-def tell(text: str) -> None:
-    """Prints text for the user. Does not wait long if nobody reads it."""
-    with contextlib.suppress(OSError):
-        screens()[1].write_within(TELL_SECONDS, text.encode(errors="replace"))
 
 
 def chosen_hosts(options: Options) -> list[Host]:
@@ -68,7 +52,7 @@ def check(options: Options) -> None:
     if options.np is None and elastic(options):
         options.values["np"] = options.min_np or options.max_np
     if options.np is None:
-        raise Usage("how many ranks? Say it with -np, e.g. horovodrun -np 2 python train.py")
+        raise Usage(f"how many ranks? Say it with -np, e.g. {options.program} -np 2 python train.py")
     if options.np < 1:
         raise Usage(f"-np {options.np}: a job has at least one rank")
     for name in FOR_ELASTIC:
@@ -80,7 +64,7 @@ def check(options: Options) -> None:
     if sum(bool(getattr(options, name)) for name in ("gloo", "mpi", "jsrun")) > 1:
         raise Usage("--gloo, --mpi and --jsrun exclude each other")
     if not options.command and not (options.print_config or options.dry_run):
-        raise Usage("there is no command to run, e.g. horovodrun -np 2 python train.py")
+        raise Usage(f"there is no command to run, e.g. {options.program} -np 2 python train.py")
     if options.blacklist not in (None, "slot", "host"):
         raise Usage(f"--blacklist {options.blacklist}: expected slot or host")
     for name, least in (
@@ -161,6 +145,7 @@ def make_plan(options: Options, environ: dict[str, str]) -> Plan:
         start_timeout=timeout,
         interfaces=wanted_interfaces(options),
         threads=options.threads,
+        quiet=bool(options.quiet),
         survivor_grace=float(options.settings["survivor_grace_seconds"].value),
     )
 
@@ -169,7 +154,9 @@ def _working_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        raise StartError("the working directory has been removed; cd to one that exists") from None
+        raise StartError(
+            "the working directory has been removed; cd to one that exists", topic="no-directory"
+        ) from None
 
 
 def wanted_interfaces(options: Options) -> tuple[str, ...]:
@@ -206,7 +193,7 @@ def _elastic_dry_run(plan: Plan, elastic_options: ElasticOptions) -> str:
     try:
         found = elastic_options.discovery.find()
     except discovery.DiscoveryError as error:
-        raise StartError(str(error)) from None
+        raise StartError(str(error), topic="no-hosts") from None
     most = "as many as there are slots" if limits.max_np is None else str(limits.max_np)
     lines = [
         f"an elastic job of: {' '.join(plan.command)}",
@@ -257,118 +244,6 @@ def through_mpi(options: Options, environ: dict[str, str]) -> int:
         print(" ".join(words))
         return 0
     return spawn.become_program(words, variables)
-
-
-class Reporter:
-    """Writes the output of the ranks, and the summary at the end."""
-
-    def __init__(self, options: Options, size: int) -> None:
-        self._tails = Tails(size)
-        self._files: list[Files] = []
-        self._job: Job | None = None
-        self._ticking = threading.Event()
-        self._ticker: threading.Thread | None = None
-        self.log_directory: Path | None = None
-        sinks: list[Sink] = [self._tails]
-        if options.output_filename is not None:
-            sinks.append(self._file_sink(Path(options.output_filename), size))
-        if options.log_dir is not None:
-            self.log_directory = new_folder(Path(options.log_dir))
-            sinks.append(self._file_sink(self.log_directory, size))
-        targets = screens()
-        terminals = [stream.isatty() for stream in targets]
-        self._status = StatusLine(targets[1], self._words) if all(terminals) and not options.raw else None
-        if options.raw:
-            sinks.append(Raw(targets))
-        else:
-            plain = os.environ.get("NO_COLOR") is not None or os.environ.get("TERM") == "dumb"
-            colours = [terminal and not plain for terminal in terminals]
-            clock = time_of_day if options.timestamps else lambda: ""
-            around = self._status.around if self._status is not None else lambda write: write()
-            sinks.append(PrefixedLines(size, targets, colours, clock, around, self._name))
-        self.sink = Tee(*sinks)
-
-    def _name(self, number: int) -> int:
-        return self._job.rank_of(number) if self._job is not None else number
-
-    def _file_sink(self, directory: Path, size: int) -> Files:
-        try:
-            files = Files(directory, size)
-        except OSError as error:
-            raise Usage(f"cannot write to {directory}: {error.strerror}") from None
-        self._files.append(files)
-        return files
-
-    def watch(self, job: Job) -> None:
-        """Shows the state of the job while it runs."""
-        self._job = job
-        if self._status is not None:
-            self._ticker = threading.Thread(target=self._tick, name="farandole-status", daemon=True)
-            self._ticker.start()
-
-    def _tick(self) -> None:
-        assert self._status is not None and self._job is not None
-        while not self._ticking.wait(1.0):
-            # On the thread that writes output, so that nothing else is written at the same moment.
-            self._job.draw(self._status.show)
-
-    def _words(self) -> str:
-        if self._job is None:  # the first ranks may print while others are being started
-            return "farandole: starting"
-        return f"farandole: {self._job.status_text()}"
-
-    def close(self) -> None:
-        """Removes the status line, so that the output of the job is last on the screen, and closes the files."""
-        self._ticking.set()
-        if self._ticker is not None:
-            self._ticker.join()
-        if self._status is not None and not (self._job is not None and self._job.stuck):
-            self._status.hide()
-        for files in self._files:
-            files.close()
-
-    def summary(self, job: Job) -> None:
-        """Reports the root cause with its last output, and the collateral ranks; or that the ranks trained alone."""
-        if job.failure is None:
-            if job.alone:
-                what = hints.remedy(job.alone)
-                say(f"no rank has called init(), so each has trained a model of its own. {what} {hints.OFF}")
-            return
-        if job.failure[0] < 0:
-            if job.reason:
-                say(job.reason)
-            return
-        verdict = job.verdict
-        if verdict is None:
-            return
-        host, name = job.host_of(verdict.rank), self._name(verdict.rank)
-        last = self._tails.last_words(verdict.rank)
-        if last:
-            tell("\n".join([f"\n----- rank {name}: last lines -----", *last, "-----\n"]))
-        say("Horovod detected that one or more processes exited with non-zero status; the first was:")
-        say(f"rank {name} (process {job.pid_of(verdict.rank)} on {host}) failed first: {verdict.text}")
-        if verdict.collateral:
-            fallen = sorted(map(self._name, verdict.collateral))
-            named = ", ".join(map(str, fallen[:BACKLOG_OF_COLLATERAL]))
-            more = " ..." if len(verdict.collateral) > BACKLOG_OF_COLLATERAL else ""
-            say(f"collateral, because rank {name} was gone: rank {named}{more}")
-        for ending in verdict.by_themselves[:BACKLOG_OF_COLLATERAL]:
-            error = ending.error.partition("\n")[0]
-            say(f"rank {self._name(ending.rank)} failed by itself too: {describe(ending.code, ending.cause)} ({error})")
-        if job.reason:
-            say(job.reason)
-        if self.log_directory is not None:
-            say(f"logs are in {self.log_directory}")
-
-
-def new_folder(above: Path) -> Path:
-    """Makes a new folder for this run."""
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    try:
-        (above / name).mkdir(parents=True)
-    except OSError as error:
-        raise Usage(f"cannot write to --log-dir {above}: {error.strerror}") from None
-    return above / name
 
 
 def write_log(folder: Path, plan: Plan, options: Options) -> None:
@@ -435,6 +310,7 @@ def _signals() -> Iterator[_Signals]:
 
 def run(plan: Plan, options: Options) -> int:
     """Starts the job and waits until it ends. Returns the exit code."""
+    began = time.monotonic()
     elastic_options = make_elastic_options(options)
     reporter = Reporter(options, options.np)
     if reporter.log_directory is not None:
@@ -445,14 +321,15 @@ def run(plan: Plan, options: Options) -> int:
     try:
         with (
             _signals() as signals,
-            Job(plan, reporter.sink, say, elastic=elastic_options, on_started=signals.hold) as job,
+            Job(plan, reporter.sink, reporter.say, elastic=elastic_options, on_started=signals.hold) as job,
         ):
             reporter.watch(job)
             if options.verbose:
-                _tell_places(job)
-            code = _wait(job, signals, GRACE_SECONDS if options.grace is None else options.grace)
+                _tell_places(job, reporter.say)
+            code = _wait(job, signals, reporter.say, GRACE_SECONDS if options.grace is None else options.grace)
             reporter.close()
             reporter.summary(job)
+            reporter.account(job, code, time.monotonic() - began)
             return code
     except StartError as error:
         reporter.close()
@@ -463,12 +340,12 @@ def run(plan: Plan, options: Options) -> int:
         return 128 + stop.number
 
 
-def _tell_places(job: Job) -> None:
+def _tell_places(job: Job, say: Callable[[str], None]) -> None:
     for rank, pid in enumerate(job.pids):
         say(f"rank {rank} is process {pid} on {job.host_of(rank)}")
 
 
-def _wait(job: Job, signals: _Signals, grace: float) -> int:
+def _wait(job: Job, signals: _Signals, say: Callable[[str], None], grace: float) -> int:
     """Waits until the job ends. The first signal is passed on to the ranks, a second signal kills them."""
     try:
         signals.release()

@@ -1,5 +1,6 @@
 # The public names of the PyTorch binding: Horovod's names for torch tensors, and some additional names.
-# Re-exports alone.
+# Re-exports alone. The first import is used before the others: without torch its error says what to install.
+# ruff: noqa: E402
 """Replaces `horovod.torch` in scripts.
 
 >>> import torch, farandole.torch as hvd
@@ -10,6 +11,10 @@ tensor([1., 1., 1.])
 """
 
 from __future__ import annotations
+
+from ..bindings.required import installed as _installed
+
+_installed("torch", "PyTorch")
 
 from ..base import hints as _hints
 from ..base.errors import HostsUpdatedInterrupt

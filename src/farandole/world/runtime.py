@@ -7,10 +7,12 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
-from ..base import ending, errors, hints, tested
+from ..base import ending, errors, hints, tested, tracebacks
 from ..base.config import Config, update_rank_variables, warn_of_ignored
 from .groups import ProcessSet, expect_world, forget_world
 from .joining import PLACE, connect
@@ -31,6 +33,8 @@ class Runtime:
         self._registered = False
         self._opened: tuple[Config, list[ProcessSet], ClusterRank | None] | None = None
         self._waiting: Config | None = None  # init() was called in a job that runs, and this rank has not joined it yet
+        self._joined_at = 0.0
+        self._causes: tracebacks.Causes | None = None
         self.membership = Membership()
         self.notifications = self.membership.notifications
 
@@ -73,6 +77,8 @@ class Runtime:
             if self.initialized:
                 return
             log.configure(config)
+            if config.report_fd is not None and config.tracebacks == "short":
+                tracebacks.install()
             self._opened = (config, process_sets, found)
             if config.newcomer:
                 self._waiting = config
@@ -128,6 +134,7 @@ class Runtime:
                 self.membership.unguard()
                 self.membership.active = False
                 self._look_for_mistakes(self._world)
+                self._report(self._world)
                 self._world.close()
                 self._world = None  # only now, so that an interrupted close can be repeated
             if self._waiting is not None:
@@ -135,6 +142,13 @@ class Runtime:
                 forget_world()
             self._opened = None
             self.membership.closed()
+
+    def _report(self, world: World) -> None:
+        """Tells the launcher what its summary needs."""
+        config = world.config
+        if config.report_fd is not None and ending.is_pipe(config.report_fd, config.report_pipe):
+            waited = world.engine.counter("waited_ns") / 1e9
+            ending.report_facts(config.report_fd, time.monotonic() - self._joined_at, waited)
 
     @staticmethod
     def _look_for_mistakes(world: World) -> None:
@@ -176,6 +190,10 @@ class Runtime:
                 if world.session.place:
                     update_rank_variables(dict(zip(PLACE, world.session.place, strict=True)))
                 self.membership.joined()
+                self._joined_at = time.monotonic()
+                if config.private_directory is not None:
+                    self._causes = tracebacks.Causes(config.private_directory, world.session.generation)
+                    self._causes.watch()
                 return world
             except BaseException as error:
                 again = config.worker >= 0 and isinstance(error, errors.HorovodInternalError)
@@ -189,7 +207,10 @@ class Runtime:
     def at_exit(self, report_fd: int | None, pid: int) -> None:
         # First, because leaving makes other ranks fail, and by then the launcher must know the root cause.
         if report_fd is not None and os.getpid() == pid:
-            ending.report(report_fd)
+            error = getattr(sys, "last_value", None)
+            ending.report(report_fd, tracebacks.place(error) if isinstance(error, BaseException) else "")
+            if self._causes is not None and self._world is not None:
+                self._causes.note(self._world.engine.rank)
         self.close()
 
     def after_fork(self) -> None:

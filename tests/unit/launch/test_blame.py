@@ -13,7 +13,7 @@ from farandole.launch.blame import Ending, describe, judge, root_cause_running
 TABLE = [
     ("nobody failed", [Ending(0, 0), Ending(1, 0)], None),
     ("one failed", [Ending(0, 0), Ending(1, 3)], (1, 3, ())),
-    ("the first of two", [Ending(1, 3), Ending(0, 4)], (1, 3, (0,))),
+    ("the first of two", [Ending(1, 3), Ending(0, 4)], (1, 3, ())),
     ("it left in good order, the other fell first", [Ending(0, 1, blames=1), Ending(1, 7)], (1, 7, (0,))),
     ("two fell with one", [Ending(2, 1, blames=0), Ending(1, 1, blames=-1), Ending(0, 9)], (0, 9, (2, 1))),
     ("told to end", [Ending(1, 137), Ending(0, 143, asked=True)], (1, 137, (0,))),
@@ -32,8 +32,10 @@ def test_the_root_cause_of_several_endings(
 
 def test_a_rank_that_failed_by_itself_is_not_collateral() -> None:
     own = Ending(2, 1, error="ValueError: bad data")
-    verdict = judge([Ending(1, 7), own, Ending(0, 1, blames=1, error="PeerLost: x"), Ending(3, 137)])
-    assert verdict is not None and (verdict.rank, verdict.collateral, verdict.by_themselves) == (1, (0, 3), (own,))
+    killed, told = Ending(3, 137), Ending(4, 143, asked=True)
+    verdict = judge([Ending(1, 7), own, Ending(0, 1, blames=1, error="PeerLost: x"), killed, told])
+    assert verdict is not None and (verdict.rank, verdict.collateral) == (1, (0, 4))
+    assert verdict.by_themselves == (own, killed), "every ending with another code than 0 is listed"
 
 
 def test_words() -> None:
@@ -41,7 +43,7 @@ def test_words() -> None:
     assert describe(137, "killed by the kernel: out of memory").endswith("out of memory")
     verdict = judge([Ending(1, 0), Ending(0, 1, blames=1, error="ShutDown: rank 1 has left")])
     assert verdict is not None
-    assert verdict.text == "exit code 1 (ShutDown: rank 1 has left); rank 1 had ended before with exit code 0"
+    assert verdict.text == "exit code 1: ShutDown: rank 1 has left; rank 1 had ended before with exit code 0"
     # Rank 2 heard of rank 0 before it heard of rank 1, and rank 0 was told to end while it was ending.
     verdict = judge([Ending(1, 0), Ending(2, 1, blames=0), Ending(0, 1, asked=True, blames=1)])
     assert verdict is not None and verdict.text.endswith("; rank 1 had ended before with exit code 0")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
+import re
 import secrets
 import shlex
 import signal
@@ -195,7 +197,9 @@ def test_a_working_directory_that_is_gone() -> None:
     path = shlex.quote(tempfile.mkdtemp())
     with local.start(["sh", "-c", f"cd {path}; rmdir {path}; exec {PYTHON} -m farandole run -np 1 true"], 1) as job:
         assert job.wait(60) == 1
-        assert job.stderr(0) == "farandole: the working directory has been removed; cd to one that exists\n"
+        assert (
+            job.stderr(0) == "farandole: the working directory has been removed; cd to one that exists [no-directory]\n"
+        )
 
 
 def test_a_directory_of_temporary_files_with_a_comma() -> None:
@@ -248,7 +252,8 @@ def test_files_of_each_rank_and_the_folder_of_a_run(tmp_path: Path) -> None:
         (["--version"], 0, f"farandole {package_version()}"),
         (["rnu"], 2, "did you mean `run`?"),
         (["run", "-v"], 0, f"farandole {package_version()}"),
-        (["run", "--help"], 0, "--fusion-threshold-mb"),
+        (["run", "--help"], 0, "ranks that come and go:"),
+        (["run", "--help-all"], 0, "--fusion-threshold-mb"),
         (["run", "--check-build"], 0, "[X] Gloo"),
         (["run", "-np", "2", "train.py"], 127, "did you mean `python train.py`?"),
         (["run", "-np", "2", "no-such-program"], 127, "no such program"),
@@ -307,3 +312,19 @@ def test_dry_run_and_print_config(capfd: pytest.CaptureFixture[str], monkeypatch
 def test_tools_get_their_arguments(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--help"]) == 0
     assert "allreduce" in capfd.readouterr().out
+
+
+def test_the_summary_at_the_end(tmp_path: Path) -> None:
+    code = "import farandole as hvd; hvd.init(); hvd.barrier()"
+    found = tmp_path / "job.json"
+    with farandole("run", "-np", "2", "--json", str(found), sys.executable, "-c", code) as job:
+        assert job.wait(60) == 0, job.stderr(0)
+        said = job.stderr(0)
+    assert re.search(r"^farandole: 2 ranks ended well after [\d.]+ s; peak memory \d+ MB \(rank [01]\)$", said, re.M), (
+        said
+    )
+    facts = json.loads(found.read_text())
+    assert facts["exit_code"] == 0 and [one["exit_code"] for one in facts["endings"]] == [0, 0]
+    assert all(one["peak_memory_mb"] > 1 and one["seconds_in_job"] > 0 for one in facts["endings"])
+    with farandole("run", "-np", "2", "--quiet", sys.executable, "-c", code) as job:
+        assert job.wait(60) == 0 and "farandole: " not in job.stderr(0), job.stderr(0)

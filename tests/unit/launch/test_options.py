@@ -178,4 +178,4 @@ def test_commands_that_do_not_exist(words: list[str], meant: str, capsys: pytest
 
 def test_ranks_without_a_command(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "-np", "2"]) == 2
-    assert "there is no command to run, e.g. horovodrun -np 2 python train.py" in capfd.readouterr().err
+    assert "there is no command to run, e.g. farandole run -np 2 python train.py" in capfd.readouterr().err

@@ -1,0 +1,65 @@
+# `farandole new KIND DIR`: a small project that trains, with the files to start it here, on SLURM and in a container.
+# Touches the folder that the user names.
+"""The files are templates/KIND/ and templates/common/, with words like @NAME@ replaced."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from farandole.base.version import package_version
+
+TEMPLATES = Path(__file__).parent / "templates"
+TITLES = {"torch": "PyTorch", "lightning": "Lightning", "keras": "Keras", "jax": "JAX", "tensorflow": "TensorFlow"}
+EXTRAS = {"keras": "keras,tensorflow"}  # what pip installs, if it is not the name of the kind
+USAGE = """usage: farandole new [torch|lightning|keras|jax|tensorflow] DIR
+
+Writes a small project into the new folder DIR: a script that trains on data that it makes, a stack file, an sbatch
+file, a Dockerfile and a README that says what to type. Without a kind it is torch.
+"""
+
+
+def write(kind: str, folder: Path) -> list[str]:
+    """Writes the project. Returns the names of its files. FileExistsError if the folder is not empty."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty; give the name of a new folder")
+    words = {
+        "@NAME@": folder.resolve().name,
+        "@KIND@": kind,
+        "@TITLE@": TITLES[kind],
+        "@EXTRA@": EXTRAS.get(kind, kind),
+        "@VERSION@": package_version(),
+    }
+    found = sorted([*(TEMPLATES / "common").iterdir(), *(TEMPLATES / kind).iterdir()], key=lambda path: path.name)
+    names = []
+    for path in found:
+        text = path.read_text()
+        for word, value in words.items():
+            text = text.replace(word, value)
+        name = path.name.removesuffix(".txt")
+        (folder / name).write_text(text)
+        names.append(name)
+    return names
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs the command."""
+    given = list(sys.argv[1:] if words is None else words)
+    if given in ([], ["-h"], ["--help"]):
+        print(USAGE, end="")
+        return 0 if given else 2
+    kind = given.pop(0) if len(given) > 1 else "torch"
+    if kind not in TITLES or len(given) != 1 or given[0].startswith("-"):
+        print(f"farandole new: expected one of {', '.join(TITLES)}, and a folder\n{USAGE}", end="", file=sys.stderr)
+        return 2
+    folder = Path(given[0])
+    try:
+        names = write(kind, folder)
+    except OSError as error:
+        print(f"farandole new: {error}", file=sys.stderr)
+        return 1
+    print(f"{folder}: {', '.join(names)}")
+    print(f"\n  cd {folder}\n  farandole check train.py\n  farandole run -np 2 python train.py")
+    return 0
